@@ -1,0 +1,36 @@
+// The native backend: its table is the one place that lists its implementations.
+
+#include <iterator>
+
+#include "rlk/plugin.h"
+
+namespace rlk {
+namespace native {
+#define RLK_IMPLEMENTATION(name) extern const rlk_implementation name;
+#include "backends/native/implementations.def"
+#undef RLK_IMPLEMENTATION
+}  // namespace native
+
+namespace {
+const rlk_implementation* const kImplementations[] = {
+#define RLK_IMPLEMENTATION(name) &native::name,
+#include "backends/native/implementations.def"
+#undef RLK_IMPLEMENTATION
+};
+}  // namespace
+
+extern const rlk_backend native_backend;
+const rlk_backend native_backend = {sizeof(rlk_backend),
+                                    RLK_ABI_MAJOR,
+                                    RLK_ABI_MINOR,
+                                    "native",
+                                    RLK_VERSION,
+                                    "plain C++ on the CPU, nothing to install",
+                                    kImplementations,
+                                    std::size(kImplementations),
+                                    nullptr,
+                                    0,
+                                    nullptr,
+                                    nullptr};
+
+}  // namespace rlk

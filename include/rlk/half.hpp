@@ -1,0 +1,56 @@
+// Exact conversions between fp64 / fp32 and the 16-bit types, round to nearest even, the same bits on every
+// machine.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace rlk {
+
+inline float bf16_to_float(uint16_t h) noexcept { return std::bit_cast<float>(uint32_t{h} << 16); }
+
+inline float f16_to_float(uint16_t h) noexcept {
+  const uint32_t sign = uint32_t{h & 0x8000u} << 16, exponent = h >> 10 & 31u, fraction = h & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+// Rounds to nearest even into a binary format with `fraction_bits` and exponents from min_exponent to
+// max_exponent. One rounding from fp64, subnormals included: going through fp32 would round twice.
+inline uint16_t round_to_16(double x, int fraction_bits, int min_exponent, int max_exponent) noexcept {
+  const uint64_t bits = std::bit_cast<uint64_t>(x);
+  const auto sign = static_cast<uint16_t>(bits >> 48 & 0x8000u);
+  const auto infinity = static_cast<uint16_t>(sign | ((max_exponent - min_exponent + 2) << fraction_bits));
+  if (x != x) return static_cast<uint16_t>(infinity | 1u << (fraction_bits - 1));
+  if (std::isinf(x)) return infinity;
+  const double magnitude = std::fabs(x);
+  if (magnitude == 0) return sign;
+  int exponent = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;
+  if (exponent < min_exponent) exponent = min_exponent;
+  // magnitude / 2^(exponent - fraction_bits) is exact; rounding it to an integer is the one rounding.
+  const double scaled = std::ldexp(magnitude, fraction_bits - exponent);
+  double whole = std::floor(scaled);
+  const double rest = scaled - whole;
+  if (rest > 0.5 || (rest == 0.5 && std::fmod(whole, 2) != 0)) whole += 1;
+  const auto significand = static_cast<uint32_t>(whole);
+  // A significand that reaches 2^(fraction_bits+1) carries into the exponent by itself.
+  const bool subnormal = significand < (1u << fraction_bits);
+  const uint32_t biased = static_cast<uint32_t>(exponent - min_exponent + 1);
+  const uint32_t body = subnormal ? significand : ((biased - 1) << fraction_bits) + significand;
+  return body >= static_cast<uint32_t>(infinity & 0x7fffu) ? infinity : static_cast<uint16_t>(sign | body);
+}
+
+inline uint16_t double_to_bf16(double x) noexcept { return round_to_16(x, 7, -126, 127); }
+inline uint16_t double_to_f16(double x) noexcept { return round_to_16(x, 10, -14, 15); }
+
+inline uint16_t float_to_bf16(float x) noexcept {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+inline uint16_t float_to_f16(float x) noexcept { return double_to_f16(x); }
+
+}  // namespace rlk

@@ -1,0 +1,226 @@
+/* What a backend exports, in plain C. The built-in native backend and every plugin describe themselves with
+ * these structs; an out-of-tree plugin has the same rights as ours.
+ *
+ * A plugin is a shared object librlk_backend_<name>.so that exports one function:
+ *
+ *   const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host);
+ *
+ * Every struct starts with its size, so a newer host reads an older plugin. Major versions must be equal. No
+ * C++ type, exception or library object crosses this boundary. All strings and tables must live for ever:
+ * plugins are never unloaded.
+ */
+#ifndef RLK_PLUGIN_H
+#define RLK_PLUGIN_H
+
+#include "rlk/rlk.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RLK_ABI_MAJOR 1u
+#define RLK_ABI_MINOR 0u
+#define RLK_MAX_RANK 8
+#define RLK_MAX_SLOTS 64
+#define RLK_EXPORT __attribute__((visibility("default")))
+
+/* ---- ops ----------------------------------------------------------------------------------------------- */
+
+/** One argument or attribute of a call. A call is an array of slots: the schema's arguments in order, then
+ * its attributes in order. Read arguments must be treated as const; absent optional arguments are NULL. */
+typedef union
+#if defined(__GNUC__)
+    __attribute__((may_alias))
+#endif
+    rlk_slot {
+  const DLTensor* tensor;
+  int64_t i; /* integers, flags (0 or 1) and choices (index into the list) */
+  double f;
+} rlk_slot;
+
+typedef enum rlk_role { RLK_READ = 0, RLK_WRITE = 1, RLK_READWRITE = 2 } rlk_role;
+
+enum { /* dtype sets */
+       RLK_F16 = 1u << 0,
+       RLK_BF16 = 1u << 1,
+       RLK_F32 = 1u << 2,
+       RLK_F64 = 1u << 3,
+       RLK_I32 = 1u << 4,
+       RLK_I64 = 1u << 5,
+       RLK_U8 = 1u << 6,
+       RLK_BOOL = 1u << 7
+};
+
+enum {                            /* argument flags */
+       RLK_OPTIONAL = 1u << 0,    /* may be absent */
+       RLK_NO_GRADIENT = 1u << 1, /* asking for its gradient is an error */
+       RLK_HOST = 1u << 2,        /* always in CPU memory, whatever the op's device */
+       RLK_SAVED = 1u << 3,       /* a differentiable call keeps it for the backward */
+       RLK_STRIDED =
+           1u << 4, /* any strides with unit last stride; else rows must be dense except the first axes */
+       RLK_INERT = 1u << 5 /* its dtype and shape never change which implementation is chosen */
+};
+
+typedef struct rlk_argument {
+  const char* name;
+  const char* doc;
+  int32_t role;    /* rlk_role */
+  uint32_t dtypes; /* set of RLK_F16... */
+  int32_t min_rank, max_rank;
+  int32_t batch_axis; /* the axis along which rows are independent; -1: none, -2: all but the last */
+  uint32_t flags;
+} rlk_argument;
+
+typedef enum rlk_type { RLK_INT = 0, RLK_FLOAT = 1, RLK_FLAG = 2, RLK_CHOICE = 3 } rlk_type;
+
+typedef struct rlk_attribute {
+  const char* name;
+  const char* doc;
+  int32_t type;         /* rlk_type */
+  int64_t default_int;  /* RLK_INT, RLK_FLAG, RLK_CHOICE */
+  double default_float; /* RLK_FLOAT */
+  const char* choices;  /* RLK_CHOICE: "half|adjacent|adjacent_to_half" */
+} rlk_attribute;
+
+typedef struct rlk_host rlk_host;
+
+/** What a result must look like. */
+typedef struct rlk_shape {
+  int32_t ndim;
+  uint32_t dtypes;    /* admissible set */
+  uint32_t preferred; /* the one a caller gets who asks "which dtype?" */
+  int64_t dim[RLK_MAX_RANK];
+} rlk_shape;
+
+typedef struct rlk_op_schema {
+  uint32_t struct_size;
+  uint32_t version;
+  const char* name;
+  const char* aliases; /* comma separated, "" for none */
+  const char* doc;     /* one line */
+  const rlk_argument* arguments;
+  uint32_t num_arguments;
+  const rlk_attribute* attributes;
+  uint32_t num_attributes;
+  const char* backward; /* op that gives the gradients; NULL: not differentiable */
+  const char* saves;    /* comma-separated arguments of this op that the backward reads; "" for none */
+  /** Checks what the tables cannot say (shapes against each other) and fills shapes[i] for every written
+   * argument i. Rank, dtype, presence, device and null data are checked before. Returns RLK_OK or
+   * host->fail(...). Written slots may be NULL here: infer must not read them. */
+  int32_t (*infer)(const rlk_slot* slots, rlk_shape* shapes, const rlk_host* host);
+  /** In place only where declared: pairs "out=x" of arguments that may be the very same bytes; "" for none.
+   */
+  const char* may_alias;
+} rlk_op_schema;
+
+/* ---- implementations ------------------------------------------------------------------------------------
+ */
+
+enum {                                /* traits */
+       RLK_DETERMINISTIC = 1u << 0,   /* run to run equal bits */
+       RLK_BATCH_INVARIANT = 1u << 1, /* Axis-A holds */
+       RLK_CAPTURE_SAFE = 1u << 2,    /* may run while a graph is captured */
+       RLK_STRICT = 1u << 3,          /* immune to ambient switches (environment, global math modes) */
+       RLK_GOLDEN = 1u << 4           /* the golden arithmetic of its op */
+};
+
+typedef struct rlk_device {
+  int32_t type; /* DLDeviceType */
+  int32_t id;
+  int32_t arch; /* CUDA: compute capability * 10 (90); HIP: gfx number in hex; CPU: 0 */
+  char name[64];
+} rlk_device;
+
+typedef enum rlk_precision {
+  RLK_PRECISION_STANDARD = 0,
+  RLK_PRECISION_STRICT = 1,
+  RLK_PRECISION_GOLDEN = 2
+} rlk_precision;
+
+/** What supports() and workspace() may look at beside the slots. Never contents of tensors. */
+typedef struct rlk_request {
+  uint32_t struct_size;
+  int32_t precision; /* rlk_precision */
+  rlk_device device;
+  uint32_t needs_backward;
+  int32_t threads;
+} rlk_request;
+
+/** Accepted (code 0), or why not: a format whose {0}..{3} stand for v[0]..v[3]. Strings are static. */
+typedef struct rlk_verdict {
+  int32_t code;
+  int32_t argument;    /* index of the slot it is about, -1: none */
+  const char* why;     /* "K={0} is not a multiple of {1}" */
+  const char* nearest; /* smallest change that would be accepted: "pad K to {2}"; may be NULL */
+  int64_t v[4];
+} rlk_verdict;
+
+/** Everything about one run that is not an argument of the op. */
+typedef struct rlk_call {
+  uint32_t struct_size;
+  int32_t precision;
+  const rlk_host* host;
+  void* stream;
+  void* workspace;
+  uint64_t workspace_bytes;
+  rlk_device device;
+  int32_t threads;
+  uint32_t needs_backward;
+} rlk_call;
+
+typedef struct rlk_implementation {
+  uint32_t struct_size;
+  int32_t priority; /* bands: 0 reference, 100 portable, 200 vendor library, 300 tuned */
+  const char* op;
+  const char* id; /* "<backend>.<variant>" */
+  const char* doc;
+  const char* arithmetic; /* one arithmetic id for all its dtypes */
+  uint32_t dtypes;        /* dtypes of the op's first argument it takes */
+  uint32_t traits;
+  int32_t device_type;        /* DLDeviceType */
+  int32_t min_arch, max_arch; /* 0, 0: any */
+  /** Pure, fast, noexcept. NULL accepts everything that passes the tables. */
+  rlk_verdict (*supports)(const rlk_slot* slots, const rlk_request* request);
+  /** Bytes of workspace; NULL: none. Must not depend on addresses. */
+  uint64_t (*workspace)(const rlk_slot* slots, const rlk_request* request);
+  /** RLK_OK or host->fail(...). Never allocates device memory. */
+  int32_t (*run)(const rlk_slot* slots, const rlk_call* call);
+} rlk_implementation;
+
+/* ---- the host's services and the backend's description ----------------------------------------------------
+ */
+
+struct rlk_host {
+  uint32_t struct_size;
+  uint32_t abi_minor;
+  /** Stores the text as the calling thread's failure and returns code: `return host->fail(RLK_..., text);` */
+  int32_t (*fail)(int32_t code, const char* text);
+  void (*log)(int32_t level, const char* text);
+  /** Runs body(context, i) for i in [0, n) on up to `threads` threads (0: all); returns when all are done. */
+  void (*parallel_for)(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
+};
+
+typedef struct rlk_backend {
+  uint32_t struct_size;
+  uint32_t abi_major, abi_minor;
+  const char* name;    /* "cuda"; must match the file name */
+  const char* version; /* of the backend */
+  const char* doc;     /* one line: libraries and versions it uses */
+  const rlk_implementation* const* implementations;
+  uint32_t num_implementations;
+  const rlk_op_schema* const* ops; /* ops it adds */
+  uint32_t num_ops;
+  /** Fills up to capacity devices it can run on and returns their number; 0 with a reason when there is none.
+   */
+  int32_t (*devices)(rlk_device* out, int32_t capacity, char* reason, size_t reason_size);
+  /** Called once before its first run: load what is slow here, not in query. NULL: nothing to do. */
+  int32_t (*activate)(const rlk_host* host);
+} rlk_backend;
+
+typedef const rlk_backend* (*rlk_backend_query_fn)(uint32_t host_abi_major, const rlk_host* host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,86 @@
+// What an op is, beside its schema: a reference that says what is right, cases that are worth trying, and how
+// far a result may be from right. The harness, the tests and the command line use nothing else.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "rlk/tensor.hpp"
+
+namespace rlk::registry {
+
+// How a case's tensor is filled. Values are quantised to the tensor's dtype; the seed is the case's.
+struct Fill {
+  enum Kind {
+    normal,         // mean 0, deviation `b` (default 1)
+    uniform,        // [a, b)
+    constant,       // a
+    heavy_tailed,   // normal, one channel (last axis) times 1000
+    linspace,       // a..b over the whole tensor
+    cancellation,   // neighbours along the last axis cancel to rounding level
+    one_hot,        // one 1 per row
+    powers_of_two,  // random signs and exponents in [a, b]
+    log_decay,      // -b * u, u uniform: gates
+    integers,       // uniform integers in [a, b)
+    values          // exactly `list`, row-major
+  } kind = normal;
+  double a = 0, b = 1;
+  std::vector<double> list{};
+};
+
+struct CaseTensor {
+  std::string argument;
+  std::vector<int64_t> shape;
+  DType dtype = DType::f32;
+  Fill fill{};
+  std::vector<int64_t> strides{};  // empty: dense
+  int32_t batch_axis = -3;         // -3: the schema's
+};
+
+// One call worth trying. Read arguments with shapes and fills; results by name with the dtype wanted (their
+// shapes come from infer); attributes by name. The name says everything needed to find the case again.
+struct Case {
+  std::string name;
+  std::vector<CaseTensor> inputs;
+  std::vector<std::pair<std::string, DType>> results;
+  std::vector<std::pair<std::string, std::variant<int64_t, double, std::string>>> attributes{};
+  bool large = false;  // left out of short budgets
+};
+using CaseSink = std::function<void(Case)>;
+
+// How far one result may be from the reference (numerics.md section 3).
+struct Bound {
+  enum Metric {
+    peak,         // max |err| / peak of the row
+    elementwise,  // every element within `ulps` of the result dtype plus `value` times the row's peak
+    rms,          // RMS(err) / RMS(truth)
+    bits          // equal to the reference rounded once
+  } metric = peak;
+  double value = 0;
+  double ulps = 0;
+};
+struct BoundQuery {
+  std::string_view result;      // argument name
+  DType input, output;          // dtype of the op's first argument and of this result
+  std::string_view arithmetic;  // of the implementation
+  int64_t reduction = 0;        // length of the longest reduction, when the op has one
+};
+
+struct Op {
+  const rlk_op_schema* schema;
+  // Computes the call on the CPU, one thread, as plainly as possible. Results may also be fp64: the truth.
+  int32_t (*reference)(const rlk_slot* slots, const rlk_host* host);
+  void (*cases)(const CaseSink& sink);
+  Bound (*bound)(const BoundQuery& query);
+};
+
+// All ops of the table, in its order.
+std::span<const Op> ops();
+const Op* find(std::string_view name);
+
+}  // namespace rlk::registry

@@ -1,0 +1,29 @@
+// What every call is held to before anyone is asked to run it: the schema's tables, its infer function,
+// overlaps.
+#pragma once
+
+#include "rlk/plugin.h"
+#include "rlk/status.hpp"
+
+namespace rlk {
+
+enum class CheckData { yes, no };  // no: shapes only, for explain and infer; written arguments may be absent
+
+// device: of the call, found from its arguments.
+Status check_call(const rlk_op_schema& op, const rlk_slot* slots, CheckData data, DLDevice& device);
+
+// Written ranges against read, written and saved ones.
+Status check_overlap(const rlk_op_schema& op, const rlk_slot* slots);
+
+// Runs infer after the checks of the read arguments.
+Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes);
+
+// "cpu", "cuda", "hip"
+const char* device_name(int32_t type) noexcept;
+std::string shape_text(const DLTensor& t);
+std::string dtype_set_text(uint32_t set);
+
+// May the two arguments be the very same bytes? Declared by the schema as "out=x".
+bool may_alias(const rlk_op_schema& op, uint32_t a, uint32_t b) noexcept;
+
+}  // namespace rlk

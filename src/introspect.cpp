@@ -1,0 +1,219 @@
+#include "src/introspect.hpp"
+
+#include <fmt/format.h>
+
+#include "rlk/resolve.hpp"
+#include "src/check.hpp"
+#include "src/environment.hpp"
+#include "src/json.hpp"
+#include "src/registry.hpp"
+#include "src/resolve.hpp"
+
+namespace rlk {
+namespace {
+
+constexpr int kSchema = 1;  // moves when a member changes its meaning or goes away
+
+std::string names(uint32_t set) {
+  JsonArray out;
+  for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
+    if (set & bit) out.text(name_of(static_cast<DType>(bit)));
+  return out.str();
+}
+
+const char* state_name(Backend::State s) {
+  constexpr const char* kNames[] = {"absent", "refused", "load_failed", "no_device", "ready", "active"};
+  return kNames[s];
+}
+
+std::string argument_json(const rlk_argument& a) {
+  constexpr const char* kRoles[] = {"read", "write", "readwrite"};
+  return JsonObject()
+      .text("name", a.name)
+      .text("doc", a.doc)
+      .text("role", kRoles[a.role])
+      .raw("dtypes", names(a.dtypes))
+      .number("min_rank", a.min_rank)
+      .number("max_rank", a.max_rank)
+      .flag("optional", a.flags & RLK_OPTIONAL)
+      .flag("differentiable", a.role != RLK_WRITE && !(a.flags & RLK_NO_GRADIENT))
+      .flag("host", a.flags & RLK_HOST)
+      .flag("saved", a.flags & RLK_SAVED)
+      .str();
+}
+
+std::string attribute_json(const rlk_attribute& a) {
+  constexpr const char* kTypes[] = {"int", "float", "flag", "choice"};
+  JsonObject o;
+  o.text("name", a.name).text("doc", a.doc).text("type", kTypes[a.type]);
+  if (a.type == RLK_FLOAT)
+    o.number("default", a.default_float);
+  else
+    o.number("default", a.default_int);
+  if (a.type == RLK_CHOICE) o.text("choices", a.choices);
+  return o.str();
+}
+
+std::string ops_json(const Snapshot& s) {
+  JsonArray ops;
+  for (const OpEntry& e : s.ops) {
+    const rlk_op_schema& op = *e.schema;
+    JsonArray arguments, attributes;
+    for (uint32_t i = 0; i < op.num_arguments; ++i) arguments.raw(argument_json(op.arguments[i]));
+    for (uint32_t i = 0; i < op.num_attributes; ++i) attributes.raw(attribute_json(op.attributes[i]));
+    ops.raw(JsonObject()
+                .text("name", op.name)
+                .text("aliases", op.aliases ? op.aliases : "")
+                .number("version", op.version)
+                .text("doc", op.doc)
+                .raw("arguments", arguments.str())
+                .raw("attributes", attributes.str())
+                .text("backward", op.backward ? op.backward : "")
+                .text("saves", op.saves ? op.saves : "")
+                .str());
+  }
+  return ops.str();
+}
+
+std::string usable(Backend& b) {
+  switch (b.state()) {
+    case Backend::ready:
+    case Backend::active: {
+      const auto& d = b.devices();
+      if (d[0].type == kDLCPU) return "yes";
+      return fmt::format("{}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
+    }
+    default:
+      return "no: " + b.reason();
+  }
+}
+
+std::string impls_json(const Snapshot& s) {
+  JsonArray out;
+  for (const OpEntry& e : s.ops)
+    for (const ImplementationEntry& i : e.implementations) {
+      const rlk_implementation& impl = *i.implementation;
+      out.raw(JsonObject()
+                  .text("op", e.schema->name)
+                  .text("id", impl.id)
+                  .text("backend", i.backend->name)
+                  .text("doc", impl.doc ? impl.doc : "")
+                  .number("priority", impl.priority)
+                  .text("arithmetic", impl.arithmetic)
+                  .raw("dtypes", names(impl.dtypes))
+                  .text("device", device_name(impl.device_type))
+                  .flag("built", true)
+                  .flag("loaded", true)
+                  .text("usable", usable(*i.backend))
+                  .flag("deterministic", impl.traits & RLK_DETERMINISTIC)
+                  .flag("batch_invariant", impl.traits & RLK_BATCH_INVARIANT)
+                  .flag("capture_safe", impl.traits & RLK_CAPTURE_SAFE)
+                  .flag("strict", impl.traits & RLK_STRICT)
+                  .flag("golden", impl.traits & RLK_GOLDEN)
+                  .str());
+    }
+  return out.str();
+}
+
+std::string backends_json(const Snapshot& s) {
+  JsonArray out;
+  for (const auto& b : s.backends) {
+    JsonArray devices;
+    for (const rlk_device& d : b->devices())
+      devices.raw(JsonObject()
+                      .text("type", device_name(d.type))
+                      .number("id", d.id)
+                      .number("arch", d.arch)
+                      .text("name", d.name)
+                      .str());
+    out.raw(JsonObject()
+                .text("name", b->name)
+                .text("state", state_name(b->state()))
+                .text("reason", b->reason())
+                .text("origin", b->origin)
+                .flag("built", b->built)
+                .flag("loaded", b->table != nullptr)
+                .text("usable", usable(*b))
+                .text("version", b->table ? b->table->version : "")
+                .text("doc", b->table && b->table->doc ? b->table->doc : "")
+                .text("build_id", fmt::format("{:016x}", b->build_id))
+                .raw("devices", devices.str())
+                .str());
+  }
+  return out.str();
+}
+
+std::string plugins_json(const Snapshot& s) {
+  JsonArray out;
+  for (const auto& b : s.backends)
+    if (b->name != "native")
+      out.raw(JsonObject()
+                  .text("name", b->name)
+                  .text("path", b->origin)
+                  .text("state", state_name(b->state()))
+                  .text("reason", b->reason())
+                  .str());
+  return out.str();
+}
+
+std::string env_json(const Snapshot& s) {
+  const Environment& e = environment();
+  const std::pair<const char*, const std::string*> variables[] = {{"RLK_BACKEND", &e.backend},
+                                                                  {"RLK_PLUGIN_PATH", &e.plugin_path},
+                                                                  {"RLK_PLUGIN_TRUST", &e.plugin_trust},
+                                                                  {"RLK_LOG", &e.log}};
+  JsonArray out;
+  for (const auto& [name, value] : variables)
+    out.raw(JsonObject().text("name", name).text("value", *value).flag("set", !value->empty()).str());
+  return JsonObject()
+      .flag("ignored", e.secure)
+      .raw("variables", out.str())
+      .text("error", s.environment.error().message())
+      .str();
+}
+
+}  // namespace
+
+Result<std::string> list_json(std::string_view what) {
+  const Snapshot& s = snapshot();
+  std::string body;
+  if (what == "ops")
+    body = ops_json(s);
+  else if (what == "impls")
+    body = impls_json(s);
+  else if (what == "backends")
+    body = backends_json(s);
+  else if (what == "plugins")
+    body = plugins_json(s);
+  else if (what == "env")
+    body = env_json(s);
+  else
+    return Status(RLK_UNKNOWN_NAME,
+                  fmt::format("nothing to list is called '{}': ops, impls, backends, plugins or env", what));
+  return JsonObject().number("schema", kSchema).text("version", RLK_VERSION).raw(what, body).str();
+}
+
+std::string Resolution::json() const {
+  JsonArray candidates;
+  for (const Candidate& c : candidates_)
+    candidates.raw(JsonObject()
+                       .text("id", c.id)
+                       .flag("accepted", c.verdict.code == RLK_OK)
+                       .flag("chosen", c.implementation == chosen_)
+                       .text("arithmetic", c.implementation->arithmetic)
+                       .text("reason", c.reason())
+                       .text("nearest", c.nearest())
+                       .str());
+  return JsonObject()
+      .number("schema", kSchema)
+      .text("op", op_ ? op_->name : "")
+      .text("chosen", id())
+      .text("arithmetic", arithmetic())
+      .text("decided_by", decided_by())
+      .text("error", status_.message())
+      .text("fingerprint", fmt::format("{:016x}", fingerprint_))
+      .raw("candidates", candidates.str())
+      .str();
+}
+
+}  // namespace rlk

@@ -1,0 +1,59 @@
+// The few lines of JSON writing the library needs.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+namespace rlk {
+
+inline std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\')
+      out += '\\', out += c;
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (static_cast<unsigned char>(c) < 0x20)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      out += c;
+  }
+  return out + '"';
+}
+
+// {"a": 1, ...} and [1, ...] built member by member.
+class JsonObject {
+ public:
+  JsonObject& raw(std::string_view key, std::string_view value) {
+    body_ += (body_.empty() ? "" : ", ") + json_string(key) + ": " + std::string(value);
+    return *this;
+  }
+  JsonObject& text(std::string_view key, std::string_view value) { return raw(key, json_string(value)); }
+  template <class T>
+  JsonObject& number(std::string_view key, T value) {
+    return raw(key, fmt::format("{}", value));
+  }
+  JsonObject& flag(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
+  std::string str() const { return "{" + body_ + "}"; }
+
+ private:
+  std::string body_;
+};
+class JsonArray {
+ public:
+  JsonArray& raw(std::string_view value) {
+    body_ += (body_.empty() ? "" : ", ") + std::string(value);
+    return *this;
+  }
+  JsonArray& text(std::string_view value) { return raw(json_string(value)); }
+  std::string str() const { return "[" + body_ + "]"; }
+
+ private:
+  std::string body_;
+};
+
+}  // namespace rlk

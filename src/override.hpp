@@ -1,0 +1,56 @@
+// RLK_BACKEND and everything else that speaks its grammar: parsing into rules, and finding the rule for an
+// op.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rlk/status.hpp"
+
+namespace rlk {
+
+// The names a spec may mention, for checks and suggestions.
+struct KnownNames {
+  std::vector<std::string_view> ops;              // with aliases
+  std::vector<std::string_view> backends;         // every known backend, loaded or not
+  std::vector<std::string_view> implementations;  // of the loaded backends
+};
+
+struct ChainItem {
+  enum Kind { backend, implementation, exclude, automatic } kind;
+  std::string name;  // backend or implementation id; empty for automatic
+};
+
+struct OverrideRule {
+  std::string selector;  // op name or glob; "*" when the rule had no "="
+  std::string device;    // "cuda", "cpu", "hip"; empty: any
+  std::vector<ChainItem> chain;
+  std::string text;  // the rule as written
+  std::size_t column = 1;
+};
+
+class Override {
+ public:
+  // A wrong spec is kept with its error, which every resolution under it returns. source names it in
+  // messages: "RLK_BACKEND", "scope", "call argument".
+  static Override parse(std::string_view spec, std::string_view source, const KnownNames& names);
+
+  const Status& error() const noexcept { return error_; }
+  const std::vector<OverrideRule>& rules() const noexcept { return rules_; }
+  std::string_view text() const noexcept { return text_; }
+  // The most specific rule for an op on a device: exact name, longest glob, "*"; with a device before
+  // without.
+  const OverrideRule* find(std::string_view op, std::string_view device) const noexcept;
+
+ private:
+  std::string text_;
+  std::vector<OverrideRule> rules_;
+  Status error_;
+};
+
+// "did you mean": the nearest of the names by edit distance, empty when none is near.
+std::string_view nearest_name(std::string_view word, const std::vector<std::string_view>& names);
+
+}  // namespace rlk

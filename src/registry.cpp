@@ -1,0 +1,293 @@
+// Building and publishing snapshots.
+#include "src/registry.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "registry/op.hpp"
+#include "src/build_id.hpp"
+#include "src/environment.hpp"
+#include "src/failure.hpp"
+#include "src/log.hpp"
+#include "src/plugin.hpp"
+#include "src/threads.hpp"
+
+namespace rlk {
+
+// The one table that lists built-in backends.
+extern const rlk_backend native_backend;
+
+namespace {
+
+// Backends this project knows; one that is neither built in nor found as a plugin is shown as absent.
+constexpr const char* kKnownBackends[] = {"native", "onednn", "cuda", "hip"};
+
+std::mutex publish_mutex;
+std::atomic<const Snapshot*> published{nullptr};
+std::atomic<uint64_t> gate_value{2};
+
+void publish(std::unique_ptr<Snapshot> next) {
+  // Snapshots are never freed: readers hold plain pointers, and registrations are few.
+  published.store(next.release(), std::memory_order_release);
+  gate_value.fetch_add(2, std::memory_order_acq_rel);
+}
+
+std::string origin_of(const Snapshot& s, std::string_view op) {
+  for (const registry::Op& known : registry::ops())
+    if (op == known.schema->name) return "built in";
+  for (const auto& b : s.backends)
+    if (b->table)
+      for (uint32_t i = 0; i < b->table->num_ops; ++i)
+        if (op == b->table->ops[i]->name) return b->origin;
+  return "unknown";
+}
+
+Status clash(std::string text) { return {RLK_PLUGIN, std::move(text)}; }
+
+Status add_op(Snapshot& s, const rlk_op_schema* schema, const std::string& origin) {
+  if (schema->struct_size < sizeof(rlk_op_schema))
+    return clash(fmt::format("op '{}' from {}: schema is {} bytes, this version needs {}", schema->name,
+                             origin, schema->struct_size, sizeof(rlk_op_schema)));
+  if (schema->num_arguments + schema->num_attributes > RLK_MAX_SLOTS)
+    return clash(fmt::format("op '{}' from {}: {} arguments and attributes, at most {} are possible",
+                             schema->name, origin, schema->num_arguments + schema->num_attributes,
+                             RLK_MAX_SLOTS));
+  const auto index = static_cast<int32_t>(s.ops.size());
+  std::vector<std::string_view> names{schema->name};
+  for (std::string_view rest = schema->aliases ? schema->aliases : ""; !rest.empty();) {
+    const auto comma = rest.find(',');
+    names.push_back(rest.substr(0, comma));
+    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
+  }
+  for (std::string_view name : names)
+    if (auto it = s.op_index.find(name); it != s.op_index.end()) {
+      const char* taken = s.ops[static_cast<std::size_t>(it->second)].schema->name;
+      return clash(
+          fmt::format("op '{}' from {} is already registered by {}", name, origin, origin_of(s, taken)));
+    }
+  s.ops.push_back({schema, {}});
+  for (std::string_view name : names) s.op_index.emplace(name, index);
+  return {};
+}
+
+Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* backend) {
+  if (impl->struct_size < sizeof(rlk_implementation))
+    return clash(fmt::format("implementation from {}: struct is {} bytes, this version needs {}",
+                             backend->origin, impl->struct_size, sizeof(rlk_implementation)));
+  const auto it = s.op_index.find(impl->op);
+  if (it == s.op_index.end())
+    return clash(fmt::format("implementation '{}' from {}: no op is called '{}'", impl->id, backend->origin,
+                             impl->op));
+  if (std::string_view(impl->id).substr(0, backend->name.size() + 1) != backend->name + ".")
+    return clash(fmt::format("implementation '{}' from {}: its id must start with '{}.'", impl->id,
+                             backend->origin, backend->name));
+  if (!impl->run)
+    return clash(fmt::format("implementation '{}' from {}: no run function", impl->id, backend->origin));
+  auto& list = s.ops[static_cast<std::size_t>(it->second)].implementations;
+  for (const ImplementationEntry& e : list)
+    if (std::strcmp(e.implementation->id, impl->id) == 0)
+      return clash(fmt::format("implementation '{}' of {} from {} is already registered by {}", impl->id,
+                               impl->op, backend->origin, e.backend->origin));
+  const auto before = [](const rlk_implementation* a, const rlk_implementation* b) {
+    return a->priority != b->priority ? a->priority > b->priority : std::strcmp(a->id, b->id) < 0;
+  };
+  auto at = std::find_if(list.begin(), list.end(),
+                         [&](const ImplementationEntry& e) { return before(impl, e.implementation); });
+  list.insert(at, {impl, backend});
+  return {};
+}
+
+// All or nothing: the snapshot is a draft until published.
+Status add_backend(Snapshot& s, const rlk_backend* table, std::string origin) {
+  if (table->struct_size < sizeof(rlk_backend))
+    return clash(fmt::format("backend from {}: struct is {} bytes, this version needs {}", origin,
+                             table->struct_size, sizeof(rlk_backend)));
+  if (table->abi_major != RLK_ABI_MAJOR)
+    return clash(fmt::format("backend from {}: made for plugin ABI {}, this library speaks {}", origin,
+                             table->abi_major, RLK_ABI_MAJOR));
+  auto same = std::find_if(s.backends.begin(), s.backends.end(),
+                           [&](const auto& b) { return b->name == table->name; });
+  if (same != s.backends.end() && (*same)->table)
+    return clash(fmt::format("backend '{}' from {} is already registered by {}", table->name, origin,
+                             (*same)->origin));
+  auto backend = std::make_shared<Backend>();
+  backend->name = table->name;
+  backend->origin = std::move(origin);
+  backend->table = table;
+  backend->build_id = build_id_of(table);
+  for (uint32_t i = 0; i < table->num_ops; ++i)
+    if (Status status = add_op(s, table->ops[i], backend->origin); !status) return status;
+  for (uint32_t i = 0; i < table->num_implementations; ++i)
+    if (Status status = add_implementation(s, table->implementations[i], backend.get()); !status)
+      return status;
+  if (same != s.backends.end()) s.backends.erase(same);
+  s.backends.push_back(std::move(backend));
+  return {};
+}
+
+void add_absent(Snapshot& s, std::string name, Backend::State state, std::string reason, std::string origin,
+                bool built) {
+  for (const auto& b : s.backends)
+    if (b->name == name) return;
+  auto backend = std::make_shared<Backend>();
+  backend->name = std::move(name);
+  backend->origin = std::move(origin);
+  backend->fixed_state = state;
+  backend->fixed_reason = std::move(reason);
+  backend->built = built;
+  s.backends.push_back(std::move(backend));
+}
+
+void load_environment(Snapshot& s) {
+  s.environment = Override::parse(environment().backend, "RLK_BACKEND", s.names());
+}
+
+void load_plugins(Snapshot& s) {
+  for (const PluginFile& file : find_plugins()) {
+    const PluginLoad load = load_plugin(file);
+    if (load.table) {
+      Snapshot draft = s;
+      if (Status status = add_backend(draft, load.table, file.path); status) {
+        s = std::move(draft);
+      } else {
+        log(LogLevel::warn, status.message());
+        add_absent(s, file.name, Backend::refused, std::string(status.message()), file.path, true);
+      }
+      continue;
+    }
+    log(LogLevel::info, load.reason);
+    add_absent(s, file.name, load.refused ? Backend::refused : Backend::load_failed, load.reason, file.path,
+               true);
+  }
+}
+
+std::unique_ptr<Snapshot> first_snapshot() {
+  auto s = std::make_unique<Snapshot>();
+  for (const registry::Op& op : registry::ops())
+    if (Status status = add_op(*s, op.schema, "built in"); !status) log(LogLevel::error, status.message());
+  if (Status status = add_backend(*s, &native_backend, "built in"); !status)
+    log(LogLevel::error, status.message());
+  load_plugins(*s);
+  for (const char* name : kKnownBackends)
+    add_absent(*s, name, Backend::absent,
+               "no plugin of this name was found: it was left out of this build or not installed", "", false);
+  load_environment(*s);
+  return s;
+}
+
+}  // namespace
+
+KnownNames Snapshot::names() const {
+  KnownNames n;
+  for (const auto& [name, index] : op_index) n.ops.push_back(name);
+  std::sort(n.ops.begin(), n.ops.end());
+  for (const auto& b : backends) n.backends.push_back(b->name);
+  for (const char* known : kKnownBackends)
+    if (std::find(n.backends.begin(), n.backends.end(), known) == n.backends.end())
+      n.backends.push_back(known);
+  std::sort(n.backends.begin(), n.backends.end());
+  for (const OpEntry& op : ops)
+    for (const ImplementationEntry& e : op.implementations) n.implementations.push_back(e.implementation->id);
+  std::sort(n.implementations.begin(), n.implementations.end());
+  n.implementations.erase(std::unique(n.implementations.begin(), n.implementations.end()),
+                          n.implementations.end());
+  return n;
+}
+
+const Snapshot& snapshot() {
+  if (const Snapshot* s = published.load(std::memory_order_acquire)) return *s;
+  std::lock_guard lock(publish_mutex);
+  if (!published.load(std::memory_order_relaxed)) publish(first_snapshot());
+  return *published.load(std::memory_order_relaxed);
+}
+
+Status register_backend(const rlk_backend* table, std::string origin) {
+  snapshot();
+  std::lock_guard lock(publish_mutex);
+  auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
+  if (Status status = add_backend(*next, table, std::move(origin)); !status) return status;
+  load_environment(*next);
+  publish(std::move(next));
+  return {};
+}
+
+Status reload_environment() {
+  snapshot();
+  std::lock_guard lock(publish_mutex);
+  reload_environment_variables();
+  auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
+  load_plugins(*next);
+  load_environment(*next);
+  Status error = next->environment.error();
+  publish(std::move(next));
+  return error;
+}
+
+const std::atomic<uint64_t>& gate() { return gate_value; }
+
+void set_saved_live(bool live) {
+  // Even: none lives. Only the saved table calls this, under its own lock.
+  gate_value.fetch_add(live ? 1 : uint64_t(-1), std::memory_order_acq_rel);
+}
+
+const rlk_host& host() {
+  static const rlk_host services = {
+      sizeof(rlk_host), RLK_ABI_MINOR,
+      [](int32_t code, const char* text) noexcept { return set_failure(static_cast<rlk_code>(code), text); },
+      [](int32_t level, const char* text) noexcept { log(static_cast<LogLevel>(level), text); },
+      [](int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) noexcept {
+        parallel_for(threads, n, body, context);
+      }};
+  return services;
+}
+
+// ---- Backend
+// ---------------------------------------------------------------------------------------------------
+
+void Backend::probe() {
+  std::call_once(probed_, [this] {
+    if (!table) return;
+    if (!table->devices) {
+      devices_.push_back({kDLCPU, 0, 0, "cpu"});
+      return;
+    }
+    rlk_device found[64] = {};
+    char reason[512] = "";
+    const int32_t n = table->devices(found, 64, reason, sizeof reason);
+    for (int32_t i = 0; i < n && i < 64; ++i) devices_.push_back(found[i]);
+    if (devices_.empty()) no_device_reason_ = reason[0] ? reason : "no device";
+  });
+}
+
+const std::vector<rlk_device>& Backend::devices() {
+  probe();
+  return devices_;
+}
+
+Backend::State Backend::state() {
+  if (!table) return fixed_state;
+  probe();
+  if (devices_.empty()) return no_device;
+  return active_.load(std::memory_order_acquire) ? active : ready;
+}
+
+std::string Backend::reason() {
+  if (!table) return fixed_reason;
+  probe();
+  return no_device_reason_;
+}
+
+Status Backend::activate() {
+  std::call_once(activated_once_, [this] {
+    if (table->activate && table->activate(&host()) != RLK_OK)
+      activation_ = Status(RLK_BACKEND_ERROR,
+                           fmt::format("backend '{}' could not be activated: {}", name, failure_text()));
+    else
+      active_.store(true, std::memory_order_release);
+  });
+  return activation_;
+}
+
+}  // namespace rlk

@@ -1,0 +1,379 @@
+#include "src/resolve.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/check.hpp"
+#include "src/scope.hpp"
+
+namespace rlk {
+
+namespace {
+
+// A refusal by the dispatcher itself, before the implementation is asked.
+constexpr rlk_verdict no(const char* why, const char* nearest = nullptr, int64_t a = 0, int64_t b = 0) {
+  return {RLK_UNSUPPORTED, -1, why, nearest, {a, b, 0, 0}};
+}
+
+uint64_t fnv(uint64_t h, std::string_view text) {
+  for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return (h ^ 0xffu) * 1099511628211ull;
+}
+uint64_t fnv(uint64_t h, uint64_t value) {
+  for (int i = 0; i < 8; ++i) h = (h ^ (value >> (8 * i) & 0xffu)) * 1099511628211ull;
+  return h;
+}
+
+}  // namespace
+
+Policy Policy::of(const Options& o) noexcept {
+  return {std::max(o.precision, scope_state.precision),
+          o.needs_backward || !o.gradients.empty(),
+          o.deterministic,
+          o.backend,
+          o.arithmetic,
+          o.gradients,
+          o.threads};
+}
+
+std::string verdict_text(const char* format, const int64_t* v) {
+  std::string text;
+  for (const char* p = format ? format : ""; *p; ++p) {
+    if (p[0] == '{' && p[1] >= '0' && p[1] <= '3' && p[2] == '}') {
+      text += std::to_string(v[p[1] - '0']);
+      p += 2;
+    } else {
+      text += *p;
+    }
+  }
+  return text;
+}
+
+std::string Candidate::reason() const {
+  if (!implementation) return std::string(state);
+  return verdict.code == RLK_OK ? "accepted" : verdict_text(verdict.why, verdict.v);
+}
+std::string Candidate::nearest() const { return verdict_text(verdict.nearest, verdict.v); }
+
+Result<int32_t> find_op(std::string_view name) {
+  const Snapshot& s = snapshot();
+  if (auto it = s.op_index.find(name); it != s.op_index.end()) return it->second;
+  const KnownNames known = s.names();
+  const std::string_view near = nearest_name(name, known.ops);
+  return Status(RLK_UNKNOWN_NAME, near.empty()
+                                      ? fmt::format("unknown op '{}'", name)
+                                      : fmt::format("unknown op '{}', did you mean '{}'?", name, near));
+}
+
+Backend* Resolver::backend_of(const Snapshot& s, const rlk_implementation* impl) {
+  for (const OpEntry& op : s.ops)
+    for (const ImplementationEntry& e : op.implementations)
+      if (e.implementation == impl) return e.backend;
+  return nullptr;
+}
+
+// One resolution in progress.
+struct Resolver::Search {
+  const Snapshot& s;
+  const OpEntry& op;
+  const rlk_slot* slots;
+  Policy policy;
+  DLDevice device;
+  DType dtype;
+  rlk_request request{};
+  bool checked_requests = true;  // false: shapes are incomplete, supports() must not be asked
+
+  rlk_verdict judge(const ImplementationEntry& e) {
+    const rlk_implementation& i = *e.implementation;
+    if (i.device_type != device.device_type)
+      return no(i.device_type == kDLCPU    ? "runs on cpu, the tensors are elsewhere"
+                : i.device_type == kDLCUDA ? "runs on cuda, the tensors are elsewhere"
+                                           : "runs on hip, the tensors are elsewhere",
+                "move the tensors to its device");
+    const Backend::State state = e.backend->state();
+    if (state == Backend::no_device) return no("its backend is loaded but has no device");
+    const auto& devices = e.backend->devices();
+    const auto found = std::find_if(devices.begin(), devices.end(), [&](const rlk_device& d) {
+      return d.type == static_cast<int32_t>(device.device_type) && d.id == device.device_id;
+    });
+    if (found == devices.end())
+      return no("its backend has no device number {0}", "use a device that --list shows", device.device_id);
+    request.device = *found;
+    if (i.min_arch && found->arch < i.min_arch)
+      return no("needs architecture {0}, this device has {1}", nullptr, i.min_arch, found->arch);
+    if (i.max_arch && found->arch > i.max_arch)
+      return no("is built for architectures up to {0}, this device has {1}", nullptr, i.max_arch,
+                found->arch);
+    if (!(i.dtypes & static_cast<uint32_t>(dtype)))
+      return no("does not take this dtype", "use a dtype that --list shows for it");
+    if (!policy.arithmetic.empty() && policy.arithmetic != i.arithmetic)
+      return no("promises another arithmetic than the one required", "require its arithmetic id");
+    if (policy.deterministic && !(i.traits & RLK_DETERMINISTIC))
+      return no("does not promise equal bits from run to run", "drop the determinism requirement");
+    if (policy.precision == Precision::golden && !(i.traits & RLK_GOLDEN))
+      return no("is not golden arithmetic, which the policy demands", "leave the golden precision scope");
+    if (policy.precision == Precision::strict && !(i.traits & (RLK_STRICT | RLK_GOLDEN)))
+      return no("is not immune to ambient switches, which the policy demands",
+                "leave the strict precision scope");
+    if (!checked_requests || !i.supports) return {RLK_OK, -1, nullptr, nullptr, {}};
+    return i.supports(slots, &request);
+  }
+
+  // Candidates in the order of the rule, or the default order.
+  std::vector<ImplementationEntry> order(const OverrideRule* rule, std::string& problem) const {
+    if (!rule) return op.implementations;
+    std::vector<ImplementationEntry> out;
+    auto add = [&](auto&& wanted) {
+      for (const ImplementationEntry& e : op.implementations)
+        if (wanted(e) && std::none_of(out.begin(), out.end(),
+                                      [&](const auto& o) { return o.implementation == e.implementation; }))
+          out.push_back(e);
+    };
+    auto excluded = [&](const ImplementationEntry& e) {
+      return std::any_of(rule->chain.begin(), rule->chain.end(), [&](const ChainItem& c) {
+        return c.kind == ChainItem::exclude && (e.backend->name == c.name || c.name == e.implementation->id);
+      });
+    };
+    bool only_excludes = true;
+    for (const ChainItem& item : rule->chain) {
+      if (item.kind != ChainItem::exclude) only_excludes = false;
+      if (item.kind == ChainItem::backend) {
+        add([&](const ImplementationEntry& e) { return e.backend->name == item.name && !excluded(e); });
+        describe_missing(item.name, problem);
+      } else if (item.kind == ChainItem::implementation) {
+        add([&](const ImplementationEntry& e) { return item.name == e.implementation->id && !excluded(e); });
+      } else if (item.kind == ChainItem::automatic) {
+        add([&](const ImplementationEntry& e) { return !excluded(e); });
+      }
+    }
+    if (only_excludes) add([&](const ImplementationEntry& e) { return !excluded(e); });
+    return out;
+  }
+
+  // Known but not built, built but not loaded, loaded but no device, or nothing for this op: each its own
+  // words.
+  void describe_missing(const std::string& backend, std::string& problem) const {
+    for (const auto& b : s.backends) {
+      if (b->name != backend) continue;
+      std::string text;
+      switch (b->state()) {
+        case Backend::absent:
+          text = fmt::format("backend '{}' is known but not built: {}", backend, b->reason());
+          break;
+        case Backend::refused:
+          text = fmt::format("backend '{}' is built but was refused: {}", backend, b->reason());
+          break;
+        case Backend::load_failed:
+          text = fmt::format("backend '{}' is built but not loaded: {}", backend, b->reason());
+          break;
+        case Backend::no_device:
+          text = fmt::format("backend '{}' is loaded but has no device: {}", backend, b->reason());
+          break;
+        default:
+          if (std::none_of(op.implementations.begin(), op.implementations.end(),
+                           [&](const auto& e) { return e.backend == b.get(); }))
+            text = fmt::format("backend '{}' has no implementation of {}", backend, op.schema->name);
+      }
+      if (!text.empty()) problem += (problem.empty() ? "" : "; ") + text;
+      return;
+    }
+  }
+};
+
+namespace {
+
+// The rule in force for an op and where it came from: call argument, scopes from the inside, environment.
+struct Ruling {
+  const OverrideRule* rule = nullptr;
+  int level = 3;
+  Status error;
+};
+constexpr const char* kLevels[] = {"call argument", "scope", "environment", "default order"};
+
+Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const Policy& policy) {
+  if (!policy.backend.empty()) {
+    const Override* o = parsed_override(policy.backend, "call argument");
+    if (!o->error()) return {nullptr, 0, o->error()};
+    if (const OverrideRule* rule = o->find(op, device)) return {rule, 0, {}};
+  }
+  for (const ScopeNode* node = scope_state.backends; node; node = node->outer) {
+    const Override* o = parsed_override(node->spec, "scope");
+    if (!o->error()) return {nullptr, 1, o->error()};
+    if (const OverrideRule* rule = o->find(op, device)) return {rule, 1, {}};
+  }
+  if (!s.environment.error()) return {nullptr, 2, s.environment.error()};
+  if (const OverrideRule* rule = s.environment.find(op, device)) return {rule, 2, {}};
+  return {};
+}
+
+// Gradients that were asked for must exist, and someone must be able to give them on this device.
+Status check_gradients(const Snapshot& s, const rlk_op_schema& op, const Policy& policy, DLDevice device,
+                       DType dtype) {
+  for (std::string_view rest = policy.gradients; !rest.empty();) {
+    const auto comma = rest.find(',');
+    const std::string_view name = rest.substr(0, comma);
+    const auto* end = op.arguments + op.num_arguments;
+    const auto* a = std::find_if(op.arguments, end, [&](const rlk_argument& x) { return name == x.name; });
+    if (a == end)
+      return {RLK_UNKNOWN_NAME,
+              fmt::format("{}: gradient of '{}' asked for, there is no such argument", op.name, name)};
+    if (a->role == RLK_WRITE || (a->flags & RLK_NO_GRADIENT))
+      return {RLK_INVALID_ARGUMENT,
+              fmt::format("{}: gradient of '{}' asked for, which is not differentiable", op.name, name)};
+    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
+  }
+  if (!policy.needs_backward) return {};
+  if (!op.backward)
+    return {RLK_UNSUPPORTED, fmt::format("{}: a gradient is needed, this op is not differentiable", op.name)};
+  const auto it = s.op_index.find(op.backward);
+  if (it == s.op_index.end())
+    return {RLK_NO_IMPLEMENTATION,
+            fmt::format("{}: a gradient is needed, its backward {} is not registered", op.name, op.backward)};
+  const OpEntry& backward = s.ops[static_cast<std::size_t>(it->second)];
+  std::string why;
+  for (const ImplementationEntry& e : backward.implementations) {
+    const rlk_implementation& i = *e.implementation;
+    const char* no = i.device_type != static_cast<int32_t>(device.device_type)           ? "other device"
+                     : !(i.dtypes & static_cast<uint32_t>(dtype))                        ? "other dtype"
+                     : e.backend->state() == Backend::no_device                          ? "no device"
+                     : policy.precision == Precision::golden && !(i.traits & RLK_GOLDEN) ? "not golden"
+                     : policy.precision == Precision::strict && !(i.traits & (RLK_STRICT | RLK_GOLDEN))
+                         ? "not strict"
+                         : nullptr;
+    if (!no) return {};
+    why += fmt::format("{}{}: {}", why.empty() ? "" : ", ", i.id, no);
+  }
+  return {RLK_NO_IMPLEMENTATION,
+          fmt::format("{}: a gradient is needed and no implementation of {} can give it ({})", op.name,
+                      op.backward, why.empty() ? "there is none" : why)};
+}
+
+DType first_dtype(const rlk_op_schema& op, const rlk_slot* slots) {
+  for (uint32_t i = 0; i < op.num_arguments; ++i)
+    if (slots[i].tensor) return dtype_of(slots[i].tensor->dtype);
+  return DType::none;
+}
+
+}  // namespace
+
+Status Resolver::refusal(const Resolution& r) {
+  std::string text = fmt::format("{}: no implementation takes this call", r.op_->name);
+  if (!r.rule_.empty()) text += fmt::format(" under '{}' ({})", r.rule_, kLevels[r.level_]);
+  const char* separator = ": ";
+  for (const Candidate& c : r.candidates_) {
+    text += separator + std::string(c.id) + (c.id.empty() ? "" : " ") + c.reason();
+    separator = "; ";
+  }
+  return {RLK_NO_IMPLEMENTATION, std::move(text)};
+}
+
+Resolution Resolver::failed(Status status) {
+  Resolution r;
+  r.status_ = std::move(status);
+  return r;
+}
+
+Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options& options, bool check_data) {
+  Resolution r;
+  r.epoch_ = gate().load(std::memory_order_acquire) & ~uint64_t{1};
+  const Snapshot& s = snapshot();
+  const OpEntry& op = s.ops[static_cast<std::size_t>(index)];
+  r.op_ = op.schema;
+  DLDevice device;
+  if (r.status_ = check_call(*op.schema, slots, check_data ? CheckData::yes : CheckData::no, device);
+      !r.status_)
+    return r;
+  const Policy policy = Policy::of(options);
+  const DType dtype = first_dtype(*op.schema, slots);
+  Search search{s, op, slots, policy, device, dtype};
+  search.request = {
+      sizeof(rlk_request), static_cast<int32_t>(policy.precision), {}, policy.needs_backward, policy.threads};
+  for (uint32_t i = 0; i < op.schema->num_arguments; ++i)
+    if (!slots[i].tensor && !(op.schema->arguments[i].flags & RLK_OPTIONAL)) search.checked_requests = false;
+
+  Ruling ruling = ruling_for(s, op.schema->name, device_name(device.device_type), policy);
+  r.level_ = ruling.level;
+  if (!ruling.error) {
+    r.status_ = ruling.error;
+    return r;
+  }
+  if (ruling.rule) r.rule_ = ruling.rule->text;
+  if (r.status_ = check_gradients(s, *op.schema, policy, device, dtype); !r.status_) return r;
+
+  std::string problem;
+  r.candidates_.reserve(op.implementations.size());
+  for (const ImplementationEntry& e : search.order(ruling.rule, problem)) {
+    const rlk_verdict verdict = search.judge(e);
+    r.candidates_.push_back({e.implementation, e.implementation->id, verdict, {}});
+    if (verdict.code == RLK_OK && !r.chosen_) {
+      r.chosen_ = e.implementation;
+      r.device_ = search.request.device;
+      uint64_t h = fnv(14695981039346656037ull, op.schema->name);
+      h = fnv(fnv(h, r.chosen_->id), e.backend->build_id);
+      r.fingerprint_ =
+          fnv(fnv(h, static_cast<uint64_t>(policy.precision) | uint64_t{policy.deterministic} << 8 |
+                         uint64_t{policy.needs_backward} << 9),
+              policy.arithmetic);
+    }
+  }
+  if (!r.chosen_) {
+    r.status_ = refusal(r);
+    if (!problem.empty())
+      r.status_ = Status(RLK_NO_IMPLEMENTATION,
+                         std::string(r.status_.message()) + (r.candidates_.empty() ? ": " : "; ") + problem);
+  }
+  return r;
+}
+
+std::string Resolution::decided_by() const {
+  return rule_.empty() ? kLevels[level_] : fmt::format("{} '{}'", kLevels[level_], rule_);
+}
+
+std::string Resolution::explain() const {
+  if (!status_ && candidates_.empty()) return fmt::format("error    {}\n", status_.message());
+  std::size_t width = 0;
+  for (const Candidate& c : candidates_) width = std::max(width, c.id.size());
+  std::string text;
+  if (chosen_)
+    text += fmt::format("chosen   {:<{}}  arithmetic {}    decided by: {}\n", chosen_->id, width,
+                        chosen_->arithmetic, decided_by());
+  else
+    text += fmt::format("chosen   nothing: {}\n", status_.message());
+  for (const Candidate& c : candidates_) {
+    if (c.implementation == chosen_) continue;
+    if (c.verdict.code == RLK_OK)
+      text += fmt::format(
+          "accepted {:<{}}  arithmetic {}, comes later    nearest: name it, e.g. RLK_BACKEND='{}={}'\n", c.id,
+          width, c.implementation->arithmetic, op_->name, c.id);
+    else
+      text += fmt::format("refused  {:<{}}  {}{}{}\n", c.id, width, c.reason(),
+                          c.verdict.nearest ? "    nearest: " : "", c.nearest());
+  }
+  return text;
+}
+
+Resolution resolve_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return Resolver::failed(index.status());
+  return Resolver::resolve(*index, slots, options, false);
+}
+
+Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::string_view result) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return index.status();
+  const rlk_op_schema& schema = *snapshot().ops[static_cast<std::size_t>(*index)].schema;
+  uint32_t which = 0;
+  while (which < schema.num_arguments && result != schema.arguments[which].name) ++which;
+  if (which == schema.num_arguments || schema.arguments[which].role == RLK_READ)
+    return Status(RLK_UNKNOWN_NAME, fmt::format("{}: no result is called '{}'", schema.name, result));
+  DLDevice device;
+  if (Status s = check_call(schema, slots, CheckData::no, device); !s) return s;
+  rlk_shape shapes[RLK_MAX_SLOTS] = {};
+  if (Status s = infer_shapes(schema, slots, shapes); !s) return s;
+  const rlk_shape& shape = shapes[which];
+  return Inferred{{shape.dim, shape.dim + shape.ndim}, static_cast<DType>(shape.preferred), shape.dtypes};
+}
+
+}  // namespace rlk

@@ -1,0 +1,403 @@
+// Running calls: bound ops, and each thread's cache of resolved calls.
+//
+// A cached or bound call is valid for the same dtypes, shapes, strides, alignment, attributes and policy
+// while the gate stands. Everything a choice may depend on is in that key; addresses are not, so what only
+// addresses decide (overlaps) is compared on every call.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "src/check.hpp"
+#include "src/failure.hpp"
+#include "src/resolve.hpp"
+#include "src/saved.hpp"
+#include "src/scope.hpp"
+
+namespace rlk {
+namespace {
+
+constexpr uint64_t kAbsent = ~uint64_t{0};
+constexpr uintptr_t kAlignment = 127;  // an address matters up to here
+
+// The part of a DLTensor after its data pointer: device, then rank and dtype.
+struct Head {
+  uint64_t device, type;
+};
+inline Head head_of(const DLTensor& t) noexcept {
+  Head h;
+  std::memcpy(&h.device, &t.device, sizeof h.device);
+  std::memcpy(&h.type, &t.ndim, sizeof h.type);
+  return h;
+}
+static_assert(offsetof(DLTensor, dtype) == offsetof(DLTensor, ndim) + 4 && sizeof(DLDevice) == 8);
+
+inline uintptr_t address_of(const DLTensor& t) noexcept {
+  return reinterpret_cast<uintptr_t>(t.data) + t.byte_offset;
+}
+
+// Two ranges that must not meet, as arguments and byte extents around their addresses.
+struct Pair {
+  uint32_t a, b;
+  bool alias;  // the very same bytes are fine
+};
+struct Extent {
+  int64_t low, high;
+};
+
+// A resolved call with the key it is good for.
+struct Prepared {
+  const rlk_op_schema* op = nullptr;
+  const rlk_implementation* implementation = nullptr;
+  uint64_t gate = 0;
+  std::vector<uint64_t> key;
+  std::vector<Pair> pairs;
+  std::vector<Extent> extents;
+  rlk_call call{};
+  uint64_t workspace_bytes = 0;
+  // Policy
+  Options options;
+  std::string backend, arithmetic, gradients;
+  Precision scope_precision{};
+  const ScopeNode* scope = nullptr;
+
+  bool matches(const rlk_slot* slots) const noexcept {
+    const uint64_t* k = key.data();
+    for (uint32_t i = 0; i < op->num_arguments; ++i) {
+      const DLTensor* t = slots[i].tensor;
+      if (!t) {
+        if (*k++ != kAbsent) return false;
+        continue;
+      }
+      const Head h = head_of(*t);
+      if (k[0] != h.device || k[1] != h.type || (k[2] >> 1) != (address_of(*t) & kAlignment) ||
+          (k[2] & 1) != (t->strides != nullptr))
+        return false;
+      k += 3;
+      for (int32_t d = 0; d < t->ndim; ++d)
+        if (k[d] != static_cast<uint64_t>(t->shape[d])) return false;
+      k += t->ndim;
+      if (t->strides) {
+        for (int32_t d = 0; d < t->ndim; ++d)
+          if (k[d] != static_cast<uint64_t>(t->strides[d])) return false;
+        k += t->ndim;
+      }
+    }
+    return op->num_attributes == 0 ||
+           std::memcmp(k, slots + op->num_arguments, op->num_attributes * sizeof(rlk_slot)) == 0;
+  }
+
+  bool same_policy(const Options& o) const noexcept {
+    return o.precision == options.precision && o.needs_backward == options.needs_backward &&
+           o.deterministic == options.deterministic && o.threads == options.threads &&
+           scope_precision == scope_state.precision && scope == scope_state.backends &&
+           o.backend == backend && o.arithmetic == arithmetic && o.gradients == gradients;
+  }
+
+  bool overlaps(const rlk_slot* slots) const noexcept {
+    for (const Pair& p : pairs) {
+      const auto a = static_cast<int64_t>(address_of(*slots[p.a].tensor)),
+                 b = static_cast<int64_t>(address_of(*slots[p.b].tensor));
+      if (a + extents[p.a].low < b + extents[p.b].high && b + extents[p.b].low < a + extents[p.a].high)
+        if (!p.alias || a != b || extents[p.a].low != extents[p.b].low ||
+            extents[p.a].high != extents[p.b].high)
+          return true;
+    }
+    return false;
+  }
+};
+
+void remember(Prepared& p, const rlk_slot* slots) {
+  const rlk_op_schema& op = *p.op;
+  p.extents.assign(op.num_arguments, {0, 0});
+  for (uint32_t i = 0; i < op.num_arguments; ++i) {
+    const DLTensor* t = slots[i].tensor;
+    if (!t) {
+      p.key.push_back(kAbsent);
+      continue;
+    }
+    const Head h = head_of(*t);
+    p.key.insert(p.key.end(),
+                 {h.device, h.type, (address_of(*t) & kAlignment) << 1 | (t->strides != nullptr)});
+    for (int32_t d = 0; d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->shape[d]));
+    for (int32_t d = 0; t->strides && d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->strides[d]));
+    const ByteRange range = range_of(*t);
+    if (!range.low) continue;
+    const auto base = static_cast<int64_t>(address_of(*t));
+    p.extents[i] = {reinterpret_cast<int64_t>(range.low) - base,
+                    reinterpret_cast<int64_t>(range.high) - base};
+  }
+  for (uint32_t i = 0; i < op.num_attributes; ++i)
+    p.key.push_back(static_cast<uint64_t>(slots[op.num_arguments + i].i));
+  for (uint32_t w = 0; w < op.num_arguments; ++w)
+    for (uint32_t o = 0; o < op.num_arguments; ++o) {
+      if (o == w || op.arguments[w].role == RLK_READ || (op.arguments[o].role != RLK_READ && o < w)) continue;
+      if (slots[w].tensor && slots[o].tensor && p.extents[w].high > p.extents[w].low &&
+          p.extents[o].high > p.extents[o].low)
+        p.pairs.push_back({w, o, may_alias(op, w, o)});
+    }
+}
+
+// Per-thread CPU workspace, grown to the largest call so far and aligned to a cache line.
+void* arena(uint64_t bytes) {
+  struct Arena {
+    void* data = nullptr;
+    uint64_t size = 0;
+    ~Arena() { std::free(data); }
+  };
+  thread_local Arena a;
+  if (a.size < bytes) {
+    std::free(a.data);
+    const uint64_t size = (bytes + 4095) & ~uint64_t{4095};
+    a.data = std::aligned_alloc(4096, size);
+    a.size = a.data ? size : 0;
+  }
+  return a.data;
+}
+
+Status set_workspace(rlk_call& call, const Options& o, uint64_t bytes, const rlk_op_schema& op) {
+  if (o.workspace) {
+    if (o.workspace_bytes < bytes)
+      return {RLK_INVALID_ARGUMENT,
+              fmt::format("{}: workspace has {} bytes, {} are needed", op.name, o.workspace_bytes, bytes)};
+    call.workspace = o.workspace;
+    call.workspace_bytes = o.workspace_bytes;
+    return {};
+  }
+  if (!bytes) return {};
+  if (call.device.type != kDLCPU)
+    return {RLK_INVALID_ARGUMENT,
+            fmt::format("{}: workspace has 0 bytes, {} are needed: pass device memory in Options::workspace",
+                        op.name, bytes)};
+  call.workspace = arena(bytes);
+  call.workspace_bytes = bytes;
+  if (!call.workspace)
+    return {RLK_OUT_OF_MEMORY, fmt::format("{}: no memory for {} bytes of workspace", op.name, bytes)};
+  return {};
+}
+
+// Resolves, activates, measures the workspace.
+Status prepare(int32_t index, const rlk_slot* slots, const Options& options, Prepared& p,
+               Resolution* resolution) {
+  Resolution r = Resolver::resolve(index, slots, options, true);
+  if (!r) return r.status();
+  const Snapshot& s = snapshot();
+  const auto& list = s.ops[static_cast<std::size_t>(index)].implementations;
+  for (const ImplementationEntry& e : list)
+    if (e.implementation == r.implementation())
+      if (Status status = e.backend->activate(); !status) return status;
+  p.op = r.op();
+  p.implementation = r.implementation();
+  p.gate = r.epoch();
+  const Policy policy = Policy::of(options);
+  const rlk_device device = Resolver::device_of(r);
+  const rlk_request request{sizeof(rlk_request), static_cast<int32_t>(policy.precision), device,
+                            policy.needs_backward, policy.threads};
+  if (p.implementation->workspace) p.workspace_bytes = p.implementation->workspace(slots, &request);
+  p.call = {sizeof(rlk_call),
+            static_cast<int32_t>(policy.precision),
+            &host(),
+            nullptr,
+            nullptr,
+            0,
+            device,
+            policy.threads,
+            policy.needs_backward};
+  p.options = options;
+  p.backend = options.backend;
+  p.arithmetic = options.arithmetic;
+  p.gradients = options.gradients;
+  p.scope_precision = scope_state.precision;
+  p.scope = scope_state.backends;
+  remember(p, slots);
+  if (resolution) *resolution = std::move(r);
+  return {};
+}
+
+Status execute(const Prepared& p, const rlk_slot* slots, const Options& options) {
+  if (p.overlaps(slots) || (gate().load(std::memory_order_relaxed) & 1))
+    if (Status s = check_overlap(*p.op, slots); !s) return s;
+  rlk_call call = p.call;
+  call.stream = options.stream;
+  if (p.workspace_bytes || options.workspace)
+    if (Status s = set_workspace(call, options, p.workspace_bytes, *p.op); !s) return s;
+  const int32_t code = p.implementation->run(slots, &call);
+  if (code == RLK_OK) [[likely]]
+    return {};
+  if (code == RLK_UNSUPPORTED)
+    return {RLK_INTERNAL, fmt::format("{}: {} accepted this call, then refused to run it: {}", p.op->name,
+                                      p.implementation->id, failure_text())};
+  return failure(static_cast<rlk_code>(code));
+}
+
+// Data that the key does not cover: null data and element alignment (alignment is in the key).
+Status check_data(const rlk_op_schema& op, const rlk_slot* slots) {
+  for (uint32_t i = 0; i < op.num_arguments; ++i)
+    if (slots[i].tensor && !slots[i].tensor->data) {
+      DLDevice device;
+      return check_call(op, slots, CheckData::yes, device);
+    }
+  return {};
+}
+
+constexpr std::size_t kEntries = 8;
+struct OpCache {
+  std::vector<Prepared> entries;
+  std::size_t last = 0, next = 0;
+};
+thread_local std::vector<OpCache> caches;
+
+Status run_and_cache(int32_t op, const rlk_slot* slots, const Options& options) {
+  Prepared p;
+  if (Status s = prepare(op, slots, options, p, nullptr); !s) return s;
+  if (caches.size() <= static_cast<std::size_t>(op)) caches.resize(static_cast<std::size_t>(op) + 16);
+  OpCache& cache = caches[static_cast<std::size_t>(op)];
+  if (cache.entries.size() < kEntries) cache.entries.emplace_back();
+  cache.last = cache.next;
+  cache.next = (cache.next + 1) % kEntries;
+  Prepared& kept = cache.entries[cache.last];
+  kept = std::move(p);
+  return execute(kept, slots, options);
+}
+
+}  // namespace
+
+int32_t op_index(std::string_view op) {
+  const Snapshot& s = snapshot();
+  const auto it = s.op_index.find(op);
+  return it == s.op_index.end() ? -1 : it->second;
+}
+
+Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
+  if (op < 0)
+    return {RLK_UNKNOWN_NAME,
+            "this op is not in the library that is loaded: header and library versions differ"};
+  const uint64_t now = gate().load(std::memory_order_acquire) & ~uint64_t{1};
+  if (static_cast<std::size_t>(op) < caches.size()) [[likely]] {
+    OpCache& cache = caches[static_cast<std::size_t>(op)];
+    for (std::size_t tried = 0, i = cache.last; tried < cache.entries.size();
+         ++tried, i = (i + 1) % cache.entries.size()) {
+      const Prepared& p = cache.entries[i];
+      if (p.gate != now || !p.same_policy(options) || !p.matches(slots)) continue;
+      cache.last = i;
+      if (Status s = check_data(*p.op, slots); !s) return s;
+      return execute(p, slots, options);
+    }
+  }
+  return run_and_cache(op, slots, options);
+}
+
+Status run_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return index.status();
+  return run_cached(*index, slots, options);
+}
+
+// ---- BoundOp
+// -----------------------------------------------------------------------------------------------------
+
+struct BoundOp::State {
+  int32_t op = -1;
+  Prepared prepared;
+  Resolution resolution;
+  Options options;  // its views point into prepared
+  std::vector<rlk_slot> slots;
+  rlk_call call{};
+  std::vector<char> workspace;
+
+  void adopt(Prepared p, const Options& o) {
+    prepared = std::move(p);
+    options = o;
+    options.backend = prepared.backend;
+    options.arithmetic = prepared.arithmetic;
+    options.gradients = prepared.gradients;
+  }
+  Status refresh(const rlk_slot* s) {
+    Prepared fresh;
+    const Options o = options;
+    if (Status status = prepare(op, s, o, fresh, &resolution); !status) return status;
+    adopt(std::move(fresh), o);
+    return settle();
+  }
+  Status settle() {
+    call = prepared.call;
+    call.stream = options.stream;
+    const uint64_t bytes = prepared.workspace_bytes;
+    if (!options.workspace && bytes && call.device.type == kDLCPU) {
+      workspace.resize(bytes + 64);
+      call.workspace = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
+      call.workspace_bytes = bytes;
+      return {};
+    }
+    return set_workspace(call, options, bytes, *prepared.op);
+  }
+};
+
+BoundOp::BoundOp(std::unique_ptr<State> state) noexcept
+    : epoch_now_(&gate()),
+      epoch_(state->prepared.gate),
+      run_(state->prepared.implementation->run),
+      slots_(state->slots.data()),
+      call_(&state->call),
+      state_(std::move(state)) {}
+BoundOp::BoundOp(BoundOp&&) noexcept = default;
+BoundOp& BoundOp::operator=(BoundOp&&) noexcept = default;
+BoundOp::~BoundOp() = default;
+
+const Resolution& BoundOp::resolution() const noexcept { return state_->resolution; }
+Status BoundOp::last_failure(int32_t code) { return failure(static_cast<rlk_code>(code)); }
+
+// The gate moved, or a saved range lives: check again, then run.
+Status BoundOp::run_slowly(const rlk_slot* slots) {
+  if ((gate().load(std::memory_order_acquire) & ~uint64_t{1}) != state_->prepared.gate) {
+    if (Status s = state_->refresh(slots); !s) return s;
+    epoch_ = state_->prepared.gate;
+    run_ = state_->prepared.implementation->run;
+  }
+  if (Status s = check_overlap(*state_->prepared.op, slots); !s) return s;
+  const int32_t code = run_(slots, call_);
+  return code == RLK_OK ? Status() : failure(static_cast<rlk_code>(code));
+}
+
+Status BoundOp::run_slots(const rlk_slot* slots, const char* op) {
+  const Prepared& p = state_->prepared;
+  if (std::strcmp(op, p.op->name) != 0)
+    return {RLK_INVALID_ARGUMENT, fmt::format("a bound {} was given the arguments of {}", p.op->name, op)};
+  if (!p.matches(slots)) return run_cached(state_->op, slots, state_->options);
+  if (Status s = check_data(*p.op, slots); !s) return s;
+  if (p.overlaps(slots) || epoch_now_->load(std::memory_order_relaxed) != epoch_) return run_slowly(slots);
+  const int32_t code = run_(slots, call_);
+  return code == RLK_OK ? Status() : failure(static_cast<rlk_code>(code));
+}
+
+Result<BoundOp> Resolver::bind(int32_t op, const rlk_slot* slots, const Options& options) {
+  auto state = std::make_unique<BoundOp::State>();
+  state->op = op;
+  Prepared p;
+  if (Status s = prepare(op, slots, options, p, &state->resolution); !s) return s;
+  if (Status s = check_overlap(*p.op, slots); !s) return s;
+  state->adopt(std::move(p), options);
+  state->slots.assign(slots, slots + state->prepared.op->num_arguments + state->prepared.op->num_attributes);
+  if (Status s = state->settle(); !s) return s;
+  return BoundOp(std::move(state));
+}
+
+Result<BoundOp> bind_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return index.status();
+  return Resolver::bind(*index, slots, options);
+}
+
+Result<uint64_t> workspace_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return index.status();
+  const Resolution r = Resolver::resolve(*index, slots, options, false);
+  if (!r) return r.status();
+  const Policy policy = Policy::of(options);
+  const rlk_request request{sizeof(rlk_request), static_cast<int32_t>(policy.precision),
+                            Resolver::device_of(r), policy.needs_backward, policy.threads};
+  return r.implementation()->workspace ? r.implementation()->workspace(slots, &request) : uint64_t{0};
+}
+
+}  // namespace rlk

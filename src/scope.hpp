@@ -1,0 +1,27 @@
+// What the scopes of this thread say.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "rlk/options.hpp"
+#include "src/override.hpp"
+
+namespace rlk {
+
+// One BackendScope inside another; interned, so equal pointers mean equal nests.
+struct ScopeNode {
+  const ScopeNode* outer = nullptr;
+  std::string spec;
+};
+
+struct ScopeState {
+  Precision precision = Precision::standard;
+  const ScopeNode* backends = nullptr;  // innermost
+};
+extern thread_local ScopeState scope_state;
+
+// Parsed once per (spec, source, snapshot); lives for ever.
+const Override* parsed_override(std::string_view spec, std::string_view source);
+
+}  // namespace rlk
