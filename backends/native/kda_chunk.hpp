@@ -1,0 +1,31 @@
+// KDA in chunks on the CPU (arithmetic fma32/kda), compiled once per instruction set; the choice changes no bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../simt/kda_problem.hpp"
+
+namespace rlk::kda::chunked {
+
+// Tasks may run in any order on any number of threads, each with its own scratch, 64-byte aligned. `partials` holds
+// partials_bytes() for the whole call; finish() runs once per value head after all backward tasks are done.
+struct Engine {
+  const char* isa;
+  void (*forward)(const Problem& p, std::int64_t task, float* scratch);
+  void (*backward)(const Problem& p, std::int64_t task, float* scratch, double* partials);
+  void (*finish)(const Problem& p, const double* partials);
+};
+
+extern const Engine kPortable, kAvx2, kAvx512;
+
+// The widest that this machine runs.
+const Engine& best_engine();
+
+std::int64_t forward_task_count(const Problem& p);
+std::int64_t backward_task_count(const Problem& p);
+std::size_t forward_scratch_bytes(const Problem& p);
+std::size_t backward_scratch_bytes(const Problem& p);
+std::size_t partials_bytes(const Problem& p);
+
+}  // namespace rlk::kda::chunked
