@@ -1,4 +1,5 @@
-// A KDA call with its own memory, for the tests: built from a golden file or at random, in any dtype, run by any form.
+// A KDA call with its own memory, for the tests: built from a golden file or at random, in any dtype, run by
+// any form.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,8 @@ inline Golden read_golden(const std::string& path) {
     }
     Array array;
     array.shape = entry.at("shape").get<std::vector<std::int64_t>>();
-    const auto from = entry.at("data_offsets")[0].get<std::size_t>(), to = entry.at("data_offsets")[1].get<std::size_t>();
+    const auto from = entry.at("data_offsets")[0].get<std::size_t>(),
+               to = entry.at("data_offsets")[1].get<std::size_t>();
     const char* data = bytes.data() + 8 + header_size + from;
     if (entry.at("dtype") == "I64") {
       array.i64.resize((to - from) / 8);
@@ -70,7 +72,8 @@ struct Buffer {
   Buffer() = default;
   Buffer(Type t, std::size_t n) : type(t), bytes(n * bytes_of(t), 0xff) {}
   Buffer(Type t, const std::vector<float>& values) : Buffer(t, values.size()) {
-    for (std::size_t i = 0; i < values.size(); ++i) rlk::kda::store(bytes.data(), type, std::int64_t(i), values[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      rlk::kda::store(bytes.data(), type, std::int64_t(i), values[i]);
   }
   std::size_t size() const { return bytes.size() / bytes_of(type); }
   float operator[](std::size_t i) const { return rlk::kda::load(bytes.data(), type, std::int64_t(i)); }
@@ -108,7 +111,8 @@ struct Case {
 
   std::size_t tokens() const { return std::size_t(p.batch * p.tokens); }
   std::size_t states() const {
-    return std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim) * std::size_t(p.v_dim);
+    return std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim) *
+           std::size_t(p.v_dim);
   }
 
   Tensor tensor(Buffer& b, int heads, int width) const {

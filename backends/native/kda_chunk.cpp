@@ -17,7 +17,9 @@ const Engine& best_engine() {
 std::int64_t forward_task_count(const Problem& p) { return forward_tasks(p); }
 std::int64_t backward_task_count(const Problem& p) { return backward_tasks(p); }
 std::size_t forward_scratch_bytes(const Problem& p) { return std::size_t(forward_floats(p)) * sizeof(float); }
-std::size_t backward_scratch_bytes(const Problem& p) { return std::size_t(backward_floats(p)) * sizeof(float); }
+std::size_t backward_scratch_bytes(const Problem& p) {
+  return std::size_t(backward_floats(p)) * sizeof(float);
+}
 
 std::size_t partials_bytes(const Problem& p) {
   return sizeof(double) * 2 * std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim);

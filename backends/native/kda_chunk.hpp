@@ -1,4 +1,5 @@
-// KDA in chunks on the CPU (arithmetic fma32/kda), compiled once per instruction set; the choice changes no bit.
+// KDA in chunks on the CPU (arithmetic fma32/kda), compiled once per instruction set; the choice changes no
+// bit.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +9,9 @@
 
 namespace rlk::kda::chunked {
 
-// Tasks may run in any order on any number of threads, each with its own scratch, 64-byte aligned. `partials` holds
-// partials_bytes() for the whole call; finish() runs once per value head after all backward tasks are done.
+// Tasks may run in any order on any number of threads, each with its own scratch, 64-byte aligned. `partials`
+// holds partials_bytes() for the whole call; finish() runs once per value head after all backward tasks are
+// done.
 struct Engine {
   const char* isa;
   void (*forward)(const Problem& p, std::int64_t task, float* scratch);

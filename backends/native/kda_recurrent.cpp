@@ -45,7 +45,8 @@ double normalise(double* x, int n, Type type) {
   return r;
 }
 
-void read_vector(const Tensor& t, std::int64_t row, std::int64_t token, std::int64_t head, int n, double* out) {
+void read_vector(const Tensor& t, std::int64_t row, std::int64_t token, std::int64_t head, int n,
+                 double* out) {
   const std::int64_t base = at(t, row, token, head);
   for (int d = 0; d < n; ++d) out[d] = load(t.data, t.type, base + d);
 }
@@ -184,7 +185,8 @@ void reverse_step(const Problem& p, std::int64_t row, std::int64_t t, int hv, co
   }
   const double d_beta = chain(token.k, s.dk_read, K);
   const double raw_beta = load(p.beta.data, p.beta.type, at(p.beta, row, t, hv));
-  store64(p.d_beta.data, p.d_beta.type, at(p.d_beta, row, t, hv), write_strength_grad<double>(p, raw_beta, d_beta));
+  store64(p.d_beta.data, p.d_beta.type, at(p.d_beta, row, t, hv),
+          write_strength_grad<double>(p, raw_beta, d_beta));
   for (int d = 0; d < K; ++d) {
     const std::int64_t line = std::int64_t(d) * V;
     double d_gate = 0, through_read = 0;
@@ -206,7 +208,8 @@ void reverse_step(const Problem& p, std::int64_t row, std::int64_t t, int hv, co
   }
 }
 
-void backward_head(const Problem& p, std::int64_t n, int hv, const BackwardScratch& s, Token token, double* partial) {
+void backward_head(const Problem& p, std::int64_t n, int hv, const BackwardScratch& s, Token token,
+                   double* partial) {
   const std::int64_t row = p.row(n), first = p.start(n), length = p.length(n);
   const std::int64_t matrix = std::int64_t(p.k_dim) * p.v_dim;
   read_state(p, p.initial, n, hv, s.segment);

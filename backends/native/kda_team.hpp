@@ -1,5 +1,5 @@
-// One CPU thread as a team for backends/simt/kda_chunk.hpp: packs of 16, 8 or 1 floats. The width changes no bit.
-// Included by the one file per instruction set that is compiled with its flags.
+// One CPU thread as a team for backends/simt/kda_chunk.hpp: packs of 16, 8 or 1 floats. The width changes no
+// bit. Included by the one file per instruction set that is compiled with its flags.
 #pragma once
 
 #include "../simt/kda_chunk.hpp"
@@ -17,7 +17,9 @@ struct CpuTeam {
     __builtin_memcpy(&x, __builtin_assume_aligned(p, sizeof(L)), sizeof(L));
     return x;
   }
-  static void store(float* p, L x) { __builtin_memcpy(__builtin_assume_aligned(p, sizeof(L)), &x, sizeof(L)); }
+  static void store(float* p, L x) {
+    __builtin_memcpy(__builtin_assume_aligned(p, sizeof(L)), &x, sizeof(L));
+  }
 
   static L unit(int lane) {
     alignas(sizeof(L)) float x[Width];
@@ -54,8 +56,8 @@ struct CpuTeam {
     }
   }
 
-  void pairs(int /*rows*/, int width, const float* q, const float* k, const float* decay, const float* k_turned,
-             float* M, float* P) {
+  void pairs(int width, const float* q, const float* k, const float* decay, const float* k_turned, float* M,
+             float* P) {
     for (int j = 0; j < kBlock; j += Width) {
       for (int half = j / 8 * 8; half < kBlock; half += 8) {
         if (q) {

@@ -1,28 +1,32 @@
-// KDA in chunks, fp32, forward and backward: arithmetic fma32/kda, one source for host vectors and GPU blocks.
+// KDA in chunks, fp32, forward and backward: arithmetic fma32/kda, one source for host vectors and GPU
+// blocks.
 //
-// A task is one (sequence, q/k head): it walks the sequence's chunks in order with the state in scratch. With C rows,
-// S the state before the chunk, E_ij the decay from token j to token i (a product of single-token decays, never a
-// quotient, so that any gate in [-inf, 0] is exact to rounding), eg_i the decay from the chunk's start, el_j to its end:
+// A task is one (sequence, q/k head): it walks the sequence's chunks in order with the state in scratch. With
+// C rows, S the state before the chunk, E_ij the decay from token j to token i (a product of single-token
+// decays, never a quotient, so that any gate in [-inf, 0] is exact to rounding), eg_i the decay from the
+// chunk's start, el_j to its end:
 //     M_ij = beta_i k_i . (k_j E_ij)  (i > j)     A = (I + M)^-1      P_ij = s q_i . (k_j E_ij)  (i >= j)
-//     x = v - (k eg) S      y = beta x      n = A y      out = (s q eg) S + P n      S' = eg_last S + (k el)^T n
-// n is what other texts call v_new. Solving for n from x, and not as u - w S, avoids a cancellation when keys are
-// nearly parallel, and needs neither u nor w. Backward, with dS' the gradient of the state after the chunk:
+//     x = v - (k eg) S      y = beta x      n = A y      out = (s q eg) S + P n      S' = eg_last S + (k
+//     el)^T n
+// n is what other texts call v_new. Solving for n from x, and not as u - w S, avoids a cancellation when keys
+// are nearly parallel, and needs neither u nor w. Backward, with dS' the gradient of the state after the
+// chunk:
 //     dn = P^T do + (k el) dS'     D = A^T dn     dv = beta D     dM = -stril(D n^T)     dP = tril(do n^T)
 //     dS = eg_last dS' + (s q eg)^T do - (k eg)^T dv
 // and dq, dk, dg by the product rule; E's own gradient is summed over rows from the end of the chunk.
 //
-// Every dot product is one ascending fma chain, every other operation is rounded on its own, in the order written here;
-// sums over 16 interleaved chains (row sums) add the chains in order. Rows read earlier rows only: later tokens, other
-// sequences, the number of threads and the width of vectors cannot change a bit. Decays below 2^-100 count as zero.
+// Every dot product is one ascending fma chain, every other operation is rounded on its own, in the order
+// written here; sums over 16 interleaved chains (row sums) add the chains in order. Rows read earlier rows
+// only: later tokens, other sequences, the number of threads and the width of vectors cannot change a bit.
+// Decays below 2^-100 count as zero.
 //
 // Team is who works on a task: 8 or 16 lanes of one CPU thread, or a GPU block. It gives
-//   Lane, kWidth, load, store, unit   a pack of floats, its width (1 on a GPU); unit(l) is 1 in lane l, 0 elsewhere
-//   lanes(n, f)           f(d) for packs d = 0, kWidth, .. < n
-//   grid(rows, n, f)      f(i, d) for every row and pack
-//   items(n, f), cells(rows, n, f)   the same for single elements
-//   gemm(g)                          see Gemm
+//   Lane, kWidth, load, store, unit   a pack of floats, its width (1 on a GPU); unit(l) is 1 in lane l, 0
+//   elsewhere lanes(n, f)           f(d) for packs d = 0, kWidth, .. < n grid(rows, n, f)      f(i, d) for
+//   every row and pack items(n, f), cells(rows, n, f)   the same for single elements gemm(g) see Gemm
 //   transpose(rows, cols, from, ld_from, to, ld_to)   to_ji = from_ij
-//   pairs(rows, width, q, k, decay, k_turned, M, P)   one 16 x 16 block on the diagonal: F_jj = k_j, F_ij = F_(i-1)j
+//   pairs(width, q, k, decay, k_turned, M, P)   one 16 x 16 block on the diagonal: F_jj = k_j, F_ij =
+//   F_(i-1)j
 //       decay_i; M_ij = k_i . F_ij for i > j and, if q is given, P_ij = q_i . F_ij for i >= j
 //   sync()                ends a step; what a step wrote may be read after it
 #pragma once
@@ -37,10 +41,11 @@
 
 namespace rlk::kda::chunked {
 
-enum class Init { zero, load, scale };     // an accumulator starts from 0, from C0_ij, from C0_ij * row_scale_i
-enum class Span { full, lower, upper };    // k runs over all, over k <= i, over k >= i
+enum class Init { zero, load, scale };   // an accumulator starts from 0, from C0_ij, from C0_ij * row_scale_i
+enum class Span { full, lower, upper };  // k runs over all, over k <= i, over k >= i
 
-// C_ij = init + sum over k of A_ik B_kj. A has strides (am, ak), B and C are row-major, N is a multiple of 16.
+// C_ij = init + sum over k of A_ik B_kj. A has strides (am, ak), B and C are row-major, N is a multiple
+// of 16.
 struct Gemm {
   int m, n, k;
   const float* a;
@@ -53,8 +58,9 @@ struct Gemm {
   const float* row_scale = nullptr;
 };
 
-inline constexpr int kRows = 64;   // most rows of a chunk, and the leading dimension of C x C matrices
-inline constexpr int kBlock = 16;  // rows of a block: pairs inside one use exact products, pairs across two anchors
+inline constexpr int kRows = 64;  // most rows of a chunk, and the leading dimension of C x C matrices
+inline constexpr int kBlock =
+    16;  // rows of a block: pairs inside one use exact products, pairs across two anchors
 
 RLK_HD int padded(int n) { return (n + 15) / 16 * 16; }
 
@@ -77,19 +83,20 @@ struct Arena {
 
 struct ForwardScratch {
   int K, V;
-  float *q, *k, *v, *decay, *beta, *bias;        // inputs: q scaled; decay per token
-  float *from_start, *to_end, *total;            // eg, el, and the whole chunk's
-  float *q_start, *k_start, *k_end;              // s q eg, -k eg, k el
-  float *q_block, *k_block, *k_tail, *block_all; // decayed from or to the bounds of the 16-row block; its whole decay
-  float *k_turned, *tail_turned;                 // transposes of k and k_tail
-  float *M, *P, *A;                              // M without beta
+  float *q, *k, *v, *decay, *beta, *bias;  // inputs: q scaled; decay per token
+  float *from_start, *to_end, *total;      // eg, el, and the whole chunk's
+  float *q_start, *k_start, *k_end;        // s q eg, -k eg, k el
+  float *q_block, *k_block, *k_tail,
+      *block_all;                 // decayed from or to the bounds of the 16-row block; its whole decay
+  float *k_turned, *tail_turned;  // transposes of k and k_tail
+  float *M, *P, *A;               // M without beta
   float *x, *y, *n, *o, *state;
   float *sums, *row;
 
   RLK_HD ForwardScratch(const Problem& p, Arena& arena) : K(padded(p.k_dim)), V(padded(p.v_dim)) {
     const int rk = kRows * K, rv = kRows * V, rr = kRows * kRows;
-    float** const k_sized[] = {&q, &k, &decay, &from_start, &to_end, &q_start, &k_start, &k_end,
-                               &q_block, &k_block, &k_tail, &k_turned, &tail_turned};
+    float** const k_sized[] = {&q,     &k,       &decay,   &from_start, &to_end,   &q_start,    &k_start,
+                               &k_end, &q_block, &k_block, &k_tail,     &k_turned, &tail_turned};
     for (float** f : k_sized) *f = arena.take(rk);
     float** const v_sized[] = {&v, &x, &y, &n, &o};
     for (float** f : v_sized) *f = arena.take(rv);
@@ -110,17 +117,17 @@ struct BackwardScratch {
   float *d_out, *dn, *D, *dv, *dP, *dM;
   float *n_turned, *state_turned, *d_state_turned;
   float *through_q, *through_x, *through_n;  // do S^T, dv S^T, n dS'^T
-  float *state_dot;                          // sum over V of S . dS'
+  float* state_dot;                          // sum over V of S . dS'
   float *dq, *dk, *dG, *dq_in, *R, *Y, *write_k;
-  float *sum_q, *sum_k;                      // over the value heads of a group
-  float *d_states;                           // one dS per value head of the group
-  float *states;                             // the state before every chunk of every value head
+  float *sum_q, *sum_k;  // over the value heads of a group
+  float* d_states;       // one dS per value head of the group
+  float* states;         // the state before every chunk of every value head
 
   RLK_HD BackwardScratch(const Problem& p, Arena& arena) : f(p, arena) {
     const int rk = kRows * f.K, rv = kRows * f.V, rr = kRows * kRows;
     const std::int64_t matrix = std::int64_t(f.K) * f.V;
-    float** const k_sized[] = {&through_q, &through_x, &through_n, &dq, &dk, &dG, &dq_in, &R, &Y, &write_k,
-                               &sum_q, &sum_k};
+    float** const k_sized[] = {&through_q, &through_x, &through_n, &dq,      &dk,    &dG,
+                               &dq_in,     &R,         &Y,         &write_k, &sum_q, &sum_k};
     for (float** q : k_sized) *q = arena.take(rk);
     float** const v_sized[] = {&d_out, &dn, &D, &dv, &n_turned};
     for (float** q : v_sized) *q = arena.take(rv);
@@ -154,24 +161,27 @@ RLK_TEAM void with_type(Type type, F f) {
 
 // out[i][d] = the tensor's element, zero in padding columns and in rows up to the next block bound.
 template <class Team>
-RLK_TEAM void read_rows(Team& team, const Tensor& t, const Place& at_, int head, int width, float* out, int ld) {
+RLK_TEAM void read_rows(Team& team, const Tensor& t, const Place& at_, int head, int width, float* out,
+                        int ld) {
   with_type(t.type, [&](auto tag) {
     const auto* data = static_cast<const decltype(tag)*>(t.data) + at(t, at_.batch_row, at_.token, head);
     const std::int64_t step = t.token;
     const int rows = at_.rows;
-    team.cells(padded(rows), ld, [=](int i, int d) {
-      out[i * ld + d] = i < rows && d < width ? simt::to_float(data[i * step + d]) : 0.0f;
-    });
+    team.cells(rows, width, [=](int i, int d) { out[i * ld + d] = simt::to_float(data[i * step + d]); });
+    team.cells(rows, ld - width, [=](int i, int d) { out[i * ld + width + d] = 0; });
+    team.cells(padded(rows) - rows, ld, [=](int i, int d) { out[(rows + i) * ld + d] = 0; });
   });
 }
 
 template <class Team>
-RLK_TEAM void write_rows(Team& team, const Tensor& t, const Place& at_, int head, int width, const float* in, int ld) {
+RLK_TEAM void write_rows(Team& team, const Tensor& t, const Place& at_, int head, int width, const float* in,
+                         int ld) {
   with_type(t.type, [&](auto tag) {
     using T = decltype(tag);
     auto* data = static_cast<T*>(t.data) + at(t, at_.batch_row, at_.token, head);
     const std::int64_t step = t.token;
-    team.cells(at_.rows, width, [=](int i, int d) { data[i * step + d] = simt::from_float<T>(in[i * ld + d]); });
+    team.cells(at_.rows, width,
+               [=](int i, int d) { data[i * step + d] = simt::from_float<T>(in[i * ld + d]); });
   });
 }
 
@@ -187,7 +197,8 @@ RLK_TEAM void read_state(Team& team, const Problem& p, const States& s, std::int
 }
 
 template <class Team>
-RLK_TEAM void write_state(Team& team, const Problem& p, const States& s, std::int64_t n, int hv, const float* in) {
+RLK_TEAM void write_state(Team& team, const Problem& p, const States& s, std::int64_t n, int hv,
+                          const float* in) {
   if (!s) return;
   const int K = p.k_dim, V = p.v_dim, ld = padded(V);
   const std::int64_t base = n * s.row + hv * s.head;
@@ -200,11 +211,13 @@ RLK_TEAM void write_state(Team& team, const Problem& p, const States& s, std::in
 
 // out[i] = sum over d of a_id b_id: 16 interleaved chains, added in order.
 template <class Team>
-RLK_TEAM void row_dots(Team& team, int rows, int width, const float* a, const float* b, float* sums, float* out) {
+RLK_TEAM void row_dots(Team& team, int rows, int width, const float* a, const float* b, float* sums,
+                       float* out) {
   using L = typename Team::Lane;
   team.grid(rows, 16, [=](int i, int l) {
     L sum = L{};
-    for (int d = l; d < width; d += 16) sum = simt::fused(Team::load(a + i * width + d), Team::load(b + i * width + d), sum);
+    for (int d = l; d < width; d += 16)
+      sum = simt::fused(Team::load(a + i * width + d), Team::load(b + i * width + d), sum);
     Team::store(sums + i * 16 + l, sum);
   });
   team.sync();
@@ -222,13 +235,14 @@ RLK_TEAM void normalise(Team& team, Type type, int rows, int width, float* x, fl
   row_dots(team, rows, width, x, x, sums, norms);
   team.items(rows, [=](int i) { norms[i] = 1.0f / __builtin_sqrtf(norms[i] + float(kNormEps)); });
   team.sync();
-  team.cells(rows, width, [=](int i, int d) { x[i * width + d] = round_to(type, x[i * width + d] * norms[i]); });
+  team.cells(rows, width,
+             [=](int i, int d) { x[i * width + d] = round_to(type, x[i * width + d] * norms[i]); });
 }
 
 // dx = r (dy - y (dy . y)), in place.
 template <class Team>
-RLK_TEAM void unnormalise(Team& team, int rows, int width, const float* y, const float* norms, float* dy, float* sums,
-                          float* along) {
+RLK_TEAM void unnormalise(Team& team, int rows, int width, const float* y, const float* norms, float* dy,
+                          float* sums, float* along) {
   using L = typename Team::Lane;
   row_dots(team, rows, width, dy, y, sums, along);
   team.grid(rows, width, [=](int i, int d) {
@@ -240,8 +254,8 @@ RLK_TEAM void unnormalise(Team& team, int rows, int width, const float* y, const
 
 // q (not scaled), k, as the recurrence sees them.
 template <class Team>
-RLK_TEAM void read_key_like(Team& team, const Problem& p, const Tensor& t, const Place& place, int h, float* out,
-                            float* sums, float* norms) {
+RLK_TEAM void read_key_like(Team& team, const Problem& p, const Tensor& t, const Place& place, int h,
+                            float* out, float* sums, float* norms) {
   read_rows(team, t, place, h, p.k_dim, out, padded(p.k_dim));
   team.sync();
   if (!p.l2norm) return;
@@ -256,12 +270,12 @@ RLK_TEAM GateParameters<typename Team::Lane> lane_gate(const Problem& p, int hv,
   return {p.gate, L{} + rate, Team::load(bias + d), L{} + float(p.lower_bound)};
 }
 
-// Everything of the chunk that does not depend on the state: decays, M, A, and P when wanted.
+// The chunk's inputs as the recurrence sees them.
 template <class Team>
-RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, const ForwardScratch& s, bool want_q) {
+RLK_TEAM void read_chunk(Team& team, const Problem& p, const Place& place, int hv, const ForwardScratch& s,
+                         bool want_q) {
   using L = typename Team::Lane;
-  const int K = s.K, n = place.rows, blocks = (n + kBlock - 1) / kBlock;
-  const int h = hv / p.group();
+  const int K = s.K, n = place.rows, h = hv / p.group();
   read_key_like(team, p, p.k, place, h, s.k, s.sums, s.row);
   if (want_q) {
     read_key_like(team, p, p.q, place, h, s.q, s.sums, s.row);
@@ -283,7 +297,13 @@ RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, 
     Team::store(g, flushed(simt::exp<L>(lane_gate<Team>(p, hv, s.bias, d).value(Team::load(g)))));
   });
   team.sync();
-  // Running products down and up the chunk.
+}
+
+// Running products of decays down and up the chunk and its blocks, and what they multiply.
+template <class Team>
+RLK_TEAM void decay_chunk(Team& team, int n, const ForwardScratch& s, bool want_q) {
+  using L = typename Team::Lane;
+  const int K = s.K;
   team.lanes(K, [=](int d) {
     L from_start = L{} + 1.0f, in_block = L{} + 1.0f;
     for (int i = 0; i < n; ++i) {
@@ -319,7 +339,13 @@ RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, 
   team.transpose(padded(n), K, s.k, K, s.k_turned, kRows);
   team.transpose(padded(n), K, s.k_tail, K, s.tail_turned, kRows);
   team.sync();
-  // Pairs across blocks: rows decayed from their block's start, columns decayed up to it.
+}
+
+// M without beta, and P when wanted. Across blocks, rows are decayed from their block's start and columns up
+// to it.
+template <class Team>
+RLK_TEAM void pair_chunk(Team& team, int n, const ForwardScratch& s, bool want_q) {
+  const int K = s.K, blocks = (n + kBlock - 1) / kBlock;
   for (int b = 1; b < blocks; ++b) {
     const int first = b * kBlock, rows = n - first < kBlock ? n - first : kBlock;
     if (b > 1) {
@@ -332,18 +358,23 @@ RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, 
     team.template gemm<Init::zero, Span::full>(
         Gemm{rows, first, K, s.k_block + first * K, K, 1, s.tail_turned, kRows, s.M + first * kRows, kRows});
     if (want_q) {
-      team.template gemm<Init::zero, Span::full>(
-          Gemm{rows, first, K, s.q_block + first * K, K, 1, s.tail_turned, kRows, s.P + first * kRows, kRows});
+      team.template gemm<Init::zero, Span::full>(Gemm{rows, first, K, s.q_block + first * K, K, 1,
+                                                      s.tail_turned, kRows, s.P + first * kRows, kRows});
     }
     team.sync();
   }
   for (int b = 0; b < blocks; ++b) {
-    const int first = b * kBlock, rows = n - first < kBlock ? n - first : kBlock;
-    team.pairs(rows, K, want_q ? s.q + first * K : nullptr, s.k + first * K, s.decay + first * K,
+    const int first = b * kBlock;
+    team.pairs(K, want_q ? s.q + first * K : nullptr, s.k + first * K, s.decay + first * K,
                s.k_turned + first, s.M + first * kRows + first, s.P + first * kRows + first);
   }
   team.sync();
-  // A by forward substitution, column by column.
+}
+
+// A = (I + M)^-1 by forward substitution, column by column.
+template <class Team>
+RLK_TEAM void invert_chunk(Team& team, int n, const ForwardScratch& s) {
+  using L = typename Team::Lane;
   team.lanes(padded(n), [=](int j) {
     for (int i = 0; i < n; ++i) {
       L row = Team::unit(i - j);
@@ -357,13 +388,24 @@ RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, 
   team.sync();
 }
 
+// Everything of the chunk that does not depend on the state.
+template <class Team>
+RLK_TEAM void prepare(Team& team, const Problem& p, const Place& place, int hv, const ForwardScratch& s,
+                      bool want_q) {
+  read_chunk(team, p, place, hv, s, want_q);
+  decay_chunk(team, place.rows, s, want_q);
+  pair_chunk(team, place.rows, s, want_q);
+  invert_chunk(team, place.rows, s);
+}
+
 // x, y and n of the chunk, given the state before it.
 template <class Team>
 RLK_TEAM void solve(Team& team, int n, const ForwardScratch& s) {
   const int K = s.K, V = s.V;
   team.template gemm<Init::load, Span::full>(Gemm{n, V, K, s.k_start, K, 1, s.state, V, s.x, V, s.v});
   team.sync();
-  team.grid(n, V, [=](int i, int j) { Team::store(s.y + i * V + j, Team::load(s.x + i * V + j) * s.beta[i]); });
+  team.grid(n, V,
+            [=](int i, int j) { Team::store(s.y + i * V + j, Team::load(s.x + i * V + j) * s.beta[i]); });
   team.sync();
   team.template gemm<Init::zero, Span::lower>(Gemm{n, V, n, s.A, kRows, 1, s.y, V, s.n, V});
   team.sync();
@@ -382,7 +424,9 @@ RLK_HD Place place_of(const Problem& p, std::int64_t n, std::int64_t chunk) {
   return {p.row(n), p.start(n) + chunk * p.chunk, int(left < p.chunk ? left : p.chunk)};
 }
 
-RLK_HD std::int64_t chunks_of(const Problem& p, std::int64_t n) { return (p.length(n) + p.chunk - 1) / p.chunk; }
+RLK_HD std::int64_t chunks_of(const Problem& p, std::int64_t n) {
+  return (p.length(n) + p.chunk - 1) / p.chunk;
+}
 
 RLK_HD std::int64_t forward_tasks(const Problem& p) { return p.sequences * p.value_heads; }
 RLK_HD std::int64_t backward_tasks(const Problem& p) { return p.sequences * p.heads; }
@@ -421,9 +465,11 @@ RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* sc
       });
     }
     solve(team, place.rows, s);
-    team.template gemm<Init::zero, Span::full>(Gemm{place.rows, V, s.K, s.q_start, s.K, 1, s.state, V, s.o, V});
+    team.template gemm<Init::zero, Span::full>(
+        Gemm{place.rows, V, s.K, s.q_start, s.K, 1, s.state, V, s.o, V});
     team.sync();
-    team.template gemm<Init::load, Span::lower>(Gemm{place.rows, V, place.rows, s.P, kRows, 1, s.n, V, s.o, V, s.o});
+    team.template gemm<Init::load, Span::lower>(
+        Gemm{place.rows, V, place.rows, s.P, kRows, 1, s.n, V, s.o, V, s.o});
     advance(team, place.rows, s);
     write_rows(team, p.out, place, hv, p.v_dim, s.o, V);
     team.sync();
@@ -432,8 +478,8 @@ RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* sc
   team.sync();
 }
 
-// Gradients inside a chunk through P and M: dq_in, R and Y (see the head of this file; R_i = sum_j dM_ij k_j E_ij,
-// Y_j = sum_i (dP_ij s q_i + dM_ij beta_i k_i) E_ij).
+// Gradients inside a chunk through P and M: dq_in, R and Y (see the head of this file; R_i = sum_j dM_ij k_j
+// E_ij, Y_j = sum_i (dP_ij s q_i + dM_ij beta_i k_i) E_ij).
 template <class Team>
 RLK_TEAM void backward_pairs(Team& team, int n, const BackwardScratch& b) {
   using L = typename Team::Lane;
@@ -467,11 +513,12 @@ RLK_TEAM void backward_pairs(Team& team, int n, const BackwardScratch& b) {
       });
       team.sync();
     }
-    team.template gemm<Init::zero, Span::full>(Gemm{kBlock, K, n - next, b.dP + next * kRows + first, 1, kRows,
-                                                    s.q_block + next * K, K, b.Y + first * K, K});
+    team.template gemm<Init::zero, Span::full>(Gemm{kBlock, K, n - next, b.dP + next * kRows + first, 1,
+                                                    kRows, s.q_block + next * K, K, b.Y + first * K, K});
     team.sync();
-    team.template gemm<Init::load, Span::full>(Gemm{kBlock, K, n - next, b.dM + next * kRows + first, 1, kRows,
-                                                    b.write_k + next * K, K, b.Y + first * K, K, b.Y + first * K});
+    team.template gemm<Init::load, Span::full>(Gemm{kBlock, K, n - next, b.dM + next * kRows + first, 1,
+                                                    kRows, b.write_k + next * K, K, b.Y + first * K, K,
+                                                    b.Y + first * K});
     team.sync();
   }
   // Inside a block, decaying row by row, and the two parts together.
@@ -525,7 +572,8 @@ RLK_TEAM void backward_pairs(Team& team, int n, const BackwardScratch& b) {
   team.sync();
 }
 
-// One chunk of one value head, backward: leaves dq (of s q), dk, dG, dv and the row sums of d beta; updates d_state.
+// One chunk of one value head, backward: leaves dq (of s q), dk, dG, dv and the row sums of d beta; updates
+// d_state.
 template <class Team>
 RLK_TEAM void backward_chunk(Team& team, int n, const BackwardScratch& b, float* d_state) {
   using L = typename Team::Lane;
@@ -542,11 +590,13 @@ RLK_TEAM void backward_chunk(Team& team, int n, const BackwardScratch& b, float*
   team.template gemm<Init::zero, Span::full>(Gemm{n, wide, V, b.d_out, V, 1, b.n_turned, kRows, b.dP, kRows});
   team.sync();
   team.template gemm<Init::zero, Span::full>(Gemm{n, wide, V, b.D, V, 1, b.n_turned, kRows, b.dM, kRows});
-  team.grid(n, V, [=](int i, int j) { Team::store(b.dv + i * V + j, Team::load(b.D + i * V + j) * s.beta[i]); });
+  team.grid(n, V,
+            [=](int i, int j) { Team::store(b.dv + i * V + j, Team::load(b.D + i * V + j) * s.beta[i]); });
   team.lanes(K, [=](int d) {
     L sum = L{};
     for (int j = 0; j < V; ++j) {
-      sum = simt::fused(Team::load(b.state_turned + j * K + d), Team::load(b.d_state_turned + j * K + d), sum);
+      sum =
+          simt::fused(Team::load(b.state_turned + j * K + d), Team::load(b.d_state_turned + j * K + d), sum);
     }
     Team::store(b.state_dot + d, sum);
   });
@@ -555,7 +605,9 @@ RLK_TEAM void backward_chunk(Team& team, int n, const BackwardScratch& b, float*
     float* m = b.dM + i * kRows + j;
     Team::store(m, -Team::load(m));
   });
-  team.grid(n, K, [=](int i, int d) { Team::store(b.write_k + i * K + d, Team::load(s.k_block + i * K + d) * s.beta[i]); });
+  team.grid(n, K, [=](int i, int d) {
+    Team::store(b.write_k + i * K + d, Team::load(s.k_block + i * K + d) * s.beta[i]);
+  });
   team.template gemm<Init::zero, Span::full>(Gemm{n, K, V, b.d_out, V, 1, b.state_turned, K, b.through_q, K});
   team.template gemm<Init::zero, Span::full>(Gemm{n, K, V, b.dv, V, 1, b.state_turned, K, b.through_x, K});
   team.template gemm<Init::zero, Span::full>(Gemm{n, K, V, s.n, V, 1, b.d_state_turned, K, b.through_n, K});
@@ -582,8 +634,8 @@ RLK_TEAM void backward_chunk(Team& team, int n, const BackwardScratch& b, float*
       const int id = i * K + d;
       const L q = Team::load(s.q + id), k = Team::load(s.k + id), from_start = Team::load(s.from_start + id);
       const L through_q = Team::load(b.through_q + id), through_x = Team::load(b.through_x + id),
-              through_n = Team::load(b.through_n + id), dq_in = Team::load(b.dq_in + id), Y = Team::load(b.Y + id),
-              R = Team::load(b.R + id) * s.beta[i];
+              through_n = Team::load(b.through_n + id), dq_in = Team::load(b.dq_in + id),
+              Y = Team::load(b.Y + id), R = Team::load(b.R + id) * s.beta[i];
       Team::store(b.dq + id, simt::fused(from_start, through_q, dq_in));
       L dk = simt::fused(Team::load(s.to_end + id), through_n, L(R + Y));
       dk = simt::fused(-from_start, through_x, dk);
@@ -602,8 +654,8 @@ RLK_TEAM void backward_chunk(Team& team, int n, const BackwardScratch& b, float*
 
 // Writes what a value head alone decides: d_v, d_beta, d_g; adds to the sums for d_a_log and d_dt_bias.
 template <class Team>
-RLK_TEAM void write_head_gradients(Team& team, const Problem& p, const Place& place, int hv, const BackwardScratch& b,
-                                   double* partial) {
+RLK_TEAM void write_head_gradients(Team& team, const Problem& p, const Place& place, int hv,
+                                   const BackwardScratch& b, double* partial) {
   const ForwardScratch& s = b.f;
   const int K = s.K, n = place.rows, k_dim = p.k_dim;
   write_rows(team, p.d_v, place, hv, p.v_dim, b.dv, s.V);
@@ -638,11 +690,13 @@ RLK_TEAM void write_head_gradients(Team& team, const Problem& p, const Place& pl
 
 // d_q and d_k of a chunk from the sums over the group's value heads.
 template <class Team>
-RLK_TEAM void write_key_gradients(Team& team, const Problem& p, const Place& place, int h, const BackwardScratch& b) {
+RLK_TEAM void write_key_gradients(Team& team, const Problem& p, const Place& place, int h,
+                                  const BackwardScratch& b) {
   const ForwardScratch& s = b.f;
   const int K = s.K, n = place.rows;
   const float scale = float(p.scale);
-  team.grid(n, K, [=](int i, int d) { Team::store(b.sum_q + i * K + d, Team::load(b.sum_q + i * K + d) * scale); });
+  team.grid(n, K,
+            [=](int i, int d) { Team::store(b.sum_q + i * K + d, Team::load(b.sum_q + i * K + d) * scale); });
   team.sync();
   if (p.l2norm) {
     read_key_like(team, p, p.q, place, h, s.q, s.sums, s.row);
@@ -657,7 +711,8 @@ RLK_TEAM void write_key_gradients(Team& team, const Problem& p, const Place& pla
   team.sync();
 }
 
-// One (sequence, q/k head) with all its value heads, backward. `partials`: [sequences, HV, 2, K] sums, see finish.
+// One (sequence, q/k head) with all its value heads, backward. `partials`: [sequences, HV, 2, K] sums, see
+// finish.
 template <class Team>
 RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* scratch, double* partials) {
   Arena arena{scratch};
@@ -693,7 +748,8 @@ RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* s
         read_state(team, p, p.chunk_states, p.slot(n) + c, hv, s.state);
       } else {
         const float* saved = b.states + (m * chunks + c) * matrix;
-        team.grid(K, V, [=](int d, int j) { Team::store(s.state + d * V + j, Team::load(saved + d * V + j)); });
+        team.grid(K, V,
+                  [=](int d, int j) { Team::store(s.state + d * V + j, Team::load(saved + d * V + j)); });
       }
       read_rows(team, p.d_out, place, hv, p.v_dim, b.d_out, V);
       prepare(team, p, place, hv, s, true);

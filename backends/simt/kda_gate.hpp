@@ -1,5 +1,6 @@
-// The scalar parts of KDA around the recurrence: gate activation, write strength, normalisation, and their derivatives.
-// Templates over float or a vector of float (chunked forms, every executor) and double (the golden form).
+// The scalar parts of KDA around the recurrence: gate activation, write strength, normalisation, and their
+// derivatives. Templates over float or a vector of float (chunked forms, every executor) and double (the
+// golden form).
 #pragma once
 
 #include "kda_problem.hpp"

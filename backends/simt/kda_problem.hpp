@@ -1,5 +1,5 @@
-// One KDA call as plain data: pointers, strides, sizes, options. What kernels and host code of every executor take,
-// passed to GPU kernels by value. Knows nothing of the registry.
+// One KDA call as plain data: pointers, strides, sizes, options. What kernels and host code of every executor
+// take, passed to GPU kernels by value. Knows nothing of the registry.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ using simt::fp16;
 enum class Type : std::int32_t { f32, bf16, f16 };
 enum class Gate : std::int32_t { none, softplus, bounded };
 
-// A tensor [batch, token, head, channel]: the last dimension is contiguous, strides count elements. `beta` has no
-// channel. Absent when data is null.
+// A tensor [batch, token, head, channel]: the last dimension is contiguous, strides count elements. `beta`
+// has no channel. Absent when data is null.
 struct Tensor {
   void* data = nullptr;
   Type type = Type::f32;
@@ -24,8 +24,8 @@ struct Tensor {
   RLK_HD explicit operator bool() const { return data != nullptr; }
 };
 
-// States [row, head, K, V], or [row, head, V, K] when v_first; each K x V matrix is dense, `row` and `head` count
-// elements. fp32, or bf16/fp16 for saved chunk states. Absent when data is null.
+// States [row, head, K, V], or [row, head, V, K] when v_first; each K x V matrix is dense, `row` and `head`
+// count elements. fp32, or bf16/fp16 for saved chunk states. Absent when data is null.
 struct States {
   void* data = nullptr;
   Type type = Type::f32;

@@ -1,8 +1,8 @@
 // exp, exp2, log1p, sigmoid, softplus: the project's own, written once for host and device.
 //
-// The same bits on every machine: only +, -, *, /, sqrt, fma and integer operations, each correctly rounded, no library
-// call, no branch. Every function is a template over float, double, or a GCC vector of float (one lane, one result), so
-// host code runs the same source on 8 or 16 lanes. Compile with contraction off.
+// The same bits on every machine: only +, -, *, /, sqrt, fma and integer operations, each correctly rounded,
+// no library call, no branch. Every function is a template over float, double, or a GCC vector of float (one
+// lane, one result), so host code runs the same source on 8 or 16 lanes. Compile with contraction off.
 // Accuracy in ulp: exp and exp2 1.1, sigmoid and softplus 3, subnormal results included; NaN stays NaN.
 #pragma once
 
@@ -70,7 +70,8 @@ struct ExpConstants<double> {
       1.0 / 120.0,           1.0 / 24.0,          1.0 / 6.0};
 };
 
-// 2^n e^r with |r| <= ln2 / 2; n as the low bits of `shifted`. Two factors, so that subnormal results round once.
+// 2^n e^r with |r| <= ln2 / 2; n as the low bits of `shifted`. Two factors, so that subnormal results round
+// once.
 template <class T>
 RLK_HD T exp_finish(T shifted, T r) {
   using C = ExpConstants<T>;
@@ -119,7 +120,8 @@ RLK_HD T log1p_unit(T y) {
   const T z = s * s;
   T p = T{} + (decltype(ExpConstants<T>::kShift))(1) / (2 * kTerms + 1);
 #pragma GCC unroll 20
-  for (int i = kTerms - 1; i >= 1; --i) p = fused(p, z, T{} + (decltype(ExpConstants<T>::kShift))(1) / (2 * i + 1));
+  for (int i = kTerms - 1; i >= 1; --i)
+    p = fused(p, z, T{} + (decltype(ExpConstants<T>::kShift))(1) / (2 * i + 1));
   const T twice = s + s;
   return fused(twice * z, p, twice);
 }
