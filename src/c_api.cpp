@@ -312,6 +312,15 @@ rlk_code rlk_load_plugin(const char* path) {
       RLK_INTERNAL);
 }
 
+rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin) {
+  return guarded(
+      [&] {
+        if (!backend) return fail(RLK_INVALID_ARGUMENT, "backend is null");
+        return set_failure(register_backend(backend, origin ? origin : "the program"));
+      },
+      RLK_INTERNAL);
+}
+
 uint64_t rlk_save(const DLTensor* tensor, const char* name) {
   if (!tensor || !tensor->data) return fail(RLK_INVALID_ARGUMENT, "save: tensor is null or has null data"), 0;
   return guarded([&] { return save_range(range_of(*tensor), name ? name : "a saved tensor"); }, uint64_t{0});

@@ -217,6 +217,10 @@ typedef struct rlk_backend {
   int32_t (*activate)(const rlk_host* host);
 } rlk_backend;
 
+/** Registers a backend that is linked into the program instead of loaded from a file. All or nothing: a clash of
+ *  names is an error that names both origins, and nothing of the backend is kept. The tables must live for ever. */
+RLK_API rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin);
+
 typedef const rlk_backend* (*rlk_backend_query_fn)(uint32_t host_abi_major, const rlk_host* host);
 
 #ifdef __cplusplus
