@@ -5,6 +5,7 @@
 // addresses decide (overlaps) is compared on every call.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -46,53 +47,65 @@ struct Extent {
   int64_t low, high;
 };
 
-// A resolved call with the key it is good for.
+// The part of the policy that fits a word; the rest are strings and scopes, nearly always empty.
+uint64_t policy_word(const Options& o) noexcept {
+  return static_cast<uint64_t>(o.precision) | uint64_t{o.needs_backward} << 8 |
+         uint64_t{o.deterministic} << 9 | static_cast<uint64_t>(scope_state.precision) << 16 |
+         static_cast<uint64_t>(static_cast<uint32_t>(o.threads)) << 32;
+}
+
+// A resolved call with the key it is good for. Owned by one thread.
 struct Prepared {
   const rlk_op_schema* op = nullptr;
   const rlk_implementation* implementation = nullptr;
   uint64_t gate = 0;
+  uint64_t policy = 0;
+  const ScopeNode* scope = nullptr;
+  bool plain = true;  // no strings in the policy
+  // Per argument: kAbsent, or device, type, address << 1 | strided, shape, strides; then the attributes'
+  // words.
   std::vector<uint64_t> key;
   std::vector<Pair> pairs;
   std::vector<Extent> extents;
-  rlk_call call{};
+  rlk_device device{};
+  rlk_call call{};  // its device is set when the call is run: a Prepared moves
   uint64_t workspace_bytes = 0;
-  // Policy
-  Options options;
   std::string backend, arithmetic, gradients;
-  Precision scope_precision{};
-  const ScopeNode* scope = nullptr;
 
-  bool matches(const rlk_slot* slots) const noexcept {
+  enum class Match { no, same_addresses, other_addresses };
+  Match match(const rlk_slot* slots) const noexcept {
     const uint64_t* k = key.data();
+    uint64_t moved = 0;
     for (uint32_t i = 0; i < op->num_arguments; ++i) {
       const DLTensor* t = slots[i].tensor;
       if (!t) {
-        if (*k++ != kAbsent) return false;
+        if (*k++ != kAbsent) return Match::no;
         continue;
       }
       const Head h = head_of(*t);
-      if (k[0] != h.device || k[1] != h.type || (k[2] >> 1) != (address_of(*t) & kAlignment) ||
-          (k[2] & 1) != (t->strides != nullptr))
-        return false;
+      const uint64_t place = address_of(*t) << 1 | (t->strides != nullptr);
+      if (((k[0] ^ h.device) | (k[1] ^ h.type) | ((k[2] ^ place) & (kAlignment << 1 | 1))) != 0)
+        return Match::no;
+      moved |= k[2] ^ place;
       k += 3;
-      for (int32_t d = 0; d < t->ndim; ++d)
-        if (k[d] != static_cast<uint64_t>(t->shape[d])) return false;
+      uint64_t differs = 0;
+      for (int32_t d = 0; d < t->ndim; ++d) differs |= k[d] ^ static_cast<uint64_t>(t->shape[d]);
       k += t->ndim;
       if (t->strides) {
-        for (int32_t d = 0; d < t->ndim; ++d)
-          if (k[d] != static_cast<uint64_t>(t->strides[d])) return false;
+        for (int32_t d = 0; d < t->ndim; ++d) differs |= k[d] ^ static_cast<uint64_t>(t->strides[d]);
         k += t->ndim;
       }
+      if (differs) return Match::no;
     }
-    return op->num_attributes == 0 ||
-           std::memcmp(k, slots + op->num_arguments, op->num_attributes * sizeof(rlk_slot)) == 0;
+    for (uint32_t i = 0; i < op->num_attributes; ++i)
+      if (k[i] != static_cast<uint64_t>(slots[op->num_arguments + i].i)) return Match::no;
+    return moved ? Match::other_addresses : Match::same_addresses;
   }
 
-  bool same_policy(const Options& o) const noexcept {
-    return o.precision == options.precision && o.needs_backward == options.needs_backward &&
-           o.deterministic == options.deterministic && o.threads == options.threads &&
-           scope_precision == scope_state.precision && scope == scope_state.backends &&
-           o.backend == backend && o.arithmetic == arithmetic && o.gradients == gradients;
+  bool same_policy(const Options& o, uint64_t word) const noexcept {
+    if (policy != word || scope != scope_state.backends) return false;
+    const bool empty = (o.backend.size() | o.arithmetic.size() | o.gradients.size()) == 0;
+    return plain ? empty : o.backend == backend && o.arithmetic == arithmetic && o.gradients == gradients;
   }
 
   bool overlaps(const rlk_slot* slots) const noexcept {
@@ -118,8 +131,7 @@ void remember(Prepared& p, const rlk_slot* slots) {
       continue;
     }
     const Head h = head_of(*t);
-    p.key.insert(p.key.end(),
-                 {h.device, h.type, (address_of(*t) & kAlignment) << 1 | (t->strides != nullptr)});
+    p.key.insert(p.key.end(), {h.device, h.type, address_of(*t) << 1 | (t->strides != nullptr)});
     for (int32_t d = 0; d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->shape[d]));
     for (int32_t d = 0; t->strides && d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->strides[d]));
     const ByteRange range = range_of(*t);
@@ -137,6 +149,16 @@ void remember(Prepared& p, const rlk_slot* slots) {
           p.extents[o].high > p.extents[o].low)
         p.pairs.push_back({w, o, may_alias(op, w, o)});
     }
+}
+
+// New addresses that passed the address checks: the next call with them skips those.
+void remember_addresses(Prepared& p, const rlk_slot* slots) noexcept {
+  uint64_t* k = p.key.data();
+  for (uint32_t i = 0; i < p.op->num_arguments; ++i) {
+    const DLTensor* t = slots[i].tensor;
+    if (t) k[2] = address_of(*t) << 1 | (t->strides != nullptr);
+    k += t ? 3 + t->ndim + (t->strides ? t->ndim : 0) : 1;
+  }
 }
 
 // Per-thread CPU workspace, grown to the largest call so far and aligned to a cache line.
@@ -166,7 +188,7 @@ Status set_workspace(rlk_call& call, const Options& o, uint64_t bytes, const rlk
     return {};
   }
   if (!bytes) return {};
-  if (call.device.type != kDLCPU)
+  if (call.device->type != kDLCPU)
     return {RLK_INVALID_ARGUMENT,
             fmt::format("{}: workspace has 0 bytes, {} are needed: pass device memory in Options::workspace",
                         op.name, bytes)};
@@ -195,44 +217,29 @@ Status prepare(int32_t index, const rlk_slot* slots, const Options& options, Pre
   const rlk_request request{sizeof(rlk_request), static_cast<int32_t>(policy.precision), device,
                             policy.needs_backward, policy.threads};
   if (p.implementation->workspace) p.workspace_bytes = p.implementation->workspace(slots, &request);
+  p.device = device;
   p.call = {sizeof(rlk_call),
             static_cast<int32_t>(policy.precision),
             &host(),
             nullptr,
             nullptr,
             0,
-            device,
+            nullptr,
             policy.threads,
             policy.needs_backward};
-  p.options = options;
+  p.policy = policy_word(options);
+  p.scope = scope_state.backends;
   p.backend = options.backend;
   p.arithmetic = options.arithmetic;
   p.gradients = options.gradients;
-  p.scope_precision = scope_state.precision;
-  p.scope = scope_state.backends;
+  p.plain = p.backend.empty() && p.arithmetic.empty() && p.gradients.empty();
   remember(p, slots);
   if (resolution) *resolution = std::move(r);
   return {};
 }
 
-Status execute(const Prepared& p, const rlk_slot* slots, const Options& options) {
-  if (p.overlaps(slots) || (gate().load(std::memory_order_relaxed) & 1))
-    if (Status s = check_overlap(*p.op, slots); !s) return s;
-  rlk_call call = p.call;
-  call.stream = options.stream;
-  if (p.workspace_bytes || options.workspace)
-    if (Status s = set_workspace(call, options, p.workspace_bytes, *p.op); !s) return s;
-  const int32_t code = p.implementation->run(slots, &call);
-  if (code == RLK_OK) [[likely]]
-    return {};
-  if (code == RLK_UNSUPPORTED)
-    return {RLK_INTERNAL, fmt::format("{}: {} accepted this call, then refused to run it: {}", p.op->name,
-                                      p.implementation->id, failure_text())};
-  return failure(static_cast<rlk_code>(code));
-}
-
-// Data that the key does not cover: null data and element alignment (alignment is in the key).
-Status check_data(const rlk_op_schema& op, const rlk_slot* slots) {
+// Data that the key does not cover: null data of tensors that have elements.
+Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
   for (uint32_t i = 0; i < op.num_arguments; ++i)
     if (slots[i].tensor && !slots[i].tensor->data) {
       DLDevice device;
@@ -241,21 +248,71 @@ Status check_data(const rlk_op_schema& op, const rlk_slot* slots) {
   return {};
 }
 
+// What only addresses decide.
+Status check_addresses(Prepared& p, const rlk_slot* slots) {
+  if (Status s = check_null(*p.op, slots); !s) return s;
+  if (p.overlaps(slots))
+    if (Status s = check_overlap(*p.op, slots); !s) return s;
+  remember_addresses(p, slots);
+  return {};
+}
+
+Status explain_failure(const Prepared& p, int32_t code) {
+  if (code == RLK_UNSUPPORTED)
+    return {RLK_INTERNAL, fmt::format("{}: {} accepted this call, then refused to run it: {}", p.op->name,
+                                      p.implementation->id, failure_text())};
+  return failure(static_cast<rlk_code>(code));
+}
+
+Status execute(const Prepared& p, const rlk_slot* slots, const Options& options) {
+  if (gate().load(std::memory_order_relaxed) & 1)
+    if (Status s = check_overlap(*p.op, slots); !s) return s;
+  rlk_call call = p.call;
+  call.device = &p.device;
+  call.stream = options.stream;
+  if (p.workspace_bytes || options.workspace)
+    if (Status s = set_workspace(call, options, p.workspace_bytes, *p.op); !s) return s;
+  const int32_t code = p.implementation->run(slots, &call);
+  if (code == RLK_OK) [[likely]]
+    return {};
+  return explain_failure(p, code);
+}
+
 constexpr std::size_t kEntries = 8;
 struct OpCache {
-  std::vector<Prepared> entries;
-  std::size_t last = 0, next = 0;
+  Prepared entries[kEntries];
+  std::size_t used = 0, last = 0, next = 0;
 };
-thread_local std::vector<OpCache> caches;
+
+// This thread's caches by op index. The pointer that every call reads is static TLS; the owner that frees it
+// at thread exit is touched only when it grows.
+struct Caches {
+  std::vector<std::unique_ptr<OpCache>> by_op;
+  ~Caches();
+};
+struct CacheView {
+  std::unique_ptr<OpCache>* by_op = nullptr;
+  std::size_t size = 0;
+};
+constinit thread_local CacheView view [[gnu::tls_model("initial-exec")]];
+thread_local Caches owner;
+Caches::~Caches() { view = {}; }
+
+OpCache& cache_for(std::size_t op) {
+  if (op >= owner.by_op.size()) owner.by_op.resize(op + 16);
+  view = {owner.by_op.data(), owner.by_op.size()};
+  if (!owner.by_op[op]) owner.by_op[op] = std::make_unique<OpCache>();
+  return *owner.by_op[op];
+}
 
 Status run_and_cache(int32_t op, const rlk_slot* slots, const Options& options) {
   Prepared p;
   if (Status s = prepare(op, slots, options, p, nullptr); !s) return s;
-  if (caches.size() <= static_cast<std::size_t>(op)) caches.resize(static_cast<std::size_t>(op) + 16);
-  OpCache& cache = caches[static_cast<std::size_t>(op)];
-  if (cache.entries.size() < kEntries) cache.entries.emplace_back();
+  if (Status s = check_overlap(*p.op, slots); !s) return s;
+  OpCache& cache = cache_for(static_cast<std::size_t>(op));
   cache.last = cache.next;
   cache.next = (cache.next + 1) % kEntries;
+  cache.used = std::max(cache.used, cache.last + 1);
   Prepared& kept = cache.entries[cache.last];
   kept = std::move(p);
   return execute(kept, slots, options);
@@ -274,14 +331,19 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
     return {RLK_UNKNOWN_NAME,
             "this op is not in the library that is loaded: header and library versions differ"};
   const uint64_t now = gate().load(std::memory_order_acquire) & ~uint64_t{1};
-  if (static_cast<std::size_t>(op) < caches.size()) [[likely]] {
-    OpCache& cache = caches[static_cast<std::size_t>(op)];
-    for (std::size_t tried = 0, i = cache.last; tried < cache.entries.size();
-         ++tried, i = (i + 1) % cache.entries.size()) {
-      const Prepared& p = cache.entries[i];
-      if (p.gate != now || !p.same_policy(options) || !p.matches(slots)) continue;
+  const auto index = static_cast<std::size_t>(op);
+  if (index < view.size && view.by_op[index]) [[likely]] {
+    OpCache& cache = *view.by_op[index];
+    const uint64_t word = policy_word(options);
+    for (std::size_t tried = 0, i = cache.last; tried < cache.used;
+         ++tried, i = i + 1 < cache.used ? i + 1 : 0) {
+      Prepared& p = cache.entries[i];
+      if (p.gate != now || !p.same_policy(options, word)) continue;
+      const Prepared::Match match = p.match(slots);
+      if (match == Prepared::Match::no) continue;
       cache.last = i;
-      if (Status s = check_data(*p.op, slots); !s) return s;
+      if (match == Prepared::Match::other_addresses)
+        if (Status s = check_addresses(p, slots); !s) return s;
       return execute(p, slots, options);
     }
   }
@@ -322,9 +384,10 @@ struct BoundOp::State {
   }
   Status settle() {
     call = prepared.call;
+    call.device = &prepared.device;
     call.stream = options.stream;
     const uint64_t bytes = prepared.workspace_bytes;
-    if (!options.workspace && bytes && call.device.type == kDLCPU) {
+    if (!options.workspace && bytes && prepared.device.type == kDLCPU) {
       workspace.resize(bytes + 64);
       call.workspace = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
       call.workspace_bytes = bytes;
@@ -357,18 +420,20 @@ Status BoundOp::run_slowly(const rlk_slot* slots) {
   }
   if (Status s = check_overlap(*state_->prepared.op, slots); !s) return s;
   const int32_t code = run_(slots, call_);
-  return code == RLK_OK ? Status() : failure(static_cast<rlk_code>(code));
+  return code == RLK_OK ? Status() : explain_failure(state_->prepared, code);
 }
 
 Status BoundOp::run_slots(const rlk_slot* slots, const char* op) {
   const Prepared& p = state_->prepared;
   if (std::strcmp(op, p.op->name) != 0)
     return {RLK_INVALID_ARGUMENT, fmt::format("a bound {} was given the arguments of {}", p.op->name, op)};
-  if (!p.matches(slots)) return run_cached(state_->op, slots, state_->options);
-  if (Status s = check_data(*p.op, slots); !s) return s;
-  if (p.overlaps(slots) || epoch_now_->load(std::memory_order_relaxed) != epoch_) return run_slowly(slots);
+  const Prepared::Match match = p.match(slots);
+  if (match == Prepared::Match::no) return run_cached(state_->op, slots, state_->options);
+  if (match == Prepared::Match::other_addresses)
+    if (Status s = check_addresses(p, slots); !s) return s;
+  if (epoch_now_->load(std::memory_order_acquire) != epoch_) return run_slowly(slots);
   const int32_t code = run_(slots, call_);
-  return code == RLK_OK ? Status() : failure(static_cast<rlk_code>(code));
+  return code == RLK_OK ? Status() : explain_failure(state_->prepared, code);
 }
 
 Result<BoundOp> Resolver::bind(int32_t op, const rlk_slot* slots, const Options& options) {

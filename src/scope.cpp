@@ -11,7 +11,7 @@
 
 namespace rlk {
 
-thread_local ScopeState scope_state;
+constinit thread_local ScopeState scope_state [[gnu::tls_model("initial-exec")]];
 
 PrecisionScope::PrecisionScope(Precision precision) noexcept : before_(scope_state.precision) {
   // Raised, never lowered: code under a golden scope cannot opt out of it.

@@ -19,7 +19,8 @@ struct ScopeState {
   Precision precision = Precision::standard;
   const ScopeNode* backends = nullptr;  // innermost
 };
-extern thread_local ScopeState scope_state;
+// Static TLS: read on every call.
+extern constinit thread_local ScopeState scope_state [[gnu::tls_model("initial-exec")]];
 
 // Parsed once per (spec, source, snapshot); lives for ever.
 const Override* parsed_override(std::string_view spec, std::string_view source);

@@ -38,7 +38,7 @@ class Call {
   std::span<std::byte> workspace() const noexcept {
     return {static_cast<std::byte*>(c_.workspace), c_.workspace_bytes};
   }
-  const rlk_device& device() const noexcept { return c_.device; }
+  const rlk_device& device() const noexcept { return *c_.device; }
   int32_t threads() const noexcept { return c_.threads; }
   bool needs_backward() const noexcept { return c_.needs_backward != 0; }
   rlk_code fail(rlk_code code, const std::string& text) const {

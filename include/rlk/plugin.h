@@ -163,7 +163,7 @@ typedef struct rlk_call {
   void* stream;
   void* workspace;
   uint64_t workspace_bytes;
-  rlk_device device;
+  const rlk_device* device;
   int32_t threads;
   uint32_t needs_backward;
 } rlk_call;
@@ -217,8 +217,9 @@ typedef struct rlk_backend {
   int32_t (*activate)(const rlk_host* host);
 } rlk_backend;
 
-/** Registers a backend that is linked into the program instead of loaded from a file. All or nothing: a clash of
- *  names is an error that names both origins, and nothing of the backend is kept. The tables must live for ever. */
+/** Registers a backend that is linked into the program instead of loaded from a file. All or nothing: a clash
+ * of names is an error that names both origins, and nothing of the backend is kept. The tables must live for
+ * ever. */
 RLK_API rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin);
 
 typedef const rlk_backend* (*rlk_backend_query_fn)(uint32_t host_abi_major, const rlk_host* host);
