@@ -424,7 +424,7 @@ Status BoundOp::run_slowly(const rlk_slot* slots) {
 }
 
 Status BoundOp::run_slots(const rlk_slot* slots, const char* op) {
-  const Prepared& p = state_->prepared;
+  Prepared& p = state_->prepared;
   if (std::strcmp(op, p.op->name) != 0)
     return {RLK_INVALID_ARGUMENT, fmt::format("a bound {} was given the arguments of {}", p.op->name, op)};
   const Prepared::Match match = p.match(slots);
