@@ -101,9 +101,9 @@ Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* 
 
 // All or nothing: the snapshot is a draft until published.
 Status add_backend(Snapshot& s, const rlk_backend* table, std::string origin) {
-  if (table->struct_size < sizeof(rlk_backend))
+  if (table->struct_size < RLK_BACKEND_MIN_SIZE)
     return clash(fmt::format("backend from {}: struct is {} bytes, this version needs {}", origin,
-                             table->struct_size, sizeof(rlk_backend)));
+                             table->struct_size, RLK_BACKEND_MIN_SIZE));
   if (table->abi_major != RLK_ABI_MAJOR)
     return clash(fmt::format("backend from {}: made for plugin ABI {}, this library speaks {}", origin,
                              table->abi_major, RLK_ABI_MAJOR));
@@ -277,6 +277,10 @@ std::string Backend::reason() {
   if (!table) return fixed_reason;
   probe();
   return no_device_reason_;
+}
+
+const rlk_device_services* Backend::services() const noexcept {
+  return table && table->struct_size >= sizeof(rlk_backend) ? table->services : nullptr;
 }
 
 Status Backend::activate() {

@@ -31,6 +31,8 @@ struct Backend {
   std::string reason();
   const std::vector<rlk_device>& devices();
   Status activate();
+  // Memory and streams of its devices; null when it offers none.
+  const rlk_device_services* services() const noexcept;
 
   // Set by whoever could not load it.
   State fixed_state = ready;

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "rlk/float_guard.hpp"
+
 namespace rlk {
 namespace {
 
@@ -46,6 +48,7 @@ class Pool {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < n;) body(context, i);
   }
   void work(int32_t index, uint64_t seen) {
+    FloatGuard::reset();
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [&] { return generation_ != seen; });

@@ -14,6 +14,7 @@
 #include <string>
 #include <type_traits>
 
+#include "rlk/float_guard.hpp"
 #include "rlk/tensor.hpp"
 
 namespace rlk {
@@ -88,6 +89,7 @@ constexpr rlk_implementation implement(const Facts& f) noexcept {
   impl.min_arch = f.min_arch;
   impl.max_arch = f.max_arch;
   impl.run = [](const rlk_slot* slots, const rlk_call* call) noexcept -> int32_t {
+    const FloatGuard guard;  // also on GPU calls: host-side constants must not depend on the caller either
     try {
       return Run(*reinterpret_cast<const Args*>(slots), Call(*call));
     } catch (const std::exception& e) {

@@ -200,6 +200,31 @@ struct rlk_host {
   void (*parallel_for)(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
 };
 
+/** Optional: lets the harness and the tools put tensors on the backend's devices, so that anybody can verify
+ * and time its implementations there without linking a GPU library. Any function may be NULL; what needs it
+ * is then reported as not covered. All return RLK_OK or host->fail(...), and wait for their work unless a
+ * stream is given. Not for hot paths: ops never call these. */
+typedef struct rlk_device_services {
+  uint32_t struct_size;
+  /** At least 256-byte aligned. */
+  int32_t (*allocate)(const rlk_device* device, uint64_t bytes, void** out);
+  int32_t (*release)(const rlk_device* device, void* data);
+  /** Host memory is pageable; both return when the bytes are there. */
+  int32_t (*copy_in)(const rlk_device* device, void* to_device, const void* from_host, uint64_t bytes);
+  int32_t (*copy_out)(const rlk_device* device, void* to_host, const void* from_device, uint64_t bytes);
+  /** Waits for one stream (NULL: the default stream). */
+  int32_t (*synchronize)(const rlk_device* device, void* stream);
+  int32_t (*stream_create)(const rlk_device* device, void** stream);
+  int32_t (*stream_destroy)(const rlk_device* device, void* stream);
+  /** Between begin and end, work given to the stream is recorded instead of run. */
+  int32_t (*capture_begin)(const rlk_device* device, void* stream);
+  int32_t (*capture_end)(const rlk_device* device, void* stream, void** graph);
+  int32_t (*graph_launch)(const rlk_device* device, void* graph, void* stream);
+  int32_t (*graph_destroy)(const rlk_device* device, void* graph);
+  /** One line of versions a certificate must name: driver, runtime, vendor libraries. */
+  int32_t (*describe)(const rlk_device* device, char* out, size_t size);
+} rlk_device_services;
+
 typedef struct rlk_backend {
   uint32_t struct_size;
   uint32_t abi_major, abi_minor;
@@ -215,12 +240,16 @@ typedef struct rlk_backend {
   int32_t (*devices)(rlk_device* out, int32_t capacity, char* reason, size_t reason_size);
   /** Called once before its first run: load what is slow here, not in query. NULL: nothing to do. */
   int32_t (*activate)(const rlk_host* host);
+  /** NULL: none, as for backends on the CPU. Read only if struct_size covers it. */
+  const rlk_device_services* services;
 } rlk_backend;
 
 /** Registers a backend that is linked into the program instead of loaded from a file. All or nothing: a clash
  * of names is an error that names both origins, and nothing of the backend is kept. The tables must live for
  * ever. */
 RLK_API rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin);
+/** The size of an rlk_backend before `services` was added: still accepted. */
+#define RLK_BACKEND_MIN_SIZE offsetof(rlk_backend, services)
 
 typedef const rlk_backend* (*rlk_backend_query_fn)(uint32_t host_abi_major, const rlk_host* host);
 
