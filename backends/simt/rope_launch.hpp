@@ -1,0 +1,116 @@
+// Host side of the portable rope kernel: cuts the work into blocks and picks the instantiation.
+#pragma once
+
+#include <algorithm>
+
+#include "rope_kernel.hpp"
+
+namespace rlk::simt::rope_kernel {
+
+// 16-byte vectors need every address that a thread forms to be a multiple of 16 bytes.
+inline bool on_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+inline bool on_16(std::int64_t stride, std::int64_t element_bytes, std::int64_t extent) {
+  return extent <= 1 || stride * element_bytes % 16 == 0;
+}
+
+inline bool data_vectors(const rotary::Geometry& g) {
+  const std::int64_t size = g.bytes_per_element(), vec = 16 / size;
+  if (g.offset % vec != 0 || g.rotary_dim % (2 * vec) != 0 || g.head_dim % vec != 0) return false;
+  for (int i = 0; i < g.parts; ++i) {
+    const rotary::Part& p = g.part[i];
+    if (!on_16(p.x) || !on_16(p.y)) return false;
+    if (!on_16(p.x_batch, size, g.batch) || !on_16(p.y_batch, size, g.batch)) return false;
+    if (!on_16(p.x_token, size, g.tokens) || !on_16(p.y_token, size, g.tokens)) return false;
+    if (!on_16(p.x_head, size, p.heads) || !on_16(p.y_head, size, p.heads)) return false;
+  }
+  return true;
+}
+
+inline bool table_vectors(const rotary::Geometry& g) {
+  const rotary::Table& t = g.table;
+  const std::int64_t size = t.type == rotary::Float::f32 ? 4 : 2;
+  return g.rows.axes == 1 && t.step == 1 && on_16(t.cos) && on_16(t.sin) && on_16(t.cos_row, size, 2) &&
+         on_16(t.sin_row, size, 2) && on_16(t.cos_batch, size, 2) && on_16(t.sin_batch, size, 2) &&
+         on_16(t.second, size, 2);
+}
+
+inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) {
+  const int vec = vectors ? static_cast<int>(16 / g.bytes_per_element()) : 1;
+  Cut c{};
+  c.rotary_slots = g.rotary_dim / 2 / vec;
+  c.slots = c.rotary_slots + (g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec));
+  c.lanes = std::min(c.slots, kThreads);
+  c.table_vectors = vectors && table_vectors(g);
+
+  const int rows = kThreads / c.lanes;
+  const rotary::Part& q = g.part[0];
+  const auto heads = static_cast<int>(std::min<std::int64_t>(std::max(q.heads, g.part[1].heads), rows));
+  c.token_first = g.tokens > 1 && (q.heads <= 1 || q.x_token <= q.x_head);
+  if (c.token_first) {
+    c.block_tokens = static_cast<int>(std::min<std::int64_t>(rows, g.tokens));
+    c.block_heads = std::clamp(rows / c.block_tokens, 1, heads);
+  } else {  // two warps of neighbouring heads, then the next token
+    c.block_heads = std::clamp((64 + c.lanes - 1) / c.lanes, 1, heads);
+    c.block_tokens =
+        static_cast<int>(std::min<std::int64_t>(rows / c.block_heads, std::max<std::int64_t>(g.tokens, 1)));
+  }
+  c.token_blocks = static_cast<std::int32_t>((g.tokens + c.block_tokens - 1) / c.block_tokens);
+  for (int i = 0; i < g.parts; ++i) {
+    c.heads_per_block[i] = c.block_heads * unroll * passes;
+    c.head_groups[i] =
+        static_cast<std::int32_t>((g.part[i].heads + c.heads_per_block[i] - 1) / c.heads_per_block[i]);
+  }
+  c.blocks = g.batch * std::int64_t{c.token_blocks} * (c.head_groups[0] + c.head_groups[1]);
+  return c;
+}
+
+template <class T, int Vec, int Unroll>
+hipError_t launch_vec(const rotary::Geometry& g, const Cut& c, hipStream_t stream) {
+  const auto go = [&](auto kernel) {
+    hipLaunchKernelGGL(kernel, dim3(static_cast<unsigned>(c.blocks)), dim3(kThreads), 0, stream, g, c);
+    return hipGetLastError();
+  };
+  const int form = (g.in_adjacent ? 4 : 0) + (g.out_adjacent ? 2 : 0) + (g.table.full ? 1 : 0);
+  switch (form) {
+    case 0:
+      return go(&rotate_rows<T, Vec, false, false, false, Unroll>);
+    case 1:
+      return go(&rotate_rows<T, Vec, false, false, true, Unroll>);
+    case 2:
+      return go(&rotate_rows<T, Vec, false, true, false, Unroll>);
+    case 3:
+      return go(&rotate_rows<T, Vec, false, true, true, Unroll>);
+    case 4:
+      return go(&rotate_rows<T, Vec, true, false, false, Unroll>);
+    case 5:
+      return go(&rotate_rows<T, Vec, true, false, true, Unroll>);
+    case 6:
+      return go(&rotate_rows<T, Vec, true, true, false, Unroll>);
+    default:
+      return go(&rotate_rows<T, Vec, true, true, true, Unroll>);
+  }
+}
+
+inline constexpr int kUnroll = 4;
+
+template <class T>
+hipError_t launch(const rotary::Geometry& g, hipStream_t stream, int passes = 1) {
+  const bool vectors = data_vectors(g);
+  const Cut c = cut(g, vectors, vectors ? kUnroll : 1, passes);
+  if (c.blocks == 0) return hipSuccess;
+  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+  return vectors ? launch_vec<T, kVec, kUnroll>(g, c, stream) : launch_vec<T, 1, 1>(g, c, stream);
+}
+
+inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
+  switch (g.type) {
+    case rotary::Float::f32:
+      return launch<float>(g, stream);
+    case rotary::Float::bf16:
+      return launch<bf16>(g, stream);
+    default:
+      return launch<fp16>(g, stream);
+  }
+}
+
+}  // namespace rlk::simt::rope_kernel

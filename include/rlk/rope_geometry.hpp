@@ -1,0 +1,487 @@
+// What the arguments of the rope ops mean, worked out once: tensors of any layout become strides by batch,
+// token and head, tables become a base and a row stride, and every disagreement becomes one line of text that
+// names both sides.
+//
+// The schema's check and every backend (out-of-tree ones too) read arguments through this header, so no two
+// of them can disagree on which axis is the sequence. A Geometry is plain data without host pointers of its
+// own: a GPU kernel takes it by value.
+#pragma once
+
+#include <dlpack/dlpack.h>
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace rlk::rotary {
+
+enum class Layout : std::uint8_t { bhsd, bshd, sbhd, thd };
+enum class Pairing : std::uint8_t { half, adjacent, adjacent_to_half };
+enum class TableWidth : std::uint8_t { any, half, full };
+enum class Float : std::uint8_t { f32, bf16, f16 };
+
+// The attributes of `rope` and of its relatives, in host form.
+struct Options {
+  const char* op = "rope";
+  Layout layout = Layout::bhsd;
+  Pairing pairing = Pairing::half;
+  TableWidth table = TableWidth::any;
+  std::int64_t rotary_dim = 0;  // 0: from the table's width
+  std::int64_t rotary_offset = 0;
+  bool transpose = false;
+  std::int64_t cp_rank = 0, cp_size = 1;
+  std::span<const std::int64_t> mrope_section;  // empty: positions have one axis
+  bool mrope_interleaved = false;
+
+  bool backward = false;  // x and k are gradients of the results, out and k_out gradients of the inputs
+  bool in_place = false;  // out is x: only the rotary dims are touched
+  bool second_half_last = false;  // a full table is [first | second] even for adjacent output (Megatron-LM)
+};
+
+struct Tensors {
+  const DLTensor* x = nullptr;
+  const DLTensor* k = nullptr;
+  const DLTensor* cos = nullptr;
+  const DLTensor* sin = nullptr;
+  const DLTensor* positions = nullptr;
+  const DLTensor* starts = nullptr;
+  const DLTensor* cu_seqlens = nullptr;
+  const DLTensor* out = nullptr;
+  const DLTensor* k_out = nullptr;
+};
+
+// Integers of either width.
+struct Integers {
+  const void* data = nullptr;
+  bool wide = false;
+};
+
+// From a token to its table row.
+struct Rows {
+  Integers positions, starts, cu_seqlens;
+  std::int64_t position_axis = 0, position_batch = 0, position_token = 0;  // strides
+  std::int64_t start_stride = 0, cu_stride = 0;
+  std::int64_t sequences = 0;
+  std::int64_t cp_rank = 0, cp_size = 1;
+  std::int64_t count = 0;            // rows the table has
+  std::uint32_t axis_bits[16] = {};  // two bits per pair: which axis of the positions it follows
+  std::int32_t axes = 1;
+};
+
+struct Table {
+  const void *cos = nullptr, *sin = nullptr;
+  std::int64_t cos_row = 0, cos_batch = 0, sin_row = 0, sin_batch = 0;
+  Float type = Float::f32;
+  bool full = false;
+  std::int32_t step = 1;    // from pair p's entry to pair p+1's
+  std::int32_t second = 0;  // from a pair's first entry to its second; 0 with a half-width table
+};
+
+// One rotated tensor: q, or k.
+struct Part {
+  const void* x = nullptr;
+  void* y = nullptr;
+  std::int64_t heads = 0;
+  std::int64_t x_batch = 0, x_token = 0, x_head = 0;
+  std::int64_t y_batch = 0, y_token = 0, y_head = 0;
+};
+
+struct Geometry {
+  std::int64_t batch = 0, tokens = 0;
+  Part part[2];
+  std::int32_t parts = 0;
+  Table table;
+  Rows rows;
+  std::int32_t head_dim = 0, rotary_dim = 0, offset = 0;
+  Float type = Float::f32;
+  bool in_adjacent = false, out_adjacent = false;
+  bool transpose = false;
+  bool in_place = false;
+
+  std::int64_t bytes_per_element() const { return type == Float::f32 ? 4 : 2; }
+};
+
+namespace detail {
+
+[[gnu::format(printf, 1, 2)]] inline std::string say(const char* format, ...) {
+  char text[400];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  return text;
+}
+
+inline std::string shape_text(const DLTensor& t) {
+  std::string s = "[";
+  for (int i = 0; i < t.ndim; ++i) s += (i == 0 ? "" : ",") + std::to_string(t.shape[i]);
+  return s + "]";
+}
+
+inline const void* data_of(const DLTensor& t) { return static_cast<const char*>(t.data) + t.byte_offset; }
+
+inline std::int64_t stride_of(const DLTensor& t, int axis) {
+  if (t.strides != nullptr) return t.strides[axis];
+  std::int64_t s = 1;
+  for (int i = t.ndim - 1; i > axis; --i) s *= t.shape[i];
+  return s;
+}
+
+inline bool float_type(const DLTensor& t, Float& type) {
+  if (t.dtype.lanes != 1) return false;
+  if (t.dtype.code == kDLFloat && t.dtype.bits == 32) return type = Float::f32, true;
+  if (t.dtype.code == kDLFloat && t.dtype.bits == 16) return type = Float::f16, true;
+  if (t.dtype.code == kDLBfloat && t.dtype.bits == 16) return type = Float::bf16, true;
+  return false;
+}
+
+inline const char* name_of(Float type) {
+  return type == Float::f32 ? "fp32" : type == Float::bf16 ? "bf16" : "fp16";
+}
+
+inline const char* name_of(Layout layout) {
+  constexpr const char* names[] = {"bhsd", "bshd", "sbhd", "thd"};
+  return names[static_cast<int>(layout)];
+}
+
+// A tensor seen by meaning instead of by position.
+struct View {
+  std::int64_t batch = 1, tokens = 1, heads = 1, dim = 0;
+  std::int64_t by_batch = 0, by_token = 0, by_head = 0;
+};
+
+// Axes by meaning for a tensor of 2 to 4 axes, -1 where the layout has none.
+struct Axes {
+  int batch = -1, token = -1, head = -1;
+};
+
+inline bool axes_of(Layout layout, int rank, Axes& axes) {
+  const bool token_first = layout != Layout::bhsd;
+  switch (rank) {
+    case 2:
+      axes = {-1, 0, -1};
+      return true;
+    case 3:
+      axes = token_first ? Axes{-1, 0, 1} : Axes{-1, 1, 0};
+      return true;
+    case 4:
+      if (layout == Layout::thd) return false;
+      axes = layout == Layout::bhsd ? Axes{0, 2, 1} : layout == Layout::bshd ? Axes{0, 1, 2} : Axes{1, 0, 2};
+      return true;
+    default:
+      return false;
+  }
+}
+
+inline std::string see(const Options& o, const char* name, const DLTensor& t, View& view) {
+  Axes axes;
+  if (!axes_of(o.layout, t.ndim, axes)) {
+    return say("%s: %s has rank %d, layout %s takes %s", o.op, name, t.ndim, name_of(o.layout),
+               o.layout == Layout::thd ? "[T,H,D] or [T,D]" : "rank 2, 3 or 4");
+  }
+  const int last = t.ndim - 1;
+  view.dim = t.shape[last];
+  if (view.dim > 1 && stride_of(t, last) != 1) {
+    return say("%s: the last dimension of %s has stride %lld, it must be 1", o.op, name,
+               static_cast<long long>(stride_of(t, last)));
+  }
+  if (axes.batch >= 0) view.batch = t.shape[axes.batch], view.by_batch = stride_of(t, axes.batch);
+  if (axes.token >= 0) view.tokens = t.shape[axes.token], view.by_token = stride_of(t, axes.token);
+  if (axes.head >= 0) view.heads = t.shape[axes.head], view.by_head = stride_of(t, axes.head);
+  return {};
+}
+
+inline std::string integers(const Options& o, const char* name, const DLTensor& t, Integers& out) {
+  if (t.dtype.code != kDLInt || t.dtype.lanes != 1 || (t.dtype.bits != 32 && t.dtype.bits != 64)) {
+    return say("%s: %s must be int32 or int64", o.op, name);
+  }
+  out = {data_of(t), t.dtype.bits == 64};
+  return {};
+}
+
+// Reads a table's shape against the layout of x. Size-1 axes broadcast; an axis of heads must have size 1, so
+// a table can never be applied along the wrong axis.
+inline std::string table_rows(const Options& o, const char* name, const DLTensor& t, int x_rank,
+                              std::int64_t batch, std::int64_t& rows, std::int64_t& by_row,
+                              std::int64_t& by_batch) {
+  const auto refuse = [&] {
+    return say(
+        "%s: %s has shape %s, which does not fit x of rank %d in layout %s; use [rows,width], "
+        "[batch,rows,width], or x's own layout with one head",
+        o.op, name, shape_text(t).c_str(), x_rank, name_of(o.layout));
+  };
+  if (t.ndim >= 2 && t.shape[t.ndim - 1] > 1 && stride_of(t, t.ndim - 1) != 1) {
+    return say("%s: the last dimension of %s has stride %lld, it must be 1", o.op, name,
+               static_cast<long long>(stride_of(t, t.ndim - 1)));
+  }
+  Axes axes;
+  if (t.ndim == 2) {
+    axes = {-1, 0, -1};
+  } else if (t.ndim == 3 && x_rank == 4) {
+    axes = {0, 1, -1};
+  } else if (t.ndim == 3) {
+    const bool leading_rows = o.layout != Layout::bhsd && t.shape[0] != 1;
+    axes = leading_rows ? Axes{-1, 0, 1} : Axes{0, 1, -1};
+  } else if (t.ndim == 4 && x_rank == 4) {
+    axes_of(o.layout, 4, axes);
+  } else if (t.ndim == 4 && x_rank == 3 && t.shape[1] == 1) {
+    axes = {1, 0, 2};
+  } else {
+    return refuse();
+  }
+  if (axes.head >= 0 && t.shape[axes.head] != 1) return refuse();
+  if (axes.batch >= 0 && t.shape[axes.batch] != 1 && t.shape[axes.batch] != batch) {
+    return say("%s: %s has batch %lld, x has batch %lld", o.op, name,
+               static_cast<long long>(t.shape[axes.batch]), static_cast<long long>(batch));
+  }
+  rows = t.shape[axes.token];
+  by_row = stride_of(t, axes.token);
+  by_batch = axes.batch >= 0 && t.shape[axes.batch] > 1 ? stride_of(t, axes.batch) : 0;
+  return {};
+}
+
+inline std::string read_table(const Options& o, const Tensors& in, int x_rank, Geometry& g) {
+  const DLTensor &c = *in.cos, &s = *in.sin;
+  Float sin_type{};
+  if (!float_type(c, g.table.type) || (g.table.type != Float::f32 && g.table.type != g.type)) {
+    return say("%s: cos must be fp32 or have the dtype of x, which is %s", o.op, name_of(g.type));
+  }
+  if (!float_type(s, sin_type) || sin_type != g.table.type)
+    return say("%s: cos and sin differ in dtype", o.op);
+  bool same = c.ndim == s.ndim;
+  for (int i = 0; same && i < c.ndim; ++i) same = c.shape[i] == s.shape[i];
+  if (!same) {
+    return say("%s: cos has shape %s, sin has shape %s", o.op, shape_text(c).c_str(), shape_text(s).c_str());
+  }
+  std::int64_t sin_rows = 0;
+  auto error = table_rows(o, "cos", c, x_rank, g.batch, g.rows.count, g.table.cos_row, g.table.cos_batch);
+  if (error.empty())
+    error = table_rows(o, "sin", s, x_rank, g.batch, sin_rows, g.table.sin_row, g.table.sin_batch);
+  if (!error.empty()) return error;
+
+  g.table.cos = data_of(c);
+  g.table.sin = data_of(s);
+  const std::int64_t width = c.shape[c.ndim - 1], room = g.head_dim - o.rotary_offset;
+  std::int64_t rotary = o.rotary_dim;
+  if (rotary == 0) {
+    rotary = o.table == TableWidth::full   ? width
+             : o.table == TableWidth::half ? 2 * width
+             : width == room               ? width
+             : 2 * width == room           ? room
+                                           : 0;
+    if (rotary == 0) {
+      return say(
+          "%s: cos has %lld columns, which is neither %lld (full width) nor half of it; set rotary_dim", o.op,
+          static_cast<long long>(width), static_cast<long long>(room));
+    }
+  }
+  if (rotary < 2 || rotary % 2 != 0) {
+    return say("%s: rotary_dim is %lld, it must be even and positive", o.op, static_cast<long long>(rotary));
+  }
+  if (o.rotary_offset < 0 || o.rotary_offset + rotary > g.head_dim) {
+    return say("%s: rotary_offset %lld + rotary_dim %lld exceeds the head dimension %d", o.op,
+               static_cast<long long>(o.rotary_offset), static_cast<long long>(rotary), g.head_dim);
+  }
+  g.table.full = width == rotary && o.table != TableWidth::half;
+  if (!g.table.full && (2 * width != rotary || o.table == TableWidth::full)) {
+    return say("%s: cos has %lld columns, rotary_dim %lld needs %lld%s", o.op, static_cast<long long>(width),
+               static_cast<long long>(rotary),
+               static_cast<long long>(o.table == TableWidth::full ? rotary : rotary / 2),
+               o.table == TableWidth::any ? " (or all of it, full width)" : "");
+  }
+  const bool interleaved = o.pairing == Pairing::adjacent && !o.second_half_last;
+  g.rotary_dim = static_cast<std::int32_t>(rotary);
+  g.offset = static_cast<std::int32_t>(o.rotary_offset);
+  g.table.step = g.table.full && interleaved ? 2 : 1;
+  g.table.second = !g.table.full ? 0 : interleaved ? 1 : g.rotary_dim / 2;
+  return {};
+}
+
+inline std::string read_axes(const Options& o, Geometry& g) {
+  const int pairs = g.rotary_dim / 2, axes = static_cast<int>(o.mrope_section.size());
+  g.rows.axes = axes;
+  if (axes < 2 || axes > 4 || pairs > 256) {
+    return say("%s: mrope_section names %d axes over %d pairs, served are 2 to 4 axes over at most 256 pairs",
+               o.op, axes, pairs);
+  }
+  std::int64_t sum = 0;
+  for (auto section : o.mrope_section) sum += section;
+  if (sum != pairs) {
+    return say("%s: mrope_section sums to %lld, rotary_dim %d has %d pairs", o.op,
+               static_cast<long long>(sum), g.rotary_dim, pairs);
+  }
+  for (int p = 0; p < pairs; ++p) {
+    unsigned axis = 0;
+    if (o.mrope_interleaved) {  // pairs take turns while their axis has pairs left, axis 0 takes the rest
+      const auto turn = static_cast<unsigned>(p % axes);
+      if (p / axes < o.mrope_section[turn]) axis = turn;
+    } else {
+      for (std::int64_t end = o.mrope_section[0]; p >= end; end += o.mrope_section[axis]) ++axis;
+    }
+    g.rows.axis_bits[p / 16] |= axis << (p % 16 * 2);
+  }
+  return {};
+}
+
+inline std::string read_positions(const Options& o, const DLTensor& t, Geometry& g) {
+  auto error = integers(o, "positions", t, g.rows.positions);
+  if (!error.empty()) return error;
+  int first = 0;
+  if (g.rows.axes > 1) {
+    if (t.ndim < 2 || t.shape[0] != g.rows.axes) {
+      return say("%s: positions have shape %s, mrope_section names %d axes", o.op, shape_text(t).c_str(),
+                 g.rows.axes);
+    }
+    g.rows.position_axis = stride_of(t, 0);
+    first = 1;
+  }
+  const int rank = t.ndim - first;
+  if (rank == 1 && t.shape[first] == g.tokens) {
+    g.rows.position_token = stride_of(t, first);
+    return {};
+  }
+  if (rank == 1 && t.shape[first] == g.batch * g.tokens) {
+    g.rows.position_token = stride_of(t, first);
+    g.rows.position_batch = g.tokens * g.rows.position_token;
+    return {};
+  }
+  if (rank == 2 && t.shape[first + 1] == g.tokens && (t.shape[first] == g.batch || t.shape[first] == 1)) {
+    g.rows.position_token = stride_of(t, first + 1);
+    g.rows.position_batch = t.shape[first] == 1 ? 0 : stride_of(t, first);
+    return {};
+  }
+  return say("%s: positions have shape %s, x has batch %lld and %lld tokens%s", o.op, shape_text(t).c_str(),
+             static_cast<long long>(g.batch), static_cast<long long>(g.tokens),
+             rank > 1 && g.rows.axes == 1 && t.shape[0] == 3
+                 ? "; positions of several axes need mrope_section"
+                 : "");
+}
+
+inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
+  if (!o.mrope_section.empty()) {
+    if (in.positions == nullptr) return say("%s: mrope_section needs positions", o.op);
+    auto error = read_axes(o, g);
+    if (!error.empty()) return error;
+  }
+  if (o.cp_size < 1 || o.cp_rank < 0 || o.cp_rank >= o.cp_size) {
+    return say("%s: cp_rank %lld is outside cp_size %lld", o.op, static_cast<long long>(o.cp_rank),
+               static_cast<long long>(o.cp_size));
+  }
+  g.rows.cp_rank = o.cp_rank;
+  g.rows.cp_size = o.cp_size;
+  if (in.cu_seqlens != nullptr) {
+    const DLTensor& t = *in.cu_seqlens;
+    auto error = integers(o, "cu_seqlens", t, g.rows.cu_seqlens);
+    if (!error.empty()) return error;
+    if (t.ndim != 1 || t.shape[0] < 1) return say("%s: cu_seqlens must be [sequences + 1]", o.op);
+    if (g.batch != 1) {
+      return say("%s: cu_seqlens packs sequences into one batch, x has batch %lld", o.op,
+                 static_cast<long long>(g.batch));
+    }
+    g.rows.sequences = t.shape[0] - 1;
+    g.rows.cu_stride = stride_of(t, 0);
+  }
+  if (in.starts != nullptr) {
+    const DLTensor& t = *in.starts;
+    auto error = integers(o, "starts", t, g.rows.starts);
+    if (!error.empty()) return error;
+    const std::int64_t expect = in.cu_seqlens != nullptr ? g.rows.sequences : g.batch;
+    if (t.ndim != 1 || t.shape[0] != expect) {
+      return say("%s: starts have shape %s, there are %lld sequences", o.op, shape_text(t).c_str(),
+                 static_cast<long long>(expect));
+    }
+    g.rows.start_stride = stride_of(t, 0);
+  }
+  if (in.positions != nullptr) {
+    if (in.starts != nullptr)
+      return say("%s: positions name every row already, starts cannot be given too", o.op);
+    if (o.cp_size != 1) {
+      return say("%s: positions name every row already, cp_size %lld cannot be given too", o.op,
+                 static_cast<long long>(o.cp_size));
+    }
+    return read_positions(o, *in.positions, g);
+  }
+  if (in.cu_seqlens == nullptr) {
+    if (o.cp_size > 1 && g.tokens % 2 != 0) {
+      return say("%s: cp_size %lld needs an even number of local tokens, x has %lld", o.op,
+                 static_cast<long long>(o.cp_size), static_cast<long long>(g.tokens));
+    }
+    if (g.batch > 0 && g.tokens * o.cp_size > g.rows.count) {
+      return say("%s: cos has %lld rows, %lld tokens need %lld", o.op, static_cast<long long>(g.rows.count),
+                 static_cast<long long>(g.tokens), static_cast<long long>(g.tokens * o.cp_size));
+    }
+  }
+  return {};
+}
+
+inline std::string read_part(const Options& o, const char* x_name, const DLTensor* x, const char* y_name,
+                             const DLTensor* y, Geometry& g) {
+  View from, to;
+  auto error = see(o, x_name, *x, from);
+  if (!error.empty()) return error;
+  Float type{};
+  if (!float_type(*x, type)) return say("%s: %s must be fp32, bf16 or fp16", o.op, x_name);
+  if (g.parts == 0) {
+    g.batch = from.batch, g.tokens = from.tokens, g.type = type;
+    g.head_dim = static_cast<std::int32_t>(from.dim);
+  } else if (from.batch != g.batch || from.tokens != g.tokens || from.dim != g.head_dim || type != g.type) {
+    return say("%s: %s has shape %s, x has batch %lld, %lld tokens, head dimension %d and dtype %s", o.op,
+               x_name, shape_text(*x).c_str(), static_cast<long long>(g.batch),
+               static_cast<long long>(g.tokens), g.head_dim, name_of(g.type));
+  }
+  Part& part = g.part[g.parts++];
+  part.x = data_of(*x);
+  part.heads = from.heads;
+  part.x_batch = from.by_batch, part.x_token = from.by_token, part.x_head = from.by_head;
+  if (y == nullptr) return say("%s: %s is given, %s is missing", o.op, x_name, y_name);
+  bool same = y->ndim == x->ndim && y->dtype.code == x->dtype.code && y->dtype.bits == x->dtype.bits;
+  for (int i = 0; same && i < x->ndim; ++i) same = x->shape[i] == y->shape[i];
+  if (!same) {
+    return say("%s: %s has shape %s, %s has shape %s; shape and dtype must agree", o.op, x_name,
+               shape_text(*x).c_str(), y_name, shape_text(*y).c_str());
+  }
+  error = see(o, y_name, *y, to);
+  part.y = const_cast<void*>(data_of(*y));
+  part.y_batch = to.by_batch, part.y_token = to.by_token, part.y_head = to.by_head;
+  return error;
+}
+
+}  // namespace detail
+
+// Fills `g`, or says what is wrong. Reads no tensor data.
+inline std::string read(const Options& o, const Tensors& in, Geometry& g) {
+  using namespace detail;
+  g = Geometry{};
+  if (in.x == nullptr || in.cos == nullptr || in.sin == nullptr) {
+    return say("%s: %s is missing", o.op,
+               in.x == nullptr     ? (o.backward ? "d_out" : "x")
+               : in.cos == nullptr ? "cos"
+                                   : "sin");
+  }
+  auto error = read_part(o, o.backward ? "d_out" : "x", in.x, o.backward ? "d_x" : "out", in.out, g);
+  if (!error.empty()) return error;
+  if (in.k != nullptr) {
+    error = read_part(o, o.backward ? "d_k_out" : "k", in.k, o.backward ? "d_k" : "k_out", in.k_out, g);
+    if (!error.empty()) return error;
+  } else if (in.k_out != nullptr) {
+    return say("%s: %s is given, %s is missing", o.op, o.backward ? "d_k" : "k_out",
+               o.backward ? "d_k_out" : "k");
+  }
+  error = read_table(o, in, in.x->ndim, g);
+  if (error.empty()) error = read_rows(o, in, g);
+  if (!error.empty()) return error;
+  if (o.in_place && o.pairing == Pairing::adjacent_to_half) {
+    return say("%s: adjacent_to_half moves elements, so it cannot work in place; use rope", o.op);
+  }
+  const bool in_adjacent = o.pairing != Pairing::half, out_adjacent = o.pairing == Pairing::adjacent;
+  g.in_adjacent = o.backward ? out_adjacent : in_adjacent;
+  g.out_adjacent = o.backward ? in_adjacent : out_adjacent;
+  g.transpose = o.transpose != o.backward;
+  g.in_place = o.in_place;
+  return {};
+}
+
+}  // namespace rlk::rotary
