@@ -106,8 +106,8 @@ TEST_CASE("golden: candle's rope, rope_i and rope_thd") {
     Setting s;
     s.options.layout =
         name.find("rope_thd") != std::string::npos ? rlk::rotary::Layout::bshd : rlk::rotary::Layout::bhsd;
-    s.options.pairing =
-        name.find("rope_i_") != std::string::npos ? rlk::rotary::Pairing::adjacent : rlk::rotary::Pairing::half;
+    s.options.pairing = name.find("rope_i_") != std::string::npos ? rlk::rotary::Pairing::adjacent
+                                                                  : rlk::rotary::Pairing::half;
     with_tables(s, c);
     auto checks = kBoth;
     if (c.has("inv_y")) checks.push_back({"x", "inv_y", false, true});

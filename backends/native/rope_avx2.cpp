@@ -57,6 +57,7 @@ struct Isa {
     put<Stream>(p, _mm_blendv_epi8(r, _mm_set1_epi16(0x7fff), narrow(flags)));
   }
 
+  static V add(V a, V b) { return _mm256_add_ps(a, b); }
   static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
   static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 
@@ -106,6 +107,9 @@ struct Isa {
 }  // namespace
 
 void tile_avx2(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(g, tile); }
+void kv_tile_avx2(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
+  split_any(g, tile, backward);
+}
 
 }  // namespace rlk::native::rope
 
@@ -117,5 +121,8 @@ void tile_avx2(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(g,
 #else
 namespace rlk::native::rope {
 void tile_avx2(const rlk::rotary::Geometry& g, const Tile& tile) { tile_scalar(g, tile); }
+void kv_tile_avx2(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
+  kv_tile_scalar(g, tile, backward);
+}
 }  // namespace rlk::native::rope
 #endif

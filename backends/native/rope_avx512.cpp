@@ -58,6 +58,7 @@ struct Isa {
     put<Stream>(p, _mm256_mask_mov_epi16(r, unordered(v), _mm256_set1_epi16(0x7fff)));
   }
 
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 
@@ -104,6 +105,9 @@ struct Isa {
 }  // namespace
 
 void tile_avx512(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(g, tile); }
+void kv_tile_avx512(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
+  split_any(g, tile, backward);
+}
 
 }  // namespace rlk::native::rope
 
@@ -115,5 +119,8 @@ void tile_avx512(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(
 #else
 namespace rlk::native::rope {
 void tile_avx512(const rlk::rotary::Geometry& g, const Tile& tile) { tile_scalar(g, tile); }
+void kv_tile_avx512(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
+  kv_tile_scalar(g, tile, backward);
+}
 }  // namespace rlk::native::rope
 #endif

@@ -59,30 +59,55 @@ Isa best_isa() {
 #endif
 }
 
-TileFunction tile_for(Isa isa) {
-  return isa == Isa::avx512 ? &tile_avx512 : isa == Isa::avx2 ? &tile_avx2 : &tile_scalar;
+namespace {
+
+TilePlan cut(const rlk::rotary::Geometry& g, std::int64_t token_bytes, Isa isa) {
+  TilePlan p;
+  p.tile = isa == Isa::avx512 ? &tile_avx512 : isa == Isa::avx2 ? &tile_avx2 : &tile_scalar;
+  p.kv_tile = isa == Isa::avx512 ? &kv_tile_avx512 : isa == Isa::avx2 ? &kv_tile_avx2 : &kv_tile_scalar;
+  p.tokens_per_tile = std::clamp<std::int64_t>(kTileBytes / std::max<std::int64_t>(1, token_bytes), 1, 256);
+  p.tiles_per_batch = (g.tokens + p.tokens_per_tile - 1) / p.tokens_per_tile;
+  p.tiles = g.batch * p.tiles_per_batch;
+  return p;
 }
+
+Tile tile_at(const rlk::rotary::Geometry& g, const TilePlan& p, std::int64_t index) {
+  Tile tile;
+  tile.batch = index / p.tiles_per_batch;
+  tile.token = index % p.tiles_per_batch * p.tokens_per_tile;
+  tile.token_end = std::min(g.tokens, tile.token + p.tokens_per_tile);
+  tile.stream = p.stream;
+  return tile;
+}
+
+}  // namespace
 
 TilePlan plan(const rlk::rotary::Geometry& g, Isa isa) {
   const std::int64_t heads = g.part[0].heads + g.part[1].heads;
-  const std::int64_t token_bytes = std::max<std::int64_t>(1, heads * g.head_dim * g.bytes_per_element());
-  TilePlan p;
-  p.tile = tile_for(isa);
-  p.tokens_per_tile = std::clamp<std::int64_t>(kTileBytes / token_bytes, 1, 256);
-  p.tiles_per_batch = (g.tokens + p.tokens_per_tile - 1) / p.tokens_per_tile;
-  p.tiles = heads == 0 ? 0 : g.batch * p.tiles_per_batch;
+  const std::int64_t token_bytes = heads * g.head_dim * g.bytes_per_element();
+  TilePlan p = cut(g, token_bytes, isa);
+  if (heads == 0) p.tiles = 0;
   p.stream = may_stream(g, g.batch * g.tokens * token_bytes);
   return p;
 }
 
 void run_tile(const rlk::rotary::Geometry& g, const TilePlan& p, std::int64_t index) {
   const DefaultFloatMode mode;
-  Tile tile;
-  tile.batch = index / p.tiles_per_batch;
-  tile.token = index % p.tiles_per_batch * p.tokens_per_tile;
-  tile.token_end = std::min(g.tokens, tile.token + p.tokens_per_tile);
-  tile.stream = p.stream;
-  p.tile(g, tile);
+  p.tile(g, tile_at(g, p, index));
+}
+
+TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa) {
+  const std::int64_t row = g.k_dim + g.v_dim + g.turn.rotary_dim;
+  const std::int64_t token_bytes = g.heads * row * g.turn.bytes_per_element();
+  TilePlan p = cut(g.turn, token_bytes, isa);
+  if (g.heads == 0) p.tiles = 0;
+  p.stream = g.turn.batch * g.turn.tokens * token_bytes >= kStreamBytes;
+  return p;
+}
+
+void run_tile(const rlk::rotary::KvGeometry& g, bool backward, const TilePlan& p, std::int64_t index) {
+  const DefaultFloatMode mode;
+  p.kv_tile(g, tile_at(g.turn, p, index), backward);
 }
 
 std::string check_rows(const char* op, const rlk::rotary::Geometry& g) {

@@ -9,16 +9,19 @@ namespace rlk::native::rope {
 
 struct TilePlan {
   TileFunction tile = nullptr;
+  KvTileFunction kv_tile = nullptr;
   std::int64_t tokens_per_tile = 1, tiles_per_batch = 0, tiles = 0;
   bool stream = false;
 };
 
 enum class Isa { scalar, avx2, avx512 };
 Isa best_isa();
-TileFunction tile_for(Isa isa);
 
 TilePlan plan(const rlk::rotary::Geometry& g, Isa isa = best_isa());
 void run_tile(const rlk::rotary::Geometry& g, const TilePlan& plan, std::int64_t index);
+
+TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa = best_isa());
+void run_tile(const rlk::rotary::KvGeometry& g, bool backward, const TilePlan& plan, std::int64_t index);
 
 // Table rows that positions, starts or cu_seqlens ask for, against the rows there are. Empty if all exist.
 std::string check_rows(const char* op, const rlk::rotary::Geometry& g);

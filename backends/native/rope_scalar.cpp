@@ -18,6 +18,7 @@ struct Isa {
   static void store(T* p, V v) {
     *p = simt::from_float<T>(v);
   }
+  static V add(V a, V b) { return a + b; }
   static V mul(V a, V b) { return a * b; }
   static V fma(V a, V b, V c) { return __builtin_fmaf(a, b, c); }
   static void deinterleave(V v0, V v1, V& a, V& b) { a = v0, b = v1; }
@@ -34,5 +35,8 @@ struct Isa {
 }  // namespace
 
 void tile_scalar(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(g, tile); }
+void kv_tile_scalar(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
+  split_any(g, tile, backward);
+}
 
 }  // namespace rlk::native::rope

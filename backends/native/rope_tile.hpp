@@ -21,4 +21,10 @@ void tile_scalar(const rlk::rotary::Geometry&, const Tile&);
 void tile_avx2(const rlk::rotary::Geometry&, const Tile&);
 void tile_avx512(const rlk::rotary::Geometry&, const Tile&);
 
+using KvTileFunction = void (*)(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+
+void kv_tile_scalar(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+void kv_tile_avx2(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+void kv_tile_avx512(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+
 }  // namespace rlk::native::rope

@@ -189,8 +189,8 @@ __device__ __forceinline__ void copy_slot(const rotary::Geometry& g, Walk<T> w, 
 }
 
 template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, int Unroll>
-__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot, std::int64_t batch,
-                                            std::int64_t token, bool table_vectors) {
+__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot,
+                                            std::int64_t batch, std::int64_t token, bool table_vectors) {
   const int pair = slot * Vec, half = g.rotary_dim / 2;
   const int in0 = g.offset + (InAdjacent ? 2 * pair : pair), in1 = in0 + (InAdjacent ? Vec : half);
   const int out0 = g.offset + (OutAdjacent ? 2 * pair : pair), out1 = out0 + (OutAdjacent ? Vec : half);
@@ -235,7 +235,8 @@ __global__ void __launch_bounds__(kThreads) rotate_rows(const rotary::Geometry g
   const unsigned tile = blockIdx.x / unsigned(groups);
   const int which = group >= cut.head_groups[0] ? 1 : 0;
   if (which == 1) group -= cut.head_groups[0];
-  const rotary::Part part = which == 1 ? g.part[1] : g.part[0];  // a select: indexing would copy both to local memory
+  const rotary::Part part =
+      which == 1 ? g.part[1] : g.part[0];  // a select: indexing would copy both to local memory
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % cut.lanes, row = thread / cut.lanes;
   if (row >= cut.block_tokens * cut.block_heads) return;

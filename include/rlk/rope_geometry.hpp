@@ -484,4 +484,83 @@ inline std::string read(const Options& o, const Tensors& in, Geometry& g) {
   return {};
 }
 
+// The key-value split of multi-head latent attention. Forward reads kv [..,H,k+v] and emb [..,1,R], which all
+// heads share, and writes key [..,H,k+R] and value [..,H,v]; backward reads the gradients of key and value
+// and writes those of kv and emb.
+struct Strided {
+  void* data = nullptr;
+  std::int64_t by_batch = 0, by_token = 0, by_head = 0;
+};
+
+struct KvGeometry {
+  Geometry turn;  // batch, tokens, table, rows and rotation; its parts are unused
+  std::int64_t heads = 0;
+  std::int32_t k_dim = 0, v_dim = 0;
+  Strided kv, emb, key, value;
+};
+
+struct KvTensors {
+  const DLTensor *kv = nullptr, *emb = nullptr, *key = nullptr, *value = nullptr;
+  const DLTensor *cos = nullptr, *sin = nullptr, *positions = nullptr, *starts = nullptr,
+                 *cu_seqlens = nullptr;
+};
+
+inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) {
+  using namespace detail;
+  out = KvGeometry{};
+  Geometry& g = out.turn;
+  const char* names[] = {o.backward ? "d_kv" : "kv", o.backward ? "d_k_pos_emb" : "k_pos_emb",
+                         o.backward ? "d_key" : "key", o.backward ? "d_value" : "value"};
+  const DLTensor* tensors[] = {in.kv, in.emb, in.key, in.value};
+  Strided* places[] = {&out.kv, &out.emb, &out.key, &out.value};
+  View views[4];
+  for (int i = 0; i < 4; ++i) {
+    if (tensors[i] == nullptr) return say("%s: %s is missing", o.op, names[i]);
+    auto error = see(o, names[i], *tensors[i], views[i]);
+    if (!error.empty()) return error;
+    Float type{};
+    if (!float_type(*tensors[i], type)) return say("%s: %s must be fp32, bf16 or fp16", o.op, names[i]);
+    if (i == 0) g.type = type;
+    if (type != g.type) {
+      return say("%s: %s is %s, %s is %s", o.op, names[i], name_of(type), names[0], name_of(g.type));
+    }
+    if (views[i].batch != views[0].batch || views[i].tokens != views[0].tokens ||
+        views[i].heads != (i == 1 ? 1 : views[0].heads)) {
+      return say(
+          "%s: %s has shape %s, %s has shape %s; batch and tokens must agree, heads too (k_pos_emb has one)",
+          o.op, names[i], shape_text(*tensors[i]).c_str(), names[0], shape_text(*tensors[0]).c_str());
+    }
+    *places[i] = {const_cast<void*>(data_of(*tensors[i])), views[i].by_batch, views[i].by_token,
+                  views[i].by_head};
+  }
+  if (in.cos == nullptr || in.sin == nullptr) {
+    return say("%s: %s is missing", o.op, in.cos == nullptr ? "cos" : "sin");
+  }
+  const std::int64_t k_dim = views[2].dim - views[1].dim;
+  if (k_dim < 0 || views[0].dim != k_dim + views[3].dim) {
+    return say("%s: %s has %lld columns, which is not (%s %lld - %s %lld) + %s %lld", o.op, names[0],
+               static_cast<long long>(views[0].dim), names[2], static_cast<long long>(views[2].dim), names[1],
+               static_cast<long long>(views[1].dim), names[3], static_cast<long long>(views[3].dim));
+  }
+  out.heads = views[0].heads;
+  out.k_dim = static_cast<std::int32_t>(k_dim);
+  out.v_dim = static_cast<std::int32_t>(views[3].dim);
+  g.batch = views[0].batch, g.tokens = views[0].tokens;
+  g.head_dim = static_cast<std::int32_t>(views[1].dim);
+  Tensors tables;
+  tables.cos = in.cos, tables.sin = in.sin, tables.positions = in.positions, tables.starts = in.starts;
+  tables.cu_seqlens = in.cu_seqlens;
+  auto error = read_table(o, tables, in.kv->ndim, g);
+  if (error.empty()) error = read_rows(o, tables, g);
+  if (!error.empty()) return error;
+  if (g.rotary_dim != g.head_dim) {
+    return say("%s: rotary_dim is %d, %s has %d columns", o.op, g.rotary_dim, names[1], g.head_dim);
+  }
+  const bool in_adjacent = o.pairing != Pairing::half, out_adjacent = o.pairing == Pairing::adjacent;
+  g.in_adjacent = o.backward ? out_adjacent : in_adjacent;
+  g.out_adjacent = o.backward ? in_adjacent : out_adjacent;
+  g.transpose = o.transpose != o.backward;
+  return {};
+}
+
 }  // namespace rlk::rotary
