@@ -66,6 +66,29 @@ void write_attribute(const rlk_attribute& a, std::ostringstream& out) {
   out << ";  // " << a.doc << "\n";
 }
 
+// "rope_i:pairing=adjacent": a function of that name which sets the attributes first.
+void write_alias(const rlk_op_schema& op, const std::string& type, const std::string& alias,
+                 std::ostringstream& out) {
+  std::istringstream parts(alias);
+  std::string name, set, body;
+  std::getline(parts, name, ':');
+  while (std::getline(parts, set, ':')) {
+    const auto equal = set.find('=');
+    const std::string attribute = set.substr(0, equal), value = set.substr(equal + 1);
+    bool choice = false;
+    for (uint32_t i = 0; i < op.num_attributes; ++i)
+      if (attribute == op.attributes[i].name) choice = op.attributes[i].type == RLK_CHOICE;
+    body +=
+        "  args." + attribute + " = " + (choice ? type + "::" + camel(attribute) + "::" : "") + value + ";\n";
+  }
+  if (body.empty())
+    out << "inline Status " << name << "(const " << type << "& args, const Options& options = {}) { return "
+        << op.name << "(args, options); }\n";
+  else
+    out << "inline Status " << name << "(" << type << " args, const Options& options = {}) {\n"
+        << body << "  return " << op.name << "(args, options);\n}\n";
+}
+
 void write_op(const rlk_op_schema& op, std::ostringstream& out) {
   const std::string type = camel(op.name);
   out << "// " << op.doc << ".\nstruct [[gnu::may_alias]] " << type
@@ -84,18 +107,8 @@ void write_op(const rlk_op_schema& op, std::ostringstream& out) {
       << "inline Status " << op.name << "(const " << type << "& args, const Options& options = {}) {\n"
       << "  static const int32_t op = op_index(" << type << "::kName);\n"
       << "  return run_cached(op, reinterpret_cast<const rlk_slot*>(&args), options);\n}\n";
-  std::string alias;
-  for (const char* p = op.aliases;; ++p) {
-    if (*p && *p != ',') {
-      alias += *p;
-      continue;
-    }
-    if (!alias.empty())
-      out << "inline Status " << alias << "(const " << type
-          << "& args, const Options& options = {}) { return " << op.name << "(args, options); }\n";
-    alias.clear();
-    if (!*p) break;
-  }
+  std::istringstream aliases(op.aliases);
+  for (std::string alias; std::getline(aliases, alias, ',');) write_alias(op, type, alias, out);
   out << "\n";
 }
 

@@ -131,6 +131,24 @@ rlk_code set_word(rlk_args* args, const char* name, std::string_view word) {
               fmt::format("{}: {} is '{}', which is not a number", args->schema->name, name, word));
 }
 
+// The attributes an alias stands for: "rope_i:pairing=adjacent" in the schema's list.
+rlk_code apply_alias(rlk_args* args, std::string_view name) {
+  for (std::string_view rest = args->schema->aliases ? args->schema->aliases : ""; !rest.empty();) {
+    const auto comma = rest.find(',');
+    std::string_view alias = rest.substr(0, comma);
+    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
+    if (alias.substr(0, alias.find(':')) != name) continue;
+    for (auto colon = alias.find(':'); colon != alias.npos; colon = alias.find(':')) {
+      alias = alias.substr(colon + 1);
+      const std::string_view set = alias.substr(0, alias.find(':'));
+      const auto equal = set.find('=');
+      const std::string attribute(set.substr(0, equal));
+      if (rlk_code code = set_word(args, attribute.c_str(), set.substr(equal + 1))) return code;
+    }
+  }
+  return RLK_OK;
+}
+
 const rlk_op_schema* schema_of(const char* op) {
   const Result<int32_t> index = find_op(op ? op : "");
   if (!index) return set_failure(index.status()), nullptr;
@@ -181,6 +199,7 @@ rlk_args* rlk_args_new(const char* op) {
           else
             slot.i = a.default_int;
         }
+        if (apply_alias(args, op) != RLK_OK) return delete args, nullptr;
         return args;
       },
       nullptr);

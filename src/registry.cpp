@@ -58,7 +58,8 @@ Status add_op(Snapshot& s, const rlk_op_schema* schema, const std::string& origi
   std::vector<std::string_view> names{schema->name};
   for (std::string_view rest = schema->aliases ? schema->aliases : ""; !rest.empty();) {
     const auto comma = rest.find(',');
-    names.push_back(rest.substr(0, comma));
+    const std::string_view alias = rest.substr(0, comma);
+    names.push_back(alias.substr(0, alias.find(':')));
     rest = comma == rest.npos ? "" : rest.substr(comma + 1);
   }
   for (std::string_view name : names)
