@@ -1,5 +1,5 @@
-// The one reader of the process environment. All RLK_ variables are ignored in setuid, setgid and
-// file-capability processes, which is said once in the log.
+// The one reader of the process environment. All RLK_ variables are ignored in setuid, setgid and file-capability
+// processes, which is said once in the log.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Environment {
   bool secure = false;       // true: variables were ignored
 };
 
-// Read once; reload reads again.
+// Read by the first call of the process; the reference stays valid when another thread reloads.
 const Environment& environment();
 void reload_environment_variables();
 
