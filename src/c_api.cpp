@@ -324,7 +324,9 @@ rlk_code rlk_load_plugin(const char* path) {
   return guarded(
       [&] {
         if (!path) return fail(RLK_INVALID_ARGUMENT, "path is null");
-        const PluginLoad load = load_plugin({"", path, false});
+        const Result<PluginFile> file = plugin_at(path);
+        if (!file) return set_failure(file.status());
+        const PluginLoad load = load_plugin(*file);
         if (!load.table) return fail(RLK_PLUGIN, load.reason);
         return set_failure(register_backend(load.table, path));
       },

@@ -27,14 +27,22 @@ constexpr uint16_t kMachine = EM_PPC64;
 
 std::string machine_name(uint16_t machine) {
   switch (machine) {
-    case EM_386: return "i386";
-    case EM_X86_64: return "x86-64";
-    case EM_ARM: return "arm";
-    case EM_AARCH64: return "aarch64";
-    case EM_PPC64: return "ppc64";
-    case EM_RISCV: return "riscv";
-    case EM_S390: return "s390";
-    default: return fmt::format("machine {}", machine);
+    case EM_386:
+      return "i386";
+    case EM_X86_64:
+      return "x86-64";
+    case EM_ARM:
+      return "arm";
+    case EM_AARCH64:
+      return "aarch64";
+    case EM_PPC64:
+      return "ppc64";
+    case EM_RISCV:
+      return "riscv";
+    case EM_S390:
+      return "s390";
+    default:
+      return fmt::format("machine {}", machine);
   }
 }
 
@@ -53,9 +61,11 @@ std::string check_header(const Elf64_Ehdr& header) {
   if (header.e_ident[EI_CLASS] != ELFCLASS64) return "it is a 32-bit object, this process is 64-bit";
   if (header.e_ident[EI_DATA] != ELFDATA2LSB) return "it is big-endian, this machine is little-endian";
   if (header.e_machine != kMachine)
-    return fmt::format("it is built for {}, this machine is {}", machine_name(header.e_machine), machine_name(kMachine));
+    return fmt::format("it is built for {}, this machine is {}", machine_name(header.e_machine),
+                       machine_name(kMachine));
   if (header.e_type != ET_DYN) return "it is not a shared object (compile with -fPIC, link with -shared)";
-  if (header.e_shoff == 0 || header.e_shnum == 0) return "it has no section table, so its exports cannot be read";
+  if (header.e_shoff == 0 || header.e_shnum == 0)
+    return "it has no section table, so its exports cannot be read";
   if (header.e_shentsize != sizeof(Elf64_Shdr)) return "its section table is damaged";
   return {};
 }
@@ -64,12 +74,13 @@ std::string check_header(const Elf64_Ehdr& header) {
 bool is_export(const Elf64_Sym& symbol) {
   const unsigned binding = ELF64_ST_BIND(symbol.st_info), visibility = ELF64_ST_VISIBILITY(symbol.st_other);
   return symbol.st_shndx != SHN_UNDEF && (binding == STB_GLOBAL || binding == STB_WEAK) &&
-         (visibility == STV_DEFAULT || visibility == STV_PROTECTED) && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
+         (visibility == STV_DEFAULT || visibility == STV_PROTECTED) &&
+         ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
 }
 
 bool has_name(const std::vector<char>& names, uint64_t at, std::string_view name) {
-  return at < names.size() && names.size() - at > name.size() && std::memcmp(names.data() + at, name.data(), name.size()) == 0 &&
-         names[at + name.size()] == '\0';
+  return at < names.size() && names.size() - at > name.size() &&
+         std::memcmp(names.data() + at, name.data(), name.size()) == 0 && names[at + name.size()] == '\0';
 }
 
 }  // namespace
@@ -77,14 +88,16 @@ bool has_name(const std::vector<char>& names, uint64_t at, std::string_view name
 std::string check_elf(const ElfBytes& bytes, std::string_view function) {
   Elf64_Ehdr header{};
   // A file shorter than the header may still show that it is for another machine; too short is too short.
-  if (bytes.size < sizeof header || !bytes.read(0, &header, sizeof header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0)
+  if (bytes.size < sizeof header || !bytes.read(0, &header, sizeof header) ||
+      std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0)
     return "it is not an ELF file";
   if (std::string wrong = check_header(header); !wrong.empty()) return wrong;
 
   std::vector<Elf64_Shdr> sections;
-  if (!read_records(bytes, header.e_shoff, header.e_shnum, sections)) return "its section table lies outside the file: is it cut off?";
-  const auto symbols_section =
-      std::find_if(sections.begin(), sections.end(), [](const Elf64_Shdr& s) { return s.sh_type == SHT_DYNSYM; });
+  if (!read_records(bytes, header.e_shoff, header.e_shnum, sections))
+    return "its section table lies outside the file: is it cut off?";
+  const auto symbols_section = std::find_if(sections.begin(), sections.end(),
+                                            [](const Elf64_Shdr& s) { return s.sh_type == SHT_DYNSYM; });
   if (symbols_section == sections.end()) return fmt::format("it exports nothing; {} is wanted", function);
   if (symbols_section->sh_link >= sections.size() || symbols_section->sh_entsize != sizeof(Elf64_Sym))
     return "its symbol table is damaged";
@@ -92,7 +105,8 @@ std::string check_elf(const ElfBytes& bytes, std::string_view function) {
 
   std::vector<Elf64_Sym> symbols;
   std::vector<char> names;
-  if (!read_records(bytes, symbols_section->sh_offset, symbols_section->sh_size / sizeof(Elf64_Sym), symbols) ||
+  if (!read_records(bytes, symbols_section->sh_offset, symbols_section->sh_size / sizeof(Elf64_Sym),
+                    symbols) ||
       !read_records(bytes, names_section.sh_offset, names_section.sh_size, names))
     return "its symbol table lies outside the file: is it cut off?";
   for (const Elf64_Sym& symbol : symbols)

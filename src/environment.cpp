@@ -22,7 +22,7 @@ namespace {
 // There are no others; a fifth needs a line here, in Environment and in the README.
 struct Variable {
   const char* name;
-  std::string Environment::*field;
+  std::string Environment::* field;
 };
 constexpr Variable kVariables[] = {{"RLK_BACKEND", &Environment::backend},
                                    {"RLK_PLUGIN_PATH", &Environment::plugin_path},
@@ -65,7 +65,8 @@ void report(const Environment& env) {
   if (env.secure) {
     static std::atomic<bool> said{false};
     if (!present.empty() && !said.exchange(true))
-      log(LogLevel::warn, fmt::format("this process runs with raised rights: {} ignored", fmt::join(present, ", ")));
+      log(LogLevel::warn,
+          fmt::format("this process runs with raised rights: {} ignored", fmt::join(present, ", ")));
     return;
   }
   std::vector<std::string_view> known;

@@ -1,5 +1,5 @@
-// The one reader of the process environment. All RLK_ variables are ignored in setuid, setgid and file-capability
-// processes, which is said once in the log.
+// The one reader of the process environment. All RLK_ variables are ignored in setuid, setgid and
+// file-capability processes, which is said once in the log.
 #pragma once
 
 #include <string>

@@ -46,8 +46,9 @@ spdlog::logger& stderr_logger() {
   return *logger;
 }
 
-constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
-                                                       spdlog::level::warn, spdlog::level::err, spdlog::level::off};
+constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spdlog::level::debug,
+                                                       spdlog::level::info,  spdlog::level::warn,
+                                                       spdlog::level::err,   spdlog::level::off};
 
 }  // namespace
 
@@ -64,7 +65,8 @@ void log(LogLevel level, std::string_view text) noexcept try {
     if (now.call) now.call(now.context, number, std::string(text).c_str());
     return;
   }
-  if (number >= stderr_level.load(std::memory_order_relaxed)) stderr_logger().log(kSpdlogLevels[number], text);
+  if (number >= stderr_level.load(std::memory_order_relaxed))
+    stderr_logger().log(kSpdlogLevels[number], text);
 } catch (...) {
 }
 
@@ -74,7 +76,8 @@ void configure_log(std::string_view level) {
   const bool known = found != std::end(kLevels);
   stderr_level = known ? static_cast<int>(found - std::begin(kLevels)) : static_cast<int>(LogLevel::warn);
   if (!known)
-    log(LogLevel::warn, fmt::format("RLK_LOG: {}; 'warn' is used", unknown_name("level", level, {std::begin(kLevels), std::end(kLevels)})));
+    log(LogLevel::warn, fmt::format("RLK_LOG: {}; 'warn' is used",
+                                    unknown_name("level", level, {std::begin(kLevels), std::end(kLevels)})));
 }
 
 }  // namespace rlk

@@ -15,10 +15,13 @@ constexpr std::size_t kLongestSpec = 4096;
 // A device as a user writes it. Selectors name devices, not backends: hip is where AMD GPUs are.
 constexpr std::string_view kDevices[] = {"cpu", "cuda", "hip"};
 
-bool is_glob(std::string_view selector) noexcept { return selector.find_first_of("*?") != std::string_view::npos; }
+bool is_glob(std::string_view selector) noexcept {
+  return selector.find_first_of("*?") != std::string_view::npos;
+}
 
 std::size_t literal_letters(std::string_view selector) noexcept {
-  return static_cast<std::size_t>(std::count_if(selector.begin(), selector.end(), [](char c) { return c != '*' && c != '?'; }));
+  return static_cast<std::size_t>(
+      std::count_if(selector.begin(), selector.end(), [](char c) { return c != '*' && c != '?'; }));
 }
 
 // Orders selectors by how much they say; equal only for equally specific ones.
@@ -36,13 +39,15 @@ class Parser {
  public:
   Parser(std::string_view spec, const KnownNames& names) : spec_(spec), names_(names) {
     for (const std::string_view op : names.ops)
-      if (std::none_of(names.aliases.begin(), names.aliases.end(), [&](const auto& a) { return a.first == op; }))
+      if (std::none_of(names.aliases.begin(), names.aliases.end(),
+                       [&](const auto& a) { return a.first == op; }))
         ops_.push_back(op);
   }
 
   std::vector<OverrideRule> parse() {
     if (spec_.size() > kLongestSpec) {
-      fail(kLongestSpec, fmt::format("the text has {} bytes, at most {} are read", spec_.size(), kLongestSpec));
+      fail(kLongestSpec,
+           fmt::format("the text has {} bytes, at most {} are read", spec_.size(), kLongestSpec));
       return {};
     }
     if (trimmed(spec_).empty()) return {};
@@ -60,7 +65,9 @@ class Parser {
   const std::optional<std::pair<std::size_t, std::string>>& error() const { return error_; }
 
  private:
-  std::size_t offset(std::string_view part) const { return static_cast<std::size_t>(part.data() - spec_.data()); }
+  std::size_t offset(std::string_view part) const {
+    return static_cast<std::size_t>(part.data() - spec_.data());
+  }
 
   void fail(std::size_t at, std::string text) {
     if (!error_) error_ = {at + 1, std::move(text)};
@@ -94,8 +101,10 @@ class Parser {
       name = trimmed(text.substr(0, at));
       const std::string_view device = trimmed(text.substr(at + 1));
       if (std::find(std::begin(kDevices), std::end(kDevices), device) == std::end(kDevices))
-        return fail(offset(device), device.empty() ? "'@' without a device; devices: cpu, cuda, hip"
-                                                   : unknown_name("device", device, {std::begin(kDevices), std::end(kDevices)}));
+        return fail(offset(device),
+                    device.empty()
+                        ? "'@' without a device; devices: cpu, cuda, hip"
+                        : unknown_name("device", device, {std::begin(kDevices), std::end(kDevices)}));
       parsed.device = device;
     }
     if (name.empty()) return fail(offset(text), "'=' without an op before it; write '*=' for every op");
@@ -122,31 +131,39 @@ class Parser {
 
   void item(std::string_view text, OverrideRule& parsed) {
     if (text.empty())
-      return fail(offset(text), fmt::format("a backend, an implementation or 'auto' is missing here.  Known backends: {}",
-                                            listed(names_.backends)));
+      return fail(offset(text),
+                  fmt::format("a backend, an implementation or 'auto' is missing here.  Known backends: {}",
+                              listed(names_.backends)));
     if (text == "auto") return parsed.chain.push_back({ChainItem::automatic, ""});
     if (text.front() == '!') return excluded(trimmed(text.substr(1)), text, parsed);
-    if (contains(names_.backends, text)) return parsed.chain.push_back({ChainItem::backend, std::string(text)});
+    if (contains(names_.backends, text))
+      return parsed.chain.push_back({ChainItem::backend, std::string(text)});
     const std::size_t dot = text.find('.');
-    if (dot == std::string_view::npos) return fail(offset(text), unknown_name("backend", text, names_.backends));
+    if (dot == std::string_view::npos)
+      return fail(offset(text), unknown_name("backend", text, names_.backends));
     known_implementation(text, text.substr(0, dot));
     parsed.chain.push_back({ChainItem::implementation, std::string(text)});
   }
 
   void excluded(std::string_view name, std::string_view whole, OverrideRule& parsed) {
     if (name.empty()) return fail(offset(whole), "'!' without a backend after it");
-    if (const auto dot = name.find('.'); dot != std::string_view::npos && contains(names_.backends, name.substr(0, dot)))
-      return fail(offset(name), fmt::format("'!' takes a backend and {} is an implementation; write '!{}' to leave out all of it",
-                                            quoted(name), name.substr(0, dot)));
-    if (!contains(names_.backends, name)) return fail(offset(name), unknown_name("backend", name, names_.backends));
+    if (const auto dot = name.find('.');
+        dot != std::string_view::npos && contains(names_.backends, name.substr(0, dot)))
+      return fail(
+          offset(name),
+          fmt::format("'!' takes a backend and {} is an implementation; write '!{}' to leave out all of it",
+                      quoted(name), name.substr(0, dot)));
+    if (!contains(names_.backends, name))
+      return fail(offset(name), unknown_name("backend", name, names_.backends));
     parsed.chain.push_back({ChainItem::exclude, std::string(name)});
   }
 
-  // The implementations of a backend that is not loaded cannot be checked here: resolution says that it is not
-  // loaded, which is the better message anyway.
+  // The implementations of a backend that is not loaded cannot be checked here: resolution says that it is
+  // not loaded, which is the better message anyway.
   void known_implementation(std::string_view id, std::string_view backend) {
     if (contains(names_.implementations, id)) return;
-    if (!contains(names_.backends, backend)) return fail(offset(id), unknown_name("backend", backend, names_.backends));
+    if (!contains(names_.backends, backend))
+      return fail(offset(id), unknown_name("backend", backend, names_.backends));
     std::vector<std::string_view> of_backend;
     for (const std::string_view known : names_.implementations)
       if (known.substr(0, known.find('.')) == backend) of_backend.push_back(known);
@@ -156,10 +173,12 @@ class Parser {
   void refuse_duplicate(const OverrideRule& rule, bool bare) {
     for (const OverrideRule& other : rules_) {
       if (other.selector != rule.selector || other.device != rule.device) continue;
-      const std::string where = fmt::format("{}{}{}", rule.selector, rule.device.empty() ? "" : "@", rule.device);
-      return fail(rule.column - 1, fmt::format("{} for '{}'; the first is {} in column {}",
-                                               bare ? "a second rule" : "the same selector twice: a second rule", where,
-                                               quoted(other.text), other.column));
+      const std::string where =
+          fmt::format("{}{}{}", rule.selector, rule.device.empty() ? "" : "@", rule.device);
+      return fail(rule.column - 1,
+                  fmt::format("{} for '{}'; the first is {} in column {}",
+                              bare ? "a second rule" : "the same selector twice: a second rule", where,
+                              quoted(other.text), other.column));
     }
   }
 
@@ -168,12 +187,15 @@ class Parser {
     for (const OverrideRule& rule : rules_)
       for (const OverrideRule& other : rules_) {
         if (&other == &rule) break;
-        if (!is_glob(rule.selector) || specificity(rule) != specificity(other) || rule.device != other.device) continue;
+        if (!is_glob(rule.selector) || specificity(rule) != specificity(other) || rule.device != other.device)
+          continue;
         for (const std::string_view op : ops_)
           if (glob_match(rule.selector, op) && glob_match(other.selector, op))
-            return fail(rule.column - 1,
-                        fmt::format("'{}' and '{}' (column {}) are equally specific and both match '{}'; make one longer",
-                                    rule.selector, other.selector, other.column, op));
+            return fail(
+                rule.column - 1,
+                fmt::format(
+                    "'{}' and '{}' (column {}) are equally specific and both match '{}'; make one longer",
+                    rule.selector, other.selector, other.column, op));
       }
   }
 
@@ -194,7 +216,8 @@ Override Override::parse(std::string_view spec, std::string_view source, const K
     parsed.rules_ = parser.parse();
     if (const auto& error = parser.error()) {
       parsed.rules_.clear();
-      parsed.error_ = Status(RLK_CONFIGURATION, fmt::format("{}, column {}: {}", source, error->first, error->second));
+      parsed.error_ =
+          Status(RLK_CONFIGURATION, fmt::format("{}, column {}: {}", source, error->first, error->second));
     }
   } catch (const std::exception&) {  // only memory can run out here
     parsed.rules_.clear();

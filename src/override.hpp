@@ -1,4 +1,5 @@
-// RLK_BACKEND and everything else that speaks its grammar: parsing into rules, and finding the rule for an op.
+// RLK_BACKEND and everything else that speaks its grammar: parsing into rules, and finding the rule for an
+// op.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +15,10 @@ namespace rlk {
 
 // The names a spec may mention, for checks and suggestions.
 struct KnownNames {
-  std::vector<std::string_view> ops;              // with aliases
+  std::vector<std::string_view> ops;                                   // with aliases
   std::vector<std::pair<std::string_view, std::string_view>> aliases;  // alias, the op it stands for
-  std::vector<std::string_view> backends;         // every known backend, loaded or not
-  std::vector<std::string_view> implementations;  // of the loaded backends
+  std::vector<std::string_view> backends;                              // every known backend, loaded or not
+  std::vector<std::string_view> implementations;                       // of the loaded backends
 };
 
 struct ChainItem {
@@ -29,14 +30,14 @@ struct OverrideRule {
   std::string selector;  // op name or glob; "*" when the rule had no "="
   std::string device;    // "cuda", "cpu", "hip"; empty: any
   std::vector<ChainItem> chain;
-  std::string text;      // the rule as written
+  std::string text;  // the rule as written
   std::size_t column = 1;
 };
 
 class Override {
  public:
-  // A wrong spec is kept with its error, which every resolution under it returns. source names it in messages:
-  // "RLK_BACKEND", "scope", "call argument".
+  // A wrong spec is kept with its error, which every resolution under it returns. source names it in
+  // messages: "RLK_BACKEND", "scope", "call argument".
   static Override parse(std::string_view spec, std::string_view source, const KnownNames& names) noexcept;
 
   const Status& error() const noexcept { return error_; }

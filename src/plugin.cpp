@@ -64,7 +64,8 @@ std::string library_path() {
   Dl_info info{};
   link_map* map = nullptr;
   static const char anchor = 0;
-  if (dladdr1(&anchor, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) && map && map->l_name && map->l_name[0])
+  if (dladdr1(&anchor, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) && map && map->l_name &&
+      map->l_name[0])
     return canonical(map->l_name);
   // Linked into the program itself, whose name as typed says nothing about where it is.
   char program[PATH_MAX];
@@ -86,7 +87,8 @@ bool is_trusted(const std::string& folder) {
 void check_trust_list(std::vector<std::string>& notes) {
   for (const std::string& entry : split_folders(environment().plugin_trust))
     if (entry.empty() || (entry != "all" && entry.front() != '/'))
-      notes.push_back(fmt::format("RLK_PLUGIN_TRUST: {} is neither an absolute folder nor 'all' and trusts nothing", quoted(entry)));
+      notes.push_back(fmt::format(
+          "RLK_PLUGIN_TRUST: {} is neither an absolute folder nor 'all' and trusts nothing", quoted(entry)));
 }
 
 std::string system_error(int error) { return std::strerror(error); }
@@ -94,20 +96,22 @@ std::string system_error(int error) { return std::strerror(error); }
 // Who else could have written this? Empty when nobody.
 std::string check_owner(const struct stat& s, const std::string& what) {
   if (s.st_uid != 0 && s.st_uid != geteuid())
-    return fmt::format("{} belongs to user {}, neither to root nor to user {} who runs this process", what, s.st_uid, geteuid());
+    return fmt::format("{} belongs to user {}, neither to root nor to user {} who runs this process", what,
+                       s.st_uid, geteuid());
   if (s.st_mode & (S_IWGRP | S_IWOTH))
-    return fmt::format("{} is writable by {} (mode {:04o}): chmod go-w", what, s.st_mode & S_IWOTH ? "everyone" : "its group",
-                       s.st_mode & 07777u);
+    return fmt::format("{} is writable by {} (mode {:04o}): chmod go-w", what,
+                       s.st_mode & S_IWOTH ? "everyone" : "its group", s.st_mode & 07777u);
   return {};
 }
 
 std::string check_folder(const std::string& folder) {
-  struct stat s {};
+  struct stat s{};
   if (stat(folder.c_str(), &s) != 0) return fmt::format("folder '{}': {}", folder, system_error(errno));
   return check_owner(s, fmt::format("its folder '{}'", folder));
 }
 
-void search_folder(const std::string& folder, std::vector<PluginFile>& found, std::vector<std::string>& notes) {
+void search_folder(const std::string& folder, std::vector<PluginFile>& found,
+                   std::vector<std::string>& notes) {
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(folder.c_str()), &closedir);
   if (!dir) {
     notes.push_back(fmt::format("'{}': {}", folder, system_error(errno)));
@@ -115,19 +119,23 @@ void search_folder(const std::string& folder, std::vector<PluginFile>& found, st
   }
   std::vector<std::string> files;
   while (const dirent* entry = readdir(dir.get()))
-    if (std::string_view(entry->d_name).substr(0, kPrefix.size()) == kPrefix) files.emplace_back(entry->d_name);
+    if (std::string_view(entry->d_name).substr(0, kPrefix.size()) == kPrefix)
+      files.emplace_back(entry->d_name);
   std::sort(files.begin(), files.end());  // the order of a directory is nobody's intent
   const bool trusted = is_trusted(folder);
   for (const std::string& file : files) {
     const std::string path = folder + "/" + file;
     const std::string_view name = backend_name(file);
     if (name.empty()) {
-      notes.push_back(fmt::format("'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'", path));
+      notes.push_back(fmt::format(
+          "'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'", path));
       continue;
     }
-    const auto first = std::find_if(found.begin(), found.end(), [&](const PluginFile& f) { return f.name == name; });
+    const auto first =
+        std::find_if(found.begin(), found.end(), [&](const PluginFile& f) { return f.name == name; });
     if (first != found.end()) {
-      if (canonical(first->path) != canonical(path)) notes.push_back(fmt::format("'{}' is hidden by '{}'", path, first->path));
+      if (canonical(first->path) != canonical(path))
+        notes.push_back(fmt::format("'{}' is hidden by '{}'", path, first->path));
       continue;
     }
     found.push_back({std::string(name), path, trusted});
@@ -156,7 +164,8 @@ PluginLoad open_plugin(const PluginFile& file) {
   if (std::string wrong = check_plugin_place(file.path); !wrong.empty()) return refused(std::move(wrong));
   if (std::string wrong = check_plugin_elf(file.path); !wrong.empty()) return refused(std::move(wrong));
   if (!file.trusted)
-    if (ProbeReport probe = probe_plugin(file); !probe.ok) return {nullptr, probe.refused, std::move(probe.reason)};
+    if (ProbeReport probe = probe_plugin(file); !probe.ok)
+      return {nullptr, probe.refused, std::move(probe.reason)};
   // Never closed: tables, strings and code of a plugin must live for ever.
   void* handle = dlopen(file.path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!handle) {
@@ -183,30 +192,37 @@ std::vector<PluginFile> find_plugins(std::vector<std::string>* notes) {
   check_trust_list(said);
   for (const std::string& folder : split_folders(environment().plugin_path)) {
     if (folder.empty() || folder.front() != '/')
-      said.push_back(fmt::format("RLK_PLUGIN_PATH: {} is not an absolute folder and is not searched", quoted(folder)));
+      said.push_back(
+          fmt::format("RLK_PLUGIN_PATH: {} is not an absolute folder and is not searched", quoted(folder)));
     else
       search_folder(folder, found, said);
   }
   // No plugins beside the library is an ordinary installation, not worth a note.
-  if (!plugin_folder().empty() && access(plugin_folder().c_str(), F_OK) == 0) search_folder(plugin_folder(), found, said);
+  if (!plugin_folder().empty() && access(plugin_folder().c_str(), F_OK) == 0)
+    search_folder(plugin_folder(), found, said);
   return found;
 }
 
 Result<PluginFile> plugin_at(std::string_view path) {
   if (path.empty() || path.front() != '/')
-    return Status(RLK_PLUGIN, fmt::format("{} is not an absolute path; plugins are never looked up by name", quoted(path)));
+    return Status(RLK_PLUGIN, fmt::format("{} is not an absolute path; plugins are never looked up by name",
+                                          quoted(path)));
   const std::string whole(path);
   const std::string_view name = backend_name(path.substr(path.rfind('/') + 1));
   if (name.empty())
-    return Status(RLK_PLUGIN, fmt::format("'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'", whole));
+    return Status(
+        RLK_PLUGIN,
+        fmt::format("'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'",
+                    whole));
   return PluginFile{std::string(name), whole, is_trusted(folder_of(whole))};
 }
 
 std::string check_plugin_place(const std::string& path) {
   if (path.empty() || path.front() != '/') return "its path is not absolute";
   const std::string real = canonical(path);
-  struct stat s {};
-  if (real.empty() || stat(real.c_str(), &s) != 0) return fmt::format("it cannot be opened: {}", system_error(errno));
+  struct stat s{};
+  if (real.empty() || stat(real.c_str(), &s) != 0)
+    return fmt::format("it cannot be opened: {}", system_error(errno));
   if (!S_ISREG(s.st_mode)) return "it is not a regular file";
   if (std::string wrong = check_owner(s, "the file"); !wrong.empty()) return wrong;
   // Behind a link both folders count: either's writer could decide what is opened.
@@ -216,7 +232,7 @@ std::string check_plugin_place(const std::string& path) {
 
 std::string check_plugin_elf(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat s {};
+  struct stat s{};
   if (file < 0 || fstat(file, &s) != 0) {
     const std::string why = system_error(errno);
     if (file >= 0) close(file);

@@ -1,4 +1,5 @@
-// What a plugin's description must satisfy before anyone looks further into it. Used by the library and by rlk-probe.
+// What a plugin's description must satisfy before anyone looks further into it. Used by the library and by
+// rlk-probe.
 #pragma once
 
 #include <string>
@@ -8,8 +9,8 @@
 
 namespace rlk {
 
-// Empty when the description is complete and of a version this host reads; else why not. `refusal` is set when the
-// version or a struct size is the reason.
+// Empty when the description is complete and of a version this host reads; else why not. `refusal` is set
+// when the version or a struct size is the reason.
 std::string check_backend_table(const rlk_backend* table, std::string_view expected_name, bool& refusal);
 
 }  // namespace rlk

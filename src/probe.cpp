@@ -64,16 +64,19 @@ int spawn(const std::string& program, const PluginFile& file, int report, int ou
   posix_spawn_file_actions_adddup2(&files, output, 1);
   posix_spawn_file_actions_adddup2(&files, output, 2);
   posix_spawn_file_actions_adddup2(&files, report, kReportFd);
-  // The host's signal set-up is not the child's; an own group lets a time-out take whatever the plugin started.
+  // The host's signal set-up is not the child's; an own group lets a time-out take whatever the plugin
+  // started.
   sigset_t none, all;
   sigemptyset(&none);
   sigfillset(&all);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
   posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   const char* argv[] = {program.c_str(), file.path.c_str(), file.name.c_str(), nullptr};
-  const int error = posix_spawn(&child, program.c_str(), &files, &attributes, const_cast<char**>(argv), environ);
+  const int error =
+      posix_spawn(&child, program.c_str(), &files, &attributes, const_cast<char**>(argv), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   return error;
@@ -88,7 +91,8 @@ bool drain(const Fd& from, std::string& to) {
 }
 
 // Until the report is complete; false when the time is over.
-bool listen(const Pipe& report, const Pipe& output, Clock::time_point deadline, std::string& said, std::string& printed) {
+bool listen(const Pipe& report, const Pipe& output, Clock::time_point deadline, std::string& said,
+            std::string& printed) {
   pollfd polled[] = {{report.read.get(), POLLIN, 0}, {output.read.get(), POLLIN, 0}};
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -133,9 +137,10 @@ std::string last_words(std::string_view printed) {
 
 std::string ending(int status, const std::string& printed) {
   if (WIFSIGNALED(status))
-    return fmt::format("it crashed while loading in a child process: signal {} ({}){}", WTERMSIG(status), strsignal(WTERMSIG(status)),
-                       last_words(printed));
-  return fmt::format("it ended the child process while loading, with exit code {}{}", WEXITSTATUS(status), last_words(printed));
+    return fmt::format("it crashed while loading in a child process: signal {} ({}){}", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)), last_words(printed));
+  return fmt::format("it ended the child process while loading, with exit code {}{}", WEXITSTATUS(status),
+                     last_words(printed));
 }
 
 }  // namespace
@@ -144,14 +149,17 @@ ProbeReport probe_plugin(const PluginFile& file, std::chrono::milliseconds limit
   const std::string program = plugin_folder() + "/rlk-probe";
   if (plugin_folder().empty() || access(program.c_str(), X_OK) != 0)
     return {false, true,
-            fmt::format("it lies in a folder that is not trusted and '{}', which would try it first, is missing: reinstall rlk, or add "
+            fmt::format("it lies in a folder that is not trusted and '{}', which would try it first, is "
+                        "missing: reinstall rlk, or add "
                         "the folder to RLK_PLUGIN_TRUST",
                         program)};
-  if (std::string wrong = check_plugin_place(program); !wrong.empty()) return {false, true, fmt::format("'{}': {}", program, wrong)};
+  if (std::string wrong = check_plugin_place(program); !wrong.empty())
+    return {false, true, fmt::format("'{}': {}", program, wrong)};
 
   Pipe report, output;
   pid_t child = -1;
-  if (!make_pipe(report) || !make_pipe(output)) return {false, false, fmt::format("no child process to try it in: {}", std::strerror(errno))};
+  if (!make_pipe(report) || !make_pipe(output))
+    return {false, false, fmt::format("no child process to try it in: {}", std::strerror(errno))};
   if (const int error = spawn(program, file, report.write.get(), output.write.get(), child))
     return {false, false, fmt::format("no child process to try it in: {}", std::strerror(error))};
   report.write.reset();
@@ -162,10 +170,13 @@ ProbeReport probe_plugin(const PluginFile& file, std::chrono::milliseconds limit
   if (!listen(report, output, deadline, said, printed)) {
     kill(-child, SIGKILL);
     reap(child, deadline);
-    return {false, false, fmt::format("it did not finish loading within {} ms in a child process{}", limit.count(), last_words(printed))};
+    return {false, false,
+            fmt::format("it did not finish loading within {} ms in a child process{}", limit.count(),
+                        last_words(printed))};
   }
   const int status = reap(child, deadline);
-  // First letter: loaded, refused or failed. The report decides, not the exit status, which the host may have taken.
+  // First letter: loaded, refused or failed. The report decides, not the exit status, which the host may have
+  // taken.
   if (said.empty()) return {false, false, ending(status, printed)};
   return {said.front() == 'l', said.front() == 'r', said.substr(1)};
 }

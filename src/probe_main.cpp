@@ -1,10 +1,10 @@
-// rlk-probe PLUGIN NAME: opens a plugin the way the library would and writes what happened to file 3: one letter
-// (l loaded, r refused, f failed) and the reason. It lives so that a plugin that throws, crashes, exits or hangs while
-// it is opened takes down this process and not the one that wanted it.
+// rlk-probe PLUGIN NAME: opens a plugin the way the library would and writes what happened to file 3: one
+// letter (l loaded, r refused, f failed) and the reason. It lives so that a plugin that throws, crashes,
+// exits or hangs while it is opened takes down this process and not the one that wanted it.
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <string>
@@ -20,7 +20,8 @@ namespace {
   _exit(written == static_cast<ssize_t>(line.size()) ? 0 : 1);
 }
 
-const rlk_host kHost = {sizeof(rlk_host), RLK_ABI_MINOR, [](int32_t code, const char*) { return code; }, [](int32_t, const char*) {},
+const rlk_host kHost = {sizeof(rlk_host), RLK_ABI_MINOR, [](int32_t code, const char*) { return code; },
+                        [](int32_t, const char*) {},
                         [](int32_t, int64_t n, void (*body)(void*, int64_t), void* context) {
                           for (int64_t i = 0; i < n; ++i) body(context, i);
                         }};

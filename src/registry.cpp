@@ -12,6 +12,7 @@
 #include "src/failure.hpp"
 #include "src/log.hpp"
 #include "src/plugin.hpp"
+#include "src/plugin_table.hpp"
 #include "src/threads.hpp"
 
 namespace rlk {
@@ -47,13 +48,6 @@ std::string origin_of(const Snapshot& s, std::string_view op) {
 Status clash(std::string text) { return {RLK_PLUGIN, std::move(text)}; }
 
 Status add_op(Snapshot& s, const rlk_op_schema* schema, const std::string& origin) {
-  if (schema->struct_size < sizeof(rlk_op_schema))
-    return clash(fmt::format("op '{}' from {}: schema is {} bytes, this version needs {}", schema->name,
-                             origin, schema->struct_size, sizeof(rlk_op_schema)));
-  if (schema->num_arguments + schema->num_attributes > RLK_MAX_SLOTS)
-    return clash(fmt::format("op '{}' from {}: {} arguments and attributes, at most {} are possible",
-                             schema->name, origin, schema->num_arguments + schema->num_attributes,
-                             RLK_MAX_SLOTS));
   const auto index = static_cast<int32_t>(s.ops.size());
   std::vector<std::string_view> names{schema->name};
   for (std::string_view rest = schema->aliases ? schema->aliases : ""; !rest.empty();) {
@@ -74,18 +68,10 @@ Status add_op(Snapshot& s, const rlk_op_schema* schema, const std::string& origi
 }
 
 Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* backend) {
-  if (impl->struct_size < sizeof(rlk_implementation))
-    return clash(fmt::format("implementation from {}: struct is {} bytes, this version needs {}",
-                             backend->origin, impl->struct_size, sizeof(rlk_implementation)));
   const auto it = s.op_index.find(impl->op);
   if (it == s.op_index.end())
     return clash(fmt::format("implementation '{}' from {}: no op is called '{}'", impl->id, backend->origin,
                              impl->op));
-  if (std::string_view(impl->id).substr(0, backend->name.size() + 1) != backend->name + ".")
-    return clash(fmt::format("implementation '{}' from {}: its id must start with '{}.'", impl->id,
-                             backend->origin, backend->name));
-  if (!impl->run)
-    return clash(fmt::format("implementation '{}' from {}: no run function", impl->id, backend->origin));
   auto& list = s.ops[static_cast<std::size_t>(it->second)].implementations;
   for (const ImplementationEntry& e : list)
     if (std::strcmp(e.implementation->id, impl->id) == 0)
@@ -102,12 +88,9 @@ Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* 
 
 // All or nothing: the snapshot is a draft until published.
 Status add_backend(Snapshot& s, const rlk_backend* table, std::string origin) {
-  if (table->struct_size < RLK_BACKEND_MIN_SIZE)
-    return clash(fmt::format("backend from {}: struct is {} bytes, this version needs {}", origin,
-                             table->struct_size, RLK_BACKEND_MIN_SIZE));
-  if (table->abi_major != RLK_ABI_MAJOR)
-    return clash(fmt::format("backend from {}: made for plugin ABI {}, this library speaks {}", origin,
-                             table->abi_major, RLK_ABI_MAJOR));
+  bool refusal = false;
+  if (std::string wrong = check_backend_table(table, "", refusal); !wrong.empty())
+    return clash(fmt::format("backend from {}: {}", origin, wrong));
   auto same = std::find_if(s.backends.begin(), s.backends.end(),
                            [&](const auto& b) { return b->name == table->name; });
   if (same != s.backends.end() && (*same)->table)
@@ -146,7 +129,15 @@ void load_environment(Snapshot& s) {
 }
 
 void load_plugins(Snapshot& s) {
-  for (const PluginFile& file : find_plugins()) {
+  s.plugin_notes.clear();
+  const std::vector<PluginFile> files = find_plugins(&s.plugin_notes);
+  for (const std::string& note : s.plugin_notes) log(LogLevel::warn, note);
+  // A reload keeps what is loaded, which is for ever, and judges the rest again.
+  std::erase_if(s.backends, [](const auto& b) { return !b->table; });
+  for (const PluginFile& file : files) {
+    if (std::any_of(s.backends.begin(), s.backends.end(),
+                    [&](const auto& b) { return b->origin == file.path; }))
+      continue;
     const PluginLoad load = load_plugin(file);
     if (load.table) {
       Snapshot draft = s;
@@ -158,10 +149,13 @@ void load_plugins(Snapshot& s) {
       }
       continue;
     }
-    log(LogLevel::info, load.reason);
+    // A missing driver or vendor library is an ordinary machine; a file that broke a rule is somebody's
+    // mistake.
+    log(load.refused ? LogLevel::warn : LogLevel::info, load.reason);
     add_absent(s, file.name, load.refused ? Backend::refused : Backend::load_failed, load.reason, file.path,
                true);
   }
+  for (const char* name : kKnownBackends) add_absent(s, name, Backend::absent, "", "", false);
 }
 
 std::unique_ptr<Snapshot> first_snapshot() {
@@ -171,9 +165,6 @@ std::unique_ptr<Snapshot> first_snapshot() {
   if (Status status = add_backend(*s, &native_backend, "built in"); !status)
     log(LogLevel::error, status.message());
   load_plugins(*s);
-  for (const char* name : kKnownBackends)
-    add_absent(*s, name, Backend::absent,
-               "no plugin of this name was found: it was left out of this build or not installed", "", false);
   load_environment(*s);
   return s;
 }
@@ -182,12 +173,13 @@ std::unique_ptr<Snapshot> first_snapshot() {
 
 KnownNames Snapshot::names() const {
   KnownNames n;
-  for (const auto& [name, index] : op_index) n.ops.push_back(name);
+  for (const auto& [name, index] : op_index) {
+    n.ops.push_back(name);
+    const char* op = ops[static_cast<std::size_t>(index)].schema->name;
+    if (name != op) n.aliases.emplace_back(name, op);
+  }
   std::sort(n.ops.begin(), n.ops.end());
   for (const auto& b : backends) n.backends.push_back(b->name);
-  for (const char* known : kKnownBackends)
-    if (std::find(n.backends.begin(), n.backends.end(), known) == n.backends.end())
-      n.backends.push_back(known);
   std::sort(n.backends.begin(), n.backends.end());
   for (const OpEntry& op : ops)
     for (const ImplementationEntry& e : op.implementations) n.implementations.push_back(e.implementation->id);

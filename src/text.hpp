@@ -7,7 +7,8 @@
 
 namespace rlk {
 
-// 'word', with control and non-ASCII bytes as \xNN and long words cut: a message must not carry them to a terminal.
+// 'word', with control and non-ASCII bytes as \xNN and long words cut: a message must not carry them to a
+// terminal.
 std::string quoted(std::string_view word);
 
 // "a, b, c": sorted, each name once.
@@ -17,7 +18,8 @@ std::string listed(std::vector<std::string_view> names);
 std::string_view nearest_name(std::string_view word, const std::vector<std::string_view>& names);
 
 // "unknown op 'lm_hed', did you mean 'lm_head'?  Known ops: ..." for any kind of name.
-std::string unknown_name(std::string_view kind, std::string_view word, const std::vector<std::string_view>& names);
+std::string unknown_name(std::string_view kind, std::string_view word,
+                         const std::vector<std::string_view>& names);
 
 // Whether a name matches a glob of '*' and '?'.
 bool glob_match(std::string_view glob, std::string_view name) noexcept;

@@ -1,18 +1,19 @@
 // RLK_BACKEND's grammar: what it means, which rule wins, and what is said about every kind of mistake.
+#include "src/override.hpp"
+
 #include <doctest/doctest.h>
 
 #include <string>
-
-#include "src/override.hpp"
 
 using namespace rlk;
 
 namespace {
 
-const KnownNames kNames{{"chunk_kda", "kda_bwd", "kda_decode", "kda_fwd", "lm_head", "rope", "rope_", "rope_bwd", "rope_i"},
-                        {{"chunk_kda", "kda_fwd"}, {"rope_i", "rope"}},
-                        {"cuda", "hip", "native", "onednn"},
-                        {"cuda.simt", "cuda.sm90", "native.avx512", "native.golden"}};
+const KnownNames kNames{
+    {"chunk_kda", "kda_bwd", "kda_decode", "kda_fwd", "lm_head", "rope", "rope_", "rope_bwd", "rope_i"},
+    {{"chunk_kda", "kda_fwd"}, {"rope_i", "rope"}},
+    {"cuda", "hip", "native", "onednn"},
+    {"cuda.simt", "cuda.sm90", "native.avx512", "native.golden"}};
 
 Override parse(std::string_view spec) { return Override::parse(spec, "RLK_BACKEND", kNames); }
 
@@ -56,7 +57,8 @@ TEST_CASE("a chain keeps its items in order, each with its kind") {
 }
 
 TEST_CASE("the most specific selector wins, whatever the textual order") {
-  for (const char* spec : {"*=native,kda*=cuda,kda_f*=hip;kda_fwd=onednn", "kda_fwd=onednn;kda_f*=hip,kda*=cuda;*=native"}) {
+  for (const char* spec :
+       {"*=native,kda*=cuda,kda_f*=hip;kda_fwd=onednn", "kda_fwd=onednn;kda_f*=hip,kda*=cuda;*=native"}) {
     CHECK(rule_for(spec, "kda_fwd") == "kda_fwd=onednn");
     CHECK(rule_for(spec, "kda_bwd") == "kda*=cuda");
     CHECK(rule_for(spec, "rope") == "*=native");
@@ -90,34 +92,53 @@ TEST_CASE("every mistake has a column, and says what would be right") {
   };
   const Mistake mistakes[] = {
       {"lm_hed=native",
-       "RLK_BACKEND, column 1: unknown op 'lm_hed', did you mean 'lm_head'?  Known ops: chunk_kda, kda_bwd, kda_decode, kda_fwd, lm_head, "
+       "RLK_BACKEND, column 1: unknown op 'lm_hed', did you mean 'lm_head'?  Known ops: chunk_kda, kda_bwd, "
+       "kda_decode, kda_fwd, lm_head, "
        "rope, rope_, rope_bwd, rope_i"},
-      {"rope=cdua", "RLK_BACKEND, column 6: unknown backend 'cdua', did you mean 'cuda'?  Known backends: cuda, hip, native, onednn"},
+      {"rope=cdua",
+       "RLK_BACKEND, column 6: unknown backend 'cdua', did you mean 'cuda'?  Known backends: cuda, hip, "
+       "native, onednn"},
       {"lm_head=native; rope = cuda : nativ",
-       "RLK_BACKEND, column 31: unknown backend 'nativ', did you mean 'native'?  Known backends: cuda, hip, native, onednn"},
-      {"rope=tensorflow", "RLK_BACKEND, column 6: unknown backend 'tensorflow'.  Known backends: cuda, hip, native, onednn"},
-      {"rope=cuda.sm91", "RLK_BACKEND, column 6: unknown implementation 'cuda.sm91', did you mean 'cuda.sm90'?  Known implementations: cuda.simt, cuda.sm90"},
+       "RLK_BACKEND, column 31: unknown backend 'nativ', did you mean 'native'?  Known backends: cuda, hip, "
+       "native, onednn"},
+      {"rope=tensorflow",
+       "RLK_BACKEND, column 6: unknown backend 'tensorflow'.  Known backends: cuda, hip, native, onednn"},
+      {"rope=cuda.sm91",
+       "RLK_BACKEND, column 6: unknown implementation 'cuda.sm91', did you mean 'cuda.sm90'?  Known "
+       "implementations: cuda.simt, cuda.sm90"},
       {"xyz*=native",
-       "RLK_BACKEND, column 1: 'xyz*' matches no op.  Known ops: kda_bwd, kda_decode, kda_fwd, lm_head, rope, rope_, rope_bwd"},
-      {"rope@gpu=cuda", "RLK_BACKEND, column 6: unknown device 'gpu', did you mean 'cpu'?  Known devices: cpu, cuda, hip"},
+       "RLK_BACKEND, column 1: 'xyz*' matches no op.  Known ops: kda_bwd, kda_decode, kda_fwd, lm_head, "
+       "rope, rope_, rope_bwd"},
+      {"rope@gpu=cuda",
+       "RLK_BACKEND, column 6: unknown device 'gpu', did you mean 'cpu'?  Known devices: cpu, cuda, hip"},
       {"rope@=cuda", "RLK_BACKEND, column 6: '@' without a device; devices: cpu, cuda, hip"},
       {"=cuda", "RLK_BACKEND, column 1: '=' without an op before it; write '*=' for every op"},
-      {"rope=", "RLK_BACKEND, column 6: a backend, an implementation or 'auto' is missing here.  Known backends: cuda, hip, native, onednn"},
-      {"rope=cuda:", "RLK_BACKEND, column 11: a backend, an implementation or 'auto' is missing here.  Known backends: cuda, hip, native, onednn"},
-      {"rope=cuda,,lm_head=cuda", "RLK_BACKEND, column 11: an empty rule; rules are separated by one ',' or ';'"},
+      {"rope=",
+       "RLK_BACKEND, column 6: a backend, an implementation or 'auto' is missing here.  Known backends: "
+       "cuda, hip, native, onednn"},
+      {"rope=cuda:",
+       "RLK_BACKEND, column 11: a backend, an implementation or 'auto' is missing here.  Known backends: "
+       "cuda, hip, native, onednn"},
+      {"rope=cuda,,lm_head=cuda",
+       "RLK_BACKEND, column 11: an empty rule; rules are separated by one ',' or ';'"},
       {"rope=cuda;", "RLK_BACKEND, column 11: an empty rule; rules are separated by one ',' or ';'"},
-      {"rope=lm_head=cuda", "RLK_BACKEND, column 13: a second '=' in one rule; rules are separated by ',' or ';'"},
+      {"rope=lm_head=cuda",
+       "RLK_BACKEND, column 13: a second '=' in one rule; rules are separated by ',' or ';'"},
       {"rope=!", "RLK_BACKEND, column 6: '!' without a backend after it"},
       {"rope=!cuda.sm90",
-       "RLK_BACKEND, column 7: '!' takes a backend and 'cuda.sm90' is an implementation; write '!cuda' to leave out all of it"},
+       "RLK_BACKEND, column 7: '!' takes a backend and 'cuda.sm90' is an implementation; write '!cuda' to "
+       "leave out all of it"},
       {"rope=cuda,rope=native",
-       "RLK_BACKEND, column 11: the same selector twice: a second rule for 'rope'; the first is 'rope=cuda' in column 1"},
+       "RLK_BACKEND, column 11: the same selector twice: a second rule for 'rope'; the first is 'rope=cuda' "
+       "in column 1"},
       {"native,cuda", "RLK_BACKEND, column 8: a second rule for '*'; the first is 'native' in column 1"},
       {"*=native,cuda", "RLK_BACKEND, column 10: a second rule for '*'; the first is '*=native' in column 1"},
       {"kda_f*=cuda,*_fw*=hip", ""},
       {"kda_f*=cuda,*a_fwd=hip",
-       "RLK_BACKEND, column 13: '*a_fwd' and 'kda_f*' (column 1) are equally specific and both match 'kda_fwd'; make one longer"},
-      {"rope=cu\x1b[31mda", "RLK_BACKEND, column 6: unknown backend 'cu\\x1b[31mda'.  Known backends: cuda, hip, native, onednn"},
+       "RLK_BACKEND, column 13: '*a_fwd' and 'kda_f*' (column 1) are equally specific and both match "
+       "'kda_fwd'; make one longer"},
+      {"rope=cu\x1b[31mda",
+       "RLK_BACKEND, column 6: unknown backend 'cu\\x1b[31mda'.  Known backends: cuda, hip, native, onednn"},
   };
   for (const Mistake& m : mistakes) CHECK(error_of(m.spec) == m.message);
 }
@@ -143,7 +164,8 @@ TEST_CASE("an implementation of a backend that is not loaded is left to resoluti
 }
 
 TEST_CASE("errors name where the spec came from") {
-  CHECK(std::string(Override::parse("cuddda", "call argument", kNames).error().message()).substr(0, 24) == "call argument, column 1:");
+  CHECK(std::string(Override::parse("cuddda", "call argument", kNames).error().message()).substr(0, 24) ==
+        "call argument, column 1:");
 }
 
 TEST_CASE("the nearest name is the one a typo away, and nothing when none is") {
