@@ -47,6 +47,32 @@ struct Extent {
   int64_t low, high;
 };
 
+// Non-zero when n sizes differ from the key. Unrolled: the loop's bookkeeping was half of a cached call.
+[[gnu::always_inline]] inline uint64_t differences(const uint64_t* key, const int64_t* sizes, int32_t n) noexcept {
+  uint64_t out = 0;
+  const auto at = [&](int32_t i) { out |= key[i] ^ static_cast<uint64_t>(sizes[i]); };
+  switch (n) {
+    default:
+      for (int32_t i = 4; i < n; ++i) at(i);
+      [[fallthrough]];
+    case 4:
+      at(3);
+      [[fallthrough]];
+    case 3:
+      at(2);
+      [[fallthrough]];
+    case 2:
+      at(1);
+      [[fallthrough]];
+    case 1:
+      at(0);
+      [[fallthrough]];
+    case 0:
+      break;
+  }
+  return out;
+}
+
 // The part of the policy that fits a word; the rest are strings and scopes, nearly always empty.
 uint64_t policy_word(const Options& o) noexcept {
   return static_cast<uint64_t>(o.precision) | uint64_t{o.needs_backward} << 8 |
@@ -88,11 +114,10 @@ struct Prepared {
         return Match::no;
       moved |= k[2] ^ place;
       k += 3;
-      uint64_t differs = 0;
-      for (int32_t d = 0; d < t->ndim; ++d) differs |= k[d] ^ static_cast<uint64_t>(t->shape[d]);
+      uint64_t differs = differences(k, t->shape, t->ndim);
       k += t->ndim;
       if (t->strides) {
-        for (int32_t d = 0; d < t->ndim; ++d) differs |= k[d] ^ static_cast<uint64_t>(t->strides[d]);
+        differs |= differences(k, t->strides, t->ndim);
         k += t->ndim;
       }
       if (differs) return Match::no;
@@ -178,7 +203,8 @@ void* arena(uint64_t bytes) {
   return a.data;
 }
 
-Status set_workspace(rlk_call& call, const Options& o, uint64_t bytes, const rlk_op_schema& op) {
+[[gnu::cold, gnu::noinline]] Status set_workspace(rlk_call& call, const Options& o, uint64_t bytes,
+                                                  const rlk_op_schema& op) {
   if (o.workspace) {
     if (o.workspace_bytes < bytes)
       return {RLK_INVALID_ARGUMENT,
@@ -200,8 +226,8 @@ Status set_workspace(rlk_call& call, const Options& o, uint64_t bytes, const rlk
 }
 
 // Resolves, activates, measures the workspace.
-Status prepare(int32_t index, const rlk_slot* slots, const Options& options, Prepared& p,
-               Resolution* resolution) {
+[[gnu::cold, gnu::noinline]] Status prepare(int32_t index, const rlk_slot* slots, const Options& options,
+                                            Prepared& p, Resolution* resolution) {
   Resolution r = Resolver::resolve(index, slots, options, true);
   if (!r) return r.status();
   const Snapshot& s = snapshot();
@@ -239,7 +265,7 @@ Status prepare(int32_t index, const rlk_slot* slots, const Options& options, Pre
 }
 
 // Data that the key does not cover: null data of tensors that have elements.
-Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
+[[gnu::cold, gnu::noinline]] Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
   for (uint32_t i = 0; i < op.num_arguments; ++i)
     if (slots[i].tensor && !slots[i].tensor->data) {
       DLDevice device;
@@ -249,7 +275,7 @@ Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
 }
 
 // What only addresses decide.
-Status check_addresses(Prepared& p, const rlk_slot* slots) {
+[[gnu::noinline]] Status check_addresses(Prepared& p, const rlk_slot* slots) {
   if (Status s = check_null(*p.op, slots); !s) return s;
   if (p.overlaps(slots))
     if (Status s = check_overlap(*p.op, slots); !s) return s;
@@ -257,7 +283,7 @@ Status check_addresses(Prepared& p, const rlk_slot* slots) {
   return {};
 }
 
-Status explain_failure(const Prepared& p, int32_t code) {
+[[gnu::cold, gnu::noinline]] Status explain_failure(const Prepared& p, int32_t code) {
   if (code == RLK_UNSUPPORTED)
     return {RLK_INTERNAL, fmt::format("{}: {} accepted this call, then refused to run it: {}", p.op->name,
                                       p.implementation->id, failure_text())};
@@ -305,7 +331,7 @@ OpCache& cache_for(std::size_t op) {
   return *owner.by_op[op];
 }
 
-Status run_and_cache(int32_t op, const rlk_slot* slots, const Options& options) {
+[[gnu::cold, gnu::noinline]] Status run_and_cache(int32_t op, const rlk_slot* slots, const Options& options) {
   Prepared p;
   if (Status s = prepare(op, slots, options, p, nullptr); !s) return s;
   if (Status s = check_overlap(*p.op, slots); !s) return s;
