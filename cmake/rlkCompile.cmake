@@ -1,0 +1,56 @@
+# How our own code is compiled: rlk_own(<target>) gives a target the project's flags.
+#
+# -ffp-contract=off is not a preference: an arithmetic id promises bits, and a compiler that fuses a*b+c where it
+# pleases breaks the promise. Fused operations are written std::fma.
+include_guard(GLOBAL)
+
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+
+# fmt and spdlog as headers only: what we build then needs nothing but libc and libstdc++ at run time.
+# (The packages' own header-only targets disagree about the macros between versions.)
+add_library(rlk_text INTERFACE)
+target_compile_definitions(rlk_text INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL)
+foreach(package fmt::fmt-header-only spdlog::spdlog_header_only)
+  get_target_property(folders ${package} INTERFACE_INCLUDE_DIRECTORIES)
+  if(folders)
+    target_include_directories(rlk_text SYSTEM INTERFACE ${folders})
+  endif()
+endforeach()
+
+set(RLK_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
+option(RLK_WARNINGS_AS_ERRORS "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
+
+add_library(rlk_flags INTERFACE)
+target_compile_features(rlk_flags INTERFACE cxx_std_20)
+target_compile_options(rlk_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wno-missing-field-initializers;-Wno-unknown-pragmas;-ffp-contract=off>"
+  "$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-ffp-contract=off>"
+  # Passing an aggregate of vector registers by value is noted by g++ on every such function; nothing of it is public.
+  # -Wrestrict of g++ 12 sees overlaps in std::string that cannot be.
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi;-Wno-restrict>"
+  # -Wpedantic and -Wconversion complain about what nvcc itself writes.
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>")
+if(RLK_WARNINGS_AS_ERRORS)
+  target_compile_options(rlk_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>"
+                                             "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
+endif()
+if(RLK_SANITIZE)
+  target_compile_options(rlk_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${RLK_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
+  target_link_options(rlk_flags INTERFACE "-fsanitize=${RLK_SANITIZE}")
+endif()
+
+# A library must name all it needs; but a sanitizer's runtime may live in the executable.
+set(RLK_NO_UNDEFINED -Wl,--no-undefined)
+if(RLK_SANITIZE)
+  set(RLK_NO_UNDEFINED "")
+endif()
+
+function(rlk_own target)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:rlk_flags>)
+  set_target_properties(${target} PROPERTIES
+    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF C_STANDARD 99 C_EXTENSIONS OFF)
+endfunction()
