@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "rlk/introspect.h"
 #include "src/check.hpp"
 #include "src/failure.hpp"
 #include "src/introspect.hpp"
@@ -276,6 +277,24 @@ char* rlk_list_json(const char* what) {
   return guarded(
       [&]() -> char* {
         const Result<std::string> text = list_json(what ? what : "");
+        if (!text) return set_failure(text.status()), nullptr;
+        return copy_text(*text);
+      },
+      nullptr);
+}
+char* rlk_probe_json(const char* path) {
+  return guarded(
+      [&]() -> char* {
+        const Result<std::string> text = probe_json(path ? path : "");
+        if (!text) return set_failure(text.status()), nullptr;
+        return copy_text(*text);
+      },
+      nullptr);
+}
+char* rlk_examples_json(const char* op) {
+  return guarded(
+      [&]() -> char* {
+        const Result<std::string> text = examples_json(op ? op : "");
         if (!text) return set_failure(text.status()), nullptr;
         return copy_text(*text);
       },

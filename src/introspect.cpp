@@ -2,17 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <set>
+
+#include "registry/op.hpp"
+#include "rlk/introspect.h"
 #include "rlk/resolve.hpp"
 #include "src/check.hpp"
 #include "src/environment.hpp"
 #include "src/json.hpp"
+#include "src/messages.hpp"
+#include "src/plugin.hpp"
 #include "src/registry.hpp"
 #include "src/resolve.hpp"
 
 namespace rlk {
 namespace {
-
-constexpr int kSchema = 1;  // moves when a member changes its meaning or goes away
 
 std::string names(uint32_t set) {
   JsonArray out;
@@ -83,6 +88,8 @@ std::string usable(Backend& b) {
       if (d[0].type == kDLCPU) return "yes";
       return fmt::format("{}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
     }
+    case Backend::absent:
+      return "no: not built";
     default:
       return "no: " + b.reason();
   }
@@ -134,6 +141,7 @@ std::string backends_json(const Snapshot& s) {
                 .flag("built", b->built)
                 .flag("loaded", b->table != nullptr)
                 .text("usable", usable(*b))
+                .text("remedy", backend_remedy(*b))
                 .text("version", b->table ? b->table->version : "")
                 .text("doc", b->table && b->table->doc ? b->table->doc : "")
                 .text("build_id", fmt::format("{:016x}", b->build_id))
@@ -146,25 +154,66 @@ std::string backends_json(const Snapshot& s) {
 std::string plugins_json(const Snapshot& s) {
   JsonArray out;
   for (const auto& b : s.backends)
-    if (b->name != "native")
+    if (b->origin != "built in")
       out.raw(JsonObject()
                   .text("name", b->name)
                   .text("path", b->origin)
                   .text("state", state_name(b->state()))
                   .text("reason", b->reason())
+                  .text("remedy", backend_remedy(*b))
                   .str());
   return out.str();
 }
 
+std::string notes_json(const Snapshot& s) {
+  JsonArray out;
+  for (const std::string& note : s.plugin_notes) out.text(note);
+  return out.str();
+}
+
+std::string case_json(const registry::Case& c) {
+  JsonArray tensors;
+  for (const registry::CaseTensor& t : c.inputs)
+    tensors.raw(JsonObject()
+                    .text("name", t.argument)
+                    .raw("shape", fmt::format("[{}]", fmt::join(t.shape, ", ")))
+                    .text("dtype", name_of(t.dtype))
+                    .str());
+  JsonObject attributes;
+  for (const auto& [name, value] : c.attributes) {
+    if (const auto* word = std::get_if<std::string>(&value))
+      attributes.text(name, *word);
+    else if (const auto* number = std::get_if<double>(&value))
+      attributes.number(name, *number);
+    else
+      attributes.number(name, std::get<int64_t>(value));
+  }
+  return JsonObject()
+      .text("name", c.name)
+      .raw("tensors", tensors.str())
+      .raw("attributes", attributes.str())
+      .str();
+}
+
 std::string env_json(const Snapshot& s) {
   const Environment& e = environment();
-  const std::pair<const char*, const std::string*> variables[] = {{"RLK_BACKEND", &e.backend},
-                                                                  {"RLK_PLUGIN_PATH", &e.plugin_path},
-                                                                  {"RLK_PLUGIN_TRUST", &e.plugin_trust},
-                                                                  {"RLK_LOG", &e.log}};
+  struct Variable {
+    const char *name, *meaning;
+    const std::string& value;
+  };
+  const Variable variables[] = {
+      {"RLK_BACKEND", "which implementations may run, e.g. lm_head=cuda:auto;*=native", e.backend},
+      {"RLK_PLUGIN_PATH", "absolute folders with plugins, separated by ':'", e.plugin_path},
+      {"RLK_PLUGIN_TRUST", "folders whose plugins load without a child process, or 'all'", e.plugin_trust},
+      {"RLK_LOG", "trace, debug, info, warn (default), error or off", e.log}};
   JsonArray out;
-  for (const auto& [name, value] : variables)
-    out.raw(JsonObject().text("name", name).text("value", *value).flag("set", !value->empty()).str());
+  for (const Variable& v : variables)
+    out.raw(JsonObject()
+                .text("name", v.name)
+                .text("value", v.value)
+                .flag("set", !v.value.empty())
+                .text("meaning", v.meaning)
+                .str());
   return JsonObject()
       .flag("ignored", e.secure)
       .raw("variables", out.str())
@@ -190,30 +239,48 @@ Result<std::string> list_json(std::string_view what) {
   else
     return Status(RLK_UNKNOWN_NAME,
                   fmt::format("nothing to list is called '{}': ops, impls, backends, plugins or env", what));
-  return JsonObject().number("schema", kSchema).text("version", RLK_VERSION).raw(what, body).str();
+  JsonObject out;
+  out.number("schema", kJsonSchema).text("version", RLK_VERSION).raw(what, body);
+  if (what == "plugins") out.text("folder", plugin_folder()).raw("notes", notes_json(s));
+  return out.str();
 }
 
-std::string Resolution::json() const {
-  JsonArray candidates;
-  for (const Candidate& c : candidates_)
-    candidates.raw(JsonObject()
-                       .text("id", c.id)
-                       .flag("accepted", c.verdict.code == RLK_OK)
-                       .flag("chosen", c.implementation == chosen_)
-                       .text("arithmetic", c.implementation->arithmetic)
-                       .text("reason", c.reason())
-                       .text("nearest", c.nearest())
-                       .str());
+Result<std::string> probe_json(std::string_view path) {
+  const Result<PluginFile> file = plugin_at(path);
+  if (!file) return file.status();
+  JsonArray checks;
+  bool ok = true;
+  const auto check = [&](const char* what, auto&& run) {
+    if (!ok) return;
+    const std::string wrong = run();
+    ok = wrong.empty();
+    checks.raw(JsonObject().text("check", what).flag("ok", ok).text("reason", wrong).str());
+  };
+  check("place", [&] { return check_plugin_place(file->path); });
+  check("elf", [&] { return check_plugin_elf(file->path); });
+  check("child process", [&] { return probe_plugin(*file).reason; });
   return JsonObject()
-      .number("schema", kSchema)
-      .text("op", op_ ? op_->name : "")
-      .text("chosen", id())
-      .text("arithmetic", arithmetic())
-      .text("decided_by", decided_by())
-      .text("error", status_.message())
-      .text("fingerprint", fmt::format("{:016x}", fingerprint_))
-      .raw("candidates", candidates.str())
+      .number("schema", kJsonSchema)
+      .text("path", file->path)
+      .text("name", file->name)
+      .flag("trusted", file->trusted)
+      .flag("ok", ok)
+      .raw("checks", checks.str())
       .str();
+}
+
+Result<std::string> examples_json(std::string_view op) {
+  const Result<int32_t> index = find_op(op);
+  if (!index) return index.status();
+  JsonArray examples;
+  const char* name = snapshot().ops[static_cast<std::size_t>(*index)].schema->name;
+  if (const registry::Op* known = registry::find(name)) {
+    std::set<DType> seen;
+    known->cases([&](const registry::Case& c) {
+      if (!c.inputs.empty() && seen.insert(c.inputs[0].dtype).second) examples.raw(case_json(c));
+    });
+  }
+  return JsonObject().number("schema", kJsonSchema).text("op", name).raw("examples", examples.str()).str();
 }
 
 }  // namespace rlk

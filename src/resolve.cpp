@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "src/check.hpp"
+#include "src/messages.hpp"
 #include "src/scope.hpp"
 
 namespace rlk {
@@ -26,6 +29,14 @@ uint64_t fnv(uint64_t h, uint64_t value) {
   return h;
 }
 
+// Candidates hold views: what they say of a backend that is out is kept for ever, once.
+const char* interned(std::string text) {
+  static std::mutex mutex;
+  static auto& all = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return all.insert(std::move(text)).first->c_str();
+}
+
 }  // namespace
 
 Policy Policy::of(const Options& o) noexcept {
@@ -38,33 +49,10 @@ Policy Policy::of(const Options& o) noexcept {
           o.threads};
 }
 
-std::string verdict_text(const char* format, const int64_t* v) {
-  std::string text;
-  for (const char* p = format ? format : ""; *p; ++p) {
-    if (p[0] == '{' && p[1] >= '0' && p[1] <= '3' && p[2] == '}') {
-      text += std::to_string(v[p[1] - '0']);
-      p += 2;
-    } else {
-      text += *p;
-    }
-  }
-  return text;
-}
-
-std::string Candidate::reason() const {
-  if (!implementation) return std::string(state);
-  return verdict.code == RLK_OK ? "accepted" : verdict_text(verdict.why, verdict.v);
-}
-std::string Candidate::nearest() const { return verdict_text(verdict.nearest, verdict.v); }
-
 Result<int32_t> find_op(std::string_view name) {
   const Snapshot& s = snapshot();
   if (auto it = s.op_index.find(name); it != s.op_index.end()) return it->second;
-  const KnownNames known = s.names();
-  const std::string_view near = nearest_name(name, known.ops);
-  return Status(RLK_UNKNOWN_NAME, near.empty()
-                                      ? fmt::format("unknown op '{}'", name)
-                                      : fmt::format("unknown op '{}', did you mean '{}'?", name, near));
+  return Status(RLK_UNKNOWN_NAME, unknown_name("op", name, s.names().ops));
 }
 
 Backend* Resolver::backend_of(const Snapshot& s, const rlk_implementation* impl) {
@@ -91,7 +79,7 @@ struct Resolver::Search {
       return no(i.device_type == kDLCPU    ? "runs on cpu, the tensors are elsewhere"
                 : i.device_type == kDLCUDA ? "runs on cuda, the tensors are elsewhere"
                                            : "runs on hip, the tensors are elsewhere",
-                "move the tensors to its device");
+                kNearestDevice);
     const Backend::State state = e.backend->state();
     if (state == Backend::no_device) return no("its backend is loaded but has no device");
     const auto& devices = e.backend->devices();
@@ -106,10 +94,9 @@ struct Resolver::Search {
     if (i.max_arch && found->arch > i.max_arch)
       return no("is built for architectures up to {0}, this device has {1}", nullptr, i.max_arch,
                 found->arch);
-    if (!(i.dtypes & static_cast<uint32_t>(dtype)))
-      return no("does not take this dtype", "use a dtype that --list shows for it");
+    if (!(i.dtypes & static_cast<uint32_t>(dtype))) return no("does not take this dtype", kNearestDtype);
     if (!policy.arithmetic.empty() && policy.arithmetic != i.arithmetic)
-      return no("promises another arithmetic than the one required", "require its arithmetic id");
+      return no("promises another arithmetic than the one required", kNearestArithmetic);
     if (policy.deterministic && !(i.traits & RLK_DETERMINISTIC))
       return no("does not promise equal bits from run to run", "drop the determinism requirement");
     if (policy.precision == Precision::golden && !(i.traits & RLK_GOLDEN))
@@ -141,9 +128,10 @@ struct Resolver::Search {
       if (item.kind != ChainItem::exclude) only_excludes = false;
       if (item.kind == ChainItem::backend) {
         add([&](const ImplementationEntry& e) { return e.backend->name == item.name && !excluded(e); });
-        describe_missing(item.name, problem);
+        describe_missing(item.name, "", problem);
       } else if (item.kind == ChainItem::implementation) {
         add([&](const ImplementationEntry& e) { return item.name == e.implementation->id && !excluded(e); });
+        describe_missing(std::string_view(item.name).substr(0, item.name.find('.')), item.name, problem);
       } else if (item.kind == ChainItem::automatic) {
         add([&](const ImplementationEntry& e) { return !excluded(e); });
       }
@@ -152,33 +140,39 @@ struct Resolver::Search {
     return out;
   }
 
-  // Known but not built, built but not loaded, loaded but no device, or nothing for this op: each its own
-  // words.
-  void describe_missing(const std::string& backend, std::string& problem) const {
+  void describe_missing(std::string_view backend, std::string_view implementation,
+                        std::string& problem) const {
     for (const auto& b : s.backends) {
       if (b->name != backend) continue;
-      std::string text;
-      switch (b->state()) {
-        case Backend::absent:
-          text = fmt::format("backend '{}' is known but not built: {}", backend, b->reason());
-          break;
-        case Backend::refused:
-          text = fmt::format("backend '{}' is built but was refused: {}", backend, b->reason());
-          break;
-        case Backend::load_failed:
-          text = fmt::format("backend '{}' is built but not loaded: {}", backend, b->reason());
-          break;
-        case Backend::no_device:
-          text = fmt::format("backend '{}' is loaded but has no device: {}", backend, b->reason());
-          break;
-        default:
-          if (std::none_of(op.implementations.begin(), op.implementations.end(),
-                           [&](const auto& e) { return e.backend == b.get(); }))
-            text = fmt::format("backend '{}' has no implementation of {}", backend, op.schema->name);
-      }
+      std::string text = backend_problem(*b);
+      if (text.empty() && implementation.empty() &&
+          std::none_of(op.implementations.begin(), op.implementations.end(),
+                       [&](const auto& e) { return e.backend == b.get(); }))
+        text = fmt::format("backend '{}' has no implementation of {}", backend, op.schema->name);
+      if (text.empty() && !implementation.empty() &&
+          std::none_of(op.implementations.begin(), op.implementations.end(),
+                       [&](const auto& e) { return implementation == e.implementation->id; }))
+        text = fmt::format("'{}' is not an implementation of {}", implementation, op.schema->name);
       if (!text.empty()) problem += (problem.empty() ? "" : "; ") + text;
       return;
     }
+  }
+
+  // For who asks instead of calling: what the rule left out, and the backends that are not in the running at
+  // all.
+  void add_others(std::vector<Candidate>& candidates) {
+    for (const ImplementationEntry& e : op.implementations) {
+      if (std::any_of(candidates.begin(), candidates.end(),
+                      [&](const Candidate& c) { return c.implementation == e.implementation; }))
+        continue;
+      rlk_verdict verdict = judge(e);
+      if (verdict.code == RLK_OK) verdict.code = RLK_CONFIGURATION;
+      candidates.push_back({e.implementation, e.implementation->id, verdict, {}});
+    }
+    for (const auto& b : s.backends)
+      if (!b->table)
+        candidates.push_back(
+            {nullptr, b->name, no("", interned(backend_remedy(*b))), interned(backend_problem(*b))});
   }
 };
 
@@ -193,6 +187,8 @@ struct Ruling {
 constexpr const char* kLevels[] = {"call argument", "scope", "environment", "default order"};
 
 Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const Policy& policy) {
+  // A wrong environment is an error even where nothing would come to ask it: it is never silently ignored.
+  if (!s.environment.error()) return {nullptr, 2, s.environment.error()};
   if (!policy.backend.empty()) {
     const Override* o = parsed_override(policy.backend, "call argument");
     if (!o->error()) return {nullptr, 0, o->error()};
@@ -203,7 +199,6 @@ Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const P
     if (!o->error()) return {nullptr, 1, o->error()};
     if (const OverrideRule* rule = o->find(op, device)) return {rule, 1, {}};
   }
-  if (!s.environment.error()) return {nullptr, 2, s.environment.error()};
   if (const OverrideRule* rule = s.environment.find(op, device)) return {rule, 2, {}};
   return {};
 }
@@ -263,7 +258,7 @@ Status Resolver::refusal(const Resolution& r) {
   if (!r.rule_.empty()) text += fmt::format(" under '{}' ({})", r.rule_, kLevels[r.level_]);
   const char* separator = ": ";
   for (const Candidate& c : r.candidates_) {
-    text += separator + std::string(c.id) + (c.id.empty() ? "" : " ") + c.reason();
+    text += separator + refused_request(c.id, c.reason());
     separator = "; ";
   }
   return {RLK_NO_IMPLEMENTATION, std::move(text)};
@@ -324,34 +319,12 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options
       r.status_ = Status(RLK_NO_IMPLEMENTATION,
                          std::string(r.status_.message()) + (r.candidates_.empty() ? ": " : "; ") + problem);
   }
+  if (!check_data) search.add_others(r.candidates_);
   return r;
 }
 
 std::string Resolution::decided_by() const {
   return rule_.empty() ? kLevels[level_] : fmt::format("{} '{}'", kLevels[level_], rule_);
-}
-
-std::string Resolution::explain() const {
-  if (!status_ && candidates_.empty()) return fmt::format("error    {}\n", status_.message());
-  std::size_t width = 0;
-  for (const Candidate& c : candidates_) width = std::max(width, c.id.size());
-  std::string text;
-  if (chosen_)
-    text += fmt::format("chosen   {:<{}}  arithmetic {}    decided by: {}\n", chosen_->id, width,
-                        chosen_->arithmetic, decided_by());
-  else
-    text += fmt::format("chosen   nothing: {}\n", status_.message());
-  for (const Candidate& c : candidates_) {
-    if (c.implementation == chosen_) continue;
-    if (c.verdict.code == RLK_OK)
-      text += fmt::format(
-          "accepted {:<{}}  arithmetic {}, comes later    nearest: name it, e.g. RLK_BACKEND='{}={}'\n", c.id,
-          width, c.implementation->arithmetic, op_->name, c.id);
-    else
-      text += fmt::format("refused  {:<{}}  {}{}{}\n", c.id, width, c.reason(),
-                          c.verdict.nearest ? "    nearest: " : "", c.nearest());
-  }
-  return text;
 }
 
 Resolution resolve_slots(std::string_view op, const rlk_slot* slots, const Options& options) {

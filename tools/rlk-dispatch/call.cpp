@@ -1,0 +1,191 @@
+#include "call.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "rlk/introspect.h"
+#include "rlk/tensor.hpp"
+
+namespace rlk::cli {
+namespace {
+
+constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
+                             DType::i32, DType::i64,  DType::u8,  DType::boolean};
+
+DType dtype_from(const std::string& name) {
+  std::string known;
+  for (const DType t : kDTypes) {
+    if (name_of(t) == name) return t;
+    known += (known.empty() ? "" : ", ") + std::string(name_of(t));
+  }
+  throw Failure(kUsage, "unknown dtype '" + name + "'.  Known dtypes: " + known);
+}
+
+template <class T>
+bool read_number(std::string_view text, T& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// "512x4100"
+std::vector<int64_t> shape_from(const std::string& text, const std::string& whole) {
+  std::vector<int64_t> shape;
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = std::min(text.find('x', begin), text.size());
+    int64_t n = 0;
+    if (!read_number(std::string_view(text).substr(begin, end - begin), n) || n < 0)
+      throw Failure(kUsage, "--shape: '" + whole + "' is not like hidden=512x4096 or positions=16:int64");
+    shape.push_back(n);
+    if (end == text.size()) return shape;
+    begin = end + 1;
+  }
+}
+
+std::pair<std::string, std::string> split(const std::string& text, const char* option) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Failure(kUsage, std::string(option) + ": '" + text + "' is not like name=value");
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+}  // namespace
+
+DLDevice device_from(const std::string& text) {
+  const auto colon = text.find(':');
+  const std::string type = text.substr(0, colon);
+  DLDevice device{kDLCPU, 0};
+  if (type == "cuda")
+    device.device_type = kDLCUDA;
+  else if (type == "hip")
+    device.device_type = kDLROCM;
+  else if (type != "cpu")
+    throw Failure(kUsage, "unknown device '" + type + "'.  Known devices: cpu, cuda, hip");
+  if (colon != std::string::npos &&
+      (!read_number(std::string_view(text).substr(colon + 1), device.device_id) || device.device_id < 0))
+    throw Failure(kUsage, "--device: '" + text + "' is not like cuda:1");
+  return device;
+}
+
+ImaginedCall::ImaginedCall(const Options& options) : args_(rlk_args_new(options.op.c_str()), &rlk_args_free) {
+  if (!args_) throw Failure(kUsage, rlk_last_error());
+  device_ = device_from(options.device);
+  if (!options.dtype.empty()) dtype_from(options.dtype);
+  const Json example = parse(rlk_examples_json(options.op.c_str()));
+  const std::string name = example["op"];  // of the op where the user wrote an alias
+  const Json ops = listed("ops")["ops"];
+  const Json& op = *std::find_if(ops.begin(), ops.end(), [&](const Json& o) { return o["name"] == name; });
+  read_shapes(options);
+  if (wanted_.empty()) take_example(options);
+  for (const std::string& attribute : options.attributes) {
+    const auto [key, value] = split(attribute, "--attr");
+    check(rlk_args_string(args_.get(), key.c_str(), value.c_str()));
+  }
+  add_arguments(op, options);
+  add_results(op);
+}
+
+void ImaginedCall::read_shapes(const Options& options) {
+  for (const std::string& word : options.shapes) {
+    auto [name, value] = split(word, "--shape");
+    Wanted wanted{name, "", {}, false};
+    if (const auto colon = value.find(':'); colon != std::string::npos) {
+      wanted.dtype = value.substr(colon + 1);
+      dtype_from(wanted.dtype);
+      value.resize(colon);
+    }
+    if (!value.empty()) wanted.shape = shape_from(value, word), wanted.has_shape = true;
+    wanted_.push_back(std::move(wanted));
+  }
+}
+
+void ImaginedCall::take_example(const Options& options) {
+  const Json all = parse(rlk_examples_json(options.op.c_str()));
+  const Json& examples = all["examples"];
+  if (examples.empty()) return;
+  const auto same = std::find_if(examples.begin(), examples.end(),
+                                 [&](const Json& e) { return e["tensors"][0]["dtype"] == options.dtype; });
+  const Json& example = same != examples.end() ? *same : examples[0];
+  example_ = example["name"];
+  for (const Json& t : example["tensors"]) {
+    const bool first = &t == &example["tensors"][0];
+    wanted_.push_back({t["name"], first && !options.dtype.empty() ? "" : t["dtype"].get<std::string>(),
+                       t["shape"].get<std::vector<int64_t>>(), true});
+  }
+  for (const auto& [key, value] : example["attributes"].items())
+    check(rlk_args_string(args_.get(), key.c_str(),
+                          value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str()));
+}
+
+const ImaginedCall::Wanted* ImaginedCall::find(const std::string& name) const {
+  for (const Wanted& w : wanted_)
+    if (w.name == name) return &w;
+  return nullptr;
+}
+
+// The dtype said for the argument, else the one said for all where it fits, else fp32, else the first
+// possible.
+std::string ImaginedCall::dtype_for(const Json& argument, const Wanted* wanted,
+                                    const Options& options) const {
+  if (wanted && !wanted->dtype.empty()) return wanted->dtype;
+  const Json& possible = argument["dtypes"];
+  for (const std::string& choice : {options.dtype, std::string("fp32"), std::string("int64")})
+    if (std::find(possible.begin(), possible.end(), choice) != possible.end()) return choice;
+  return possible[0];
+}
+
+void ImaginedCall::add_tensor(const std::string& name, std::vector<int64_t> shape, const std::string& dtype) {
+  Tensor& t = tensors_.emplace_back();
+  t.shape = std::move(shape);
+  // Addresses far apart and aligned; nothing is ever there.
+  t.dl.data = reinterpret_cast<void*>(next_address_);
+  next_address_ += uintptr_t{1} << 40;
+  t.dl.device = device_;
+  t.dl.ndim = static_cast<int32_t>(t.shape.size());
+  t.dl.dtype = dl_type(dtype_from(dtype));
+  t.dl.shape = t.shape.data();
+  check(rlk_args_tensor(args_.get(), name.c_str(), &t.dl));
+  std::string sizes;
+  for (const int64_t n : t.shape) sizes += (sizes.empty() ? "" : "x") + std::to_string(n);
+  text_ += (text_.empty() ? "" : ", ") + name + "=" + sizes + ":" + dtype;
+}
+
+void ImaginedCall::add_arguments(const Json& op, const Options& options) {
+  const Json& arguments = op["arguments"];
+  for (const Wanted& w : wanted_)
+    if (std::none_of(arguments.begin(), arguments.end(), [&](const Json& a) { return a["name"] == w.name; }))
+      check(rlk_args_tensor(args_.get(), w.name.c_str(),
+                            nullptr));  // the library's message, with its suggestion
+  for (const Json& a : arguments) {
+    if (a["role"] == "write") continue;
+    const std::string name = a["name"];
+    const Wanted* wanted = find(name);
+    if (!wanted || !wanted->has_shape) {
+      if (a["optional"]) continue;
+      throw Failure(kUsage, "--shape: " + name + " is missing (" + a["doc"].get<std::string>() + ")");
+    }
+    const DLDevice device = device_;
+    if (a["host"]) device_ = {kDLCPU, 0};
+    add_tensor(name, wanted->shape, dtype_for(a, wanted, options));
+    device_ = device;
+  }
+}
+
+// Results have the shape that follows from the arguments; a word may only change their dtype.
+void ImaginedCall::add_results(const Json& op) {
+  for (const Json& a : op["arguments"]) {
+    if (a["role"] != "write") continue;
+    const std::string name = a["name"];
+    const Wanted* wanted = find(name);
+    if (a["optional"] && !wanted) continue;
+    int32_t rank = 0;
+    int64_t shape[RLK_MAX_RANK];
+    DLDataType dtype{};
+    check(rlk_infer(args_.get(), name.c_str(), &rank, shape, &dtype));
+    std::vector<int64_t> sizes(shape, shape + rank);
+    if (wanted && wanted->has_shape) sizes = wanted->shape;
+    add_tensor(name, std::move(sizes),
+               wanted && !wanted->dtype.empty() ? wanted->dtype : std::string(name_of(dtype_of(dtype))));
+  }
+}
+
+}  // namespace rlk::cli

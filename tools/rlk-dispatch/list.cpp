@@ -1,0 +1,98 @@
+// --list [ops|impls|backends|plugins|env]: what there is, as aligned tables. Without a word: implementations,
+// and the backends that could have had some.
+#include <cstdio>
+
+#include "commands.hpp"
+#include "library.hpp"
+#include "table.hpp"
+
+namespace rlk::cli {
+namespace {
+
+std::string joined(const Json& words, const char* separator = " ") {
+  std::string text;
+  for (const Json& word : words) text += (text.empty() ? "" : separator) + word.get<std::string>();
+  return text;
+}
+
+std::string yes_no(const Json& flag) { return flag ? "yes" : "no"; }
+
+void print_impls(const Json& impls, const Json& backends) {
+  Table table(
+      {"op", "implementation", "backend", "built", "loaded", "usable", "dtypes", "arithmetic", "priority"});
+  std::string last;
+  for (const Json& i : impls) {
+    const std::string op = i["op"];
+    table.row({op == last ? "" : op, i["id"], i["backend"], yes_no(i["built"]), yes_no(i["loaded"]),
+               i["usable"], joined(i["dtypes"]), i["arithmetic"], std::to_string(i["priority"].get<int>())});
+    last = op;
+  }
+  table.print();
+  Table missing({"backend", "built", "loaded", "usable", "to change that"});
+  bool any = false;
+  for (const Json& b : backends) {
+    if (b["loaded"]) continue;
+    any = true;
+    missing.row({b["name"], yes_no(b["built"]), "no", b["usable"], b["remedy"]});
+  }
+  if (any) std::puts(""), missing.print();
+}
+
+void print_ops(const Json& ops) {
+  Table table(
+      {"op", "arguments (results after ->)", "attributes", "gradient", "aliases", "what it computes"});
+  for (const Json& op : ops) {
+    std::string reads, writes, attributes;
+    for (const Json& a : op["arguments"]) {
+      const bool result = a["role"] == "write";
+      std::string& list = result ? writes : reads;
+      list += (list.empty() ? "" : " ") + a["name"].get<std::string>() + (a["optional"] ? "?" : "") +
+              (a["role"] == "readwrite" ? "!" : "");
+    }
+    for (const Json& a : op["attributes"])
+      attributes += (attributes.empty() ? "" : " ") + a["name"].get<std::string>();
+    table.row({op["name"], reads + (writes.empty() ? "" : " -> " + writes), attributes,
+               op["backward"].get<std::string>().empty() ? "-" : op["backward"], op["aliases"], op["doc"]});
+  }
+  table.print();
+  std::puts("\n?: optional   !: changed in place");
+}
+
+void print_backends(const Json& backends) {
+  Table table({"backend", "state", "built", "loaded", "usable", "version", "origin", "what it uses"});
+  for (const Json& b : backends)
+    table.row({b["name"], b["state"], yes_no(b["built"]), yes_no(b["loaded"]), b["usable"], b["version"],
+               b["origin"], b["doc"]});
+  table.print();
+}
+
+void print_plugins(const Json& all) {
+  Table table({"plugin", "state", "path", "reason"});
+  for (const Json& p : all["plugins"]) table.row({p["name"], p["state"], p["path"], p["reason"]});
+  table.print();
+  std::printf("\nfolder of the library: %s\n", all["folder"].get<std::string>().c_str());
+  for (const Json& note : all["notes"]) std::printf("passed over: %s\n", note.get<std::string>().c_str());
+}
+
+}  // namespace
+
+int list(const Options& options) {
+  if (options.what == "env") return env(options);
+  check_configuration();
+  const std::string what = options.what.empty() ? "impls" : options.what;
+  Json all = listed(what.c_str());
+  if (what == "impls") all["backends"] = listed("backends")["backends"];
+  if (options.json)
+    print(all);
+  else if (what == "impls")
+    print_impls(all["impls"], all["backends"]);
+  else if (what == "ops")
+    print_ops(all["ops"]);
+  else if (what == "backends")
+    print_backends(all["backends"]);
+  else
+    print_plugins(all);
+  return kGood;
+}
+
+}  // namespace rlk::cli

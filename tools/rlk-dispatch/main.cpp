@@ -1,0 +1,98 @@
+// rlk-dispatch: what there is, what would run and why, what was proved. Results on stdout, everything else on
+// stderr.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "commands.hpp"
+#include "library.hpp"
+
+namespace rlk::cli {
+namespace {
+
+// One line per command: the option that asks for it, and its function.
+struct Command {
+  CLI::Option* option;
+  int (*run)(const Options&);
+};
+
+std::vector<Command> add_commands(CLI::App& app, Options& o) {
+  const auto what = CLI::IsMember({"ops", "impls", "backends", "plugins", "env"});
+  return {
+      {app.add_option("--list", o.what, "List ops, impls (default), backends, plugins or env")
+           ->expected(0, 1)
+           ->check(what),
+       list},
+      {app.add_option("--explain", o.op,
+                      "How a call of OP would be resolved: every candidate, why not, what would change it"),
+       explain},
+      {app.add_flag("--env", "The four variables and their values"), env},
+      {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
+      {app.add_flag("--version", "Versions of this program and of the library"), version},
+  };
+}
+
+void add_options(CLI::App& app, Options& o) {
+  app.add_option("--device", o.device, "cpu, cuda, hip, with a number: cuda:1")->capture_default_str();
+  app.add_option("--dtype", o.dtype, "fp32, bf16, fp16, ... for every argument that can have it");
+  app.add_option("--shape", o.shapes,
+                 "Shapes of arguments: hidden=512x4096,weight=151936x4096, with a dtype: positions=16:int64")
+      ->delimiter(',');
+  app.add_option("--attr", o.attributes, "Attributes: pairing=half")->delimiter(',');
+  app.add_option("--policy", o.policy,
+                 "standard, strict or golden; deterministic; backward; arithmetic=ID; backend=CHAIN")
+      ->delimiter(',');
+  app.add_flag("--json", o.json, "Results as JSON with a schema number");
+  app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
+}
+
+// Under --strict a plugin that could not be used spoils an otherwise good run.
+int strict_exit(int exit) {
+  for (const Json& p : listed("plugins")["plugins"])
+    if (p["state"] == "refused" || p["state"] == "load_failed") {
+      std::fprintf(stderr, "error: plugin %s: %s\n", p["state"].get<std::string>().c_str(),
+                   p["reason"].get<std::string>().c_str());
+      if (exit == kGood) exit = kPluginFailed;
+    }
+  return exit;
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app("rlk: numerically pinned kernels, one registry, one dispatcher", "rlk-dispatch");
+  app.footer(
+      "Exit codes: 0 good, 1 verification failed, 2 usage or configuration, 3 no implementation, 4 plugin "
+      "failed");
+  const std::vector<Command> commands = add_commands(app, options);
+  add_options(app, options);
+  // One command at a time.
+  for (const Command& a : commands)
+    for (const Command& b : commands)
+      if (a.option != b.option) a.option->excludes(b.option);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kGood : kUsage;
+  }
+  for (const Command& command : commands)
+    if (command.option->count()) {
+      const int exit = command.run(options);
+      return options.strict ? strict_exit(exit) : exit;
+    }
+  std::fputs(app.help().c_str(), stderr);
+  return kUsage;
+}
+
+}  // namespace
+}  // namespace rlk::cli
+
+int main(int argc, char** argv) {
+  try {
+    return rlk::cli::run(argc, argv);
+  } catch (const rlk::cli::Failure& failure) {
+    std::fprintf(stderr, "error: %s\n", failure.what());
+    return failure.exit();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return rlk::cli::kUsage;
+  }
+}

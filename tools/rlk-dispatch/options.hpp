@@ -1,0 +1,40 @@
+// Everything the command line can say, and the exit codes that answer it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace rlk::cli {
+
+enum Exit : int {
+  kGood = 0,
+  kVerificationFailed = 1,
+  kUsage = 2,  // usage or configuration
+  kNoImplementation = 3,
+  kPluginFailed = 4  // under --strict, and for --probe
+};
+
+struct Options {
+  std::string what;                // --list: ops, impls, backends, plugins or env
+  std::string op;                  // --explain, --verify, --bench: an op, or "*"
+  std::string plugin;              // --probe
+  std::vector<std::string> files;  // --compare: two certificates
+
+  std::string device = "cpu";           // "cuda" or "cuda:1"
+  std::string dtype;                    // of every argument that can have it
+  std::vector<std::string> shapes;      // "hidden=512x4100", "positions=16:int64"
+  std::vector<std::string> attributes;  // "pairing=half"
+  std::vector<std::string> policy;      // "golden", "deterministic", "backward", "arithmetic=fma64"
+
+  std::string implementation;  // --verify, --bench: only this one
+  uint64_t seed = 1;
+  std::string budget = "normal";
+  std::string certificate;  // --verify: where to write what was proved
+  std::string report;       // --verify, --bench: where to write an HTML page
+
+  bool json = false;
+  bool strict = false;
+};
+
+}  // namespace rlk::cli
