@@ -16,6 +16,8 @@ struct Command {
 };
 
 std::vector<Command> add_commands(CLI::App& app, Options& o) {
+  // Not add_flag's own description: a std::string there would be taken for the flag's variable.
+  const auto flag = [&](const char* name, const char* text) { return app.add_flag(name)->description(text); };
   const auto what = CLI::IsMember({"ops", "impls", "backends", "plugins", "env"});
   return {
       {app.add_option("--list", o.what, "List ops, impls (default), backends, plugins or env")
@@ -25,9 +27,9 @@ std::vector<Command> add_commands(CLI::App& app, Options& o) {
       {app.add_option("--explain", o.op,
                       "How a call of OP would be resolved: every candidate, why not, what would change it"),
        explain},
-      {app.add_flag("--env", "The four variables and their values"), env},
+      {flag("--env", "The four variables and their values"), env},
       {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
-      {app.add_flag("--version", "Versions of this program and of the library"), version},
+      {flag("--version", "Versions of this program and of the library"), version},
   };
 }
 
@@ -64,20 +66,21 @@ int run(int argc, char** argv) {
       "failed");
   const std::vector<Command> commands = add_commands(app, options);
   add_options(app, options);
-  // One command at a time.
-  for (const Command& a : commands)
-    for (const Command& b : commands)
-      if (a.option != b.option) a.option->excludes(b.option);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kGood : kUsage;
   }
+  std::vector<const Command*> asked;
   for (const Command& command : commands)
-    if (command.option->count()) {
-      const int exit = command.run(options);
-      return options.strict ? strict_exit(exit) : exit;
-    }
+    if (command.option->count()) asked.push_back(&command);
+  if (asked.size() > 1)
+    throw Failure(kUsage, asked[0]->option->get_name() + " and " + asked[1]->option->get_name() +
+                              " are two commands; give one at a time");
+  if (asked.size() == 1) {
+    const int exit = asked[0]->run(options);
+    return options.strict ? strict_exit(exit) : exit;
+  }
   std::fputs(app.help().c_str(), stderr);
   return kUsage;
 }
