@@ -1,6 +1,7 @@
 // The 62 golden cases of the rope family, on every engine that runs here: forward, backward and inverse
 // against the float64 truth, and every wrong result (neg_*) must be rejected by the same check.
 // sources: rope_engines.cpp
+// run: whole
 #include "rope_support.hpp"
 
 using namespace ropetest;
