@@ -60,7 +60,7 @@ inline void store(DType t, void* p, int64_t i, double x) {
 }
 
 inline double round_to(DType t, double x) {
-  unsigned char scratch[8];
+  alignas(8) unsigned char scratch[8] = {};
   store(t, scratch, 0, x);
   return load(t, scratch, 0);
 }

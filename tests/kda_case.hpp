@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "../backends/simt/kda_problem.hpp"
+#include "backends/simt/kda_problem.hpp"
+#include "rlk/ops.hpp"
 
 namespace kda_test {
 
@@ -208,6 +209,168 @@ inline Case from_golden(const Golden& golden, Type type = Type::f32) {
   }
   c.bind();
   return c;
+}
+
+// What random() makes.
+struct Shape {
+  std::int64_t batch = 1, tokens = 65;
+  int heads = 1, value_heads = 1, k = 32, v = 32;
+  rlk::kda::Gate gate = rlk::kda::Gate::none;
+  bool v_first = false, norm = false, sigmoid = false, negative = false;
+  int chunk = 64;
+  std::vector<std::int64_t> bounds{};
+  Type type = Type::f32;
+  float gate_scale = 0.3f;  // of given log decays
+  double masked = 0;        // share of gates at -1000
+  bool collinear = false;   // keys within 5% of each other, beta near 1
+};
+
+inline Case random_case(const Shape& s, std::uint32_t seed) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> uniform;
+  Case c;
+  Problem& p = c.p;
+  p.batch = s.batch;
+  p.tokens = s.tokens;
+  p.sequences = s.bounds.empty() ? s.batch : std::int64_t(s.bounds.size()) - 1;
+  p.heads = s.heads;
+  p.value_heads = s.value_heads;
+  p.k_dim = s.k;
+  p.v_dim = s.v;
+  p.chunk = s.chunk;
+  p.gate = s.gate;
+  p.v_first = s.v_first;
+  p.l2norm = s.norm;
+  p.beta_sigmoid = s.sigmoid;
+  p.neg_eigval = s.negative;
+  p.scale = 1 / std::sqrt(double(s.k));
+  c.cu_seqlens = s.bounds;
+  const auto fill = [&](std::size_t n, auto make) {
+    std::vector<float> x(n);
+    for (float& value : x) value = make();
+    return x;
+  };
+  const std::size_t n = c.tokens(), H = std::size_t(s.heads), HV = std::size_t(s.value_heads),
+                    K = std::size_t(s.k), V = std::size_t(s.v);
+  const float unit = 1 / std::sqrt(float(s.k));
+  c.in["q"] = Buffer(s.type, fill(n * H * K, [&] { return normal(bits) * unit; }));
+  c.in["k"] = Buffer(s.type, fill(n * H * K, [&] {
+                       return s.collinear ? unit * (1 + 0.05f * normal(bits)) : unit * normal(bits);
+                     }));
+  c.in["v"] = Buffer(s.type, fill(n * HV * V, [&] { return normal(bits); }));
+  c.in["g"] = Buffer(Type::f32, fill(n * HV * K, [&] {
+                       if (s.gate != rlk::kda::Gate::none) return normal(bits);
+                       if (uniform(bits) < s.masked) return -1000.0f;
+                       return -s.gate_scale * uniform(bits);
+                     }));
+  c.in["beta"] = Buffer(Type::f32, fill(n * HV, [&] {
+                          if (s.sigmoid) return normal(bits);
+                          return s.collinear ? 0.9f + 0.1f * uniform(bits) : uniform(bits);
+                        }));
+  c.in["h0"] = Buffer(Type::f32, fill(c.states(), [&] { return 0.5f * normal(bits); }));
+  c.in["do"] = Buffer(s.type, fill(n * HV * V, [&] { return normal(bits); }));
+  c.in["dht"] = Buffer(Type::f32, fill(c.states(), [&] { return 0.3f * normal(bits); }));
+  if (s.gate != rlk::kda::Gate::none) {
+    c.a_log = fill(HV, [&] { return uniform(bits); });
+    c.dt_bias = fill(HV * K, [&] { return 0.5f * normal(bits); });
+  }
+  c.bind();
+  return c;
+}
+
+// The case as a call of the library.
+class Views {
+ public:
+  explicit Views(Case& c) : c_(c), p_(c.p) {}
+
+  rlk::Status forward(const rlk::Options& options) {
+    rlk::KdaFwd a;
+    common(a);
+    a.out = view("o", c_.out.at("o"), p_.value_heads, p_.v_dim);
+    a.final_state = state("ht", c_.out.at("ht"), p_.sequences);
+    if (c_.out.count("chunk_states"))
+      a.chunk_states = state("chunk_states", c_.out.at("chunk_states"), p_.slots());
+    if (c_.out.count("chunk_inverses"))
+      a.chunk_inverses = view("chunk_inverses", c_.out.at("chunk_inverses"), p_.value_heads, p_.chunk);
+    return rlk::kda_fwd(a, options);
+  }
+
+  rlk::Status backward(const rlk::Options& options) {
+    rlk::KdaBwd a;
+    common(a);
+    if (c_.out.count("chunk_states"))
+      a.chunk_states = state("chunk_states", c_.out.at("chunk_states"), p_.slots());
+    a.d_out = view("do", c_.in.at("do"), p_.value_heads, p_.v_dim);
+    if (c_.in.count("dht")) a.d_final_state = state("dht", c_.in.at("dht"), p_.sequences);
+    a.d_q = view("dq", c_.out.at("dq"), p_.heads, p_.k_dim);
+    a.d_k = view("dk", c_.out.at("dk"), p_.heads, p_.k_dim);
+    a.d_v = view("dv", c_.out.at("dv"), p_.value_heads, p_.v_dim);
+    a.d_g = view("dg", c_.out.at("dg"), p_.value_heads, p_.k_dim);
+    a.d_beta = view("dbeta", c_.out.at("dbeta"), p_.value_heads, 0);
+    a.d_initial_state = state("dh0", c_.out.at("dh0"), p_.sequences);
+    if (p_.d_a_log) a.d_a_log = floats("dA_log", c_.d_a_log, {p_.value_heads});
+    if (p_.d_dt_bias) a.d_dt_bias = floats("ddt_bias", c_.d_dt_bias, {p_.value_heads, p_.k_dim});
+    const rlk::Status status = rlk::kda_bwd(a, options);
+    c_.collect();
+    return status;
+  }
+
+ private:
+  template <class Args>
+  void common(Args& a) {
+    a.q = view("q", c_.in.at("q"), p_.heads, p_.k_dim);
+    a.k = view("k", c_.in.at("k"), p_.heads, p_.k_dim);
+    a.v = view("v", c_.in.at("v"), p_.value_heads, p_.v_dim);
+    a.g = view("g", c_.in.at("g"), p_.value_heads, p_.k_dim);
+    a.beta = view("beta", c_.in.at("beta"), p_.value_heads, 0);
+    if (c_.in.count("h0")) a.initial_state = state("h0", c_.in.at("h0"), p_.sequences);
+    if (!c_.a_log.empty()) a.a_log = floats("a_log", c_.a_log, {p_.value_heads});
+    if (!c_.dt_bias.empty()) a.dt_bias = floats("dt_bias", c_.dt_bias, {p_.value_heads, p_.k_dim});
+    if (!c_.cu_seqlens.empty())
+      a.cu_seqlens =
+          keep("cu_seqlens", rlk::Tensor(c_.cu_seqlens.data(), {p_.sequences + 1}, rlk::DType::i64));
+    a.scale = p_.scale;
+    a.state_v_first = p_.v_first;
+    a.qk_l2norm = p_.l2norm;
+    a.beta_sigmoid = p_.beta_sigmoid;
+    a.allow_neg_eigval = p_.neg_eigval;
+    a.gate = static_cast<typename Args::Gate>(p_.gate);
+    a.lower_bound = p_.lower_bound;
+    a.chunk_size = p_.chunk;
+  }
+
+  static rlk::DType dtype(Type type) {
+    return type == Type::f32 ? rlk::DType::f32 : type == Type::bf16 ? rlk::DType::bf16 : rlk::DType::f16;
+  }
+  const rlk::Tensor& keep(const std::string& name, const rlk::Tensor& t) { return kept_[name] = t; }
+  const rlk::Tensor& view(const std::string& name, Buffer& b, std::int64_t heads, std::int64_t width) {
+    if (width == 0)
+      return keep(name, rlk::Tensor(b.bytes.data(), {p_.batch, p_.tokens, heads}, dtype(b.type)));
+    return keep(name, rlk::Tensor(b.bytes.data(), {p_.batch, p_.tokens, heads, width}, dtype(b.type)));
+  }
+  const rlk::Tensor& state(const std::string& name, Buffer& b, std::int64_t rows) {
+    const std::int64_t first = p_.v_first ? p_.v_dim : p_.k_dim, second = p_.v_first ? p_.k_dim : p_.v_dim;
+    return keep(name, rlk::Tensor(b.bytes.data(), {rows, p_.value_heads, first, second}, dtype(b.type)));
+  }
+  const rlk::Tensor& floats(const std::string& name, std::vector<float>& x,
+                            std::initializer_list<std::int64_t> shape) {
+    return keep(name, rlk::Tensor(x.data(), shape, rlk::DType::f32));
+  }
+
+  Case& c_;
+  const Problem& p_;
+  std::map<std::string, rlk::Tensor> kept_;
+};
+
+// Forward and backward by the named implementation.
+inline rlk::Status run(Case& c, std::string_view implementation, std::int32_t threads = 0) {
+  Views views(c);
+  rlk::Options options;
+  options.backend = implementation;
+  options.threads = threads;
+  if (rlk::Status status = views.forward(options); !status) return status;
+  return views.backward(options);
 }
 
 }  // namespace kda_test

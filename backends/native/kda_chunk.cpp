@@ -21,6 +21,8 @@ std::size_t backward_scratch_bytes(const Problem& p) {
   return std::size_t(backward_floats(p)) * sizeof(float);
 }
 
+std::int64_t gate_block_count(const Problem& p) { return decode::gate_blocks(p); }
+
 std::size_t partials_bytes(const Problem& p) {
   return sizeof(double) * 2 * std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim);
 }

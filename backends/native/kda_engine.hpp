@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kda_chunk.hpp"
+#include "kda_decode.hpp"
 #include "kda_team.hpp"
 
 namespace rlk::kda::chunked {
@@ -21,7 +22,10 @@ constexpr Engine engine(const char* isa) {
           [](const Problem& p, const double* partials) {
             Team team;
             for (int hv = 0; hv < p.value_heads; ++hv) finish(team, p, hv, partials);
-          }};
+          },
+          decode::step<Team>,
+          decode::gate<Team>,
+          decode::gate_backward<Team>};
 }
 
 }  // namespace rlk::kda::chunked

@@ -21,6 +21,7 @@ float to_odd(double x) {
 }
 
 void store64(void* p, Type type, std::int64_t i, double x) {
+  if (!p) return;
   store(p, type, i, type == Type::f32 ? static_cast<float>(x) : to_odd(x));
 }
 
@@ -324,6 +325,35 @@ void finish(const Problem& p, const double* partials) {
     }
     if (p.d_a_log) p.d_a_log[hv] = static_cast<float>(a_log);
   }
+}
+
+void gate(const Problem& p, std::int64_t token) {
+  for (int hv = 0; hv < p.value_heads; ++hv) {
+    for (int d = 0; d < p.k_dim; ++d) {
+      const double raw = load(p.g.data, p.g.type, at(p.g, 0, token, hv) + d);
+      store64(p.out.data, p.out.type, at(p.out, 0, token, hv) + d,
+              gate_parameters<double>(p, hv, d).value(raw));
+    }
+  }
+}
+
+void gate_backward(const Problem& p, int hv) {
+  double a_log = 0;
+  for (int d = 0; d < p.k_dim; ++d) {
+    const auto parameters = gate_parameters<double>(p, hv, d);
+    double share = 0, bias = 0;
+    for (std::int64_t t = 0; t < p.tokens; ++t) {
+      const double raw = load(p.g.data, p.g.type, at(p.g, 0, t, hv) + d);
+      const double dy = load(p.d_out.data, p.d_out.type, at(p.d_out, 0, t, hv) + d);
+      const double d_raw = parameters.grad(raw, dy);
+      store64(p.d_g.data, p.d_g.type, at(p.d_g, 0, t, hv) + d, d_raw);
+      share += parameters.grad_a_log(raw, dy);
+      bias += d_raw;
+    }
+    a_log += share;
+    if (p.d_dt_bias) p.d_dt_bias[std::int64_t(hv) * p.k_dim + d] = static_cast<float>(bias);
+  }
+  if (p.d_a_log) p.d_a_log[hv] = static_cast<float>(a_log);
 }
 
 }  // namespace rlk::kda::recurrent

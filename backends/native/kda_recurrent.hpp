@@ -26,4 +26,8 @@ std::size_t partials_bytes(const Problem& p);
 void backward(const Problem& p, std::int64_t task, void* scratch, double* partials);
 void finish(const Problem& p, const double* partials);
 
+// The gate alone, one token at a time; its gradients, one value head at a time.
+void gate(const Problem& p, std::int64_t token);
+void gate_backward(const Problem& p, int value_head);
+
 }  // namespace rlk::kda::recurrent

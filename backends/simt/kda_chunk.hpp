@@ -661,8 +661,9 @@ RLK_TEAM void write_head_gradients(Team& team, const Problem& p, const Place& pl
   write_rows(team, p.d_v, place, hv, p.v_dim, b.dv, s.V);
   team.items(n, [=](int i) {
     const float raw = kda::load(p.beta.data, p.beta.type, at(p.beta, place.batch_row, place.token + i, hv));
-    kda::store(p.d_beta.data, p.d_beta.type, at(p.d_beta, place.batch_row, place.token + i, hv),
-               write_strength_grad<float>(p, raw, s.row[i]));
+    if (p.d_beta)
+      kda::store(p.d_beta.data, p.d_beta.type, at(p.d_beta, place.batch_row, place.token + i, hv),
+                 write_strength_grad<float>(p, raw, s.row[i]));
   });
   if (p.gate != Gate::none) {
     read_rows(team, p.g, place, hv, k_dim, b.R, K);  // the raw gate

@@ -57,13 +57,21 @@ struct Problem {
   RLK_HD int group() const { return value_heads / heads; }
   // Where sequence n lies: its batch row, first token and length.
   RLK_HD std::int64_t row(std::int64_t n) const { return cu_seqlens ? 0 : n; }
-  RLK_HD std::int64_t start(std::int64_t n) const { return cu_seqlens ? cu_seqlens[n] : 0; }
+  RLK_HD std::int64_t start(std::int64_t n) const { return cu_seqlens ? bound(n) : 0; }
   RLK_HD std::int64_t length(std::int64_t n) const {
-    return cu_seqlens ? cu_seqlens[n + 1] - cu_seqlens[n] : tokens;
+    if (!cu_seqlens) return tokens;
+    const std::int64_t from = bound(n), to = bound(n + 1);
+    return to > from ? to - from : 0;
+  }
+  // Bounds may live on a device, where nobody checks them before a launch: whatever they hold, no access
+  // leaves the tensors.
+  RLK_HD std::int64_t bound(std::int64_t n) const {
+    const std::int64_t b = cu_seqlens[n];
+    return b < 0 ? 0 : b > tokens ? tokens : b;
   }
   // The first chunk slot of sequence n: slots of different sequences never meet, and no prefix sum is needed.
   RLK_HD std::int64_t slot(std::int64_t n) const {
-    return cu_seqlens ? cu_seqlens[n] / chunk + n : n * ((tokens + chunk - 1) / chunk);
+    return cu_seqlens ? bound(n) / chunk + n : n * ((tokens + chunk - 1) / chunk);
   }
   RLK_HD std::int64_t slots() const {
     return cu_seqlens ? tokens / chunk + sequences : sequences * ((tokens + chunk - 1) / chunk);

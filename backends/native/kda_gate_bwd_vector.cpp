@@ -1,0 +1,42 @@
+// The gate's gradients in fp32, parameter sums in fp64.
+#include "kda_chunk.hpp"
+#include "kda_run.hpp"
+
+namespace rlk::native {
+namespace {
+
+using namespace rlk::kda;
+
+Problem blocks_of(const KdaGateBwd& a) {
+  Problem p = gate_problem_of(a);
+  p.sequences = chunked::gate_block_count(p);
+  return p;
+}
+
+std::uint64_t workspace(const KdaGateBwd& a, const rlk_request&) {
+  return 64 + chunked::partials_bytes(blocks_of(a));
+}
+
+rlk_code run(const KdaGateBwd& a, const Call& call) {
+  const Problem p = blocks_of(a);
+  const chunked::Engine& engine = chunked::best_engine();
+  double* partials = shared_part(call);
+  call.parallel_for(p.sequences, [&](std::int64_t block) { engine.gate_backward(p, block, partials); });
+  engine.finish(p, partials);
+  return RLK_OK;
+}
+
+rlk_verdict supports(const KdaGateBwd& a, const rlk_request&) { return check(a); }
+
+}  // namespace
+
+extern const rlk_implementation kda_gate_bwd_vector;
+const rlk_implementation kda_gate_bwd_vector = implement<KdaGateBwd, run, supports, workspace>(
+    {.id = "native.fma32",
+     .doc = "the gate's gradients in fp32, parameter sums in fp64",
+     .priority = 100,
+     .arithmetic = "fma32/kda",
+     .dtypes = kTypes,
+     .traits = kTraits});
+
+}  // namespace rlk::native
