@@ -233,7 +233,7 @@ RLK_TEAM void row_dots(Team& team, int rows, int width, const float* a, const fl
 template <class Team>
 RLK_TEAM void normalise(Team& team, Type type, int rows, int width, float* x, float* sums, float* norms) {
   row_dots(team, rows, width, x, x, sums, norms);
-  team.items(rows, [=](int i) { norms[i] = 1.0f / __builtin_sqrtf(norms[i] + float(kNormEps)); });
+  team.items(rows, [=](int i) { norms[i] = 1.0f / simt::root(norms[i] + float(kNormEps)); });
   team.sync();
   team.cells(rows, width,
              [=](int i, int d) { x[i * width + d] = round_to(type, x[i * width + d] * norms[i]); });

@@ -26,8 +26,15 @@ struct Bits<double> {
   using type = std::int64_t;
 };
 
+#if defined(__CUDA_ARCH__)
+RLK_HD float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+RLK_HD double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+RLK_HD float root(float x) { return __fsqrt_rn(x); }
+#else
 RLK_HD float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 RLK_HD double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+RLK_HD float root(float x) { return __builtin_sqrtf(x); }
+#endif
 #if defined(__FMA__) && !defined(__CUDACC__) && !defined(__HIP__)
 typedef float Float8 __attribute__((vector_size(32)));
 template <>

@@ -1,0 +1,335 @@
+// The portable GPU kernels of KDA: chunked forward and backward, decode, gate. Arithmetic fma32/kda: the bits
+// of the native backend on every GPU. No atomics, no wave-size dependence.
+//
+// forward, backward   one block per (sequence, head), looping when there are more than kMaxBlocks of them;
+// everything a
+//                     task touches twice stays in its scratch, which L1 and L2 hold
+// decode              one block per (sequence, value head) and 128 columns; a state is read once and written
+// once, in
+//                     16-byte pieces when the layout allows: 8 K V bytes per (sequence, value head) and
+//                     little else
+#pragma once
+
+#include <algorithm>
+
+#include "kda_decode.hpp"
+#include "kda_team.hpp"
+
+namespace rlk::kda::kernels {
+
+inline constexpr int kThreads = 256;
+inline constexpr std::int64_t kMaxBlocks =
+    528;  // scratch grows with it; more is no faster on any GPU of today
+
+__global__ void __launch_bounds__(kThreads) forward(Problem p, float* scratch, std::int64_t floats) {
+  chunked::BlockTeam team;
+  for (std::int64_t task = blockIdx.x; task < chunked::forward_tasks(p); task += gridDim.x) {
+    chunked::forward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    backward(Problem p, float* scratch, std::int64_t floats, double* partials) {
+  chunked::BlockTeam team;
+  for (std::int64_t task = blockIdx.x; task < chunked::backward_tasks(p); task += gridDim.x) {
+    chunked::backward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats, partials);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) finish(Problem p, const double* partials) {
+  chunked::BlockTeam team;
+  chunked::finish(team, p, int(blockIdx.x), partials);
+}
+
+// One token's vectors in shared memory.
+struct SharedToken {
+  float q[256], k[256], write_k[256], decay[256];
+  float sums[32], norm[2];
+};
+
+// Threads are (32, 8); `t` is filled by all of them and may be read when this returns.
+__device__ inline void read_token(const Problem& p, std::int64_t b, int hv, SharedToken& t) {
+  const int thread = int(threadIdx.y) * 32 + int(threadIdx.x), K = p.k_dim, h = hv / p.group();
+  float q = 0, k = 0;
+  if (thread < K) {
+    q = load(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
+    k = load(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
+  }
+  if (p.l2norm) {
+    t.q[thread] = q;
+    t.k[thread] = k;
+    __syncthreads();
+    if (thread < 32) {
+      const float* x = thread < 16 ? t.q : t.k;
+      float sum = 0;
+      for (int d = thread % 16; d < chunked::padded(K); d += 16) sum = simt::fused(x[d], x[d], sum);
+      t.sums[thread] = sum;
+    }
+    __syncthreads();
+    if (thread < 2) {
+      float sum = 0;
+      for (int l = 0; l < 16; ++l) sum += t.sums[thread * 16 + l];
+      t.norm[thread] = 1.0f / simt::root(sum + float(kNormEps));
+    }
+    __syncthreads();
+    q = round_to(p.q.type, q * t.norm[0]);
+    k = round_to(p.k.type, k * t.norm[1]);
+  }
+  if (thread < K) {
+    const float beta = write_strength<float>(p, load(p.beta.data, p.beta.type, at(p.beta, b, 0, hv)));
+    const float g = load(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
+    t.q[thread] = q * float(p.scale);
+    t.k[thread] = k;
+    t.write_k[thread] = beta * k;
+    t.decay[thread] = chunked::flushed(simt::exp<float>(gate_parameters<float>(p, hv, thread).value(g)));
+  }
+  __syncthreads();
+}
+
+// Four floats; those beyond `n` are zero, and not touched in memory.
+template <bool kWide>
+__device__ __forceinline__ void load4(const float* p, int n, float (&x)[4]) {
+  if constexpr (kWide) {
+    const float4 v = n > 0 ? *reinterpret_cast<const float4*>(p) : make_float4(0, 0, 0, 0);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+  } else {
+    for (int c = 0; c < 4; ++c) x[c] = c < n ? p[c] : 0.0f;
+  }
+}
+template <bool kWide>
+__device__ __forceinline__ void store4(float* p, int n, const float (&x)[4]) {
+  if constexpr (kWide) {
+    if (n > 0) *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    for (int c = 0; c < 4; ++c) {
+      if (c < n) p[c] = x[c];
+    }
+  }
+}
+
+// [K, V] states: a thread holds rows part, part + 8, .. of four columns.
+template <int kSteps, bool kWide>
+__global__ void __launch_bounds__(kThreads) decode_columns(Problem p) {
+  using decode::kParts;
+  __shared__ SharedToken t;
+  __shared__ float parts[kParts][128];
+  const std::int64_t b = blockIdx.x / unsigned(p.value_heads);
+  const int hv = int(blockIdx.x % unsigned(p.value_heads)), K = p.k_dim, V = p.v_dim;
+  const int part = int(threadIdx.y), lane = int(threadIdx.x), j = (int(blockIdx.y) * 32 + lane) * 4;
+  const int left = V - j;
+  const float* state =
+      static_cast<const float*>(p.initial.data) + b * p.initial.row + hv * p.initial.head + j;
+  float* next = static_cast<float*>(p.final.data) + b * p.final.row + hv * p.final.head + j;
+  float s[kSteps][4];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int d = part + i * kParts;
+    load4<kWide>(state + d * V, d < K ? left : 0, s[i]);
+  }
+  float v[4];
+  for (int c = 0; c < 4; ++c) v[c] = c < left ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j + c) : 0.0f;
+  read_token(p, b, hv, t);
+  float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int d = part + i * kParts;
+    if (d >= K) continue;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      s[i][c] = simt::mul_rn(s[i][c], t.decay[d]);
+      sum[c] = simt::fused(s[i][c], t.k[d], sum[c]);
+    }
+  }
+  for (int c = 0; c < 4; ++c) parts[part][lane * 4 + c] = sum[c];
+  __syncthreads();
+  float r[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    float total = 0;
+    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][lane * 4 + c]);
+    r[c] = v[c] - total;
+    sum[c] = 0;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int d = part + i * kParts;
+    if (d >= K) continue;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      s[i][c] = simt::fused(t.write_k[d], r[c], s[i][c]);
+      sum[c] = simt::fused(s[i][c], t.q[d], sum[c]);
+    }
+    store4<kWide>(next + d * V, left, s[i]);
+  }
+  for (int c = 0; c < 4; ++c) parts[part][lane * 4 + c] = sum[c];
+  __syncthreads();
+  const int column = part * 32 + lane;  // the first four waves' worth of threads write the results
+  if (column < 128 && int(blockIdx.y) * 128 + column < V) {
+    float total = 0;
+    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][column]);
+    store(p.out.data, p.out.type, at(p.out, b, 0, hv) + int(blockIdx.y) * 128 + column, total);
+  }
+}
+
+// [V, K] states: 32 lanes hold a row, four neighbouring d (and, for kHalves = 2, four more 128 further on)
+// each.
+template <int kHalves, bool kWide>
+__global__ void __launch_bounds__(kThreads) decode_rows(Problem p) {
+  constexpr int kSteps = 16 / kHalves;  // rows of a thread
+  __shared__ SharedToken t;
+  const std::int64_t b = blockIdx.x / unsigned(p.value_heads);
+  const int hv = int(blockIdx.x % unsigned(p.value_heads)), K = p.k_dim, V = p.v_dim;
+  const int lane = int(threadIdx.x), first = int(blockIdx.y) * kSteps * 8 + int(threadIdx.y);
+  const float* state = static_cast<const float*>(p.initial.data) + b * p.initial.row + hv * p.initial.head;
+  float* next = static_cast<float*>(p.final.data) + b * p.final.row + hv * p.final.head;
+  float s[kSteps][kHalves][4];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int j = first + i * 8;
+#pragma unroll
+    for (int u = 0; u < kHalves; ++u) {
+      const int d = u * 128 + lane * 4;
+      load4<kWide>(state + j * K + d, j < V ? K - d : 0, s[i][u]);
+    }
+  }
+  read_token(p, b, hv, t);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int j = first + i * 8;
+    const float v = j < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j) : 0.0f;
+    float sum = 0;
+#pragma unroll
+    for (int u = 0; u < kHalves; ++u) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int d = u * 128 + lane * 4 + c;
+        if (d >= K) continue;
+        s[i][u][c] = simt::mul_rn(s[i][u][c], t.decay[d]);
+        sum = simt::fused(s[i][u][c], t.k[d], sum);
+      }
+    }
+    const float r = v - simt::group_sum<decode::kLanes>(sum);
+    sum = 0;
+#pragma unroll
+    for (int u = 0; u < kHalves; ++u) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int d = u * 128 + lane * 4 + c;
+        if (d >= K) continue;
+        s[i][u][c] = simt::fused(t.write_k[d], r, s[i][u][c]);
+        sum = simt::fused(s[i][u][c], t.q[d], sum);
+      }
+      const int d = u * 128 + lane * 4;
+      if (j < V) store4<kWide>(next + j * K + d, K - d, s[i][u]);
+    }
+    sum = simt::group_sum<decode::kLanes>(sum);
+    if (lane == 0 && j < V) store(p.out.data, p.out.type, at(p.out, b, 0, hv) + j, sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) gate(Problem p) {
+  const std::int64_t row = std::int64_t(p.value_heads) * p.k_dim, all = p.tokens * row;
+  for (std::int64_t i = std::int64_t(blockIdx.x) * kThreads + threadIdx.x; i < all;
+       i += std::int64_t(gridDim.x) * kThreads) {
+    const int channel = int(i % row), hv = channel / p.k_dim, d = channel % p.k_dim;
+    decode::gate_element(p, gate_parameters<float>(p, hv, d), i / row, hv, d);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) gate_backward(Problem p, double* partials) {
+  const int hv = int(blockIdx.y);
+  double* partial = partials + (std::int64_t(blockIdx.x) * p.value_heads + hv) * 2 * p.k_dim;
+  const int d = int(threadIdx.x);
+  if (d < p.k_dim) decode::gate_backward_channel(p, blockIdx.x, hv, d, partial + d, partial + p.k_dim + d);
+}
+
+// ---- host side: sizes of workspaces, and launches on a stream ----
+
+inline std::int64_t blocks(std::int64_t tasks) { return std::min(tasks, kMaxBlocks); }
+
+inline std::int64_t partials_bytes(const Problem& p) {
+  return std::int64_t(sizeof(double)) * 2 * p.sequences * p.value_heads * p.k_dim;
+}
+inline std::int64_t forward_bytes(const Problem& p) {
+  return 64 + blocks(chunked::forward_tasks(p)) * chunked::forward_floats(p) * 4;
+}
+inline std::int64_t backward_bytes(const Problem& p) {
+  return 128 + blocks(chunked::backward_tasks(p)) * chunked::backward_floats(p) * 4 + partials_bytes(p);
+}
+inline std::int64_t gate_backward_bytes(Problem p) {
+  p.sequences = decode::gate_blocks(p);
+  return 64 + partials_bytes(p);
+}
+
+template <class T>
+T* aligned(void* p) {
+  return reinterpret_cast<T*>((reinterpret_cast<std::uintptr_t>(p) + 63) / 64 * 64);
+}
+
+inline void launch_forward(const Problem& p, void* workspace, hipStream_t stream) {
+  const std::int64_t tasks = chunked::forward_tasks(p);
+  if (tasks == 0) return;
+  hipLaunchKernelGGL(forward, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p,
+                     aligned<float>(workspace), chunked::forward_floats(p));
+}
+
+inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream) {
+  const std::int64_t tasks = chunked::backward_tasks(p);
+  double* partials = aligned<double>(workspace);
+  float* scratch = aligned<float>(partials + partials_bytes(p) / std::int64_t(sizeof(double)));
+  if (tasks != 0) {
+    hipLaunchKernelGGL(backward, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p, scratch,
+                       chunked::backward_floats(p), partials);
+  }
+  if (p.value_heads != 0 && (p.d_a_log || p.d_dt_bias)) {
+    hipLaunchKernelGGL(finish, dim3(unsigned(p.value_heads)), dim3(kThreads), 0, stream, p,
+                       static_cast<const double*>(partials));
+  }
+}
+
+inline bool wide(const States& s) {
+  return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.row % 4 == 0 && s.head % 4 == 0;
+}
+
+inline void launch_decode(const Problem& p, hipStream_t stream) {
+  const std::int64_t tasks = p.batch * p.value_heads;
+  if (tasks == 0) return;
+  const bool vectors = wide(p.initial) && wide(p.final) && (p.v_first ? p.k_dim : p.v_dim) % 4 == 0;
+  const bool large = p.k_dim > 128;
+  const int columns = p.v_first && large ? 64 : 128;  // of V, per block
+  const dim3 grid(unsigned(tasks), unsigned((p.v_dim + columns - 1) / columns)), threads(32, 8);
+  const auto launch = [&](auto kernel) { hipLaunchKernelGGL(kernel, grid, threads, 0, stream, p); };
+  if (p.v_first) {
+    if (large) {
+      vectors ? launch(decode_rows<2, true>) : launch(decode_rows<2, false>);
+    } else {
+      vectors ? launch(decode_rows<1, true>) : launch(decode_rows<1, false>);
+    }
+  } else if (large) {
+    vectors ? launch(decode_columns<32, true>) : launch(decode_columns<32, false>);
+  } else {
+    vectors ? launch(decode_columns<16, true>) : launch(decode_columns<16, false>);
+  }
+}
+
+inline void launch_gate(const Problem& p, hipStream_t stream) {
+  const std::int64_t all = p.tokens * p.value_heads * p.k_dim;
+  if (all == 0) return;
+  const std::int64_t count = std::min<std::int64_t>((all + kThreads - 1) / kThreads, 65536);
+  hipLaunchKernelGGL(gate, dim3(unsigned(count)), dim3(kThreads), 0, stream, p);
+}
+
+inline void launch_gate_backward(Problem p, void* workspace, hipStream_t stream) {
+  double* partials = aligned<double>(workspace);
+  p.sequences = decode::gate_blocks(p);
+  if (p.value_heads == 0) return;
+  if (p.sequences != 0) {
+    hipLaunchKernelGGL(gate_backward, dim3(unsigned(p.sequences), unsigned(p.value_heads)), dim3(kThreads), 0,
+                       stream, p, partials);
+  }
+  hipLaunchKernelGGL(finish, dim3(unsigned(p.value_heads)), dim3(kThreads), 0, stream, p,
+                     static_cast<const double*>(partials));
+}
+
+}  // namespace rlk::kda::kernels

@@ -1,0 +1,191 @@
+// labels: conformance
+// The portable GPU kernels of KDA on fibers: the bits of the native backend, at both wave sizes and in any
+// thread order. Also the native forms of every instruction set, against each other.
+#include <doctest/doctest.h>
+
+#include "backends/native/kda_chunk.hpp"
+#include "kda_case.hpp"
+#include "kda_kernels.hpp"
+
+namespace {
+
+using namespace kda_test;
+using rlk::kda::Gate;
+namespace chunked = rlk::kda::chunked;
+namespace kernels = rlk::kda::kernels;
+
+// 64-byte aligned memory full of NaN.
+struct Scratch {
+  std::vector<float> memory;
+  explicit Scratch(std::size_t bytes) : memory(bytes / 4 + 32, NAN) {}
+  void* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return reinterpret_cast<void*>((address + 63) / 64 * 64);
+  }
+};
+
+void run_engine(Case& c, const chunked::Engine& engine) {
+  Scratch forward(chunked::forward_scratch_bytes(c.p)), backward(chunked::backward_scratch_bytes(c.p));
+  std::vector<double> partials(chunked::partials_bytes(c.p) / sizeof(double), NAN);
+  for (std::int64_t i = 0; i < chunked::forward_task_count(c.p); ++i) {
+    engine.forward(c.p, i, static_cast<float*>(forward.data()));
+  }
+  for (std::int64_t i = 0; i < chunked::backward_task_count(c.p); ++i) {
+    engine.backward(c.p, i, static_cast<float*>(backward.data()), partials.data());
+  }
+  engine.finish(c.p, partials.data());
+  c.collect();
+}
+
+void run_fibers(Case& c) {
+  Scratch forward(std::size_t(kernels::forward_bytes(c.p))),
+      backward(std::size_t(kernels::backward_bytes(c.p)));
+  kernels::launch_forward(c.p, forward.data(), nullptr);
+  kernels::launch_backward(c.p, backward.data(), nullptr);
+  c.collect();
+}
+
+bool runs_here(const chunked::Engine& engine) {
+  const std::string isa = engine.isa;
+  if (isa == "avx512") return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+  if (isa == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return true;
+}
+
+const Shape kShapes[] = {
+    {.tokens = 1, .k = 16, .v = 16},
+    {.batch = 2, .tokens = 70, .heads = 1, .value_heads = 2, .k = 20, .v = 17},
+    {.tokens = 66, .k = 32, .v = 16, .type = Type::bf16, .masked = 0.1},
+    {.tokens = 40, .k = 16, .v = 32, .gate = Gate::softplus, .norm = true, .type = Type::f16},
+    {.tokens = 70,
+     .k = 16,
+     .v = 16,
+     .gate = Gate::bounded,
+     .v_first = true,
+     .sigmoid = true,
+     .negative = true,
+     .chunk = 32},
+    {.tokens = 90, .value_heads = 2, .k = 16, .v = 16, .bounds = {0, 3, 3, 72, 90}}};
+
+void same_bits(const Case& a, const Case& b) {
+  for (const auto& [name, values] : a.out) {
+    CAPTURE(name);
+    CHECK(b.out.at(name) == values);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("kda chunked: every instruction set gives the same bits") {
+  for (const Shape& shape : kShapes) {
+    Case portable = random_case(shape, 31);
+    run_engine(portable, chunked::kPortable);
+    for (const chunked::Engine* engine : {&chunked::kAvx2, &chunked::kAvx512}) {
+      if (!runs_here(*engine)) continue;
+      CAPTURE(engine->isa);
+      Case wide = random_case(shape, 31);
+      run_engine(wide, *engine);
+      same_bits(portable, wide);
+    }
+  }
+}
+
+TEST_CASE("kda kernels on fibers: chunked forward and backward have the bits of the native backend") {
+  const rlk_fiber::Order orders[] = {rlk_fiber::Order::ascending, rlk_fiber::Order::descending,
+                                     rlk_fiber::Order::shuffled};
+  int turn = 0;
+  for (const Shape& shape : kShapes) {
+    Case native = random_case(shape, 32);
+    run_engine(native, chunked::best_engine());
+    for (int wave : {32, 64}) {
+      CAPTURE(wave);
+      rlk_fiber::wave_size = wave;
+      rlk_fiber::order = orders[turn++ % 3];
+      Case fibers = random_case(shape, 32);
+      run_fibers(fibers);
+      same_bits(native, fibers);
+    }
+  }
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+TEST_CASE("kda kernels on fibers: decode has the bits of the native backend in both layouts") {
+  struct Size {
+    int k, v;
+  };
+  for (Size size : {Size{128, 128}, Size{60, 100}, Size{17, 5}, Size{256, 130}, Size{100, 256}}) {
+    for (bool v_first : {false, true}) {
+      CAPTURE(size.k);
+      CAPTURE(v_first);
+      const Shape shape{.batch = 2,
+                        .tokens = 1,
+                        .value_heads = 2,
+                        .k = size.k,
+                        .v = size.v,
+                        .gate = Gate::softplus,
+                        .v_first = v_first,
+                        .norm = v_first,
+                        .type = v_first ? Type::bf16 : Type::f32};
+      Case native = random_case(shape, 33);
+      for (const chunked::Engine* engine : {&chunked::kPortable, &chunked::kAvx2, &chunked::kAvx512}) {
+        if (!runs_here(*engine)) continue;
+        Case again = random_case(shape, 33);
+        for (std::int64_t i = 0; i < 4; ++i) engine->decode(again.p, i);
+        if (engine == &chunked::kPortable) {
+          native = std::move(again);
+          continue;
+        }
+        CHECK(again.out.at("o") == native.out.at("o"));
+        CHECK(again.out.at("ht") == native.out.at("ht"));
+      }
+      for (int wave : {32, 64}) {
+        rlk_fiber::wave_size = wave;
+        rlk_fiber::order = wave == 32 ? rlk_fiber::Order::shuffled : rlk_fiber::Order::descending;
+        Case fibers = random_case(shape, 33);
+        kernels::launch_decode(fibers.p, nullptr);
+        CHECK(fibers.out.at("o") == native.out.at("o"));
+        CHECK(fibers.out.at("ht") == native.out.at("ht"));
+      }
+    }
+  }
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of the native backend") {
+  for (Gate gate : {Gate::softplus, Gate::bounded}) {
+    Case c = random_case({.tokens = 1500, .value_heads = 2, .k = 12, .gate = gate}, 34);
+    Problem p = c.p;
+    const std::size_t n = 1500 * 2 * 12;
+    std::vector<float> y_native(n, NAN), y_fiber(n, NAN), dx_native(n, NAN), dx_fiber(n, NAN);
+    std::vector<float> parameters[2];
+    p.batch = p.sequences = 1;
+    const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Type::f32, 0, 24, 12}; };
+    const chunked::Engine& engine = chunked::best_engine();
+    p.out = dense(y_native);
+    for (std::int64_t i = 0; i < chunked::gate_block_count(p); ++i) engine.gate(p, i);
+    p.out = dense(y_fiber);
+    kernels::launch_gate(p, nullptr);
+    CHECK(std::memcmp(y_native.data(), y_fiber.data(), n * 4) == 0);
+
+    p.d_out = p.g;
+    for (int which : {0, 1}) {
+      parameters[which].assign(2 + 24, NAN);
+      p.d_a_log = parameters[which].data();
+      p.d_dt_bias = parameters[which].data() + 2;
+      p.d_g = dense(which ? dx_fiber : dx_native);
+      if (which == 0) {
+        Problem blocks = p;
+        blocks.sequences = chunked::gate_block_count(p);
+        std::vector<double> partials(chunked::partials_bytes(blocks) / sizeof(double), NAN);
+        for (std::int64_t i = 0; i < blocks.sequences; ++i) engine.gate_backward(blocks, i, partials.data());
+        engine.finish(blocks, partials.data());
+      } else {
+        Scratch scratch(std::size_t(kernels::gate_backward_bytes(p)));
+        kernels::launch_gate_backward(p, scratch.data(), nullptr);
+      }
+    }
+    CHECK(std::memcmp(dx_native.data(), dx_fiber.data(), n * 4) == 0);
+    CHECK(std::memcmp(parameters[0].data(), parameters[1].data(), parameters[0].size() * 4) == 0);
+    CHECK(parameters[0][0] == parameters[0][0]);
+  }
+}
