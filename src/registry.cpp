@@ -20,6 +20,8 @@ namespace rlk {
 // The one table that lists built-in backends.
 extern const rlk_backend native_backend;
 
+std::atomic<uint64_t> gate_value{2};
+
 namespace {
 
 // Backends this project knows; one that is neither built in nor found as a plugin is shown as absent.
@@ -27,7 +29,6 @@ constexpr const char* kKnownBackends[] = {"native", "onednn", "cuda", "hip"};
 
 std::mutex publish_mutex;
 std::atomic<const Snapshot*> published{nullptr};
-std::atomic<uint64_t> gate_value{2};
 
 void publish(std::unique_ptr<Snapshot> next) {
   // Snapshots are never freed: readers hold plain pointers, and registrations are few.
@@ -217,8 +218,6 @@ Status reload_environment() {
   publish(std::move(next));
   return error;
 }
-
-const std::atomic<uint64_t>& gate() { return gate_value; }
 
 void set_saved_live(bool live) {
   // Even: none lives. Only the saved table calls this, under its own lock.

@@ -78,7 +78,8 @@ Status reload_environment();
 
 // Resolved calls are valid while this value stands: it moves when anything is registered or reloaded, and is
 // odd while a saved range lives (a bound call must then check what it writes).
-const std::atomic<uint64_t>& gate();
+extern std::atomic<uint64_t> gate_value;
+inline const std::atomic<uint64_t>& gate() { return gate_value; }
 void set_saved_live(bool live);
 
 // Services handed to implementations.

@@ -21,6 +21,7 @@ namespace {
 
 constexpr uint64_t kAbsent = ~uint64_t{0};
 constexpr uintptr_t kAlignment = 127;  // an address matters up to here
+constexpr int32_t kHead = 4;           // words of a tensor's key before its sizes
 
 // The part of a DLTensor after its data pointer: device, then rank and dtype.
 struct Head {
@@ -48,7 +49,8 @@ struct Extent {
 };
 
 // Non-zero when n sizes differ from the key. Unrolled: the loop's bookkeeping was half of a cached call.
-[[gnu::always_inline]] inline uint64_t differences(const uint64_t* key, const int64_t* sizes, int32_t n) noexcept {
+[[gnu::always_inline]] inline uint64_t differences(const uint64_t* key, const int64_t* sizes,
+                                                   int32_t n) noexcept {
   uint64_t out = 0;
   const auto at = [&](int32_t i) { out |= key[i] ^ static_cast<uint64_t>(sizes[i]); };
   switch (n) {
@@ -109,12 +111,11 @@ struct Prepared {
         continue;
       }
       const Head h = head_of(*t);
-      const uint64_t place = address_of(*t) << 1 | (t->strides != nullptr);
-      if (((k[0] ^ h.device) | (k[1] ^ h.type) | ((k[2] ^ place) & (kAlignment << 1 | 1))) != 0)
-        return Match::no;
-      moved |= k[2] ^ place;
-      k += 3;
-      uint64_t differs = differences(k, t->shape, t->ndim);
+      uint64_t differs = (k[0] ^ h.device) | (k[1] ^ h.type) | (k[2] ^ uint64_t{t->strides != nullptr});
+      if (differs) return Match::no;
+      moved |= k[3] ^ address_of(*t);
+      k += kHead;
+      differs = differences(k, t->shape, t->ndim);
       k += t->ndim;
       if (t->strides) {
         differs |= differences(k, t->strides, t->ndim);
@@ -124,7 +125,9 @@ struct Prepared {
     }
     for (uint32_t i = 0; i < op->num_attributes; ++i)
       if (k[i] != static_cast<uint64_t>(slots[op->num_arguments + i].i)) return Match::no;
-    return moved ? Match::other_addresses : Match::same_addresses;
+    if (!moved) return Match::same_addresses;
+    // Addresses differ: fine as long as their alignment does not.
+    return moved & kAlignment ? Match::no : Match::other_addresses;
   }
 
   bool same_policy(const Options& o, uint64_t word) const noexcept {
@@ -156,7 +159,7 @@ void remember(Prepared& p, const rlk_slot* slots) {
       continue;
     }
     const Head h = head_of(*t);
-    p.key.insert(p.key.end(), {h.device, h.type, address_of(*t) << 1 | (t->strides != nullptr)});
+    p.key.insert(p.key.end(), {h.device, h.type, uint64_t{t->strides != nullptr}, address_of(*t)});
     for (int32_t d = 0; d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->shape[d]));
     for (int32_t d = 0; t->strides && d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->strides[d]));
     const ByteRange range = range_of(*t);
@@ -181,8 +184,8 @@ void remember_addresses(Prepared& p, const rlk_slot* slots) noexcept {
   uint64_t* k = p.key.data();
   for (uint32_t i = 0; i < p.op->num_arguments; ++i) {
     const DLTensor* t = slots[i].tensor;
-    if (t) k[2] = address_of(*t) << 1 | (t->strides != nullptr);
-    k += t ? 3 + t->ndim + (t->strides ? t->ndim : 0) : 1;
+    if (t) k[3] = address_of(*t);
+    k += t ? kHead + t->ndim + (t->strides ? t->ndim : 0) : 1;
   }
 }
 
@@ -290,13 +293,17 @@ void* arena(uint64_t bytes) {
   return failure(static_cast<rlk_code>(code));
 }
 
-Status execute(const Prepared& p, const rlk_slot* slots, const Options& options) {
-  if (gate().load(std::memory_order_relaxed) & 1)
+// The call's description is the cache entry's own: only what differs from call to call is written.
+[[gnu::always_inline]] inline Status execute(Prepared& p, const rlk_slot* slots, const Options& options,
+                                             uint64_t now) {
+  if (now & 1) [[unlikely]]
     if (Status s = check_overlap(*p.op, slots); !s) return s;
-  rlk_call call = p.call;
+  rlk_call& call = p.call;
   call.device = &p.device;
   call.stream = options.stream;
-  if (p.workspace_bytes || options.workspace)
+  call.workspace = options.workspace;
+  call.workspace_bytes = options.workspace_bytes;
+  if (p.workspace_bytes)
     if (Status s = set_workspace(call, options, p.workspace_bytes, *p.op); !s) return s;
   const int32_t code = p.implementation->run(slots, &call);
   if (code == RLK_OK) [[likely]]
@@ -341,7 +348,7 @@ OpCache& cache_for(std::size_t op) {
   cache.used = std::max(cache.used, cache.last + 1);
   Prepared& kept = cache.entries[cache.last];
   kept = std::move(p);
-  return execute(kept, slots, options);
+  return execute(kept, slots, options, gate().load(std::memory_order_acquire));
 }
 
 }  // namespace
@@ -356,7 +363,7 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
   if (op < 0)
     return {RLK_UNKNOWN_NAME,
             "this op is not in the library that is loaded: header and library versions differ"};
-  const uint64_t now = gate().load(std::memory_order_acquire) & ~uint64_t{1};
+  const uint64_t now = gate().load(std::memory_order_acquire);
   const auto index = static_cast<std::size_t>(op);
   if (index < view.size && view.by_op[index]) [[likely]] {
     OpCache& cache = *view.by_op[index];
@@ -364,13 +371,13 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
     for (std::size_t tried = 0, i = cache.last; tried < cache.used;
          ++tried, i = i + 1 < cache.used ? i + 1 : 0) {
       Prepared& p = cache.entries[i];
-      if (p.gate != now || !p.same_policy(options, word)) continue;
+      if (p.gate != (now & ~uint64_t{1}) || !p.same_policy(options, word)) continue;
       const Prepared::Match match = p.match(slots);
       if (match == Prepared::Match::no) continue;
       cache.last = i;
       if (match == Prepared::Match::other_addresses)
         if (Status s = check_addresses(p, slots); !s) return s;
-      return execute(p, slots, options);
+      return execute(p, slots, options, now);
     }
   }
   return run_and_cache(op, slots, options);
