@@ -8,14 +8,22 @@ find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 
-# fmt and spdlog as headers only: what we build then needs nothing but libc and libstdc++ at run time.
-# (The packages' own header-only targets disagree about the macros between versions.)
-add_library(rlk_text INTERFACE)
-target_compile_definitions(rlk_text INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL)
+# fmt and spdlog as part of what we build: it then needs nothing but libc and libstdc++ at run time. fmt 9 is compiled
+# once, in src/fmt.cpp, which the other versions' sources do not fit: those are used header-only, at the price of
+# a slower build. (The packages' own header-only targets disagree about the macros between versions.)
+if(fmt_VERSION VERSION_GREATER_EQUAL 9 AND fmt_VERSION VERSION_LESS 10)
+  add_library(rlk_text STATIC ${PROJECT_SOURCE_DIR}/src/fmt.cpp)
+  set(use PUBLIC)
+else()
+  add_library(rlk_text INTERFACE)
+  set(use INTERFACE)
+  target_compile_definitions(rlk_text INTERFACE FMT_HEADER_ONLY=1)
+endif()
+target_compile_definitions(rlk_text ${use} SPDLOG_FMT_EXTERNAL)
 foreach(package fmt::fmt-header-only spdlog::spdlog_header_only)
   get_target_property(folders ${package} INTERFACE_INCLUDE_DIRECTORIES)
   if(folders)
-    target_include_directories(rlk_text SYSTEM INTERFACE ${folders})
+    target_include_directories(rlk_text SYSTEM ${use} ${folders})
   endif()
 endforeach()
 
@@ -54,3 +62,8 @@ function(rlk_own target)
     C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF C_STANDARD 99 C_EXTENSIONS OFF)
 endfunction()
+
+if(use STREQUAL PUBLIC)
+  rlk_own(rlk_text)
+  target_compile_features(rlk_text PUBLIC cxx_std_20)
+endif()
