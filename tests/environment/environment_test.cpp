@@ -1,0 +1,185 @@
+// The four variables, as a process sees them: what they change, what is said about wrong ones, and that they
+// are ignored where they must be.
+#include <sys/stat.h>
+
+#include "child_process.hpp"
+
+using rlk::test::Ran;
+using rlk::test::run;
+
+namespace {
+
+Ran child(std::vector<std::string> variables, const std::string& list = "env", const std::string& sink = "") {
+  std::vector<std::string> command{RLK_CHILD, list};
+  if (!sink.empty()) command.push_back(sink);
+  return run(command, std::move(variables));
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "rlk_env_XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()));
+    path = pattern;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  void take(const std::string& name) const {
+    const std::string file = "/librlk_backend_" + name + ".so";
+    std::filesystem::copy_file(RLK_FIXTURES + file, path + file);
+    REQUIRE(chmod((path + file).c_str(), 0755) == 0);
+  }
+  std::string path;
+};
+
+}  // namespace
+
+TEST_CASE("without any variable the op runs and nothing is printed on stderr") {
+  const Ran r = child({});
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK(r.err == "");
+}
+
+TEST_CASE("RLK_BACKEND that can be met is met") {
+  CHECK_SAYS(child({"RLK_BACKEND=lm_head=native.golden"}).out, "ran: 5 11 17");
+}
+
+TEST_CASE("RLK_BACKEND that cannot be met is an error with the reason, never another implementation") {
+  const Ran r = child({"RLK_BACKEND=lm_head=cuda", "CUDA_VISIBLE_DEVICES="});
+  CHECK_SAYS(r.out,
+             "failed: lm_head: no implementation takes this call under 'lm_head=cuda' (environment): ");
+  CHECK_SAYS(child({"RLK_BACKEND=lm_head=cuda:native", "CUDA_VISIBLE_DEVICES="}).out, "ran: 5 11 17");
+  CHECK_SAYS(child({"RLK_BACKEND=!native"}).out,
+             "failed: lm_head: no implementation takes this call under '!native' (environment)");
+}
+
+TEST_CASE("a wrong RLK_BACKEND fails every call with column and suggestion, and the process lives") {
+  const Ran r = child({"RLK_BACKEND=lm_head_bwd=native;lm_hed=native"});
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "failed: RLK_BACKEND, column ");
+  CHECK_SAYS(r.out, "unknown op 'lm_hed', did you mean 'lm_head'?  Known ops: ");
+  CHECK_SAYS(child({"RLK_BACKEND=" + std::string(5000, 'x')}).out,
+             "failed: RLK_BACKEND, column 4097: the text has 5000 bytes");
+}
+
+TEST_CASE("RLK_PLUGIN_PATH finds plugins in absolute folders, and they run when asked for") {
+  const Folder folder;
+  folder.take("good");
+  const Ran r = child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_BACKEND=good"}, "plugins");
+  CHECK_SAYS(r.out, "ran: 42 42 42");
+  CHECK_SAYS(r.out, "\"path\": \"" + folder.path + "/librlk_backend_good.so\", \"state\": \"active\"");
+}
+
+TEST_CASE("of two plugins with one name the first folder's is used, and the other is said to be hidden") {
+  const Folder first, second;
+  first.take("good");
+  second.take("good");
+  const Ran r = child({"RLK_PLUGIN_PATH=" + first.path + ":" + second.path}, "plugins");
+  CHECK_SAYS(r.out, "\"path\": \"" + first.path + "/librlk_backend_good.so\"");
+  CHECK_SAYS(r.out, "'" + second.path + "/librlk_backend_good.so' is hidden by '" + first.path +
+                        "/librlk_backend_good.so'");
+}
+
+TEST_CASE("relative and empty entries of RLK_PLUGIN_PATH are not searched, not even from inside the folder") {
+  const Folder folder;
+  folder.take("good");
+  const Ran r = run({RLK_CHILD, "plugins"}, {"RLK_PLUGIN_PATH=.::plugins"}, folder.path);
+  CHECK_SILENT(r.out, "good.so");
+  CHECK_SAYS(r.err, "RLK_PLUGIN_PATH: '.' is not an absolute folder and is not searched");
+  CHECK_SAYS(r.err, "RLK_PLUGIN_PATH: 'plugins' is not an absolute folder");
+}
+
+TEST_CASE("the working directory is never searched") {
+  const Folder folder;
+  folder.take("good");
+  std::filesystem::create_directory(folder.path + "/rlk");
+  std::filesystem::copy_file(folder.path + "/librlk_backend_good.so",
+                             folder.path + "/rlk/librlk_backend_good.so");
+  CHECK_SILENT(run({RLK_CHILD, "plugins"}, {}, folder.path).out, "good");
+}
+
+TEST_CASE("a plugin that crashes while loading costs a backend, not the process") {
+  const Folder folder;
+  folder.take("crash");
+  folder.take("throwing");
+  folder.take("good");
+  const Ran r = child({"RLK_PLUGIN_PATH=" + folder.path}, "plugins");
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK_SAYS(r.out, "\"name\": \"crash\"");
+  CHECK_SAYS(r.out, "it crashed while loading in a child process");
+  CHECK_SAYS(r.out, "no licence server");
+  CHECK_SAYS(r.out, "librlk_backend_good.so\", \"state\": \"ready\"");
+}
+
+TEST_CASE("a backend that was refused says why to who asks for it") {
+  const Folder folder;
+  folder.take("old_major");
+  const Ran r = child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_BACKEND=old_major"});
+  CHECK_SAYS(r.out, "failed: lm_head: no implementation takes this call under 'old_major' (environment): ");
+  CHECK_SAYS(r.out, "backend 'old_major' is built but was refused: ");
+  CHECK_SAYS(r.out, "it speaks plugin version 0.7");
+}
+
+TEST_CASE("RLK_PLUGIN_TRUST skips the child process for the folders it names, and only the child process") {
+  const Folder folder;
+  folder.take("exits");
+  // Trusted, it is opened by the process itself, and ends it: that is what trust means.
+  CHECK(child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=" + folder.path}).exit == 7);
+  CHECK(child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=all"}).exit == 7);
+  CHECK(child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=/usr/lib"}).exit == 0);
+  REQUIRE(chmod((folder.path + "/librlk_backend_exits.so").c_str(), 0666) == 0);
+  const Ran r = child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=all"}, "plugins");
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "is writable by everyone");
+}
+
+TEST_CASE("a wrong RLK_PLUGIN_TRUST is reported and trusts nothing") {
+  const Folder folder;
+  folder.take("exits");
+  const Ran r = child({"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=yes"});
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.err, "RLK_PLUGIN_TRUST: 'yes' is neither an absolute folder nor 'all' and trusts nothing");
+}
+
+TEST_CASE("a variable that rlk does not know is reported with the one that was meant") {
+  const Ran r = child({"RLK_BACKND=native"});
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK_SAYS(r.err, "unknown variable 'RLK_BACKND', did you mean 'RLK_BACKEND'?");
+}
+
+TEST_CASE("RLK_LOG sets what stderr shows, and a wrong level is reported") {
+  CHECK(child({"RLK_LOG=error", "RLK_BACKND=x"}).err == "");
+  CHECK(child({"RLK_LOG=off", "RLK_BACKND=x"}).err == "");
+  CHECK_SAYS(child({"RLK_LOG=wran"}).err, "RLK_LOG: unknown level 'wran', did you mean 'warn'?");
+}
+
+TEST_CASE("a log sink gets every line and stderr none; a null sink silences") {
+  const Ran counted = child({"RLK_BACKND=x"}, "env", "count");
+  CHECK(counted.err == "");
+  CHECK_SAYS(counted.out, "lines logged: 1");
+  const Ran silent = child({"RLK_BACKND=x"}, "env", "silent");
+  CHECK(silent.err == "");
+  CHECK_SAYS(silent.out, "lines logged: 0");
+}
+
+TEST_CASE("a process with raised rights ignores all variables and says so once") {
+  const Folder folder;
+  const std::string program = folder.path + "/child";
+  std::filesystem::copy_file(RLK_CHILD, program);
+  if (geteuid() != 0 || chown(program.c_str(), 0, 65534) != 0 || chmod(program.c_str(), 02755) != 0) {
+    MESSAGE("[skip] only root can make a program with raised rights");
+    return;
+  }
+  const Ran r = run({program, "env"}, {"RLK_BACKEND=lm_hed=native", "RLK_PLUGIN_PATH=/tmp", "RLK_LOG=trace"});
+  if (rlk::test::has(r.out, "\"ignored\": false") || r.exit != 0) {
+    MESSAGE("[skip] this file system does not raise rights, or the library is not readable then: ", r.err);
+    return;
+  }
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK_SAYS(r.out, "\"value\": \"\"");
+  CHECK_SILENT(r.out, "lm_hed");
+  CHECK_SAYS(r.err, "this process runs with raised rights: ");
+  CHECK_SAYS(r.err, "RLK_BACKEND");
+  CHECK(r.err.find("raised rights") == r.err.rfind("raised rights"));
+}
