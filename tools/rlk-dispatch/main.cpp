@@ -49,7 +49,8 @@ void add_options(CLI::App& app, Options& o) {
 
 // Under --strict a plugin that could not be used spoils an otherwise good run.
 int strict_exit(int exit) {
-  for (const Json& p : listed("plugins")["plugins"])
+  const Json all = listed("plugins");
+  for (const Json& p : all["plugins"])
     if (p["state"] == "refused" || p["state"] == "load_failed") {
       std::fprintf(stderr, "error: plugin %s: %s\n", p["state"].get<std::string>().c_str(),
                    p["reason"].get<std::string>().c_str());
