@@ -10,6 +10,10 @@
 
 #include <cstdint>
 
+#if defined(__HIP__)
+#  include <hip/hip_runtime.h>  // __host__ and its relatives are macros there
+#endif
+
 #if defined(__CUDACC__) || defined(__HIP__)
 #  define RLK_HD __host__ __device__ __forceinline__
 #else

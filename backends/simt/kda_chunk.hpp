@@ -531,7 +531,6 @@ RLK_TEAM void backward_pairs(Team& team, int n, const BackwardScratch& b) {
       in_block = i == 0 ? e : flushed(L(in_block * e));
       const float *dP = b.dP + row * kRows + first, *dM = b.dM + row * kRows + first;
       L dq = L{}, R = L{};
-#pragma GCC unroll 1
       for (int j = 0; j < i; ++j) {
         decayed[j] *= e;
         dq = simt::fused(L{} + dP[j], decayed[j], dq);
@@ -555,7 +554,6 @@ RLK_TEAM void backward_pairs(Team& team, int n, const BackwardScratch& b) {
         for (int j = 0; j < i; ++j) y[j] = L{};
         y[i] = L{};
       }
-#pragma GCC unroll 1
       for (int j = 0; j < i; ++j) {
         if (i < rows - 1) y[j] *= e;
         y[j] = simt::fused(L{} + dP[j], q, y[j]);

@@ -12,6 +12,13 @@
 #  include <immintrin.h>
 #endif
 
+#if defined(__CUDACC__) || defined(__clang__)
+#  define RLK_UNROLL(n) _Pragma("unroll")
+#else
+#  define RLK_UNROLL_TEXT(text) _Pragma(#text)
+#  define RLK_UNROLL(n) RLK_UNROLL_TEXT(GCC unroll n)
+#endif
+
 namespace rlk::simt {
 
 // The integer type with as many bits as T, lane by lane.
@@ -58,10 +65,7 @@ struct ExpConstants {  // float and vectors of float
   static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float kLow = -104.0f, kHigh = 89.0f, kLow2 = -151.0f, kHigh2 = 129.0f;
   static constexpr float kLn2 = 0.693147182f;
-  static constexpr int kBias = 127, kMantissa = 23, kTerms = 6;
-  // (e^r - 1 - r) / r^2 on |r| <= ln2 / 2, highest power first
-  static constexpr float kPolynomial[kTerms] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                                                4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  static constexpr int kBias = 127, kMantissa = 23;
 };
 template <>
 struct ExpConstants<double> {
@@ -70,12 +74,29 @@ struct ExpConstants<double> {
   static constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kLow = -746.0, kHigh = 710.0, kLow2 = -1076.0, kHigh2 = 1025.0;
   static constexpr double kLn2 = 0x1.62e42fefa39efp-1;
-  static constexpr int kBias = 1023, kMantissa = 52, kTerms = 13;
-  static constexpr double kPolynomial[kTerms] = {
-      1.0 / 1307674368000.0, 1.0 / 87178291200.0, 1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0,
-      1.0 / 3628800.0,       1.0 / 362880.0,      1.0 / 40320.0,      1.0 / 5040.0,      1.0 / 720.0,
-      1.0 / 120.0,           1.0 / 24.0,          1.0 / 6.0};
+  static constexpr int kBias = 1023, kMantissa = 52;
 };
+
+// A polynomial by Horner's rule, highest power first.
+template <class T, class First, class... Rest>
+RLK_HD T polynomial(T x, First first, Rest... rest) {
+  T p = T{} + first;
+  ((p = fused(p, x, T{} + rest)), ...);
+  return p;
+}
+
+// (e^r - 1 - r) / r^2 on |r| <= ln2 / 2
+template <class T>
+RLK_HD T exp_tail(T r) {
+  if constexpr (sizeof(ExpConstants<T>::kShift) == 8) {
+    return polynomial(r, 1.0 / 1307674368000.0, 1.0 / 87178291200.0, 1.0 / 6227020800.0, 1.0 / 479001600.0,
+                      1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+                      1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5);
+  } else {
+    return polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                      1.6666665459e-1f, 5.0000001201e-1f);
+  }
+}
 
 // 2^n e^r with |r| <= ln2 / 2; n as the low bits of `shifted`. Two factors, so that subnormal results round
 // once.
@@ -83,11 +104,7 @@ template <class T>
 RLK_HD T exp_finish(T shifted, T r) {
   using C = ExpConstants<T>;
   using I = typename Bits<T>::type;
-  T p = T{} + C::kPolynomial[0];
-#pragma GCC unroll 16
-  for (int i = 1; i < C::kTerms; ++i) p = fused(p, r, T{} + C::kPolynomial[i]);
-  if constexpr (sizeof(C::kShift) == 8) p = fused(p, r, T{} + 0.5);
-  p = fused(p * r, r, r) + 1;
+  const T p = fused(exp_tail(r) * r, r, r) + 1;
   const I n = __builtin_bit_cast(I, shifted) - __builtin_bit_cast(I, T{} + C::kShift);
   const I half = n >> 1;
   const T a = __builtin_bit_cast(T, (half + C::kBias) << C::kMantissa);
@@ -126,7 +143,7 @@ RLK_HD T log1p_unit(T y) {
   const T s = y / (y + 2);
   const T z = s * s;
   T p = T{} + (decltype(ExpConstants<T>::kShift))(1) / (2 * kTerms + 1);
-#pragma GCC unroll 20
+  RLK_UNROLL(20)
   for (int i = kTerms - 1; i >= 1; --i)
     p = fused(p, z, T{} + (decltype(ExpConstants<T>::kShift))(1) / (2 * i + 1));
   const T twice = s + s;
