@@ -1,0 +1,90 @@
+// The chain product: the one engine behind every pinned matrix product of the native backend.
+//
+//   out[i, j] = round(chain over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])
+//
+// "Chain" is the whole point: for each output the additions happen in ascending r, each a fused multiply-add,
+// so an output depends on its own row of a and its own column of b and on nothing else. Vector lanes run over
+// j, never over r; tiles, threads and instruction sets only decide *when* an output is computed.
+//
+//   fma32/kb1024   fp32 chain inside each block of 1024 along r, every block starting from +0; the first
+//                  block's sum is the total, later block sums are added to it in order (one fp32 addition
+//                  each)
+//   fma64          one fp64 chain over the whole depth starting from +0, then one rounding to the output type
+//
+// Shared by both: operands are upcast exactly; the bias is upcast exactly, added to the rounded result and
+// rounded once more to the output type; a NaN is always written as the canonical one (0x7fffffff in fp32,
+// 0x7fff in 16 bits), because x86, ARM and GPUs disagree on which operand's payload survives.
+//
+// Forward, d_hidden and d_weight are three readings of the same engine: only the strides differ.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rlk::native {
+
+enum class Element : std::uint8_t { f32, bf16, f16 };
+
+constexpr std::int64_t element_bytes(Element type) { return type == Element::f32 ? 4 : 2; }
+
+// A matrix somebody else owns. Strides count elements and may be anything, zero and negative included.
+struct MatrixView {
+  const void* data = nullptr;
+  Element type = Element::f32;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 0;
+};
+
+struct ChainProduct {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t depth = 0;
+  MatrixView a;  // [rows, depth]
+  MatrixView b;  // [depth, cols]
+
+  void* out = nullptr;  // [rows, cols]
+  Element out_type = Element::f32;
+  std::int64_t out_row_stride = 0;
+  std::int64_t out_col_stride = 1;
+
+  const void* bias = nullptr;  // [cols], or null
+  Element bias_type = Element::f32;
+  std::int64_t bias_stride = 1;
+};
+
+// A rectangle of the output. Any partition of the output into tiles gives the same bits.
+struct ChainTile {
+  std::int64_t row_begin = 0;
+  std::int64_t row_end = 0;
+  std::int64_t col_begin = 0;
+  std::int64_t col_end = 0;
+};
+
+// One instruction set's kernels. `scratch` is per worker, aligned to 64 bytes, at least scratch_bytes long.
+struct ChainKernels {
+  const char* isa = "";
+  std::size_t scratch_bytes = 0;
+  std::int64_t col_step = 0;  // widths that are multiples of this waste no lanes
+  void (*fma32)(const ChainProduct&, const ChainTile&, void* scratch) = nullptr;
+  void (*fma64)(const ChainProduct&, const ChainTile&, void* scratch) = nullptr;
+};
+
+const ChainKernels& chain_kernels_scalar();
+const ChainKernels* chain_kernels_avx2();    // null where the processor or the build lacks it
+const ChainKernels* chain_kernels_avx512();  // likewise
+const ChainKernels& chain_kernels_best();
+
+// How a product is cut into tiles for `workers` workers: enough tiles to keep them busy, each wide enough to
+// reuse what it packs. Tile `index` of `tile_count`.
+struct ChainPlan {
+  std::int64_t tile_rows = 0;
+  std::int64_t tile_cols = 0;
+  std::int64_t row_tiles = 0;
+  std::int64_t col_tiles = 0;
+
+  std::int64_t tile_count() const { return row_tiles * col_tiles; }
+  ChainTile tile(const ChainProduct& product, std::int64_t index) const;
+};
+ChainPlan plan_chain(const ChainProduct& product, const ChainKernels& kernels, std::int64_t workers);
+
+}  // namespace rlk::native
