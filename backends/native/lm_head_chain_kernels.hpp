@@ -29,7 +29,7 @@ struct Blocking {
   static constexpr bool kWide = sizeof(Scalar) == 8;  // fp64: one chain through all depth blocks
   static constexpr int kPanel = Lanes::kLanes * Lanes::kVecs;
   static constexpr std::int64_t kDepthBlock = kWide ? 512 : 1024;
-  static constexpr std::int64_t kChunk = 128;
+  static constexpr std::int64_t kChunk = 256;
   static constexpr std::int64_t kColBlock = kWide ? 256 : 512;
   static constexpr std::int64_t kRowBlock = 252;
   // a is packed per register tile, depth-major: one stream of kRows values per step. The transposing store
@@ -169,13 +169,15 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
                        typename Lanes::Scalar* packed_b, typename Lanes::Scalar* sums, std::int64_t pitch,
                        bool start) {
   using B = Blocking<Lanes>;
+  const std::int64_t tiles = (rows + Lanes::kRows - 1) / Lanes::kRows;
   for (std::int64_t k = 0; k < depth; k += B::kChunk) {
     const std::int64_t chunk = depth - k < B::kChunk ? depth - k : B::kChunk;
     pack_b<Lanes>(b, col, cols, k0 + k, chunk, packed_b);
-    for (std::int64_t i = 0; i < rows; i += Lanes::kRows) {
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t i = tile * Lanes::kRows;
       const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
-      const typename Lanes::Scalar* a = packed_a + i / Lanes::kRows * B::kTileA + k * Lanes::kRows;
-      register_tile_of<Lanes>(height, chunk, a, packed_b, sums + i * pitch, pitch, start && k == 0);
+      register_tile_of<Lanes>(height, chunk, packed_a + tile * B::kTileA + k * Lanes::kRows, packed_b,
+                              sums + i * pitch, pitch, start && k == 0);
     }
   }
 }
@@ -248,10 +250,15 @@ template <class Lanes>
 RLK_ISA void run_tile(const ChainProduct& p, const ChainTile& tile, void* scratch) {
   using B = Blocking<Lanes>;
   const DefaultFloatMode mode;
+  // Row blocks of equal height: a last block of a few rows would read all of b for itself.
+  const std::int64_t height = tile.row_end - tile.row_begin;
+  const std::int64_t blocks = (height + B::kRowBlock - 1) / B::kRowBlock;
+  const std::int64_t step =
+      blocks == 0 ? 1 : ((height + blocks - 1) / blocks + Lanes::kRows - 1) / Lanes::kRows * Lanes::kRows;
   for (std::int64_t col = tile.col_begin; col < tile.col_end; col += B::kColBlock) {
     const std::int64_t cols = tile.col_end - col < B::kColBlock ? tile.col_end - col : B::kColBlock;
-    for (std::int64_t row = tile.row_begin; row < tile.row_end; row += B::kRowBlock) {
-      const std::int64_t rows = tile.row_end - row < B::kRowBlock ? tile.row_end - row : B::kRowBlock;
+    for (std::int64_t row = tile.row_begin; row < tile.row_end; row += step) {
+      const std::int64_t rows = tile.row_end - row < step ? tile.row_end - row : step;
       run_block<Lanes>(p, row, rows, col, cols, static_cast<typename Lanes::Scalar*>(scratch));
     }
   }
