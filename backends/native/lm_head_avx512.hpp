@@ -10,6 +10,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns about its own _mm512_undefined_*
+#  pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #define RLK_ISA __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
