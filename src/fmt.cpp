@@ -1,6 +1,7 @@
-// fmt, compiled once into what we build rather than header-only into every file, which would cost 4 to 8 seconds a
-// file; and not linked from the system, so that our binaries need nothing but libc and libstdc++. These are the
-// instantiations fmt 9's own library has for char; other versions are used header-only (see cmake/rlkCompile.cmake).
+// fmt, compiled once into what we build rather than header-only into every file, which would cost 4 to 8
+// seconds a file; and not linked from the system, so that our binaries need nothing but libc and libstdc++.
+// These are the instantiations fmt 9's own library has for char; other versions are used header-only (see
+// cmake/rlkCompile.cmake).
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

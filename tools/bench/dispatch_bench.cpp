@@ -1,5 +1,6 @@
-// What dispatch costs, in nanoseconds: a bound call, a cached call at 2, 4 and 12 tensors, a cold resolve. Prints the
-// fastest of several repetitions (the others tell of the machine's load) and whether each figure is within its limit.
+// What dispatch costs, in nanoseconds: a bound call, a cached call at 2, 4 and 12 tensors, a cold resolve.
+// Prints the fastest of several repetitions (the others tell of the machine's load) and whether each figure
+// is within its limit.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
-// What dispatch costs, in instructions. Run by tools/bench/count under callgrind, which dumps its counters at each
-// name; per call is the dump divided by kCalls. The loop around the call is part of the count (plain call: all but one
-// of its instructions).
+// What dispatch costs, in instructions. Run by tools/bench/count under callgrind, which dumps its counters at
+// each name; per call is the dump divided by kCalls. The loop around the call is part of the count (plain
+// call: all but one of its instructions).
 #include <valgrind/callgrind.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Ops of 2, 4 and 12 tensors that do nothing, registered through the plugin tables like anybody's: what a call of them
-// costs is what dispatch costs.
+// Ops of 2, 4 and 12 tensors that do nothing, registered through the plugin tables like anybody's: what a
+// call of them costs is what dispatch costs.
 #pragma once
 
 #include <array>

@@ -1,0 +1,104 @@
+// labels: unit
+// Tables and folders agree: an op is one folder in registry/ and one line in ops.def, an implementation one
+// file in its backend and one line in implementations.def, and nothing else knows either by name.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kRoot = fs::path(RLK_TEST_DATA).parent_path().parent_path();
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+bool is_source(const fs::path& file) {
+  static const std::set<std::string> kinds{".cpp", ".hpp", ".h", ".c", ".cu", ".cuh"};
+  return kinds.count(file.extension()) != 0;
+}
+
+// First group of every match in the sources below a folder, with the file it is in.
+std::multimap<std::string, fs::path> find(const fs::path& folder, const std::string& pattern) {
+  std::multimap<std::string, fs::path> found;
+  const std::regex regex(pattern);
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file() || !is_source(entry.path())) continue;
+    const std::string text = text_of(entry.path());
+    for (std::sregex_iterator m(text.begin(), text.end(), regex), end; m != end; ++m)
+      found.emplace((*m)[1], entry.path());
+  }
+  return found;
+}
+
+std::set<std::string> lines_of(const fs::path& table, const std::string& macro) {
+  std::set<std::string> names;
+  const std::string text = text_of(table);
+  const std::regex regex("(?:^|\n)" + macro + R"(\((\w+)\))");
+  for (std::sregex_iterator m(text.begin(), text.end(), regex), end; m != end; ++m) {
+    INFO(table.string() << " lists " << (*m)[1].str() << " twice");
+    CHECK(names.insert((*m)[1]).second);
+  }
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "every op of ops.def has its schema, reference, cases and bound in one folder, and no folder has "
+    "another") {
+  const std::set<std::string> table = lines_of(kRoot / "registry/ops.def", "RLK_OP");
+  REQUIRE(!table.empty());
+  const auto schemas = find(kRoot / "registry", R"(const rlk_op_schema (\w+)_schema\b(?!;))");
+  std::set<std::string> defined;
+  for (const auto& [op, file] : schemas) {
+    if (file.parent_path() == kRoot / "registry") continue;
+    INFO(op << " is defined in " << file.string() << " but is not in registry/ops.def");
+    CHECK(table.count(op) == 1);
+    defined.insert(op);
+    for (const char* part : {"_reference", "_cases", "_bound"}) {
+      const auto where = find(file.parent_path(), "\\b(" + op + part + ")\\b");
+      INFO("registry/" << file.parent_path().filename().string() << " says nothing of " << op << part);
+      CHECK(!where.empty());
+    }
+  }
+  CHECK(defined == table);
+}
+
+TEST_CASE("every implementation is defined in one file of its backend and listed once in its table") {
+  for (const auto& folder : fs::directory_iterator(kRoot / "backends")) {
+    const fs::path table = folder.path() / "implementations.def";
+    if (!fs::exists(table)) continue;
+    const std::set<std::string> listed = lines_of(table, "RLK_IMPLEMENTATION");
+    std::set<std::string> defined;
+    for (const auto& [name, file] : find(folder, R"((?:^|\n)const rlk_implementation (\w+)\s*[={])")) {
+      INFO(name << " is defined in " << file.string() << " and elsewhere");
+      CHECK(defined.insert(name).second);
+    }
+    for (const auto& name : defined) {
+      INFO(name << " is defined but not in " << table.string());
+      CHECK(listed.count(name) == 1);
+    }
+    CHECK(defined.size() == listed.size());
+  }
+}
+
+TEST_CASE("the machinery names no op and no implementation") {
+  std::string ops;
+  for (const std::string& op : lines_of(kRoot / "registry/ops.def", "RLK_OP"))
+    ops += (ops.empty() ? "" : "|") + op;
+  for (const char* folder : {"src"})
+    for (const auto& [op, file] : find(kRoot / folder, "\"(" + ops + ")\"")) {
+      INFO(file.string() << " knows " << op << " by name");
+      CHECK(false);
+    }
+}
