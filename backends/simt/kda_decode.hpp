@@ -14,7 +14,7 @@
 
 namespace rlk::kda::decode {
 
-inline constexpr int kParts = 8;
+inline constexpr int kParts = 16;
 inline constexpr int kLanes = 32;  // of the butterfly
 inline constexpr int kPack = 4;
 

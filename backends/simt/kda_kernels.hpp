@@ -4,8 +4,8 @@
 // forward, backward   one block per (sequence, head), looping when there are more than kMaxBlocks of them;
 // everything a
 //                     task touches twice stays in its scratch, which L1 and L2 hold
-// decode              one block per (sequence, value head) and 128 columns; a state is read once and written
-// once, in
+// decode              one block per (sequence, value head) and 32 or 64 columns of V; a state is read once
+// and written once, in
 //                     16-byte pieces when the layout allows: 8 K V bytes per (sequence, value head) and
 //                     little else
 #pragma once
@@ -107,16 +107,19 @@ __device__ __forceinline__ void store4(float* p, int n, const float (&x)[4]) {
   }
 }
 
-// [K, V] states: a thread holds rows part, part + 8, .. of four columns.
+// [K, V] states: a block has 64 columns, a thread rows part, part + 16, .. of four of them. 32 registers of
+// state leave room for four blocks on a multiprocessor, which hide each other's waits.
+inline constexpr int kBlockColumns = 64;
+
 template <int kSteps, bool kWide>
-__global__ void __launch_bounds__(kThreads) decode_columns(Problem p) {
+__global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 4 : 2) decode_columns(Problem p) {
   using decode::kParts;
   __shared__ SharedToken t;
-  __shared__ float parts[kParts][128];
+  __shared__ float parts[kParts][kBlockColumns];
+  const int thread = int(threadIdx.y) * 32 + int(threadIdx.x), part = thread / 16, column = thread % 16 * 4;
   const std::int64_t b = blockIdx.x / unsigned(p.value_heads);
   const int hv = int(blockIdx.x % unsigned(p.value_heads)), K = p.k_dim, V = p.v_dim;
-  const int part = int(threadIdx.y), lane = int(threadIdx.x), j = (int(blockIdx.y) * 32 + lane) * 4;
-  const int left = V - j;
+  const int first = int(blockIdx.y) * kBlockColumns, j = first + column, left = V - j;
   const float* state =
       static_cast<const float*>(p.initial.data) + b * p.initial.row + hv * p.initial.head + j;
   float* next = static_cast<float*>(p.final.data) + b * p.final.row + hv * p.final.head + j;
@@ -126,8 +129,6 @@ __global__ void __launch_bounds__(kThreads) decode_columns(Problem p) {
     const int d = part + i * kParts;
     load4<kWide>(state + d * V, d < K ? left : 0, s[i]);
   }
-  float v[4];
-  for (int c = 0; c < 4; ++c) v[c] = c < left ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j + c) : 0.0f;
   read_token(p, b, hv, t);
   float sum[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -140,14 +141,20 @@ __global__ void __launch_bounds__(kThreads) decode_columns(Problem p) {
       sum[c] = simt::fused(s[i][c], t.k[d], sum[c]);
     }
   }
-  for (int c = 0; c < 4; ++c) parts[part][lane * 4 + c] = sum[c];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) parts[part][column + c] = sum[c];
+  __syncthreads();
+  if (thread < kBlockColumns) {
+    float total = 0;
+    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][thread]);
+    const float v = first + thread < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + first + thread) : 0.0f;
+    parts[0][thread] = v - total;
+  }
   __syncthreads();
   float r[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    float total = 0;
-    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][lane * 4 + c]);
-    r[c] = v[c] - total;
+    r[c] = parts[0][column + c];
     sum[c] = 0;
   }
   __syncthreads();
@@ -162,28 +169,41 @@ __global__ void __launch_bounds__(kThreads) decode_columns(Problem p) {
     }
     store4<kWide>(next + d * V, left, s[i]);
   }
-  for (int c = 0; c < 4; ++c) parts[part][lane * 4 + c] = sum[c];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) parts[part][column + c] = sum[c];
   __syncthreads();
-  const int column = part * 32 + lane;  // the first four waves' worth of threads write the results
-  if (column < 128 && int(blockIdx.y) * 128 + column < V) {
+  if (thread < kBlockColumns && first + thread < V) {
     float total = 0;
-    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][column]);
-    store(p.out.data, p.out.type, at(p.out, b, 0, hv) + int(blockIdx.y) * 128 + column, total);
+    for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][thread]);
+    store(p.out.data, p.out.type, at(p.out, b, 0, hv) + first + thread, total);
+  }
+}
+
+// The butterfly of many sums at once, so that their shuffles overlap.
+template <int kCount>
+__device__ __forceinline__ void lane_sums(float (&sum)[kCount]) {
+#pragma unroll
+  for (int step = 1; step < decode::kLanes; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = simt::add_rn(sum[i], __shfl_xor(sum[i], step, decode::kLanes));
   }
 }
 
 // [V, K] states: 32 lanes hold a row, four neighbouring d (and, for kHalves = 2, four more 128 further on)
-// each.
+// each; a thread has kSteps rows.
+template <int kHalves>
+inline constexpr int kRowSteps = 8 / kHalves;
+
 template <int kHalves, bool kWide>
-__global__ void __launch_bounds__(kThreads) decode_rows(Problem p) {
-  constexpr int kSteps = 16 / kHalves;  // rows of a thread
+__global__ void __launch_bounds__(kThreads, 4) decode_rows(Problem p) {
+  constexpr int kSteps = kRowSteps<kHalves>;
   __shared__ SharedToken t;
   const std::int64_t b = blockIdx.x / unsigned(p.value_heads);
   const int hv = int(blockIdx.x % unsigned(p.value_heads)), K = p.k_dim, V = p.v_dim;
   const int lane = int(threadIdx.x), first = int(blockIdx.y) * kSteps * 8 + int(threadIdx.y);
   const float* state = static_cast<const float*>(p.initial.data) + b * p.initial.row + hv * p.initial.head;
   float* next = static_cast<float*>(p.final.data) + b * p.final.row + hv * p.final.head;
-  float s[kSteps][kHalves][4];
+  float s[kSteps][kHalves][4], r[kSteps], sum[kSteps];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int j = first + i * 8;
@@ -192,13 +212,12 @@ __global__ void __launch_bounds__(kThreads) decode_rows(Problem p) {
       const int d = u * 128 + lane * 4;
       load4<kWide>(state + j * K + d, j < V ? K - d : 0, s[i][u]);
     }
+    r[i] = j < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j) : 0.0f;
   }
   read_token(p, b, hv, t);
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    const int j = first + i * 8;
-    const float v = j < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j) : 0.0f;
-    float sum = 0;
+    sum[i] = 0;
 #pragma unroll
     for (int u = 0; u < kHalves; ++u) {
 #pragma unroll
@@ -206,25 +225,34 @@ __global__ void __launch_bounds__(kThreads) decode_rows(Problem p) {
         const int d = u * 128 + lane * 4 + c;
         if (d >= K) continue;
         s[i][u][c] = simt::mul_rn(s[i][u][c], t.decay[d]);
-        sum = simt::fused(s[i][u][c], t.k[d], sum);
+        sum[i] = simt::fused(s[i][u][c], t.k[d], sum[i]);
       }
     }
-    const float r = v - simt::group_sum<decode::kLanes>(sum);
-    sum = 0;
+  }
+  lane_sums(sum);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int j = first + i * 8;
+    r[i] = r[i] - sum[i];
+    sum[i] = 0;
 #pragma unroll
     for (int u = 0; u < kHalves; ++u) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int d = u * 128 + lane * 4 + c;
         if (d >= K) continue;
-        s[i][u][c] = simt::fused(t.write_k[d], r, s[i][u][c]);
-        sum = simt::fused(s[i][u][c], t.q[d], sum);
+        s[i][u][c] = simt::fused(t.write_k[d], r[i], s[i][u][c]);
+        sum[i] = simt::fused(s[i][u][c], t.q[d], sum[i]);
       }
       const int d = u * 128 + lane * 4;
       if (j < V) store4<kWide>(next + j * K + d, K - d, s[i][u]);
     }
-    sum = simt::group_sum<decode::kLanes>(sum);
-    if (lane == 0 && j < V) store(p.out.data, p.out.type, at(p.out, b, 0, hv) + j, sum);
+  }
+  lane_sums(sum);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int j = first + i * 8;
+    if (lane == 0 && j < V) store(p.out.data, p.out.type, at(p.out, b, 0, hv) + j, sum[i]);
   }
 }
 
@@ -297,7 +325,8 @@ inline void launch_decode(const Problem& p, hipStream_t stream) {
   if (tasks == 0) return;
   const bool vectors = wide(p.initial) && wide(p.final) && (p.v_first ? p.k_dim : p.v_dim) % 4 == 0;
   const bool large = p.k_dim > 128;
-  const int columns = p.v_first && large ? 64 : 128;  // of V, per block
+  const int columns =
+      !p.v_first ? kBlockColumns : 8 * (large ? kRowSteps<2> : kRowSteps<1>);  // of V, per block
   const dim3 grid(unsigned(tasks), unsigned((p.v_dim + columns - 1) / columns)), threads(32, 8);
   const auto launch = [&](auto kernel) { hipLaunchKernelGGL(kernel, grid, threads, 0, stream, p); };
   if (p.v_first) {
@@ -307,9 +336,9 @@ inline void launch_decode(const Problem& p, hipStream_t stream) {
       vectors ? launch(decode_rows<1, true>) : launch(decode_rows<1, false>);
     }
   } else if (large) {
-    vectors ? launch(decode_columns<32, true>) : launch(decode_columns<32, false>);
-  } else {
     vectors ? launch(decode_columns<16, true>) : launch(decode_columns<16, false>);
+  } else {
+    vectors ? launch(decode_columns<8, true>) : launch(decode_columns<8, false>);
   }
 }
 
