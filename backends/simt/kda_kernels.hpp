@@ -43,18 +43,24 @@ __global__ void __launch_bounds__(kThreads) finish(Problem p, const double* part
 
 // One token's vectors in shared memory.
 struct SharedToken {
-  float q[256], k[256], write_k[256], decay[256];
+  float q[256], k[256], write_k[256], decay[256], v[256];
   float sums[32], norm[2];
 };
 
 // Threads are (32, 8); `t` is filled by all of them and may be read when this returns.
 __device__ inline void read_token(const Problem& p, std::int64_t b, int hv, SharedToken& t) {
   const int thread = int(threadIdx.y) * 32 + int(threadIdx.x), K = p.k_dim, h = hv / p.group();
-  float q = 0, k = 0;
+  std::uint32_t q_bits = 0, k_bits = 0, g_bits = 0, v_bits = 0;
   if (thread < K) {
-    q = load(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
-    k = load(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
+    q_bits = load_bits(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
+    k_bits = load_bits(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
+    g_bits = load_bits(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
   }
+  if (thread < p.v_dim) v_bits = load_bits(p.v.data, p.v.type, at(p.v, b, 0, hv) + thread);
+  const std::uint32_t beta_bits = load_bits(p.beta.data, p.beta.type, at(p.beta, b, 0, hv));
+  const GateParameters<float> gate = gate_parameters<float>(p, hv, thread < K ? thread : 0);
+  float q = from_bits(p.q.type, q_bits), k = from_bits(p.k.type, k_bits);
+  t.v[thread] = from_bits(p.v.type, v_bits);
   if (p.l2norm) {
     t.q[thread] = q;
     t.k[thread] = k;
@@ -76,12 +82,11 @@ __device__ inline void read_token(const Problem& p, std::int64_t b, int hv, Shar
     k = round_to(p.k.type, k * t.norm[1]);
   }
   if (thread < K) {
-    const float beta = write_strength<float>(p, load(p.beta.data, p.beta.type, at(p.beta, b, 0, hv)));
-    const float g = load(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
+    const float beta = write_strength<float>(p, from_bits(p.beta.type, beta_bits));
     t.q[thread] = q * float(p.scale);
     t.k[thread] = k;
     t.write_k[thread] = beta * k;
-    t.decay[thread] = chunked::flushed(simt::exp<float>(gate_parameters<float>(p, hv, thread).value(g)));
+    t.decay[thread] = chunked::flushed(simt::exp<float>(gate.value(from_bits(p.g.type, g_bits))));
   }
   __syncthreads();
 }
@@ -147,8 +152,7 @@ __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 4 : 2) decode_columns(
   if (thread < kBlockColumns) {
     float total = 0;
     for (int i = 0; i < kParts; ++i) total = simt::add_rn(total, parts[i][thread]);
-    const float v = first + thread < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + first + thread) : 0.0f;
-    parts[0][thread] = v - total;
+    parts[0][thread] = t.v[first + thread] - total;
   }
   __syncthreads();
   float r[4];
@@ -212,7 +216,6 @@ __global__ void __launch_bounds__(kThreads, 4) decode_rows(Problem p) {
       const int d = u * 128 + lane * 4;
       load4<kWide>(state + j * K + d, j < V ? K - d : 0, s[i][u]);
     }
-    r[i] = j < V ? load(p.v.data, p.v.type, at(p.v, b, 0, hv) + j) : 0.0f;
   }
   read_token(p, b, hv, t);
 #pragma unroll
@@ -233,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 4) decode_rows(Problem p) {
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int j = first + i * 8;
-    r[i] = r[i] - sum[i];
+    r[i] = (j < V ? t.v[j] : 0.0f) - sum[i];
     sum[i] = 0;
 #pragma unroll
     for (int u = 0; u < kHalves; ++u) {

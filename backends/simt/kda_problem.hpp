@@ -84,6 +84,18 @@ RLK_HD float load(const void* p, Type type, std::int64_t i) {
   return simt::to_float(static_cast<const fp16*>(p)[i]);
 }
 
+// load() in two halves: the memory access, and what the bits mean. A GPU thread that needs several values
+// starts all accesses before it waits for the first.
+RLK_HD std::uint32_t load_bits(const void* p, Type type, std::int64_t i) {
+  return type == Type::f32 ? static_cast<const std::uint32_t*>(p)[i]
+                           : static_cast<const std::uint16_t*>(p)[i];
+}
+RLK_HD float from_bits(Type type, std::uint32_t bits) {
+  if (type == Type::f32) return simt::bits_float(bits);
+  if (type == Type::bf16) return simt::to_float(bf16{static_cast<std::uint16_t>(bits)});
+  return simt::to_float(fp16{static_cast<std::uint16_t>(bits)});
+}
+
 RLK_HD void store(void* p, Type type, std::int64_t i, float x) {
   if (type == Type::f32) {
     static_cast<float*>(p)[i] = simt::from_float<float>(x);
