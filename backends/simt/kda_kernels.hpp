@@ -288,7 +288,8 @@ inline std::int64_t forward_bytes(const Problem& p) {
 inline std::int64_t backward_bytes(const Problem& p) {
   return 128 + blocks(chunked::backward_tasks(p)) * chunked::backward_floats(p) * 4 + partials_bytes(p);
 }
-inline std::int64_t gate_backward_bytes(Problem p) {
+inline std::int64_t gate_backward_bytes(const Problem& whole) {
+  Problem p = whole;
   p.sequences = decode::gate_blocks(p);
   return 64 + partials_bytes(p);
 }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__HIP_DEVICE_COMPILE__)
 #  include <xmmintrin.h>
 #endif
 
@@ -15,7 +15,7 @@ namespace rlk {
 // Reading the register costs under 1 ns; writing it only happens when somebody had changed it.
 class FloatGuard {
  public:
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__HIP_DEVICE_COMPILE__)
   FloatGuard() noexcept : before_(_mm_getcsr()) {
     if ((before_ & ~kFlags) != kDefault) [[unlikely]]
       _mm_setcsr(kDefault);
