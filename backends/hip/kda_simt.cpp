@@ -16,10 +16,10 @@ struct Portable {
 }  // namespace
 
 extern const rlk_implementation kda_fwd_simt, kda_bwd_simt, kda_decode_simt, kda_gate_simt, kda_gate_bwd_simt;
-constinit const rlk_implementation kda_fwd_simt = kda::gpu::forward<Portable>();
-constinit const rlk_implementation kda_bwd_simt = kda::gpu::backward<Portable>();
-constinit const rlk_implementation kda_decode_simt = kda::gpu::decode<Portable>();
-constinit const rlk_implementation kda_gate_simt = kda::gpu::gate<Portable>();
-constinit const rlk_implementation kda_gate_bwd_simt = kda::gpu::gate_backward<Portable>();
+const rlk_implementation kda_fwd_simt = kda::gpu::forward<Portable>();
+const rlk_implementation kda_bwd_simt = kda::gpu::backward<Portable>();
+const rlk_implementation kda_decode_simt = kda::gpu::decode<Portable>();
+const rlk_implementation kda_gate_simt = kda::gpu::gate<Portable>();
+const rlk_implementation kda_gate_bwd_simt = kda::gpu::gate_backward<Portable>();
 
 }  // namespace rlk::hip
