@@ -22,6 +22,7 @@ constexpr int kChunk = 64;
 
 // The call plus its workspace.
 struct Job : Call {
+  int slots_each = 0;                  // chunks per sequence, when not packed
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
   char* records = nullptr;             // [slots, HV] of Record<K>
   bf16* states = nullptr;              // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
@@ -67,7 +68,7 @@ __device__ inline std::int64_t sequence_length(const Job& p, int n) {
 }
 __device__ inline int first_slot(const Job& p, int n) {
   return p.cu_seqlens ? static_cast<int>(p.cu_seqlens[n] / kChunk) + n
-                      : n * static_cast<int>((p.tokens + kChunk - 1) / kChunk);
+                      : n * p.slots_each;
 }
 
 // False for a slot that no chunk uses.
@@ -77,7 +78,7 @@ __device__ inline bool find_chunk(const Job& p, int slot, Chunk& c) {
     n = p.slot_sequence[slot];
     if (n < 0) return false;
   } else {
-    n = slot / static_cast<int>((p.tokens + kChunk - 1) / kChunk);
+    n = slot / p.slots_each;
   }
   c.sequence = n;
   c.slot = slot;
@@ -234,23 +235,22 @@ __device__ inline void bulk_copy(std::uint32_t shared, const void* global, std::
 }
 __device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Reduces N values per lane over a warp; afterwards lane l holds the total of value l * N / 32 (in v[0]).
-template <int N, class T, class Op>
-__device__ inline void reduce_many(T (&v)[N], Op op) {
-  const int lane = threadIdx.x % 32;
-  int off = 16;
+// Reduces N values per lane over a warp; afterwards v[0] of lane l is the total of value l * N / 32.
+template <int N, int Off = 16, class T, int Size, class Op>
+__device__ inline void reduce_many(T (&v)[Size], Op op) {
+  if constexpr (N > 1) {
+    const bool up = threadIdx.x & Off;
 #pragma unroll
-  for (int n = N; n > 1; n /= 2, off /= 2) {
-    const bool up = lane & off;
-#pragma unroll
-    for (int j = 0; j < n / 2; ++j) {
-      const T send = up ? v[j] : v[j + n / 2];
-      const T keep = up ? v[j + n / 2] : v[j];
-      v[j] = op(keep, __shfl_xor_sync(~0u, send, off));
+    for (int j = 0; j < N / 2; ++j) {
+      const T send = up ? v[j] : v[j + N / 2];
+      const T keep = up ? v[j + N / 2] : v[j];
+      v[j] = op(keep, __shfl_xor_sync(~0u, send, Off));
     }
+    reduce_many<N / 2, Off / 2>(v, op);
+  } else if constexpr (Off > 0) {
+    v[0] = op(v[0], __shfl_xor_sync(~0u, v[0], Off));
+    reduce_many<1, Off / 2>(v, op);
   }
-#pragma unroll
-  for (; off > 0; off /= 2) v[0] = op(v[0], __shfl_xor_sync(~0u, v[0], off));
 }
 
 // The steps of a call, in order.

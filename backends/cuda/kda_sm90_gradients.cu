@@ -44,7 +44,7 @@ struct Layout {
   static constexpr int kSums = kShared;             // [Q, W, U][64][K]
   static constexpr int kAfterTiles = kLow + 6 * 2 * 16 * kPitch * 4;
   static constexpr int kAfterSums = kSums + 3 * 64 * K * 4;
-  static constexpr int kPairs = kAfterTiles > kAfterSums ? kAfterTiles : kAfterSums;  // [4][j][i]{dP, dM}
+  static constexpr int kPairs = kAfterTiles > kAfterSums ? kAfterTiles : kAfterSums;  // [4][i][j]{dP, dM}
   static constexpr int kFirst = kPairs + 4 * 256 * 8;
   static constexpr int kRest = kFirst + 16 * K;
   static constexpr int kBlockSum = kRest + 16 * K;
@@ -61,7 +61,7 @@ struct Layout {
 template <int K>
 __device__ inline int sum_index(int row, int channel) { return row * K + (channel ^ ((row & 3) << 3)); }
 
-template <int K, Part part>
+template <int K, Part part, bool Gated>
 __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
   using L = Layout<K>;
   constexpr int kThreads = 4 * K, kWarps = kThreads / 32;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
   // With a packed batch some slots are empty: every step skips them alike.
   auto next_item = [&](int item) {
     Chunk c;
-    while (item < items && !find_chunk(p, item / p.value_heads, c)) item += gridDim.x;
+    while (p.cu_seqlens && item < items && !find_chunk(p, item / p.value_heads, c)) item += gridDim.x;
     return item;
   };
   int item = next_item(blockIdx.x), phase = 0;
@@ -146,43 +146,51 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     float e[16];
     std::uint32_t qk[16];
     float rate = 1.f, bias = 0.f;
-    if (p.gate != Gate::none) {
+    if (Gated) {
       if (p.a_log) rate = expf(p.a_log[hv]);
       if (p.dt_bias) bias = p.dt_bias[hv * K + channel];
     }
     const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + channel;
     {
-      const bf16 *q_row, *k_row;
-      std::int64_t q_step = p.q.token, k_step = p.k.token;
+      const std::uint16_t *q_row, *k_row;
+      int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
       if (p.l2norm) {
         const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
-        q_row = p.q_norm + row * K, k_row = p.k_norm + row * K;
-        q_step = k_step = static_cast<std::int64_t>(p.heads) * K;
+        q_row = reinterpret_cast<const std::uint16_t*>(p.q_norm + row * K) + channel;
+        k_row = reinterpret_cast<const std::uint16_t*>(p.k_norm + row * K) + channel;
+        q_step = k_step = p.heads * K;
       } else {
-        q_row = row_of(p.q, c.row, c.token, h), k_row = row_of(p.k, c.row, c.token, h);
+        q_row = reinterpret_cast<const std::uint16_t*>(row_of(p.q, c.row, c.token, h)) + channel;
+        k_row = reinterpret_cast<const std::uint16_t*>(row_of(p.k, c.row, c.token, h)) + channel;
       }
+      const int g_step = static_cast<int>(p.g.token);
+      // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
+      const int last = c.length - 1;
       std::uint16_t q[16], k[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        const bool valid = t < c.length;
-        q[i] = valid ? reinterpret_cast<const std::uint16_t*>(q_row)[t * q_step + channel] : 0;
-        k[i] = valid ? reinterpret_cast<const std::uint16_t*>(k_row)[t * k_step + channel] : 0;
+        const int t = min(16 * block + i, last);
+        q[i] = q_row[t * q_step];
+        k[i] = k_row[t * k_step];
       }
       by_type(p.g, [&](auto is_bf16) {
+        using T = std::conditional_t<is_bf16.value, bf16, float>;
+        const T* from = static_cast<const T*>(p.g.data) + g_row;
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          const int t = 16 * block + i;
-          const std::int64_t at = g_row + t * p.g.token;
           if constexpr (is_bf16.value) {
-            e[i] = t < c.length ? __bfloat162float(static_cast<const bf16*>(p.g.data)[at]) : 0.f;
+            e[i] = __bfloat162float(from[min(16 * block + i, last) * g_step]);
           } else {
-            e[i] = t < c.length ? static_cast<const float*>(p.g.data)[at] : 0.f;
+            e[i] = from[min(16 * block + i, last) * g_step];
           }
         }
       });
 #pragma unroll
-      for (int i = 0; i < 16; ++i) qk[i] = q[i] | static_cast<std::uint32_t>(k[i]) << 16;
+      for (int i = 0; i < 16; ++i) {
+        const bool valid = 16 * block + i <= last;
+        qk[i] = valid ? q[i] | static_cast<std::uint32_t>(k[i]) << 16 : 0u;
+        if (!Gated) e[i] = valid ? e[i] : 0.f;
+      }
     }
     for (int i = tid; i < 64; i += kThreads) {
       floats(L::kBeta)[i] =
@@ -192,7 +200,7 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       float product = 1.f;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        if (p.gate != Gate::none && 16 * block + i < c.length) e[i] = gate_value(p, e[i] + bias, rate);
+        if (Gated) e[i] = 16 * block + i < c.length ? gate_value(p, e[i] + bias, rate) : 0.f;
         e[i] = exp2_fast(e[i] * kLog2e);
         if (i > 0) product *= e[i];
       }
@@ -200,6 +208,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       floats(L::kRest)[block * K + channel] = product;
     }
     __syncthreads();  // A: the last item's sums are read, first and rest are written
+    // From here `rest` is the step from this block's anchor to the next one's.
+    if (block < 3) floats(L::kRest)[block * K + channel] *= floats(L::kFirst)[(block + 1) * K + channel];
     if (block > 0) {
       float f = 1.f;
 #pragma unroll
@@ -229,25 +239,6 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       const int mat = lane / 8, r = lane % 8;
       // Block (vb, cb) of a matrix of 8 x 8 blocks, `width` blocks to a row, as ldmatrix addresses it.
       auto at = [&](int tile, int width, int vb, int cb) { return base + tile + ((vb * width + cb) * 8 + r) * 16; };
-#pragma unroll
-      for (int ks = 0; ks < K / 16; ++ks) {
-        std::uint32_t out[4], dx[4], fresh[4];
-        ldmatrix(out, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
-        ldmatrix_t(dx, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-        ldmatrix_t(fresh, at(L::kNew, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-#pragma unroll
-        for (int n = 0; n < 4; n += 2) {
-          std::uint32_t b[4];
-          ldmatrix_t(b, at(L::kState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-          mma(aq[n], out, b[0], b[1]);
-          mma(aq[n + 1], out, b[2], b[3]);
-          mma(aw[n], dx, b[0], b[1]);
-          mma(aw[n + 1], dx, b[2], b[3]);
-          ldmatrix_t(b, at(L::kDState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-          mma(au[n], fresh, b[0], b[1]);
-          mma(au[n + 1], fresh, b[2], b[3]);
-        }
-      }
       // dP by warps of even quarter, dM by the others; at K = 128 two warps share a row of blocks.
       {
         constexpr int kShare = kWarps / 8;
@@ -283,7 +274,7 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
               inter[3 * 64 * K + is_m * 4096 + (16 * tokens16 + i) * 64 + col] = value;
             } else if (jb == tokens16) {
               if (is_m ? i <= j : i < j) value = 0.f;
-              floats(L::kPairs)[((jb * 16 + j) * 16 + i) * 2 + is_m] = value;
+              floats(L::kPairs)[((jb * 16 + i) * 16 + j) * 2 + is_m] = value;
             } else {
               const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
               floats(L::kLow)[((pair * 2 + is_m) * 16 + i) * kPitch + j] = round_tf32(value);
@@ -329,6 +320,25 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
         }
         if (lane < 4) *reinterpret_cast<float2*>(floats(L::kLast) + 8 * warp + 2 * lane) = sum;
       }
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks) {
+        std::uint32_t out[4], dx[4], fresh[4];
+        ldmatrix(out, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
+        ldmatrix_t(dx, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+        ldmatrix_t(fresh, at(L::kNew, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+          std::uint32_t b[4];
+          ldmatrix_t(b, at(L::kState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
+          mma(aq[n], out, b[0], b[1]);
+          mma(aq[n + 1], out, b[2], b[3]);
+          mma(aw[n], dx, b[0], b[1]);
+          mma(aw[n + 1], dx, b[2], b[3]);
+          ldmatrix_t(b, at(L::kDState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
+          mma(au[n], fresh, b[0], b[1]);
+          mma(au[n + 1], fresh, b[2], b[3]);
+        }
+      }
     }
     const int r0 = 16 * tokens16 + lane / 4;  // rows r0, r0 + 8 of the fragments
     auto each = [&](auto body) {
@@ -372,7 +382,7 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
         if (jb > ib) continue;
         const float value = inter[3 * 64 * K + x];
         if (ib == jb) {
-          floats(L::kPairs)[((jb * 16 + j % 16) * 16 + i % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
+          floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
         } else {
           floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] = round_tf32(value);
         }
@@ -395,27 +405,25 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     });
     // Between the 16-token blocks.
     {
-      auto scale_by = [&](float (&acc)[4][4], int first, int rest, float factor) {
-        each([&](int n, int ch) {
-          float2 f = make_float2(factor, factor);
-          if (first >= 0) {
-            const float2 x = *reinterpret_cast<const float2*>(floats(L::kFirst) + first * K + ch);
-            f.x *= x.x, f.y *= x.y;
-          }
-          if (rest >= 0) {
-            const float2 x = *reinterpret_cast<const float2*>(floats(L::kRest) + rest * K + ch);
-            f.x *= x.x, f.y *= x.y;
-          }
-          acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
-        });
+      auto scale_by = [&](float (&acc)[4][4], float2 f, int n) {
+        acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
+      };
+      auto factor = [&](int at, int block, int ch) {
+        return *reinterpret_cast<const float2*>(floats(at) + block * K + ch);
       };
       auto bits = [&](int at) { return __float_as_uint(*reinterpret_cast<const float*>(smem + at)); };
       const int g = lane / 4, t = lane % 4;
-      scale_by(aq, 0, -1, p.scale);
-      scale_by(aw, 0, -1, -1.f);
+      each([&](int n, int ch) {
+        const float2 f = factor(L::kFirst, 0, ch);
+        scale_by(aq, make_float2(p.scale * f.x, p.scale * f.y), n);
+        scale_by(aw, make_float2(-f.x, -f.y), n);
+      });
+#pragma unroll 1
       for (int jb = 0; jb < tokens16; ++jb) {
-        scale_by(aq, jb + 1, jb, 1.f);
-        scale_by(aw, jb + 1, jb, 1.f);
+        each([&](int n, int ch) {
+          const float2 f = factor(L::kRest, jb, ch);
+          scale_by(aq, f, n), scale_by(aw, f, n);
+        });
         const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
@@ -435,8 +443,9 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
           }
         }
       }
+#pragma unroll 1
       for (int ib = 3; ib > tokens16; --ib) {
-        scale_by(au, ib < 3 ? ib + 1 : -1, ib, 1.f);
+        each([&](int n, int ch) { scale_by(au, factor(L::kRest, ib, ch), n); });
         const int pair = ib * (ib - 1) / 2 + tokens16;
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
@@ -469,80 +478,84 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     });
     __syncthreads();  // E: the sums are there
 
-    float q_sum[16], w_sum[16], u_sum[16];
+    // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes, so Q and
+    // W need no arrays. d_gate[i] = dG_i + ... + dG_15.
+    float d_gate[16], wk[16];
     {
       const float* sums = floats(L::kSums);
-      float f = 1.f;
+      float u[16], k[16], before[16];
+      {
+        float key_sum = 0.f, f = 1.f, to_end = 1.f;
+        if (block < 3) to_end = floats(L::kFirst)[(block + 1) * K + channel];
+        for (int b = block + 1; b < 4; ++b) to_end *= floats(L::kRest)[b * K + channel];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (i > 0) f *= e[i];
-        const int at = sum_index<K>(16 * block + i, channel);
-        q_sum[i] = f * sums[at];
-        w_sum[i] = f * sums[at + 64 * K];
+        for (int i = 15; i >= 0; --i) {
+          k[i] = high(qk[i]);
+          key_sum = fmaf(k[i] * f, floats(L::kState)[sum_index<K>(16 * block + i, channel)], key_sum);
+          f *= e[i];
+        }
+        key_sum *= to_end;
+        if (block == 0) key_sum = fmaf(to_end * f, floats(L::kLast)[channel], key_sum);  // e^{G_L} rowsum(S dS)
+        floats(L::kKeySum)[block * K + channel] = key_sum;
+        f = block < 3 ? floats(L::kFirst)[(block + 1) * K + channel] : 1.f;
+#pragma unroll
+        for (int i = 15; i >= 0; --i) {
+          u[i] = f * sums[sum_index<K>(16 * block + i, channel) + 2 * 64 * K];
+          f *= e[i];
+        }
+        before[0] = 1.f;
+#pragma unroll
+        for (int i = 1; i < 16; ++i) before[i] = before[i - 1] * e[i];
       }
-      float key_sum = 0.f, to_end = 1.f;
-      for (int b = 3; b > block; --b) to_end *= floats(L::kFirst)[b * K + channel] * floats(L::kRest)[b * K + channel];
-      f = 1.f;
-#pragma unroll
-      for (int i = 15; i >= 0; --i) {
-        key_sum = fmaf(high(qk[i]) * f, floats(L::kState)[sum_index<K>(16 * block + i, channel)], key_sum);
-        f *= e[i];
-      }
-      key_sum *= to_end;
-      if (block == 0) key_sum = fmaf(to_end * f, floats(L::kLast)[channel], key_sum);  // e^{G_L} rowsum(S dS)
-      floats(L::kKeySum)[block * K + channel] = key_sum;
-      f = block < 3 ? floats(L::kFirst)[(block + 1) * K + channel] : 1.f;
-#pragma unroll
-      for (int i = 15; i >= 0; --i) {
-        u_sum[i] = f * sums[sum_index<K>(16 * block + i, channel) + 2 * 64 * K];
-        f *= e[i];
-      }
-    }
-    const float* beta = floats(L::kBeta) + 16 * block;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2* pairs = reinterpret_cast<const float2*>(smem + L::kPairs) + (block * 16 + j) * 16;
-      const float kj = high(qk[j]), own = pairs[j].x;
-      q_sum[j] = fmaf(own, kj, q_sum[j]);
-      float decay = 1.f, y = own * low(qk[j]);
-#pragma unroll
-      for (int i = j + 1; i < 16; ++i) {
-        decay *= e[i];
-        const float2 d = pairs[i];
-        const float kd = kj * decay;
-        q_sum[i] = fmaf(d.x, kd, q_sum[i]);
-        w_sum[i] = fmaf(d.y, kd, w_sum[i]);
-        y = fmaf(decay, fmaf(d.x, low(qk[i]), d.y * beta[i] * high(qk[i])), y);
-      }
-      u_sum[j] += y;
-    }
-    // q_sum becomes dG, w_sum the terms of dbeta.
-    {
+      const float* beta = floats(L::kBeta) + 16 * block;
+      const float4* pairs = reinterpret_cast<const float4*>(smem + L::kPairs) + block * 128;
+      const int q_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_q.token);
+      const int k_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_k.token);
       const std::int64_t part_row = ((c.row * p.tokens + c.token) * p.value_heads + hv) * K + channel;
       bf16 *dq = nullptr, *dk = nullptr;
       if (!p.q_part) dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
+      float carry = 0.f;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        const float q = low(qk[i]), k = high(qk[i]), bw = beta[i] * w_sum[i], d_k = u_sum[i] + bw;
+      for (int i = 15; i >= 0; --i) {
+        const int at = sum_index<K>(16 * block + i, channel), t = 16 * block + i;
+        const float q = low(qk[i]), b = beta[i], bk = b * k[i];
+        float x = before[i] * sums[at], w = before[i] * sums[at + 64 * K], decay = e[i];
+        auto visit = [&](int j, float dp, float dm) {
+          if (j > i) return;
+          if (j == i) {
+            x = fmaf(dp, k[i], x);
+            u[i] = fmaf(dp, q, u[i]);
+            return;
+          }
+          const float kd = k[j] * decay;
+          x = fmaf(dp, kd, x);
+          w = fmaf(dm, kd, w);
+          u[j] = fmaf(decay, fmaf(dp, q, dm * bk), u[j]);
+          decay *= e[j];
+        };
+#pragma unroll
+        for (int j = i / 2 * 2; j >= 0; j -= 2) {
+          const float4 d = pairs[i * 8 + j / 2];
+          visit(j + 1, d.z, d.w);
+          visit(j, d.x, d.y);
+        }
+        const float bw = b * w, d_k = u[i] + bw;
         if (t < c.length) {
           if (p.q_part) {
-            const std::int64_t at = part_row + static_cast<std::int64_t>(t) * p.value_heads * K;
-            p.q_part[at] = q_sum[i], p.k_part[at] = d_k;
+            p.q_part[part_row + t * q_step] = x, p.k_part[part_row + t * k_step] = d_k;
           } else {
-            dq[t * p.d_q.token] = __float2bfloat16_rn(q_sum[i]);
-            dk[t * p.d_k.token] = __float2bfloat16_rn(d_k);
+            dq[t * q_step] = __float2bfloat16_rn(x);
+            dk[t * k_step] = __float2bfloat16_rn(d_k);
           }
         }
-        q_sum[i] = fmaf(q, q_sum[i], k * (bw - u_sum[i]));
-        w_sum[i] *= k;
+        carry += fmaf(q, x, k[i] * (bw - u[i]));
+        d_gate[i] = carry;
+        wk[i] = w * k[i];
       }
     }
-#pragma unroll
-    for (int i = 14; i >= 0; --i) q_sum[i] += q_sum[i + 1];
-    floats(L::kBlockSum)[block * K + channel] = q_sum[0];
-    reduce_many(w_sum, [](float a, float b) { return a + b; });
-    if (lane % 2 == 0) floats(L::kBetaK)[channel / 32 * 64 + 16 * block + lane / 2] = w_sum[0];
+    floats(L::kBlockSum)[block * K + channel] = d_gate[0];
+    reduce_many<16>(wk, [](float a, float b) { return a + b; });
+    if (lane % 2 == 0) floats(L::kBetaK)[channel / 32 * 64 + 16 * block + lane / 2] = wk[0];
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();  // F
     if (following < items) load_state(following);
@@ -553,20 +566,29 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     for (int b = 3; b > block; --b) after += floats(L::kBlockSum)[b * K + channel];
     float bias_sum = 0.f, rate_sum = 0.f;
     {
+      const int step = static_cast<int>(p.d_g.token);
       const std::int64_t out = index_of(p.d_g, c.row, c.token, hv) + channel;
+      if constexpr (Gated) {
+        const int g_step = static_cast<int>(p.g.token);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        if (t >= c.length) continue;
-        float dg = q_sum[i] + after;
-        if (p.gate != Gate::none) {
-          const float x = load_real(p.g, g_row + t * p.g.token) + bias;
+        for (int i = 0; i < 16; ++i) {
+          const int t = 16 * block + i;
+          if (t >= c.length) continue;
           float of_rate;
-          dg = gate_gradient(p, x, rate, dg, of_rate);
-          bias_sum += dg, rate_sum += of_rate;
+          d_gate[i] = gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
+          bias_sum += d_gate[i], rate_sum += of_rate;
         }
-        store_real(p.d_g, out + t * p.d_g.token, dg);
+        after = 0.f;
       }
+      by_type(p.d_g, [&](auto is_bf16) {
+        using T = std::conditional_t<is_bf16.value, bf16, float>;
+        T* to = static_cast<T*>(p.d_g.data) + out;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int t = 16 * block + i;
+          if (t < c.length) to[t * step] = static_cast<T>(d_gate[i] + after);
+        }
+      });
     }
     for (int i = tid; i < c.length; i += kThreads) {
       float d = floats(L::kBetaV)[i];
@@ -597,26 +619,36 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
   }
 }
 
-template <int K, Part part>
+template <int K, Part part, bool Gated>
 void launch(const Job& job, cudaStream_t stream) {
   int device = 0, blocks = 132;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
   const std::int64_t items = job.slots() * job.value_heads;
   if (items < blocks) blocks = static_cast<int>(items);
-  cudaFuncSetAttribute(gradients_kernel<K, part>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
-  gradients_kernel<K, part><<<blocks, 4 * K, Layout<K>::kSize, stream>>>(job);
+  cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
+  gradients_kernel<K, part, Gated><<<blocks, 4 * K, Layout<K>::kSize, stream>>>(job);
+}
+
+template <int K, bool Gated>
+void launch_parts(const Job& job, cudaStream_t stream) {
+  if (job.unfused) {
+    launch<K, Part::inter, Gated>(job, stream);
+    launch<K, Part::intra, Gated>(job, stream);
+  } else {
+    launch<K, Part::all, Gated>(job, stream);
+  }
 }
 
 }  // namespace
 
 void launch_gradients(const Job& job, cudaStream_t stream) {
   if (job.slots() == 0) return;
-  if (job.unfused) {
-    job.dim == 128 ? launch<128, Part::inter>(job, stream) : launch<64, Part::inter>(job, stream);
-    job.dim == 128 ? launch<128, Part::intra>(job, stream) : launch<64, Part::intra>(job, stream);
+  const bool gated = job.gate != Gate::none;
+  if (job.dim == 128) {
+    gated ? launch_parts<128, true>(job, stream) : launch_parts<128, false>(job, stream);
   } else {
-    job.dim == 128 ? launch<128, Part::all>(job, stream) : launch<64, Part::all>(job, stream);
+    gated ? launch_parts<64, true>(job, stream) : launch_parts<64, false>(job, stream);
   }
 }
 

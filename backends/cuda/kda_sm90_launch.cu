@@ -141,6 +141,7 @@ struct Arena {
 
 std::size_t lay_out(Job& job, void* workspace, bool backward) {
   Arena arena{static_cast<char*>(workspace)};
+  job.slots_each = static_cast<int>((job.tokens + kChunk - 1) / kChunk);
   const std::int64_t k = job.dim, items = job.slots() * job.value_heads, rows = job.batch * job.tokens;
   if (job.cu_seqlens) job.slot_sequence = arena.take<int>(job.slots());
   job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));

@@ -98,7 +98,7 @@ __device__ void invert(const float* m, float* a, float* t) {
   }
 }
 
-template <int K>
+template <int K, bool Gated>
 __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const Job p) {
   using L = Layout<K>;
   constexpr int kThreads = 2 * K, kWarps = kThreads / 32, kPairs = K / 2, kHalves = K / 64;
@@ -124,48 +124,55 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
   std::uint32_t q[16], k[16];
   {
     const int h = hv / (p.value_heads / p.heads);
-    const bf16 *q_row, *k_row;
-    std::int64_t q_step = p.q.token, k_step = p.k.token;
+    const std::uint32_t *q_row, *k_row;  // pairs of channels
+    int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
     if (p.l2norm) {
       const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
-      q_row = p.q_norm + row * K, k_row = p.k_norm + row * K;
-      q_step = k_step = static_cast<std::int64_t>(p.heads) * K;
+      q_row = reinterpret_cast<const std::uint32_t*>(p.q_norm + row * K) + pair;
+      k_row = reinterpret_cast<const std::uint32_t*>(p.k_norm + row * K) + pair;
+      q_step = k_step = p.heads * K;
     } else {
-      q_row = row_of(p.q, c.row, c.token, h), k_row = row_of(p.k, c.row, c.token, h);
+      q_row = reinterpret_cast<const std::uint32_t*>(row_of(p.q, c.row, c.token, h)) + pair;
+      k_row = reinterpret_cast<const std::uint32_t*>(row_of(p.k, c.row, c.token, h)) + pair;
     }
-    const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + 2 * pair;
+    q_step /= 2, k_step /= 2;
+    // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
+    const int last = c.length - 1, g_step = static_cast<int>(p.g.token) / 2;
+    const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) / 2 + pair;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const int t = 16 * block + i;
-      const bool valid = t < c.length;
-      q[i] = valid ? *reinterpret_cast<const std::uint32_t*>(q_row + t * q_step + 2 * pair) : 0u;
-      k[i] = valid ? *reinterpret_cast<const std::uint32_t*>(k_row + t * k_step + 2 * pair) : 0u;
+      const int t = min(16 * block + i, last);
+      q[i] = q_row[t * q_step];
+      k[i] = k_row[t * k_step];
     }
     by_type(p.g, [&](auto is_bf16) {
+      using T = std::conditional_t<is_bf16.value, std::uint32_t, float2>;
+      const T* from = static_cast<const T*>(p.g.data) + g_row;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        const std::int64_t at = g_row + t * p.g.token;
+        const T x = from[min(16 * block + i, last) * g_step];
         if constexpr (is_bf16.value) {
-          const auto from = reinterpret_cast<const std::uint32_t*>(static_cast<const bf16*>(p.g.data) + at);
-          const std::uint32_t x = t < c.length ? *from : 0u;
           e[i] = make_float2(low(x), high(x));
         } else {
-          const auto from = reinterpret_cast<const float2*>(static_cast<const float*>(p.g.data) + at);
-          e[i] = t < c.length ? *from : make_float2(0.f, 0.f);
+          e[i] = x;
         }
       }
     });
-    if (p.gate != Gate::none) {
-      const float rate = p.a_log ? expf(p.a_log[hv]) : 1.f;
-      const float2 bias = p.dt_bias ? *reinterpret_cast<const float2*>(p.dt_bias + hv * K + 2 * pair)
-                                    : make_float2(0.f, 0.f);
+    float rate = 1.f;
+    float2 bias = make_float2(0.f, 0.f);
+    if constexpr (Gated) {
+      if (p.a_log) rate = expf(p.a_log[hv]);
+      if (p.dt_bias) bias = *reinterpret_cast<const float2*>(p.dt_bias + hv * K + 2 * pair);
+    }
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (16 * block + i < c.length) {
-          e[i] = make_float2(gate_value(p, e[i].x + bias.x, rate), gate_value(p, e[i].y + bias.y, rate));
-        }
+    for (int i = 0; i < 16; ++i) {
+      const bool valid = 16 * block + i <= last;
+      if constexpr (Gated) {
+        e[i] = make_float2(gate_value(p, e[i].x + bias.x, rate), gate_value(p, e[i].y + bias.y, rate));
       }
+      q[i] = valid ? q[i] : 0u;
+      k[i] = valid ? k[i] : 0u;
+      e[i] = valid ? e[i] : make_float2(0.f, 0.f);
     }
   }
   {
@@ -177,17 +184,20 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     }
     first[block * kPairs + pair] = e[0];
     rest[block * kPairs + pair] = product;
-    unsigned largest[32];
+    auto larger = [](unsigned a, unsigned b) { return max(a, b); };
+    auto largest = [&](const std::uint32_t(&x)[16], int which) {
+      unsigned v[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) v[i] = max(x[i] & 0x7fffu, (x[i] >> 16) & 0x7fffu);
+      reduce_many<16>(v, larger);
+      if (lane % 2 == 0) maxima[half * 128 + which * 64 + 16 * block + lane / 2] = v[0];
+    };
+    largest(q, 0);
+    largest(k, 1);
     float dots[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      largest[i] = max(q[i] & 0x7fffu, (q[i] >> 16) & 0x7fffu);
-      largest[16 + i] = max(k[i] & 0x7fffu, (k[i] >> 16) & 0x7fffu);
-      dots[i] = fmaf(low(q[i]), low(k[i]), high(q[i]) * high(k[i]));
-    }
-    reduce_many(largest, [](unsigned a, unsigned b) { return max(a, b); });
-    reduce_many(dots, [](float a, float b) { return a + b; });
-    maxima[half * 128 + (lane / 16) * 64 + 16 * block + lane % 16] = largest[0];
+    for (int i = 0; i < 16; ++i) dots[i] = fmaf(low(q[i]), low(k[i]), high(q[i]) * high(k[i]));
+    reduce_many<16>(dots, [](float a, float b) { return a + b; });
     if (lane % 2 == 0) diagonal[half * 64 + 16 * block + lane / 2] = dots[0];
   }
   for (int i = tid; i < 64; i += kThreads) {
@@ -219,11 +229,13 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     if (block == 3) {
       reinterpret_cast<float2*>(record + Record<K>::kDecay)[pair] = mul(before, block_product(3));
     }
-    const int piece = pair / 4, inside = (pair % 4) * 4;
+    int place[8];  // of this pair in row 16 block + r of a tile; rows 8 apart share the permutation
+#pragma unroll
+    for (int r = 0; r < 8; ++r) place[r] = row_tile(64, 16 * block + r, pair / 4) + (pair % 4) * 4;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       before = mul(before, e[i]);
-      const int at = row_tile(64, 16 * block + i, piece) + inside;
+      const int at = place[i % 8] + i / 8 * 1024;
       *reinterpret_cast<std::uint32_t*>(record + Record<K>::kKeyIn + at) =
           pack(low(k[i]) * before.x, high(k[i]) * before.y);
       *reinterpret_cast<std::uint32_t*>(record + Record<K>::kQuery + at) =
@@ -231,7 +243,7 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     }
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
-      const int at = row_tile(64, 16 * block + i, piece) + inside;
+      const int at = place[i % 8] + i / 8 * 1024;
       *reinterpret_cast<std::uint32_t*>(record + Record<K>::kKeyOut + at) =
           pack(low(k[i]) * after.x, high(k[i]) * after.y);
       after = mul(after, e[i]);
@@ -255,26 +267,30 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     const __half2 y = __hmul2(*reinterpret_cast<const __half2*>(&x), __floats2half2_rn(f.x, f.y));
     return *reinterpret_cast<const std::uint32_t*>(&y);
   };
-  auto put = [&](char* level, int row, std::uint32_t x) {
-    *reinterpret_cast<std::uint32_t*>(level + row_tile(96, row, pair / 4) + (pair % 4) * 4) = x;
+  int place[8];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) place[r] = row_tile(96, r, pair / 4) + (pair % 4) * 4;
+  // `level` points at a row that is a multiple of 8; `r` counts from there and is known at compile time.
+  auto put = [&](char* level, int r, std::uint32_t x) {
+    *reinterpret_cast<std::uint32_t*>(level + place[r % 8] + r / 8 * 1024) = x;
   };
-  auto put_upper = [&](char* level, int index, int i, float2 f) {
-    put(level, index, times(q[i], f));
-    put(level, 32 + index, times(k[i], f));
+  auto put_upper = [&](char* level, int r, int i, float2 f) {
+    put(level, r, times(q[i], f));
+    put(level, 32 + r, times(k[i], f));
   };
-  auto put_lower = [&](char* level, int index, int i, float2 f) { put(level, 64 + index, times(k[i], f)); };
+  auto put_lower = [&](char* level, int r, int i, float2 f) { put(level, 64 + r, times(k[i], f)); };
   // Whole 16-blocks against each other: `f` starts at the anchor.
-  auto wide_upper = [&](char* level, int index, float2 f) {
+  auto wide_upper = [&](char* level, float2 f) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       if (i > 0) f = mul(f, e[i]);
-      put_upper(level, index + i, i, f);
+      put_upper(level, i, i, f);
     }
   };
-  auto wide_lower = [&](char* level, int index, float2 f) {
+  auto wide_lower = [&](char* level, float2 f) {
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
-      put_lower(level, index + i, i, f);
+      put_lower(level, i, i, f);
       f = mul(f, e[i]);
     }
   };
@@ -285,14 +301,14 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
       float2 f = e[a + s];
 #pragma unroll
       for (int j = s - 1; j >= 0; --j) {
-        put_lower(level, 8 * block + a / 2 + j, a + j, f);
+        put_lower(level, a / 2 + j, a + j, f);
         f = mul(f, e[a + j]);
       }
       f = make_float2(1.f, 1.f);
 #pragma unroll
       for (int j = 0; j < s; ++j) {
         if (j > 0) f = mul(f, e[a + s + j]);
-        put_upper(level, 8 * block + a / 2 + j, a + s + j, f);
+        put_upper(level, a / 2 + j, a + s + j, f);
       }
     }
   };
@@ -328,16 +344,16 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
   if (block >= 2) {
     float2 f = make_float2(1.f, 1.f);
     if (block == 3) f = mul(rest[2 * kPairs + pair], first[3 * kPairs + pair]);
-    wide_upper(level0, 16 * (block - 2), f);
+    wide_upper(level0 + 2048 * (block - 2), f);
   } else {
     float2 f = first[2 * kPairs + pair];
     if (block == 0) f = mul(f, block_product(1));
-    wide_lower(level0, 16 * block, f);
+    wide_lower(level0 + 2048 * block, f);
   }
   if (block % 2 == 1) {
-    wide_upper(level1, 16 * (block / 2), make_float2(1.f, 1.f));
+    wide_upper(level1 + 2048 * (block / 2), make_float2(1.f, 1.f));
   } else {
-    wide_lower(level1, 16 * (block / 2), first[(block + 1) * kPairs + pair]);
+    wide_lower(level1 + 2048 * (block / 2), first[(block + 1) * kPairs + pair]);
   }
   for (int i = tid; i < 64; i += kThreads) {
     const float d = kHalves == 2 ? diagonal[i] + diagonal[64 + i] : diagonal[i];
@@ -351,13 +367,13 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     tile(1, 16, upper, upper / 2 * 2 + w / 4);
   }
   __syncthreads();
-  narrow(level0, std::integral_constant<int, 8>{});
-  narrow(level1, std::integral_constant<int, 4>{});
+  narrow(level0 + 1024 * block, std::integral_constant<int, 8>{});
+  narrow(level1 + 1024 * block, std::integral_constant<int, 4>{});
   __syncthreads();
   for (int w = warp; w < 8; w += kWarps) tile(w / 4, w < 4 ? 8 : 4, w % 4, w % 4);
   __syncthreads();
-  narrow(level0, std::integral_constant<int, 2>{});
-  narrow(level1, std::integral_constant<int, 1>{});
+  narrow(level0 + 1024 * block, std::integral_constant<int, 2>{});
+  narrow(level1 + 1024 * block, std::integral_constant<int, 1>{});
   __syncthreads();
   for (int w = warp; w < 8; w += kWarps) tile(w / 4, w < 4 ? 2 : 1, w % 4, w % 4);
   __syncthreads();
@@ -377,8 +393,9 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
 template <int K>
 void launch(const Job& job, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(job.slots() * job.value_heads);
-  cudaFuncSetAttribute(prepare_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
-  prepare_kernel<K><<<blocks, 2 * K, Layout<K>::kSize, stream>>>(job);
+  const auto kernel = job.gate != Gate::none ? prepare_kernel<K, true> : prepare_kernel<K, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
+  kernel<<<blocks, 2 * K, Layout<K>::kSize, stream>>>(job);
 }
 
 }  // namespace
