@@ -1,5 +1,5 @@
 // KDA forward and backward for Hopper: the plain call that the kernels of kda_sm90_*.cu take, their workspace, and
-// the two launchers. Knows nothing of the registry; kda_sm90_glue.cpp translates.
+// the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
 //
 // Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
 // e^{g}; the chunk's two 64 x 64 products P and M by halving (level s = 32 ... 1 pairs each aligned group of s
@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 
 // [batch, token, head, channel], last dimension dense; strides count elements.
 template <class T>
@@ -30,6 +30,8 @@ struct Real {
 };
 
 enum class Gate : int { none, softplus, bounded };
+
+enum { kSkipQ = 1, kSkipK = 2, kSkipV = 4, kSkipG = 8, kSkipBeta = 16 };
 
 struct Call {
   std::int64_t batch = 0, tokens = 0, sequences = 0;  // sequences == batch unless packed
@@ -56,6 +58,7 @@ struct Call {
   float* d_a_log = nullptr;
   float* d_dt_bias = nullptr;
 
+  int skip = 0;          // gradients the caller does not want
   bool unfused = false;  // backward: keep the inter-chunk gradients in memory between two kernels
 
   __host__ __device__ std::int64_t slots() const {
@@ -68,4 +71,4 @@ std::size_t backward_workspace(const Call& call);
 cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream);
 cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream);
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90

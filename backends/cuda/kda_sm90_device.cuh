@@ -14,7 +14,7 @@
 
 #include "kda_sm90.h"
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 
 using bf16 = __nv_bfloat16;
 
@@ -262,4 +262,4 @@ void launch_both_scans(const Job& job, cudaStream_t stream);
 void launch_gradients(const Job& job, cudaStream_t stream);
 void launch_after(const Job& job, cudaStream_t stream);  // group sums, l2norm, parameter gradients
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90

@@ -20,7 +20,7 @@
 // kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
 #include "kda_sm90_device.cuh"
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 namespace {
 
 enum class Part { all, inter, intra };
@@ -652,4 +652,4 @@ void launch_gradients(const Job& job, cudaStream_t stream) {
   }
 }
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90

@@ -4,7 +4,7 @@
 
 #include "kda_sm90_device.cuh"
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 namespace {
 
 // The sequence of each slot of a packed batch, or -1.
@@ -164,6 +164,24 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
       job.bias_part = arena.take<float>(items * k);
       job.a_log_part = arena.take<float>(items * k);
     }
+    // Gradients that nobody asked for are computed all the same, here.
+    auto scratch = [&](auto& t, std::int64_t heads, std::int64_t width, bool absent) {
+      if (!absent) return;
+      t.batch = job.tokens * heads * width, t.token = heads * width, t.head = width;
+    };
+    const auto half = [&](Strided<bf16>& t, std::int64_t heads, bool absent) {
+      scratch(t, heads, k, absent);
+      if (absent) t.data = arena.take<bf16>(rows * heads * k);
+    };
+    half(job.d_q, job.heads, job.skip & kSkipQ);
+    half(job.d_k, job.heads, job.skip & kSkipK);
+    half(job.d_v, job.value_heads, job.skip & kSkipV);
+    const auto real = [&](Real& t, std::int64_t width, bool absent) {
+      scratch(t, job.value_heads, width, absent);
+      if (absent) t.data = arena.take<float>(rows * job.value_heads * width), t.bf16 = false;
+    };
+    real(job.d_g, k, job.skip & kSkipG);
+    real(job.d_beta, 1, job.skip & kSkipBeta);
     if (job.unfused) job.inter = arena.take<float>(items * (k == 128 ? kInter<128> : kInter<64>));
   }
   return arena.used;
@@ -233,4 +251,4 @@ cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90

@@ -19,7 +19,7 @@
 
 #include "kda_sm90_device.cuh"
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 namespace {
 
 constexpr int kPitch = 68;  // of the fp32 64 x 64 matrices
@@ -405,4 +405,4 @@ void launch_prepare(const Job& job, cudaStream_t stream) {
   job.dim == 128 ? launch<128>(job, stream) : launch<64>(job, stream);
 }
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90

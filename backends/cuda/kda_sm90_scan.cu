@@ -16,7 +16,7 @@
 // operands are rounded.
 #include "kda_sm90_device.cuh"
 
-namespace rlk::cuda::kda {
+namespace rlk::cuda::kda90 {
 namespace {
 
 struct Slice {
@@ -409,4 +409,4 @@ void launch_both_scans(const Job& job, cudaStream_t stream) {
   job.dim == 128 ? choose<128, true>(job, stream) : choose<64, true>(job, stream);
 }
 
-}  // namespace rlk::cuda::kda
+}  // namespace rlk::cuda::kda90
