@@ -1,11 +1,12 @@
 // kda_fwd and kda_bwd on Hopper: what the tuned kernels take, and the way from the typed arguments to them.
 //
 //   cuda.sm90          sm90/kda64   bf16, K = V = 64 or 128, chunks of 64, every option
-//   cuda.sm90_unfused  sm90/kda64   the backward with its inter-chunk gradients kept in memory between two kernels: the
+//   cuda.sm90_unfused  sm90/kda64   the backward with its inter-chunk gradients kept in memory between two
+//   kernels: the
 //                                   same bits, more traffic; there to show what the fusion is worth
 //
-// Neither reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A forward that is
-// asked to keep them is refused.
+// Neither reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A
+// forward that is asked to keep them is refused.
 #include "kda_sm90.h"
 
 #include <cstdint>
@@ -46,7 +47,8 @@ kda90::Call call_of(const Problem& p) {
   c.final = static_cast<float*>(p.final.data);
   c.d_out = strided<const __nv_bfloat16>(p.d_out);
   c.d_final = static_cast<const float*>(p.d_final.data);
-  c.d_q = strided<__nv_bfloat16>(p.d_q), c.d_k = strided<__nv_bfloat16>(p.d_k), c.d_v = strided<__nv_bfloat16>(p.d_v);
+  c.d_q = strided<__nv_bfloat16>(p.d_q), c.d_k = strided<__nv_bfloat16>(p.d_k),
+  c.d_v = strided<__nv_bfloat16>(p.d_v);
   c.d_g = real(p.d_g), c.d_beta = real(p.d_beta);
   c.d_initial = static_cast<float*>(p.d_initial.data);
   c.d_a_log = p.d_a_log, c.d_dt_bias = p.d_dt_bias;
@@ -58,14 +60,15 @@ kda90::Call call_of(const Problem& p) {
 // Rows that start on 16 bytes, and 32-bit steps inside a chunk.
 bool fits(const Tensor& t) {
   const std::int64_t per_line = t.type == Type::f32 ? 4 : 8;
-  return !t || (reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.batch % per_line == 0 && t.token % per_line == 0 &&
-                t.head % per_line == 0 && t.token >= 0 && t.token < (1 << 24));
+  return !t || (reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.batch % per_line == 0 &&
+                t.token % per_line == 0 && t.head % per_line == 0 && t.token >= 0 && t.token < (1 << 24));
 }
 bool is_16(const Tensor& t) { return !t || t.type == Type::bf16; }
 bool is_real(const Tensor& t) { return !t || t.type != Type::f16; }
 bool is_dense(const Problem& p, const States& s) {
   const std::int64_t size = std::int64_t{p.k_dim} * p.v_dim;
-  return !s || ((s.head == size || p.value_heads == 1) && (s.row == size * p.value_heads || p.sequences == 1));
+  return !s ||
+         ((s.head == size || p.value_heads == 1) && (s.row == size * p.value_heads || p.sequences == 1));
 }
 
 rlk_verdict check_problem(const Problem& p) {
@@ -76,12 +79,16 @@ rlk_verdict check_problem(const Problem& p) {
   if (!is_real(p.g) || !is_real(p.beta)) return refuse("g or beta in fp16", {}, "give them in fp32 or bf16");
   if (!is_16(p.out) || !is_16(p.d_out) || !is_16(p.d_q) || !is_16(p.d_k) || !is_16(p.d_v))
     return refuse("out, d_out, d_q, d_k and d_v are bf16 here", {}, "ask for them in bf16");
-  if (!is_real(p.d_g) || !is_real(p.d_beta)) return refuse("d_g or d_beta in fp16", {}, "ask for fp32 or bf16");
-  if (!fits(p.q) || !fits(p.k) || !fits(p.v) || !fits(p.g) || !fits(p.out) || !fits(p.d_out) || !fits(p.d_q) || !fits(p.d_k) ||
-      !fits(p.d_v) || !fits(p.d_g))
-    return refuse("rows that do not start on 16 bytes, or tokens 2^24 elements apart", {}, "align every row to 16 bytes");
-  if (reinterpret_cast<std::uintptr_t>(p.dt_bias) % 8 != 0) return refuse("dt_bias is not aligned to 8 bytes");
-  if (!is_dense(p, p.initial) || !is_dense(p, p.final) || !is_dense(p, p.d_final) || !is_dense(p, p.d_initial))
+  if (!is_real(p.d_g) || !is_real(p.d_beta))
+    return refuse("d_g or d_beta in fp16", {}, "ask for fp32 or bf16");
+  if (!fits(p.q) || !fits(p.k) || !fits(p.v) || !fits(p.g) || !fits(p.out) || !fits(p.d_out) ||
+      !fits(p.d_q) || !fits(p.d_k) || !fits(p.d_v) || !fits(p.d_g))
+    return refuse("rows that do not start on 16 bytes, or tokens 2^24 elements apart", {},
+                  "align every row to 16 bytes");
+  if (reinterpret_cast<std::uintptr_t>(p.dt_bias) % 8 != 0)
+    return refuse("dt_bias is not aligned to 8 bytes");
+  if (!is_dense(p, p.initial) || !is_dense(p, p.final) || !is_dense(p, p.d_final) ||
+      !is_dense(p, p.d_initial))
     return refuse("states with strides", {}, "make them dense");
   if (p.slots() * p.value_heads * 2 > INT32_MAX || p.sequences * p.value_heads * 16 > INT32_MAX)
     return refuse("{0} chunks times {1} heads are more than one grid", {p.slots(), p.value_heads});
@@ -91,7 +98,8 @@ rlk_verdict check_problem(const Problem& p) {
 rlk_verdict supports_forward(const KdaFwd& a, const rlk_request&) {
   if (const rlk_verdict v = ::rlk::kda::check(a); v.code != RLK_OK) return v;
   if (a.chunk_states || a.chunk_inverses)
-    return refuse("chunk_states or chunk_inverses are asked for", {}, "leave them out: the backward recomputes them");
+    return refuse("chunk_states or chunk_inverses are asked for", {},
+                  "leave them out: the backward recomputes them");
   return check_problem(::rlk::kda::problem_of(a));
 }
 rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) {
@@ -106,7 +114,9 @@ kda90::Call prepared(const Args& a) {
   return c;
 }
 
-std::uint64_t workspace_forward(const KdaFwd& a, const rlk_request&) { return kda90::forward_workspace(prepared<false>(a)); }
+std::uint64_t workspace_forward(const KdaFwd& a, const rlk_request&) {
+  return kda90::forward_workspace(prepared<false>(a));
+}
 template <bool unfused>
 std::uint64_t workspace_backward(const KdaBwd& a, const rlk_request&) {
   return kda90::backward_workspace(prepared<unfused>(a));

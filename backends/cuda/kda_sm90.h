@@ -1,11 +1,11 @@
-// KDA forward and backward for Hopper: the plain call that the kernels of kda_sm90_*.cu take, their workspace, and
-// the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
+// KDA forward and backward for Hopper: the plain call that the kernels of kda_sm90_*.cu take, their
+// workspace, and the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
 //
 // Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
-// e^{g}; the chunk's two 64 x 64 products P and M by halving (level s = 32 ... 1 pairs each aligned group of s
-// tokens with the group before it, anchored between them, so every factor is at most 1 and anchors depend on the past
-// only) in fp16 scaled by the row's largest exponent; the inverse by fp32 substitution; states in fp32, rounded to
-// bf16 as operands.
+// e^{g}; the chunk's two 64 x 64 products P and M by halving (level s = 32 ... 1 pairs each aligned group of
+// s tokens with the group before it, anchored between them, so every factor is at most 1 and anchors depend
+// on the past only) in fp16 scaled by the row's largest exponent; the inverse by fp32 substitution; states in
+// fp32, rounded to bf16 as operands.
 #pragma once
 
 #include <cuda_bf16.h>

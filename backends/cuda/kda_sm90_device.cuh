@@ -1,10 +1,12 @@
-// What the KDA kernels share: the call as kernels see it, where a chunk lies, tile layouts, and one-line wrappers of
-// the instructions used (mma, ldmatrix, movmatrix, asynchronous copies).
+// What the KDA kernels share: the call as kernels see it, where a chunk lies, tile layouts, and one-line
+// wrappers of the instructions used (mma, ldmatrix, movmatrix, asynchronous copies).
 //
 // Layouts of 16-bit tiles:
-//   rows   - [cols / 64][rows][64] with the 16-byte pieces of a 128-byte row permuted by piece ^ (row % 8): what
+//   rows   - [cols / 64][rows][64] with the 16-byte pieces of a 128-byte row permuted by piece ^ (row % 8):
+//   what
 //            threads that walk along a row write, and what ldmatrix reads without bank conflicts.
-//   blocks - 8 x 8 blocks of 128 contiguous bytes: what a warp holding mma fragments writes with one full-line store
+//   blocks - 8 x 8 blocks of 128 contiguous bytes: what a warp holding mma fragments writes with one
+//   full-line store
 //            per block, and what ldmatrix reads without bank conflicts.
 #pragma once
 
@@ -25,11 +27,11 @@ struct Job : Call {
   int slots_each = 0;                  // chunks per sequence, when not packed
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
   char* records = nullptr;             // [slots, HV] of Record<K>
-  bf16* states = nullptr;              // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
-  bf16* d_states = nullptr;            // [slots, HV][V, K] blocks: gradient of the state after each chunk
-  bf16* v_new = nullptr;               // [slots, HV][V, 64] blocks
-  bf16* d_x = nullptr;                 // [slots, HV][V, 64] blocks: A^T dvnew
-  float* q_part = nullptr;             // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
+  bf16* states = nullptr;    // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
+  bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
+  bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
+  bf16* d_x = nullptr;       // [slots, HV][V, 64] blocks: A^T dvnew
+  float* q_part = nullptr;   // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
   float* k_part = nullptr;
   bf16* q_norm = nullptr;  // [B * T, H, K] and [B * T, H]: normalised rows and their factors
   bf16* k_norm = nullptr;
@@ -43,9 +45,9 @@ struct Job : Call {
 // Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
 template <int K>
 struct Record {
-  static constexpr int kBeta = 0, kDecay = 256;  // beta[64] and e^{G_L}[K], fp32
-  static constexpr int kKeyIn = 1024;            // k e^G          rows
-  static constexpr int kKeyOut = kKeyIn + 128 * K;  // k e^{G_L - G}  rows
+  static constexpr int kBeta = 0, kDecay = 256;       // beta[64] and e^{G_L}[K], fp32
+  static constexpr int kKeyIn = 1024;                 // k e^G          rows
+  static constexpr int kKeyOut = kKeyIn + 128 * K;    // k e^{G_L - G}  rows
   static constexpr int kInverse = kKeyOut + 128 * K;  // A              rows
   static constexpr int kShort = kInverse + 8192;      // what the forward recurrence alone needs ends here
   static constexpr int kQuery = kShort;               // scale q e^G    rows
@@ -53,7 +55,8 @@ struct Record {
   static constexpr int kSize = kScores + 8192;
 };
 
-// Unfused backward, floats per chunk and head: Q, W, U before the part inside the chunk, dP, dM, D . v, S' dS.
+// Unfused backward, floats per chunk and head: Q, W, U before the part inside the chunk, dP, dM, D . v, S'
+// dS.
 template <int K>
 constexpr int kInter = 3 * 64 * K + 2 * 4096 + 64 + K;
 
@@ -62,13 +65,14 @@ struct Chunk {
   std::int64_t row, token;  // batch row and first token
 };
 
-__device__ inline std::int64_t sequence_start(const Job& p, int n) { return p.cu_seqlens ? p.cu_seqlens[n] : 0; }
+__device__ inline std::int64_t sequence_start(const Job& p, int n) {
+  return p.cu_seqlens ? p.cu_seqlens[n] : 0;
+}
 __device__ inline std::int64_t sequence_length(const Job& p, int n) {
   return p.cu_seqlens ? p.cu_seqlens[n + 1] - p.cu_seqlens[n] : p.tokens;
 }
 __device__ inline int first_slot(const Job& p, int n) {
-  return p.cu_seqlens ? static_cast<int>(p.cu_seqlens[n] / kChunk) + n
-                      : n * p.slots_each;
+  return p.cu_seqlens ? static_cast<int>(p.cu_seqlens[n] / kChunk) + n : n * p.slots_each;
 }
 
 // False for a slot that no chunk uses.
@@ -98,7 +102,8 @@ __device__ inline std::int64_t index_of(const Real& t, std::int64_t row, std::in
   return row * t.batch + token * t.token + head * t.head;
 }
 __device__ inline float load_real(const Real& t, std::int64_t i) {
-  return t.bf16 ? __bfloat162float(static_cast<const bf16*>(t.data)[i]) : static_cast<const float*>(t.data)[i];
+  return t.bf16 ? __bfloat162float(static_cast<const bf16*>(t.data)[i])
+                : static_cast<const float*>(t.data)[i];
 }
 __device__ inline void store_real(const Real& t, std::int64_t i, float x) {
   if (t.bf16) {
@@ -174,19 +179,24 @@ __device__ inline std::uint32_t movmatrix(std::uint32_t x) {
 
 __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline void mma_half(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+__device__ inline void mma_half(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline void mma_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+__device__ inline void mma_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -222,16 +232,18 @@ __device__ inline void barrier_expect(std::uint32_t bar, std::uint32_t bytes) {
 }
 __device__ inline void barrier_wait(std::uint32_t bar, int phase) {
   asm volatile(
-      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}\n" ::"r"(
-          bar),
+      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra "
+      "W;\nD:\n}\n" ::"r"(bar),
       "r"(phase)
       : "memory");
 }
 // One contiguous copy by the bulk engine, counted on `bar`.
-__device__ inline void bulk_copy(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(bar)
-               : "memory");
+__device__ inline void bulk_copy(std::uint32_t shared, const void* global, std::uint32_t bytes,
+                                 std::uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(bar)
+      : "memory");
 }
 __device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

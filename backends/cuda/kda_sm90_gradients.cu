@@ -1,23 +1,26 @@
-// KDA backward, everything that is local to a chunk, in one kernel: a persistent block per multiprocessor walks over
-// (chunk, value head) and brings the next chunk's tiles while it finishes the last one's channels.
+// KDA backward, everything that is local to a chunk, in one kernel: a persistent block per multiprocessor
+// walks over (chunk, value head) and brings the next chunk's tiles while it finishes the last one's channels.
 //
-// With S the state before the chunk, dS the gradient of the state after it, D = A^T dvnew (from the reverse scan):
+// With S the state before the chunk, dS the gradient of the state after it, D = A^T dvnew (from the reverse
+// scan):
 //   dP_ij = scale do_i . v_new_j  (i >= j)         dM_ij = -D_i . v_new_j  (i > j)
 //   Q_i = scale e^{G_i} (S do_i) + sum_j dP_ij E_ij k_j
 //   W_i = -e^{G_i} (S D_i) + sum_j dM_ij E_ij k_j
 //   U_j = e^{G_L - G_j} (dS v_new_j) + sum_i E_ij (dP_ij q_i + dM_ij beta_i k_i)
 //   dq = Q     dk = U + beta W     dbeta = D . v + W . k     dG = q Q + beta k W - k U,
 //   and on the last row also e^{G_L} rowsum(S dS) + sum_j e^{G_L - G_j} k_j (dS v_new_j)
-// The gradient of the inverse needs no 64^3 products: x = (I + M) v_new is a linear solve, so dM = -stril(D v_new^T).
+// The gradient of the inverse needs no 64^3 products: x = (I + M) v_new is a linear solve, so dM = -stril(D
+// v_new^T).
 //
-// Decays: a 16-token block I has p_i = e^{G_i - G_a} (a its first row) and s_j = e^{G_a' - G_j} (a' the next block's
-// first row), running products in registers. Between blocks the accumulators are carried from anchor to anchor by
-// per-channel factors (Horner), so each token has one scaled copy per role and no factor exceeds 1. Inside a 16-token
-// block every pair is summed in fp32, E_ij as a running product. The products between blocks run in tf32.
+// Decays: a 16-token block I has p_i = e^{G_i - G_a} (a its first row) and s_j = e^{G_a' - G_j} (a' the next
+// block's first row), running products in registers. Between blocks the accumulators are carried from anchor
+// to anchor by per-channel factors (Horner), so each token has one scaled copy per role and no factor
+// exceeds 1. Inside a 16-token block every pair is summed in fp32, E_ij as a running product. The products
+// between blocks run in tf32.
 //
-// Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K (g), writes
-// 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the same code in two
-// kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
+// Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K
+// (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
+// same code in two kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
 #include "kda_sm90_device.cuh"
 
 namespace rlk::cuda::kda90 {
@@ -25,8 +28,8 @@ namespace {
 
 enum class Part { all, inter, intra };
 
-constexpr int kPad = 4;      // floats between rows of the scaled copies
-constexpr int kPitch = 20;   // of a 16 x 16 block of dP or dM
+constexpr int kPad = 4;     // floats between rows of the scaled copies
+constexpr int kPitch = 20;  // of a 16 x 16 block of dP or dM
 
 template <int K>
 struct Layout {
@@ -49,8 +52,8 @@ struct Layout {
   static constexpr int kRest = kFirst + 16 * K;
   static constexpr int kBlockSum = kRest + 16 * K;
   static constexpr int kKeySum = kBlockSum + 16 * K;
-  static constexpr int kLast = kKeySum + 16 * K;  // rowsum(S dS)
-  static constexpr int kBetaV = kLast + 4 * K;      // [K / 64][64]
+  static constexpr int kLast = kKeySum + 16 * K;        // rowsum(S dS)
+  static constexpr int kBetaV = kLast + 4 * K;          // [K / 64][64]
   static constexpr int kBetaK = kBetaV + K / 64 * 256;  // [K / 32][64]
   static constexpr int kBeta = kBetaK + K / 32 * 256;
   static constexpr int kBar = kBeta + 256;
@@ -59,7 +62,9 @@ struct Layout {
 
 // Swapping groups of 8 floats by row keeps the fragments' float2 stores free of bank conflicts.
 template <int K>
-__device__ inline int sum_index(int row, int channel) { return row * K + (channel ^ ((row & 3) << 3)); }
+__device__ inline int sum_index(int row, int channel) {
+  return row * K + (channel ^ ((row & 3) << 3));
+}
 
 template <int K, Part part, bool Gated>
 __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
@@ -69,8 +74,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
   const std::uint32_t base = shared_address(smem), bar = base + L::kBar;
   auto floats = [&](int at) { return reinterpret_cast<float*>(smem + at); };
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const int channel = tid % K, block = tid / K;           // of the walk along tokens
-  const int tokens16 = warp % 4, quarter = warp / 4;      // of the products: 16 tokens x 32 channels
+  const int channel = tid % K, block = tid / K;       // of the walk along tokens
+  const int tokens16 = warp % 4, quarter = warp / 4;  // of the products: 16 tokens x 32 channels
   const int items = static_cast<int>(p.slots()) * p.value_heads;
 
   if (tid == 0) {
@@ -95,7 +100,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     for (int i = tid; i < 8 * K; i += kThreads) {
       const int row = i / (K / 8), piece = i % (K / 8);
       const bool valid = row < c.length;
-      copy16(base + L::kDOut + row_tile(64, row, piece), from + (valid ? row : 0) * p.d_out.token + 8 * piece, valid);
+      copy16(base + L::kDOut + row_tile(64, row, piece), from + (valid ? row : 0) * p.d_out.token + 8 * piece,
+             valid);
     }
     copy_commit();
     // The rest of the next chunk goes as far as L2.
@@ -123,7 +129,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     if constexpr (part == Part::intra) return;
     Chunk c;
     if (tid != 0 || !find_chunk(p, item / p.value_heads, c)) return;
-    const std::int64_t state = (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + item % p.value_heads;
+    const std::int64_t state =
+        (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + item % p.value_heads;
     bulk_copy(base + L::kState, p.states + state * K * K, 2 * K * K, bar);
   };
 
@@ -238,7 +245,9 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     if constexpr (part != Part::intra) {
       const int mat = lane / 8, r = lane % 8;
       // Block (vb, cb) of a matrix of 8 x 8 blocks, `width` blocks to a row, as ldmatrix addresses it.
-      auto at = [&](int tile, int width, int vb, int cb) { return base + tile + ((vb * width + cb) * 8 + r) * 16; };
+      auto at = [&](int tile, int width, int vb, int cb) {
+        return base + tile + ((vb * width + cb) * 8 + r) * 16;
+      };
       // dP by warps of even quarter, dM by the others; at K = 128 two warps share a row of blocks.
       {
         constexpr int kShare = kWarps / 8;
@@ -268,7 +277,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
           if (n >= 2 * tokens16 + 2) continue;
 #pragma unroll
           for (int y = 0; y < 4; ++y) {
-            const int i = lane / 4 + y / 2 * 8, col = 8 * n + 2 * (lane % 4) + y % 2, jb = col / 16, j = col % 16;
+            const int i = lane / 4 + y / 2 * 8, col = 8 * n + 2 * (lane % 4) + y % 2, jb = col / 16,
+                      j = col % 16;
             float value = acc[x][y] * (is_m ? -1.f : p.scale);
             if (part == Part::inter) {
               inter[3 * 64 * K + is_m * 4096 + (16 * tokens16 + i) * 64 + col] = value;
@@ -286,14 +296,16 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       {
         const int tb = warp % 8, half = warp / 8, token = 8 * tb + lane / 4;
         float sum = 0.f;
-        const bf16* v = row_of(p.v, c.row, c.token + (token < c.length ? token : 0), hv) + 64 * half + 2 * (lane % 4);
+        const bf16* v =
+            row_of(p.v, c.row, c.token + (token < c.length ? token : 0), hv) + 64 * half + 2 * (lane % 4);
 #pragma unroll
         for (int x = 0; x < 8; x += 4) {
           std::uint32_t d[4];
           ldmatrix_t(d, at(L::kDx, 8, 8 * half + x + mat, tb));
 #pragma unroll
           for (int y = 0; y < 4; ++y) {
-            const std::uint32_t w = token < c.length ? *reinterpret_cast<const std::uint32_t*>(v + 8 * (x + y)) : 0u;
+            const std::uint32_t w =
+                token < c.length ? *reinterpret_cast<const std::uint32_t*>(v + 8 * (x + y)) : 0u;
             sum = fmaf(low(d[y]), low(w), sum);
             sum = fmaf(high(d[y]), high(w), sum);
           }
@@ -384,7 +396,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
         if (ib == jb) {
           floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
         } else {
-          floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] = round_tf32(value);
+          floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] =
+              round_tf32(value);
         }
       }
       for (int i = tid; i < 64; i += kThreads) {
@@ -405,7 +418,7 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     });
     // Between the 16-token blocks.
     {
-      auto scale_by = [&](float (&acc)[4][4], float2 f, int n) {
+      auto scale_by = [&](float(&acc)[4][4], float2 f, int n) {
         acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
       };
       auto factor = [&](int at, int block, int ch) {
@@ -478,8 +491,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
     });
     __syncthreads();  // E: the sums are there
 
-    // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes, so Q and
-    // W need no arrays. d_gate[i] = dG_i + ... + dG_15.
+    // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes,
+    // so Q and W need no arrays. d_gate[i] = dG_i + ... + dG_15.
     float d_gate[16], wk[16];
     {
       const float* sums = floats(L::kSums);
@@ -495,7 +508,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
           f *= e[i];
         }
         key_sum *= to_end;
-        if (block == 0) key_sum = fmaf(to_end * f, floats(L::kLast)[channel], key_sum);  // e^{G_L} rowsum(S dS)
+        if (block == 0)
+          key_sum = fmaf(to_end * f, floats(L::kLast)[channel], key_sum);  // e^{G_L} rowsum(S dS)
         floats(L::kKeySum)[block * K + channel] = key_sum;
         f = block < 3 ? floats(L::kFirst)[(block + 1) * K + channel] : 1.f;
 #pragma unroll
@@ -513,7 +527,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       const int k_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_k.token);
       const std::int64_t part_row = ((c.row * p.tokens + c.token) * p.value_heads + hv) * K + channel;
       bf16 *dq = nullptr, *dk = nullptr;
-      if (!p.q_part) dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
+      if (!p.q_part)
+        dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
       float carry = 0.f;
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
@@ -575,7 +590,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
           const int t = 16 * block + i;
           if (t >= c.length) continue;
           float of_rate;
-          d_gate[i] = gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
+          d_gate[i] =
+              gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
           bias_sum += d_gate[i], rate_sum += of_rate;
         }
         after = 0.f;
@@ -610,7 +626,8 @@ __global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
       if (block == 0) {
         float b = 0.f, r = 0.f;
 #pragma unroll
-        for (int x = 0; x < 4; ++x) b += floats(L::kSums)[x * K + channel], r += floats(L::kSums)[(4 + x) * K + channel];
+        for (int x = 0; x < 4; ++x)
+          b += floats(L::kSums)[x * K + channel], r += floats(L::kSums)[(4 + x) * K + channel];
         p.bias_part[static_cast<std::int64_t>(item) * K + channel] = b;
         p.a_log_part[static_cast<std::int64_t>(item) * K + channel] = r;
       }
@@ -626,7 +643,8 @@ void launch(const Job& job, cudaStream_t stream) {
   cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
   const std::int64_t items = job.slots() * job.value_heads;
   if (items < blocks) blocks = static_cast<int>(items);
-  cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
+  cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       Layout<K>::kSize);
   gradients_kernel<K, part, Gated><<<blocks, 4 * K, Layout<K>::kSize, stream>>>(job);
 }
 

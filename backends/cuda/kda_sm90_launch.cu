@@ -1,5 +1,5 @@
-// KDA on Hopper: the small kernels around the large ones (chunk plan of a packed batch, l2norm before, group sums and
-// l2norm after, parameter gradients), the workspace, and the order of launches.
+// KDA on Hopper: the small kernels around the large ones (chunk plan of a packed batch, l2norm before, group
+// sums and l2norm after, parameter gradients), the workspace, and the order of launches.
 #include <algorithm>
 
 #include "kda_sm90_device.cuh"
@@ -96,7 +96,8 @@ __global__ void finish_kernel(const Job p) {
     }
     bf16* to = row_of(which ? p.d_k : p.d_q, row, token, h);
 #pragma unroll
-    for (int i = 0; i < K / 64; ++i) reinterpret_cast<std::uint32_t*>(to)[32 * i + lane] = pack(d[i].x, d[i].y);
+    for (int i = 0; i < K / 64; ++i)
+      reinterpret_cast<std::uint32_t*>(to)[32 * i + lane] = pack(d[i].x, d[i].y);
   }
 }
 

@@ -8,13 +8,13 @@
 //
 // Decays are running products of e^{g} along a thread's 16 tokens, never differences of sums: no overflow, no
 // cancellation at large |G|, masked gates (-1000) give exact zeros.
-// P and M by halving: at level s = 32, 16, 8, 4, 2, 1 the tokens with bit s set ("upper") meet those of the s tokens
-// before their aligned group ("lower"), with e^{G_i - G_a} on one side and e^{G_a - G_j} on the other, a the group's
-// first row. All factors are at most 1 whatever the gates, so one path serves bounded and unbounded gates; a 16 x 8
-// mma tile carries 8 rows of q and 8 rows of k, so levels below 16 cost one tile per 16 tokens. Rejected: one exp per
-// (i, j, d) in the diagonal blocks (70 k exps per chunk), a single anchor per 16 tokens (overflows below g = -5).
-// Operands are fp16 after scaling each row of q and k by a power of two (row maximum in [1, 2)): tf32's precision at
-// bf16's cost, for any magnitude.
+// P and M by halving: at level s = 32, 16, 8, 4, 2, 1 the tokens with bit s set ("upper") meet those of the s
+// tokens before their aligned group ("lower"), with e^{G_i - G_a} on one side and e^{G_a - G_j} on the other,
+// a the group's first row. All factors are at most 1 whatever the gates, so one path serves bounded and
+// unbounded gates; a 16 x 8 mma tile carries 8 rows of q and 8 rows of k, so levels below 16 cost one tile
+// per 16 tokens. Rejected: one exp per (i, j, d) in the diagonal blocks (70 k exps per chunk), a single
+// anchor per 16 tokens (overflows below g = -5). Operands are fp16 after scaling each row of q and k by a
+// power of two (row maximum in [1, 2)): tf32's precision at bf16's cost, for any magnitude.
 #include <type_traits>
 
 #include "kda_sm90_device.cuh"
@@ -29,11 +29,11 @@ struct Layout {
   static constexpr int kLevel = 96 * K * 2;  // 32 rows of q, 32 of k (upper tokens), 32 of k (lower tokens)
   static constexpr int kM = 2 * kLevel;
   static constexpr int kP = kM + 64 * kPitch * 4;
-  static constexpr int kFirst = kP + 8192;        // e^{g} of each 16-block's first token
-  static constexpr int kRest = kFirst + 16 * K;   // product over its other tokens
+  static constexpr int kFirst = kP + 8192;       // e^{g} of each 16-block's first token
+  static constexpr int kRest = kFirst + 16 * K;  // product over its other tokens
   static constexpr int kBeta = kRest + 16 * K;
-  static constexpr int kScale = kBeta + 256;      // [q, k][64]: what the fp16 rows were divided by
-  static constexpr int kMax = kScale + 512;       // [K / 64][q, k][64]
+  static constexpr int kScale = kBeta + 256;  // [q, k][64]: what the fp16 rows were divided by
+  static constexpr int kMax = kScale + 512;   // [K / 64][q, k][64]
   static constexpr int kDiagonal = kMax + K / 64 * 512;
   static constexpr int kSize = kDiagonal + K / 64 * 256;
   // After the levels, in their place: A and a buffer for the inverse.
@@ -53,8 +53,8 @@ __device__ inline void product16(float4& c, const float* x, const float* y, int 
   }
 }
 
-// A = (I + M)^-1 for unit lower triangular I + M, in fp32: 16 x 16 blocks by substitution, one thread per column,
-// then block diagonals downwards: A_IJ = -A_II sum_{J <= L < I} M_IL A_LJ.
+// A = (I + M)^-1 for unit lower triangular I + M, in fp32: 16 x 16 blocks by substitution, one thread per
+// column, then block diagonals downwards: A_IJ = -A_II sum_{J <= L < I} M_IL A_LJ.
 template <int kThreads>
 __device__ void invert(const float* m, float* a, float* t) {
   const int tid = threadIdx.x;
@@ -357,7 +357,8 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
   }
   for (int i = tid; i < 64; i += kThreads) {
     const float d = kHalves == 2 ? diagonal[i] + diagonal[64 + i] : diagonal[i];
-    *reinterpret_cast<bf16*>(p_matrix + row_tile(64, i, i / 8) + (i % 8) * 2) = __float2bfloat16_rn(d * p.scale);
+    *reinterpret_cast<bf16*>(p_matrix + row_tile(64, i, i / 8) + (i % 8) * 2) =
+        __float2bfloat16_rn(d * p.scale);
   }
   __syncthreads();
   for (int w = warp; w < 8; w += kWarps) {
@@ -386,7 +387,8 @@ __global__ void __launch_bounds__(2 * K, K == 128 ? 2 : 4) prepare_kernel(const 
     const float4 y = *reinterpret_cast<const float4*>(a_matrix + row * kPitch + 8 * piece + 4);
     *reinterpret_cast<uint4*>(record + Record<K>::kInverse + at) =
         make_uint4(pack(x.x, x.y), pack(x.z, x.w), pack(y.x, y.y), pack(y.z, y.w));
-    *reinterpret_cast<uint4*>(record + Record<K>::kScores + at) = *reinterpret_cast<const uint4*>(p_matrix + at);
+    *reinterpret_cast<uint4*>(record + Record<K>::kScores + at) =
+        *reinterpret_cast<const uint4*>(p_matrix + at);
   }
 }
 

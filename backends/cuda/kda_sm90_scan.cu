@@ -5,15 +5,16 @@
 //   backward:  dvnew = P^T do + (k e^{G_L-G}) dS     dx = A^T dvnew     dv = beta dx
 //              dS <- Diag(e^{G_L}) dS + (scale q e^G)^T do - (k e^G)^T (beta dx)
 //
-// These are the WY products with w and u multiplied out: no w, no u, no rounding of them, and v is used exactly.
-// Once the preparation is done neither recurrence needs the other, so the backward runs both in one grid.
+// These are the WY products with w and u multiplied out: no w, no u, no rounding of them, and v is used
+// exactly. Once the preparation is done neither recurrence needs the other, so the backward runs both in one
+// grid.
 //
-// Every matrix is kept transposed, V first. A warp owns 16 columns of V and all of K: its 16 x K state stays in mma
-// accumulators, which as they lie are the A operand of the next product, and so are x and vnew. Warps never exchange
-// anything; every B operand is a tile of the chunk's record, which the bulk copy engine brings two chunks deep.
-// The number of warps per block (the cut of V) follows the size of the call and changes no bit: columns of V never
-// meet. x and dvnew are split into two bf16 terms before they meet A, so that only P, A, vnew and the state
-// operands are rounded.
+// Every matrix is kept transposed, V first. A warp owns 16 columns of V and all of K: its 16 x K state stays
+// in mma accumulators, which as they lie are the A operand of the next product, and so are x and vnew. Warps
+// never exchange anything; every B operand is a tile of the chunk's record, which the bulk copy engine brings
+// two chunks deep. The number of warps per block (the cut of V) follows the size of the call and changes no
+// bit: columns of V never meet. x and dvnew are split into two bf16 terms before they meet A, so that only P,
+// A, vnew and the state operands are rounded.
 #include "kda_sm90_device.cuh"
 
 namespace rlk::cuda::kda90 {
@@ -29,7 +30,8 @@ struct State {
 
   __device__ void read(const Job& p, const float* from, const Slice& s) {
     const int lane = threadIdx.x % 32;
-    const float* base = from ? from + (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K : nullptr;
+    const float* base =
+        from ? from + (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K : nullptr;
 #pragma unroll
     for (int n = 0; n < K / 8; ++n) {
 #pragma unroll
@@ -79,8 +81,10 @@ __device__ inline void store_blocks(bf16* base, int width, int vb, int cb, const
   to[((vb + 1) * row + cb + 1) * 32] = a[3];
 }
 
-// acc[V x 64] += operand(ks)[V x 16] * tile[64 rows][16 columns at step ks]^T: the tile's rows are the result's columns.
-__device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&a)[4], std::uint32_t tile, int ks, int from) {
+// acc[V x 64] += operand(ks)[V x 16] * tile[64 rows][16 columns at step ks]^T: the tile's rows are the
+// result's columns.
+__device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&a)[4], std::uint32_t tile, int ks,
+                                  int from) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int np = 0; np < 4; ++np) {
@@ -93,7 +97,8 @@ __device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&a)[4
 }
 // acc[V x 16 Pairs] += operand[V x 16] * tile[16 rows at step ks][16 Pairs columns].
 template <int N>
-__device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a)[4], std::uint32_t tile, int ks, int to) {
+__device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                     int ks, int to) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int np = 0; np < N / 2; ++np) {
@@ -105,8 +110,8 @@ __device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a
   }
 }
 
-// This warp's 16 columns of a [token][V] tensor, 64 tokens, in its own 2 KiB of shared memory: 32-byte rows, the two
-// halves of a row swapped in every second group of four rows.
+// This warp's 16 columns of a [token][V] tensor, 64 tokens, in its own 2 KiB of shared memory: 32-byte rows,
+// the two halves of a row swapped in every second group of four rows.
 __device__ inline int slim_tile(int row, int piece) { return row * 32 + ((piece ^ (row >> 2 & 1)) << 4); }
 
 __device__ inline void load_slim(std::uint32_t shared, const bf16* from, std::int64_t step, int length) {
@@ -145,7 +150,8 @@ __device__ inline void clear(float (&acc)[8][4]) {
   }
 }
 // acc as the A operand of step ks: rounded, and what the rounding left.
-__device__ inline void split(const float (&acc)[8][4], int ks, std::uint32_t (&hi)[4], std::uint32_t (&lo)[4]) {
+__device__ inline void split(const float (&acc)[8][4], int ks, std::uint32_t (&hi)[4],
+                             std::uint32_t (&lo)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float a = acc[2 * ks + i / 2][2 * (i % 2)], b = acc[2 * ks + i / 2][2 * (i % 2) + 1];
@@ -155,7 +161,8 @@ __device__ inline void split(const float (&acc)[8][4], int ks, std::uint32_t (&h
 }
 __device__ inline void round_operand(const float (&acc)[8][4], int ks, std::uint32_t (&a)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = pack(acc[2 * ks + i / 2][2 * (i % 2)], acc[2 * ks + i / 2][2 * (i % 2) + 1]);
+  for (int i = 0; i < 4; ++i)
+    a[i] = pack(acc[2 * ks + i / 2][2 * (i % 2)], acc[2 * ks + i / 2][2 * (i % 2) + 1]);
 }
 
 template <int K, int Warps, bool Out, bool Keep>
@@ -167,7 +174,10 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
   const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
   const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
   const std::uint32_t base = shared_address(smem);
-  auto length = [&](int c) { return static_cast<int>(min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk))); };
+  auto length = [&](int c) {
+    return static_cast<int>(
+        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
+  };
   auto item = [&](int c) { return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head; };
   auto load = [&](int c) {
     const std::uint32_t stage = base + (c & 1) * kStage;
@@ -175,7 +185,8 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
       barrier_expect(bars + 8 * (c & 1), kRecord);
       bulk_copy(stage, p.records + item(c) * R::kSize, kRecord, bars + 8 * (c & 1));
     }
-    load_slim(stage + kRecord + warp * 2048, row_of(p.v, row, start + c * kChunk, s.head) + s.column, p.v.token, length(c));
+    load_slim(stage + kRecord + warp * 2048, row_of(p.v, row, start + c * kChunk, s.head) + s.column,
+              p.v.token, length(c));
     copy_commit();
   };
 
@@ -203,8 +214,9 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
       std::uint32_t a[4];
       state.operand(a, ks);
       if constexpr (Keep) {
-        store_blocks(p.states + ((static_cast<std::int64_t>(slot0) + c + s.sequence) * p.value_heads + s.head) * K * K, K,
-                     s.column / 8, 2 * ks, a);
+        store_blocks(
+            p.states + ((static_cast<std::int64_t>(slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
+            K, s.column / 8, 2 * ks, a);
       }
       times_rows(y, a, stage + R::kKeyIn, ks, 0);
       if constexpr (Out) times_rows(o, a, stage + R::kQuery, ks, 0);
@@ -253,8 +265,10 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < K / 16; ++ks) {
       std::uint32_t a[4];
       state.operand(a, ks);
-      store_blocks(p.states + ((static_cast<std::int64_t>(slot0) + chunks + s.sequence) * p.value_heads + s.head) * K * K, K,
-                   s.column / 8, 2 * ks, a);
+      store_blocks(
+          p.states +
+              ((static_cast<std::int64_t>(slot0) + chunks + s.sequence) * p.value_heads + s.head) * K * K,
+          K, s.column / 8, 2 * ks, a);
     }
   }
   state.write(p, p.final, s);
@@ -269,7 +283,10 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
   const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
   const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
   const std::uint32_t base = shared_address(smem);
-  auto length = [&](int c) { return static_cast<int>(min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk))); };
+  auto length = [&](int c) {
+    return static_cast<int>(
+        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
+  };
   auto item = [&](int c) { return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head; };
   // `n` counts the chunks from the last one.
   auto load = [&](int n) {
@@ -279,8 +296,8 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
       barrier_expect(bars + 8 * (n & 1), R::kSize);
       bulk_copy(stage, p.records + item(c) * R::kSize, R::kSize, bars + 8 * (n & 1));
     }
-    load_slim(stage + R::kSize + warp * 2048, row_of(p.d_out, row, start + c * kChunk, s.head) + s.column, p.d_out.token,
-              length(c));
+    load_slim(stage + R::kSize + warp * 2048, row_of(p.d_out, row, start + c * kChunk, s.head) + s.column,
+              p.d_out.token, length(c));
     copy_commit();
   };
 
@@ -380,7 +397,8 @@ __global__ void __launch_bounds__(32 * Warps, 1) scan_kernel(const Job p) {
 template <int K, int Warps, bool Both>
 void launch(const Job& job, cudaStream_t stream) {
   constexpr int kBytes = scan_smem<K, Warps>(Both);
-  const auto blocks = static_cast<unsigned>((Both ? 2 : 1) * job.sequences * job.value_heads * (K / (16 * Warps)));
+  const auto blocks =
+      static_cast<unsigned>((Both ? 2 : 1) * job.sequences * job.value_heads * (K / (16 * Warps)));
   cudaFuncSetAttribute(scan_kernel<K, Warps, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   scan_kernel<K, Warps, Both><<<blocks, 32 * Warps, kBytes, stream>>>(job);
 }
