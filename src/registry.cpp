@@ -129,20 +129,10 @@ void load_environment(Snapshot& s) {
   s.environment = Override::parse(environment().backend, "RLK_BACKEND", s.names());
 }
 
-// What is said while a snapshot is built is logged after it is out: a log sink may itself ask the library.
-struct Line {
-  LogLevel level;
-  std::string text;
-};
-using Lines = std::vector<Line>;
-void log_all(const Lines& lines) {
-  for (const Line& line : lines) log(line.level, line.text);
-}
-
-void load_plugins(Snapshot& s, Lines& lines) {
+void load_plugins(Snapshot& s) {
   s.plugin_notes.clear();
   const std::vector<PluginFile> files = find_plugins(&s.plugin_notes);
-  for (const std::string& note : s.plugin_notes) lines.push_back({LogLevel::warn, note});
+  for (const std::string& note : s.plugin_notes) log(LogLevel::warn, note);
   // A reload keeps what is loaded, which is for ever, and judges the rest again.
   std::erase_if(s.backends, [](const auto& b) { return !b->table; });
   for (const PluginFile& file : files) {
@@ -155,28 +145,27 @@ void load_plugins(Snapshot& s, Lines& lines) {
       if (Status status = add_backend(draft, load.table, file.path); status) {
         s = std::move(draft);
       } else {
-        lines.push_back({LogLevel::warn, std::string(status.message())});
+        log(LogLevel::warn, status.message());
         add_absent(s, file.name, Backend::refused, std::string(status.message()), file.path, true);
       }
       continue;
     }
     // A missing driver or vendor library is an ordinary machine; a file that broke a rule is somebody's
     // mistake.
-    lines.push_back({load.refused ? LogLevel::warn : LogLevel::info, load.reason});
+    log(load.refused ? LogLevel::warn : LogLevel::info, load.reason);
     add_absent(s, file.name, load.refused ? Backend::refused : Backend::load_failed, load.reason, file.path,
                true);
   }
   for (const char* name : kKnownBackends) add_absent(s, name, Backend::absent, "", "", false);
 }
 
-std::unique_ptr<Snapshot> first_snapshot(Lines& lines) {
+std::unique_ptr<Snapshot> first_snapshot() {
   auto s = std::make_unique<Snapshot>();
   for (const registry::Op& op : registry::ops())
-    if (Status status = add_op(*s, op.schema, "built in"); !status)
-      lines.push_back({LogLevel::error, std::string(status.message())});
+    if (Status status = add_op(*s, op.schema, "built in"); !status) log(LogLevel::error, status.message());
   if (Status status = add_backend(*s, &native_backend, "built in"); !status)
-    lines.push_back({LogLevel::error, std::string(status.message())});
-  load_plugins(*s, lines);
+    log(LogLevel::error, status.message());
+  load_plugins(*s);
   load_environment(*s);
   return s;
 }
@@ -203,14 +192,9 @@ KnownNames Snapshot::names() const {
 
 const Snapshot& snapshot() {
   if (const Snapshot* s = published.load(std::memory_order_acquire)) return *s;
-  environment();  // it logs, so it is read before the lock is held
-  Lines lines;
-  {
-    std::lock_guard lock(publish_mutex);
-    if (!published.load(std::memory_order_relaxed)) publish(first_snapshot(lines));
-  }
-  log_all(lines);
-  return *published.load(std::memory_order_acquire);
+  std::lock_guard lock(publish_mutex);
+  if (!published.load(std::memory_order_relaxed)) publish(first_snapshot());
+  return *published.load(std::memory_order_relaxed);
 }
 
 Status register_backend(const rlk_backend* table, std::string origin) {
@@ -225,18 +209,13 @@ Status register_backend(const rlk_backend* table, std::string origin) {
 
 Status reload_environment() {
   snapshot();
+  std::lock_guard lock(publish_mutex);
   reload_environment_variables();
-  Lines lines;
-  Status error;
-  {
-    std::lock_guard lock(publish_mutex);
-    auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
-    load_plugins(*next, lines);
-    load_environment(*next);
-    error = next->environment.error();
-    publish(std::move(next));
-  }
-  log_all(lines);
+  auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
+  load_plugins(*next);
+  load_environment(*next);
+  Status error = next->environment.error();
+  publish(std::move(next));
   return error;
 }
 
@@ -269,7 +248,6 @@ void Backend::probe() {
     rlk_device found[64] = {};
     char reason[512] = "";
     const int32_t n = table->devices(found, 64, reason, sizeof reason);
-    reason[sizeof reason - 1] = '\0';
     for (int32_t i = 0; i < n && i < 64; ++i) devices_.push_back(found[i]);
     if (devices_.empty()) no_device_reason_ = reason[0] ? reason : "no device";
   });

@@ -14,13 +14,21 @@ constexpr Size kSizes[] = {{1, 1, 1},    {1, 64, 17},   {2, 1023, 16},  {3, 1024
                            {7, 100, 65}, {8, 2049, 31}, {17, 256, 128}, {33, 96, 48},  {61, 320, 70}};
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-void forward_case(const CaseSink& sink, Size s, DType t, DType out, bool bias, Fill fill, const char* data) {
+void forward_case(const CaseSink& sink, Size s, DType t, DType out, bool bias, Fill fill, const char* data,
+                  bool cancels = false) {
   Case c;
-  c.name = fmt::format("m={} k={} v={} {}->{}{} {}", s.m, s.k, s.v, name_of(t), name_of(out),
-                       bias ? " bias" : "", data);
+  c.name = fmt::format("m={} k={} v={} {}->{} {}", s.m, s.k, s.v, name_of(t), name_of(out),
+                       bias ? "integers, bias" : data);
   c.inputs = {{"hidden", {s.m, s.k}, t, fill}, {"weight", {s.v, s.k}, t, fill}};
-  if (bias) c.inputs.push_back({"bias", {s.v}, t, {}});
+  if (bias) {
+    // Small integers sum exactly in any order, so the two roundings of a biased result have one right answer.
+    c.inputs[0].fill = c.inputs[1].fill = {Fill::integers, -4, 5};
+    c.inputs.push_back({"bias", {s.v}, t, {}});
+    c.exact = true;
+  }
   c.results = {{"out", out}};
+  c.reduction = s.k;
+  c.cancels = cancels;
   c.large = s.m * s.k * s.v > 4'000'000;
   sink(std::move(c));
 }
@@ -38,7 +46,16 @@ void lm_head_cases(const CaseSink& sink) {
       {"linspace", {Fill::linspace, -1, 1}}, {"cancellation", {Fill::cancellation}},
       {"one-hot", {Fill::one_hot}},          {"powers of two", {Fill::powers_of_two, -8, 8}}};
   for (DType t : kDTypes)
-    for (const auto& [name, fill] : hard) forward_case(sink, {9, 1100, 37}, t, DType::f32, false, fill, name);
+    for (const auto& [name, fill] : hard)
+      forward_case(sink, {9, 1100, 37}, t, DType::f32, false, fill, name, true);
+  for (DType t : kDTypes) {
+    Case c;
+    c.name = fmt::format("order of addition {}", name_of(t));
+    c.inputs = {{"hidden", {1, 2100}, t, {}}, {"weight", {1, 2100}, t, {}}};
+    c.results = {{"out", DType::f32}};
+    c.order_probe = {"hidden", "weight", "out"};
+    sink(std::move(c));
+  }
 }
 
 void lm_head_bwd_cases(const CaseSink& sink) {

@@ -38,27 +38,24 @@ void print_impls(const Json& impls, const Json& backends) {
   if (any) std::puts(""), missing.print();
 }
 
-// A block per op: an op has too many names for a row.
 void print_ops(const Json& ops) {
-  const auto line = [](const char* head, const std::string& text) {
-    if (!text.empty()) std::printf("  %-10s  %s\n", head, text.c_str());
-  };
+  Table table(
+      {"op", "arguments (results after ->)", "attributes", "gradient", "aliases", "what it computes"});
   for (const Json& op : ops) {
     std::string reads, writes, attributes;
     for (const Json& a : op["arguments"]) {
-      std::string& list = a["role"] == "write" ? writes : reads;
+      const bool result = a["role"] == "write";
+      std::string& list = result ? writes : reads;
       list += (list.empty() ? "" : " ") + a["name"].get<std::string>() + (a["optional"] ? "?" : "") +
               (a["role"] == "readwrite" ? "!" : "");
     }
     for (const Json& a : op["attributes"])
       attributes += (attributes.empty() ? "" : " ") + a["name"].get<std::string>();
-    std::printf("%s  %s\n", painted(op["name"], Paint::head).c_str(), op["doc"].get<std::string>().c_str());
-    line("arguments", reads + (writes.empty() ? "" : " -> " + writes));
-    line("attributes", attributes);
-    line("gradient", op["backward"]);
-    line("aliases", op["aliases"]);
+    table.row({op["name"], reads + (writes.empty() ? "" : " -> " + writes), attributes,
+               op["backward"].get<std::string>().empty() ? "-" : op["backward"], op["aliases"], op["doc"]});
   }
-  std::puts("\n?: optional   !: changed in place   ->: results");
+  table.print();
+  std::puts("\n?: optional   !: changed in place");
 }
 
 void print_backends(const Json& backends) {

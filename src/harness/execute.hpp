@@ -1,0 +1,47 @@
+// Running one problem on one implementation as a user would, with everything around it watched: inputs
+// hashed, results filled with NaN, guard bytes on both sides of every array.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rlk/options.hpp"
+#include "src/harness/problem.hpp"
+#include "src/registry.hpp"
+
+namespace rlk::harness {
+
+// Where and how: everything here must not change a bit.
+struct Manner {
+  int32_t threads = 0;
+  int64_t offset = 0;       // bytes every array is moved by, rounded up to its element size
+  int64_t row_padding = 0;  // elements between the rows of arguments that may be strided
+  void* stream = nullptr;
+  bool graph = false;  // captured, then replayed
+};
+
+struct Outcome {
+  rlk_code code = RLK_OK;
+  std::string text;            // of a failure
+  std::string broken;          // a promise about memory, in words; empty: kept
+  std::vector<Array> results;  // by argument, dense; dtype none where absent
+};
+
+// The implementation under test, and the memory services of its device (null on the CPU).
+struct Subject {
+  const rlk_op_schema* op = nullptr;
+  const rlk_implementation* implementation = nullptr;
+  Backend* backend = nullptr;
+  rlk_device device{kDLCPU, 0, 0, {}};
+  const rlk_device_services* services = nullptr;
+};
+
+Outcome execute(const Problem& p, const Subject& subject, const Manner& manner = {});
+
+// The op's reference with results in fp64 where the op allows it: the truth.
+Outcome execute_reference(const Problem& p, bool in_fp64);
+
+// Runs the implementation's function directly, past its own refusal, on the CPU and on one thread.
+Outcome execute_forced(const Problem& p, const Subject& subject);
+
+}  // namespace rlk::harness

@@ -1,0 +1,28 @@
+// labels: conformance
+// The harness on the native backend: everything it promises holds, in the budget of a CI run.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "rlk/harness.hpp"
+
+namespace {
+
+void expect_good(const rlk::harness::Report& r) {
+  for (std::size_t i = 0; i < r.failures.size() && i < 20; ++i) MESSAGE(r.failures[i].line());
+  CHECK(r.failures.empty());
+  CHECK_FALSE(r.entries.empty());
+}
+
+}  // namespace
+
+TEST_CASE("every native implementation of every op keeps its promises") {
+  const rlk::harness::Report r = rlk::harness::verify({.budget = 60});
+  expect_good(r);
+  for (const auto& e : r.entries) {
+    INFO(e.op << " " << e.implementation << " " << e.dtype);
+    CHECK(e.promises.at("accuracy").tried > 0);
+    CHECK(e.promises.at("purity").tried > 0);
+    CHECK(e.promises.at("batch invariance").tried > 0);
+  }
+}
