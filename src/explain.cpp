@@ -34,7 +34,7 @@ struct Description {
 };
 
 Description describe(const Resolution& r, const Candidate& c) {
-  if (!c.implementation) return {Standing::unusable, c.reason(), c.nearest()};
+  if (!c.implementation || c.verdict.code == RLK_PLUGIN) return {Standing::unusable, c.reason(), c.nearest()};
   if (c.implementation == r.implementation()) return {Standing::chosen, "", ""};
   const std::string named = fmt::format("RLK_BACKEND='{}={}'", r.op()->name, c.id);
   if (c.verdict.code == RLK_OK) return {Standing::later, "would serve this call, others come first", named};

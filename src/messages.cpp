@@ -9,8 +9,7 @@
 namespace rlk {
 
 std::string not_built(std::string_view backend) {
-  return fmt::format("backend '{}' is known but not built: there is no librlk_backend_{}.so in '{}'", backend,
-                     backend, plugin_folder());
+  return fmt::format("backend '{}' is known but not built into this installation", backend);
 }
 
 std::string not_loaded(std::string_view backend, bool refused, std::string_view why) {

@@ -129,10 +129,20 @@ void load_environment(Snapshot& s) {
   s.environment = Override::parse(environment().backend, "RLK_BACKEND", s.names());
 }
 
-void load_plugins(Snapshot& s) {
+// What is said while a snapshot is built is logged after it is out: a log sink may itself ask the library.
+struct Line {
+  LogLevel level;
+  std::string text;
+};
+using Lines = std::vector<Line>;
+void log_all(const Lines& lines) {
+  for (const Line& line : lines) log(line.level, line.text);
+}
+
+void load_plugins(Snapshot& s, Lines& lines) {
   s.plugin_notes.clear();
   const std::vector<PluginFile> files = find_plugins(&s.plugin_notes);
-  for (const std::string& note : s.plugin_notes) log(LogLevel::warn, note);
+  for (const std::string& note : s.plugin_notes) lines.push_back({LogLevel::warn, note});
   // A reload keeps what is loaded, which is for ever, and judges the rest again.
   std::erase_if(s.backends, [](const auto& b) { return !b->table; });
   for (const PluginFile& file : files) {
@@ -145,27 +155,28 @@ void load_plugins(Snapshot& s) {
       if (Status status = add_backend(draft, load.table, file.path); status) {
         s = std::move(draft);
       } else {
-        log(LogLevel::warn, status.message());
+        lines.push_back({LogLevel::warn, std::string(status.message())});
         add_absent(s, file.name, Backend::refused, std::string(status.message()), file.path, true);
       }
       continue;
     }
     // A missing driver or vendor library is an ordinary machine; a file that broke a rule is somebody's
     // mistake.
-    log(load.refused ? LogLevel::warn : LogLevel::info, load.reason);
+    lines.push_back({load.refused ? LogLevel::warn : LogLevel::info, load.reason});
     add_absent(s, file.name, load.refused ? Backend::refused : Backend::load_failed, load.reason, file.path,
                true);
   }
   for (const char* name : kKnownBackends) add_absent(s, name, Backend::absent, "", "", false);
 }
 
-std::unique_ptr<Snapshot> first_snapshot() {
+std::unique_ptr<Snapshot> first_snapshot(Lines& lines) {
   auto s = std::make_unique<Snapshot>();
   for (const registry::Op& op : registry::ops())
-    if (Status status = add_op(*s, op.schema, "built in"); !status) log(LogLevel::error, status.message());
+    if (Status status = add_op(*s, op.schema, "built in"); !status)
+      lines.push_back({LogLevel::error, std::string(status.message())});
   if (Status status = add_backend(*s, &native_backend, "built in"); !status)
-    log(LogLevel::error, status.message());
-  load_plugins(*s);
+    lines.push_back({LogLevel::error, std::string(status.message())});
+  load_plugins(*s, lines);
   load_environment(*s);
   return s;
 }
@@ -192,9 +203,14 @@ KnownNames Snapshot::names() const {
 
 const Snapshot& snapshot() {
   if (const Snapshot* s = published.load(std::memory_order_acquire)) return *s;
-  std::lock_guard lock(publish_mutex);
-  if (!published.load(std::memory_order_relaxed)) publish(first_snapshot());
-  return *published.load(std::memory_order_relaxed);
+  environment();  // it logs, so it is read before the lock is held
+  Lines lines;
+  {
+    std::lock_guard lock(publish_mutex);
+    if (!published.load(std::memory_order_relaxed)) publish(first_snapshot(lines));
+  }
+  log_all(lines);
+  return *published.load(std::memory_order_acquire);
 }
 
 Status register_backend(const rlk_backend* table, std::string origin) {
@@ -209,13 +225,18 @@ Status register_backend(const rlk_backend* table, std::string origin) {
 
 Status reload_environment() {
   snapshot();
-  std::lock_guard lock(publish_mutex);
   reload_environment_variables();
-  auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
-  load_plugins(*next);
-  load_environment(*next);
-  Status error = next->environment.error();
-  publish(std::move(next));
+  Lines lines;
+  Status error;
+  {
+    std::lock_guard lock(publish_mutex);
+    auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
+    load_plugins(*next, lines);
+    load_environment(*next);
+    error = next->environment.error();
+    publish(std::move(next));
+  }
+  log_all(lines);
   return error;
 }
 
@@ -248,6 +269,7 @@ void Backend::probe() {
     rlk_device found[64] = {};
     char reason[512] = "";
     const int32_t n = table->devices(found, 64, reason, sizeof reason);
+    reason[sizeof reason - 1] = '\0';
     for (int32_t i = 0; i < n && i < 64; ++i) devices_.push_back(found[i]);
     if (devices_.empty()) no_device_reason_ = reason[0] ? reason : "no device";
   });

@@ -81,7 +81,11 @@ struct Resolver::Search {
                                            : "runs on hip, the tensors are elsewhere",
                 kNearestDevice);
     const Backend::State state = e.backend->state();
-    if (state == Backend::no_device) return no("its backend is loaded but has no device");
+    if (state == Backend::no_device) {
+      rlk_verdict out = no(interned(backend_problem(*e.backend)), interned(backend_remedy(*e.backend)));
+      out.code = RLK_PLUGIN;  // not a refusal of this request: the backend cannot run any
+      return out;
+    }
     const auto& devices = e.backend->devices();
     const auto found = std::find_if(devices.begin(), devices.end(), [&](const rlk_device& d) {
       return d.type == static_cast<int32_t>(device.device_type) && d.id == device.device_id;
@@ -256,10 +260,18 @@ DType first_dtype(const rlk_op_schema& op, const rlk_slot* slots) {
 Status Resolver::refusal(const Resolution& r) {
   std::string text = fmt::format("{}: no implementation takes this call", r.op_->name);
   if (!r.rule_.empty()) text += fmt::format(" under '{}' ({})", r.rule_, kLevels[r.level_]);
+  // Neighbours that refuse for the same reason share a sentence.
   const char* separator = ": ";
-  for (const Candidate& c : r.candidates_) {
-    text += separator + refused_request(c.id, c.reason());
+  std::string who;
+  for (std::size_t i = 0; i < r.candidates_.size(); ++i) {
+    const Candidate& c = r.candidates_[i];
+    if (c.verdict.code == RLK_PLUGIN) continue;
+    who += (who.empty() ? "" : ", ") + std::string(c.id);
+    const std::string reason = c.reason();
+    if (i + 1 < r.candidates_.size() && r.candidates_[i + 1].reason() == reason) continue;
+    text += separator + refused_request(who, reason);
     separator = "; ";
+    who.clear();
   }
   return {RLK_NO_IMPLEMENTATION, std::move(text)};
 }
@@ -314,10 +326,15 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options
     }
   }
   if (!r.chosen_) {
+    for (const Candidate& c : r.candidates_)
+      if (c.verdict.code == RLK_PLUGIN && problem.find(c.verdict.why) == std::string::npos)
+        problem += (problem.empty() ? "" : "; ") + c.reason();
     r.status_ = refusal(r);
-    if (!problem.empty())
-      r.status_ = Status(RLK_NO_IMPLEMENTATION,
-                         std::string(r.status_.message()) + (r.candidates_.empty() ? ": " : "; ") + problem);
+    if (!problem.empty()) {
+      const std::string_view refusals = r.status_.message();
+      const bool none = refusals.find("refused this call") == refusals.npos;
+      r.status_ = Status(RLK_NO_IMPLEMENTATION, fmt::format("{}{}{}", refusals, none ? ": " : "; ", problem));
+    }
   }
   if (!check_data) search.add_others(r.candidates_);
   return r;

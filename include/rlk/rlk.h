@@ -118,7 +118,7 @@ RLK_API rlk_code rlk_reload_environment(void);
  * backend"). */
 RLK_API rlk_code rlk_load_plugin(const char* path);
 
-/** Receives log lines; level 0 trace .. 5 error. NULL silences. Without a sink RLK_LOG decides, on stderr. */
+/** Receives log lines; level 0 trace .. 4 error. NULL silences. Without a sink RLK_LOG decides, on stderr. */
 typedef void (*rlk_log_sink)(void* context, int32_t level, const char* text);
 RLK_API void rlk_set_log_sink(rlk_log_sink sink, void* context);
 

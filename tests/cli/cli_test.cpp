@@ -170,7 +170,7 @@ TEST_CASE("the five reasons a named backend does not serve have five messages") 
       const std::string name = b["name"];
       const Ran not_built = explain(name);
       CHECK(not_built.exit == 3);
-      CHECK_SAYS(not_built.err, "backend '" + name + "' is known but not built: ");
+      CHECK_SAYS(not_built.err, "backend '" + name + "' is known but not built into this installation");
     }
 }
 

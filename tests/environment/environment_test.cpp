@@ -158,6 +158,7 @@ TEST_CASE("a log sink gets every line and stderr none; a null sink silences") {
   const Ran counted = child({"RLK_BACKND=x"}, "env", "count");
   CHECK(counted.err == "");
   CHECK_SAYS(counted.out, "lines logged: 1");
+  CHECK_SAYS(child({"RLK_PLUGIN_PATH=relative:/nowhere"}, "env", "count").out, "lines logged: 2");
   const Ran silent = child({"RLK_BACKND=x"}, "env", "silent");
   CHECK(silent.err == "");
   CHECK_SAYS(silent.out, "lines logged: 0");

@@ -38,24 +38,27 @@ void print_impls(const Json& impls, const Json& backends) {
   if (any) std::puts(""), missing.print();
 }
 
+// A block per op: an op has too many names for a row.
 void print_ops(const Json& ops) {
-  Table table(
-      {"op", "arguments (results after ->)", "attributes", "gradient", "aliases", "what it computes"});
+  const auto line = [](const char* head, const std::string& text) {
+    if (!text.empty()) std::printf("  %-10s  %s\n", head, text.c_str());
+  };
   for (const Json& op : ops) {
     std::string reads, writes, attributes;
     for (const Json& a : op["arguments"]) {
-      const bool result = a["role"] == "write";
-      std::string& list = result ? writes : reads;
+      std::string& list = a["role"] == "write" ? writes : reads;
       list += (list.empty() ? "" : " ") + a["name"].get<std::string>() + (a["optional"] ? "?" : "") +
               (a["role"] == "readwrite" ? "!" : "");
     }
     for (const Json& a : op["attributes"])
       attributes += (attributes.empty() ? "" : " ") + a["name"].get<std::string>();
-    table.row({op["name"], reads + (writes.empty() ? "" : " -> " + writes), attributes,
-               op["backward"].get<std::string>().empty() ? "-" : op["backward"], op["aliases"], op["doc"]});
+    std::printf("%s  %s\n", painted(op["name"], Paint::head).c_str(), op["doc"].get<std::string>().c_str());
+    line("arguments", reads + (writes.empty() ? "" : " -> " + writes));
+    line("attributes", attributes);
+    line("gradient", op["backward"]);
+    line("aliases", op["aliases"]);
   }
-  table.print();
-  std::puts("\n?: optional   !: changed in place");
+  std::puts("\n?: optional   !: changed in place   ->: results");
 }
 
 void print_backends(const Json& backends) {

@@ -1,0 +1,74 @@
+// KDA forward and backward for Hopper: the plain call that the kernels of kda_sm90_*.cu take, their
+// workspace, and the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
+//
+// Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
+// e^{g}; the chunk's two 64 x 64 products P and M by halving (level s = 32 ... 1 pairs each aligned group of
+// s tokens with the group before it, anchored between them, so every factor is at most 1 and anchors depend
+// on the past only) in fp16 scaled by the row's largest exponent; the inverse by fp32 substitution; states in
+// fp32, rounded to bf16 as operands.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace rlk::cuda::kda90 {
+
+// [batch, token, head, channel], last dimension dense; strides count elements.
+template <class T>
+struct Strided {
+  T* data = nullptr;
+  std::int64_t batch = 0, token = 0, head = 0;
+};
+
+// fp32 or bf16 memory: g, beta and their gradients come in either.
+struct Real {
+  void* data = nullptr;
+  std::int64_t batch = 0, token = 0, head = 0;
+  bool bf16 = false;
+};
+
+enum class Gate : int { none, softplus, bounded };
+
+enum { kSkipQ = 1, kSkipK = 2, kSkipV = 4, kSkipG = 8, kSkipBeta = 16 };
+
+struct Call {
+  std::int64_t batch = 0, tokens = 0, sequences = 0;  // sequences == batch unless packed
+  int heads = 0, value_heads = 0, dim = 0;            // dim = K = V, 64 or 128
+  const std::int64_t* cu_seqlens = nullptr;
+  float scale = 0, lower_bound = -5;
+  bool v_first = false, l2norm = false, beta_sigmoid = false, neg_eigval = false;
+  Gate gate = Gate::none;
+
+  Strided<const __nv_bfloat16> q, k, v;
+  Real g, beta;
+  const float* a_log = nullptr;    // [HV]
+  const float* dt_bias = nullptr;  // [HV, K]
+  const float* initial = nullptr;  // dense [N, HV, K, V] or [N, HV, V, K]
+
+  Strided<__nv_bfloat16> out;  // forward
+  float* final = nullptr;
+
+  Strided<const __nv_bfloat16> d_out;  // backward
+  const float* d_final = nullptr;
+  Strided<__nv_bfloat16> d_q, d_k, d_v;
+  Real d_g, d_beta;
+  float* d_initial = nullptr;
+  float* d_a_log = nullptr;
+  float* d_dt_bias = nullptr;
+
+  int skip = 0;          // gradients the caller does not want
+  bool unfused = false;  // backward: keep the inter-chunk gradients in memory between two kernels
+
+  __host__ __device__ std::int64_t slots() const {
+    return cu_seqlens ? tokens / 64 + sequences : sequences * ((tokens + 63) / 64);
+  }
+};
+
+std::size_t forward_workspace(const Call& call);
+std::size_t backward_workspace(const Call& call);
+cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream);
+cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream);
+
+}  // namespace rlk::cuda::kda90

@@ -1,0 +1,277 @@
+// What the KDA kernels share: the call as kernels see it, where a chunk lies, tile layouts, and one-line
+// wrappers of the instructions used (mma, ldmatrix, movmatrix, asynchronous copies).
+//
+// Layouts of 16-bit tiles:
+//   rows   - [cols / 64][rows][64] with the 16-byte pieces of a 128-byte row permuted by piece ^ (row % 8):
+//   what
+//            threads that walk along a row write, and what ldmatrix reads without bank conflicts.
+//   blocks - 8 x 8 blocks of 128 contiguous bytes: what a warp holding mma fragments writes with one
+//   full-line store
+//            per block, and what ldmatrix reads without bank conflicts.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "kda_sm90.h"
+
+namespace rlk::cuda::kda90 {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kChunk = 64;
+
+// The call plus its workspace.
+struct Job : Call {
+  int slots_each = 0;                  // chunks per sequence, when not packed
+  const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
+  char* records = nullptr;             // [slots, HV] of Record<K>
+  bf16* states = nullptr;    // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
+  bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
+  bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
+  bf16* d_x = nullptr;       // [slots, HV][V, 64] blocks: A^T dvnew
+  float* q_part = nullptr;   // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
+  float* k_part = nullptr;
+  bf16* q_norm = nullptr;  // [B * T, H, K] and [B * T, H]: normalised rows and their factors
+  bf16* k_norm = nullptr;
+  float* q_factor = nullptr;
+  float* k_factor = nullptr;
+  float* bias_part = nullptr;   // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
+  float* a_log_part = nullptr;  // [slots, HV, K]: the same for d_a_log
+  float* inter = nullptr;       // unfused only: [slots, HV][kInter]
+};
+
+// Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
+template <int K>
+struct Record {
+  static constexpr int kBeta = 0, kDecay = 256;       // beta[64] and e^{G_L}[K], fp32
+  static constexpr int kKeyIn = 1024;                 // k e^G          rows
+  static constexpr int kKeyOut = kKeyIn + 128 * K;    // k e^{G_L - G}  rows
+  static constexpr int kInverse = kKeyOut + 128 * K;  // A              rows
+  static constexpr int kShort = kInverse + 8192;      // what the forward recurrence alone needs ends here
+  static constexpr int kQuery = kShort;               // scale q e^G    rows
+  static constexpr int kScores = kQuery + 128 * K;    // P              rows
+  static constexpr int kSize = kScores + 8192;
+};
+
+// Unfused backward, floats per chunk and head: Q, W, U before the part inside the chunk, dP, dM, D . v, S'
+// dS.
+template <int K>
+constexpr int kInter = 3 * 64 * K + 2 * 4096 + 64 + K;
+
+struct Chunk {
+  int sequence, index, length, slot;
+  std::int64_t row, token;  // batch row and first token
+};
+
+__device__ inline std::int64_t sequence_start(const Job& p, int n) {
+  return p.cu_seqlens ? p.cu_seqlens[n] : 0;
+}
+__device__ inline std::int64_t sequence_length(const Job& p, int n) {
+  return p.cu_seqlens ? p.cu_seqlens[n + 1] - p.cu_seqlens[n] : p.tokens;
+}
+__device__ inline int first_slot(const Job& p, int n) {
+  return p.cu_seqlens ? static_cast<int>(p.cu_seqlens[n] / kChunk) + n : n * p.slots_each;
+}
+
+// False for a slot that no chunk uses.
+__device__ inline bool find_chunk(const Job& p, int slot, Chunk& c) {
+  int n;
+  if (p.cu_seqlens) {
+    n = p.slot_sequence[slot];
+    if (n < 0) return false;
+  } else {
+    n = slot / p.slots_each;
+  }
+  c.sequence = n;
+  c.slot = slot;
+  c.index = slot - first_slot(p, n);
+  c.row = p.cu_seqlens ? 0 : n;
+  c.token = sequence_start(p, n) + static_cast<std::int64_t>(c.index) * kChunk;
+  const std::int64_t left = sequence_length(p, n) - static_cast<std::int64_t>(c.index) * kChunk;
+  c.length = left < kChunk ? static_cast<int>(left) : kChunk;
+  return true;
+}
+
+template <class T>
+__device__ inline T* row_of(const Strided<T>& t, std::int64_t row, std::int64_t token, int head) {
+  return t.data + row * t.batch + token * t.token + head * t.head;
+}
+__device__ inline std::int64_t index_of(const Real& t, std::int64_t row, std::int64_t token, int head) {
+  return row * t.batch + token * t.token + head * t.head;
+}
+__device__ inline float load_real(const Real& t, std::int64_t i) {
+  return t.bf16 ? __bfloat162float(static_cast<const bf16*>(t.data)[i])
+                : static_cast<const float*>(t.data)[i];
+}
+__device__ inline void store_real(const Real& t, std::int64_t i, float x) {
+  if (t.bf16) {
+    static_cast<bf16*>(t.data)[i] = __float2bfloat16_rn(x);
+  } else {
+    static_cast<float*>(t.data)[i] = x;
+  }
+}
+
+// body(std::true_type) when the tensor is bf16: keeps the branch out of loops, so that their loads overlap.
+template <class Body>
+__device__ inline void by_type(const Real& t, Body body) {
+  if (t.bf16) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+// The log decay of one channel, and what its backward needs. `rate` is e^{a_log}.
+__device__ inline float gate_value(const Job& p, float x, float rate) {
+  if (p.gate == Gate::softplus) return -rate * (x > 20.f ? x : log1pf(expf(x)));
+  return p.lower_bound / (1.f + expf(-rate * x));
+}
+// Gradient at x; `log_rate` receives the gradient at a_log.
+__device__ inline float gate_gradient(const Job& p, float x, float rate, float dg, float& log_rate) {
+  if (p.gate == Gate::softplus) {
+    log_rate = dg * gate_value(p, x, rate);
+    return -rate / (1.f + expf(-x)) * dg;
+  }
+  const float y = 1.f / (1.f + expf(-rate * x));
+  const float dx = p.lower_bound * y * (1.f - y) * rate * dg;
+  log_rate = dx * x;
+  return dx;
+}
+__device__ inline float beta_value(const Job& p, float b) {
+  return p.beta_sigmoid ? (p.neg_eigval ? 2.f : 1.f) / (1.f + expf(-b)) : b;
+}
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+constexpr float kLog2e = 1.4426950408889634f;
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Byte offset of 16-byte piece `piece` (8 columns) of `row` in a `rows` tile with `height` rows.
+__device__ inline int row_tile(int height, int row, int piece) {
+  return ((piece >> 3) * height + row) * 128 + (((piece & 7) ^ (row & 7)) << 4);
+}
+
+__device__ inline void ldmatrix(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void ldmatrix_t(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline std::uint32_t movmatrix(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+__device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void mma_half(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void mma_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline float round_tf32(float x) {
+  std::uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return __uint_as_float(y);
+}
+
+__device__ inline std::uint32_t pack(float lo, float hi) {
+  std::uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+  return y;
+}
+__device__ inline float low(std::uint32_t x) { return __uint_as_float(x << 16); }
+__device__ inline float high(std::uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+
+__device__ inline void copy16(std::uint32_t shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Left>
+__device__ inline void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+__device__ inline void barrier_init(std::uint32_t bar, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ inline void barrier_expect(std::uint32_t bar, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(std::uint32_t bar, int phase) {
+  asm volatile(
+      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra "
+      "W;\nD:\n}\n" ::"r"(bar),
+      "r"(phase)
+      : "memory");
+}
+// One contiguous copy by the bulk engine, counted on `bar`.
+__device__ inline void bulk_copy(std::uint32_t shared, const void* global, std::uint32_t bytes,
+                                 std::uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(bar)
+      : "memory");
+}
+__device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Reduces N values per lane over a warp; afterwards v[0] of lane l is the total of value l * N / 32.
+template <int N, int Off = 16, class T, int Size, class Op>
+__device__ inline void reduce_many(T (&v)[Size], Op op) {
+  if constexpr (N > 1) {
+    const bool up = threadIdx.x & Off;
+#pragma unroll
+    for (int j = 0; j < N / 2; ++j) {
+      const T send = up ? v[j] : v[j + N / 2];
+      const T keep = up ? v[j + N / 2] : v[j];
+      v[j] = op(keep, __shfl_xor_sync(~0u, send, Off));
+    }
+    reduce_many<N / 2, Off / 2>(v, op);
+  } else if constexpr (Off > 0) {
+    v[0] = op(v[0], __shfl_xor_sync(~0u, v[0], Off));
+    reduce_many<1, Off / 2>(v, op);
+  }
+}
+
+// The steps of a call, in order.
+Job plan_job(const Call& call, void* workspace, bool backward);
+void launch_before(const Job& job, cudaStream_t stream);  // chunk plan, l2norm
+void launch_prepare(const Job& job, cudaStream_t stream);
+void launch_forward_scan(const Job& job, cudaStream_t stream);
+void launch_both_scans(const Job& job, cudaStream_t stream);
+void launch_gradients(const Job& job, cudaStream_t stream);
+void launch_after(const Job& job, cudaStream_t stream);  // group sums, l2norm, parameter gradients
+
+}  // namespace rlk::cuda::kda90
