@@ -1,0 +1,230 @@
+// lm_head on oneDNN. Rows are cut into fixed heights, columns into panels of 128; every (height, panel)
+// product is one single-threaded primitive that reproduced its rule, so the bits do not depend on M, on a
+// row's place, on the threads, or on whether the weight was packed before (lm_head_weight) or is read as it
+// lies.
+//
+//   onednn.f32    fma32/kb1024
+//   onednn.bf16   amx/k32 (see rules.hpp); fp32 sums, one rounding
+//   onednn.f16    amx/k32, where the library and the processor have it
+//
+// The fp32 results of a product pass once through the cache on their way out: rounded, bias added, rounded
+// again, NaN canonical (0x7fffffff, in 16 bits 0x7fff).
+#include <bit>
+#include <cstring>
+
+#include "packs.hpp"
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+#include "workers.hpp"
+
+namespace rlk::onednn {
+namespace {
+
+constexpr std::uint32_t kNan = 0x7fffffffu;
+
+Type type_of(DType t) { return t == DType::f32 ? Type::f32 : t == DType::bf16 ? Type::bf16 : Type::f16; }
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#  define RLK_WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
+#else
+#  define RLK_WIDE
+#endif
+
+inline float canonical(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return std::bit_cast<float>((bits & 0x7fffffffu) > 0x7f800000u ? kNan : bits);
+}
+inline std::uint32_t to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? kNan >> 16 : rounded;
+}
+inline float from_bf16(std::uint32_t x) { return std::bit_cast<float>(x << 16); }
+
+RLK_WIDE void finish_f32(const float* sums, std::int64_t count, float* out) {
+  for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j]);
+}
+RLK_WIDE void finish_f32_bias(const float* sums, std::int64_t count, const float* bias, float* out) {
+  for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j] + bias[j]);
+}
+RLK_WIDE void finish_bf16(const float* sums, std::int64_t count, std::uint16_t* out) {
+  for (std::int64_t j = 0; j < count; ++j) out[j] = static_cast<std::uint16_t>(to_bf16(sums[j]));
+}
+RLK_WIDE void finish_bf16_bias(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
+  for (std::int64_t j = 0; j < count; ++j)
+    out[j] = static_cast<std::uint16_t>(to_bf16(from_bf16(to_bf16(sums[j])) + bias[j]));
+}
+void finish_f16(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
+  const auto round = [](float x) { return x == x ? float_to_f16(x) : std::uint16_t{0x7fff}; };
+  for (std::int64_t j = 0; j < count; ++j) {
+    out[j] = round(sums[j]);
+    if (bias != nullptr) out[j] = round(f16_to_float(out[j]) + bias[j]);
+  }
+}
+
+void finish_row(const LmHead& a, std::int64_t row, std::int64_t col, std::int64_t count, const float* sums) {
+  float bias[kPanel];
+  const DType type = a.bias ? a.bias.dtype() : DType::f32;
+  if (a.bias)
+    for (std::int64_t j = 0; j < count; ++j)
+      bias[j] = type == DType::f32    ? a.bias.data<float>()[col + j]
+                : type == DType::bf16 ? bf16_to_float(a.bias.data<std::uint16_t>()[col + j])
+                                      : f16_to_float(a.bias.data<std::uint16_t>()[col + j]);
+  const std::int64_t at = row * a.out.stride(-2) + col;
+  switch (a.out.dtype()) {
+    case DType::f32:
+      if (a.bias) return finish_f32_bias(sums, count, bias, a.out.data<float>() + at);
+      return finish_f32(sums, count, a.out.data<float>() + at);
+    case DType::bf16:
+      if (a.bias) return finish_bf16_bias(sums, count, bias, a.out.data<std::uint16_t>() + at);
+      return finish_bf16(sums, count, a.out.data<std::uint16_t>() + at);
+    default:
+      return finish_f16(sums, count, a.bias ? bias : nullptr, a.out.data<std::uint16_t>() + at);
+  }
+}
+
+// How the rows of a call are cut: heights from the tallest down, the last one filled up with zero rows.
+struct Cut {
+  std::int64_t rows, tall, count;
+  explicit Cut(std::int64_t m)
+      : rows((m + 31) / 32 * 32), tall(rows / 128), count(tall + (rows % 128 / 64) + (rows % 64 / 32)) {}
+  std::int64_t height(std::int64_t i) const {
+    return i < tall ? 128 : i == tall && rows % 128 >= 64 ? 64 : 32;
+  }
+  std::int64_t row(std::int64_t i) const { return i <= tall ? i * 128 : tall * 128 + 64; }
+};
+
+// hidden as dense rows of the padded depth: where it lies, except for rows that need zeros beside or below
+// them.
+struct Source {
+  const std::byte* data;
+  std::byte* copy = nullptr;
+  std::int64_t pitch;        // bytes
+  std::int64_t copied_from;  // first row that is read from the copy
+
+  static std::int64_t first_copied(const LmHead& a, const Products& p, std::int64_t m) {
+    if (p.padded != p.depth || (m > 1 && a.hidden.stride(-2) != p.depth)) return 0;
+    const Cut cut(m);
+    return m == cut.rows ? m : cut.row(cut.count - 1);
+  }
+  static std::size_t bytes(const LmHead& a, const Products& p, std::int64_t m) {
+    return static_cast<std::size_t>((Cut(m).rows - first_copied(a, p, m)) * p.padded * bytes_of(p.type));
+  }
+  Source(const LmHead& a, const Products& p, std::int64_t m, std::byte* room)
+      : data(a.hidden.data<std::byte>()),
+        copy(room),
+        pitch(p.padded * bytes_of(p.type)),
+        copied_from(first_copied(a, p, m)) {
+    std::memset(copy, 0, bytes(a, p, m));
+    const std::int64_t stride = (a.hidden.rank() > 1 ? a.hidden.stride(-2) : p.depth) * bytes_of(p.type);
+    for (std::int64_t i = copied_from; i < m; ++i)
+      std::memcpy(copy + (i - copied_from) * pitch, data + i * stride,
+                  static_cast<std::size_t>(p.depth * bytes_of(p.type)));
+  }
+  const std::byte* row(std::int64_t i) const {
+    return i < copied_from ? data + i * pitch : copy + (i - copied_from) * pitch;
+  }
+};
+
+template <bool W>
+std::int64_t rows_of(const View<W>& t) {
+  std::int64_t rows = 1;
+  for (std::int32_t i = 0; i + 1 < t.rank(); ++i) rows *= t.dim(i);
+  return rows;
+}
+
+// One stride leads through all rows; that of dimension -2 if there is one.
+template <bool W>
+bool even_rows(const View<W>& t) {
+  for (std::int32_t i = t.rank() - 3; i >= 0; --i)
+    if (t.dim(i) != 1 && t.stride(i) != t.stride(i + 1) * t.dim(i + 1)) return false;
+  return true;
+}
+
+const Products& products_of(const LmHead& a) {
+  return Products::of(type_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));
+}
+
+rlk_verdict supports(const LmHead& a, const rlk_request&) {
+  if (a.weight.dim(1) == 0) return refuse("K is 0");
+  if (a.weight.dim(0) > 1 && a.weight.stride(0) < a.weight.dim(1))
+    return refuse("weight has row stride {0}, less than its K={1}", {a.weight.stride(0), a.weight.dim(1)});
+  if (!even_rows(a.hidden) || !even_rows(a.out))
+    return refuse("leading dimensions of hidden or out are not one stride apart", {}, "make them contiguous");
+  const Products& p = products_of(a);
+  return p.refusal.empty() ? kAccept : refuse(p.refusal.c_str());
+}
+
+std::int64_t panels_of(const LmHead& a) { return (a.weight.dim(0) + kPanel - 1) / kPanel; }
+
+std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
+  const Products& p = products_of(a);
+  return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch_bytes(),
+                       Source::bytes(a, p, rows_of(a.hidden)));
+}
+
+rlk_code run(const LmHead& a, const Call& call) {
+  const std::int64_t m = rows_of(a.hidden), v = a.weight.dim(0);
+  if (m == 0 || v == 0) return RLK_OK;
+  const Products& p = products_of(a);
+  const WeightKey key{a.weight.data<void>(), v, p.depth, p.weight_stride, p.type};
+  const auto pack = find_pack(key);
+  if (pack && sample_of(key) != pack->sample)
+    return call.fail(RLK_INVALID_ARGUMENT,
+                     "lm_head: weight has changed since lm_head_weight kept version " +
+                         std::to_string(pack->version) +
+                         " of it: call lm_head_weight again, with a new version or action=drop");
+  const std::size_t shared = Source::bytes(a, p, m);
+  const Source source(a, p, m, shared_workspace(call));
+  const Cut cut(m);
+  // One task is a panel with all rows, which reads the weight once; with few panels, a panel and one height.
+  const std::int64_t panels = panels_of(a);
+  const std::int64_t split = panels < 4 * workers_for(call.threads(), 1 << 30) ? cut.count : 1;
+  run_tasks(call, panels * split, p.scratch_bytes(), shared, [&](std::int64_t task, std::byte* room) {
+    const std::int64_t panel = task / split;
+    const std::int64_t col = panel * kPanel, count = std::min(kPanel, v - col);
+    const std::int64_t first = split == 1 ? 0 : task % split, last = split == 1 ? cut.count : first + 1;
+    const std::byte* rows = a.weight.data<std::byte>() + col * p.weight_stride * bytes_of(p.type);
+    const void* packed = pack ? pack->panel(panel) : nullptr;
+    if (packed == nullptr && last - first > 1) packed = p.pack_here(rows, count, room);
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::int64_t row = cut.row(i), height = cut.height(i);
+      const float* sums = p.run(height, source.row(row), rows, count, packed, room);
+      for (std::int64_t r = 0; r < std::min(height, m - row); ++r)
+        finish_row(a, row + r, col, count, sums + r * kPanel);
+    }
+  });
+  return RLK_OK;
+}
+
+constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+}  // namespace
+
+extern const rlk_implementation lm_head_f32, lm_head_bf16;
+const rlk_implementation lm_head_f32 = implement<LmHead, run, supports, workspace>(
+    {.id = "onednn.f32",
+     .doc = "oneDNN matmul in strict fp32, checked against its rule",
+     .priority = 200,
+     .arithmetic = "fma32/kb1024",
+     .dtypes = RLK_F32,
+     .traits = kTraits});
+const rlk_implementation lm_head_bf16 =
+    implement<LmHead, run, supports, workspace>({.id = "onednn.bf16",
+                                                 .doc = "oneDNN matmul on AMX, checked against its rule",
+                                                 .priority = 200,
+                                                 .arithmetic = "amx/k32",
+                                                 .dtypes = RLK_BF16,
+                                                 .traits = kTraits});
+#if DNNL_VERSION_MAJOR >= 3
+extern const rlk_implementation lm_head_f16;
+const rlk_implementation lm_head_f16 =
+    implement<LmHead, run, supports, workspace>({.id = "onednn.f16",
+                                                 .doc = "oneDNN matmul on AMX-FP16, checked against its rule",
+                                                 .priority = 200,
+                                                 .arithmetic = "amx/k32",
+                                                 .dtypes = RLK_F16,
+                                                 .traits = kTraits});
+#endif
+
+}  // namespace rlk::onednn

@@ -1,0 +1,196 @@
+#include "matmul.hpp"
+
+#include <omp.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+namespace rlk::onednn {
+namespace {
+
+using dnnl::memory;
+
+// Never destroyed: plugins are never unloaded, and worker threads may outlive main.
+const dnnl::engine& engine() {
+  static const auto* e = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *e;
+}
+
+memory::data_type data_type(Type type) {
+  switch (type) {
+    case Type::f32:
+      return memory::data_type::f32;
+    case Type::bf16:
+      return memory::data_type::bf16;
+    default:
+      return memory::data_type::f16;
+  }
+}
+
+memory::desc row_major(Type type, std::int64_t rows, std::int64_t cols) {
+  return {{rows, cols}, data_type(type), memory::format_tag::ab};
+}
+
+// The matmul primitive itself, in the words of oneDNN 2 and 3. Strict math and caller's scratch are asked for
+// on the primitive, where no environment variable or global default reaches.
+Product make(const memory::desc& source, const memory::desc& weights, const memory::desc& result) {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  attr.set_fpmath_mode(dnnl::fpmath_mode::strict);
+#if DNNL_VERSION_MAJOR >= 3
+  const dnnl::matmul::primitive_desc pd(engine(), source, weights, result, attr);
+#else
+  const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(source, weights, result), attr, engine());
+#endif
+  return {dnnl::matmul(pd), pd.src_desc(), pd.weights_desc(), pd.dst_desc(), pd.scratchpad_desc()};
+}
+
+// oneDNN takes all memory as writable; what it only reads stays unwritten.
+memory view(const memory::desc& desc, const void* data) { return {desc, engine(), const_cast<void*>(data)}; }
+
+std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+OneThread::OneThread() noexcept : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
+OneThread::~OneThread() { omp_set_num_threads(saved_); }
+
+const Products& Products::of(Type type, std::int64_t depth, std::int64_t weight_stride) {
+  static std::mutex mutex;
+  static auto* made = new std::map<std::tuple<Type, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
+  const std::lock_guard lock(mutex);
+  auto& slot = (*made)[{type, depth, weight_stride}];
+  if (!slot) slot.reset(new Products(type, depth, weight_stride));
+  return *slot;
+}
+
+Products::Products(Type t, std::int64_t k, std::int64_t stride)
+    : type(t), depth(k), padded(t == Type::f32 ? k : (k + 31) / 32 * 32), weight_stride(stride) {
+  const OneThread one;
+  const DefaultFloatMode mode;
+  try {
+    build();
+    refusal = certify();
+  } catch (const dnnl::error& e) {
+    refusal = e.what();
+  }
+}
+
+void Products::build() {
+  rows_ = memory::desc({padded, kPanel}, data_type(type), memory::dims{1, weight_stride});
+  dense_rows_ = memory::desc({padded, kPanel}, data_type(type), memory::dims{1, padded});
+  const memory::desc any({padded, kPanel}, data_type(type), memory::format_tag::any);
+  std::size_t scratchpad = 0;
+  for (std::size_t i = 0; i < kHeights.size(); ++i) {
+    const memory::desc source = row_major(type, kHeights[i], padded);
+    const memory::desc result = row_major(Type::f32, kHeights[i], kPanel);
+    // The tallest product chooses the layout of packed panels, the others take it.
+    packed_[i] = make(source, i == 0 ? any : packed_[0].weights, result);
+    scratchpad = std::max(scratchpad, packed_[i].scratchpad.get_size());
+    if (i == 0 || padded != depth) continue;
+    plain_[i] = make(source, rows_, result);
+    scratchpad = std::max(scratchpad, plain_[i].scratchpad.get_size());
+  }
+  pack_rows_ = dnnl::reorder({engine(), rows_, engine(), packed_[0].weights});
+  pack_dense_rows_ = dnnl::reorder({engine(), dense_rows_, engine(), packed_[0].weights});
+  room_.result = 0;
+  room_.panel = line(sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel));
+  room_.rows = room_.panel + line(panel_bytes());
+  room_.scratchpad = room_.rows + line(static_cast<std::size_t>(kPanel * padded * bytes_of(type)));
+  room_.total = room_.scratchpad + line(scratchpad);
+}
+
+void Products::pack(const void* rows, std::int64_t count, void* panel, std::byte* room) const {
+  dnnl::stream stream(engine());
+  if (count == kPanel && padded == depth) {
+    memory from = view(rows_, rows);
+    memory to = view(packed_[0].weights, panel);
+    pack_rows_.execute(stream, from, to);
+  } else {
+    const auto bytes = static_cast<std::size_t>(depth * bytes_of(type));
+    const auto pitch = static_cast<std::size_t>(padded * bytes_of(type));
+    std::byte* dense = room + room_.rows;
+    std::memset(dense, 0, static_cast<std::size_t>(kPanel) * pitch);
+    for (std::int64_t j = 0; j < count; ++j)
+      std::memcpy(dense + static_cast<std::size_t>(j) * pitch,
+                  static_cast<const std::byte*>(rows) + j * weight_stride * bytes_of(type), bytes);
+    memory from = view(dense_rows_, dense);
+    memory to = view(packed_[0].weights, panel);
+    pack_dense_rows_.execute(stream, from, to);
+  }
+  stream.wait();
+}
+
+const void* Products::pack_here(const void* rows, std::int64_t count, std::byte* room) const {
+  pack(rows, count, room + room_.panel, room);
+  return room + room_.panel;
+}
+
+const float* Products::run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
+                           const void* panel, std::byte* room) const {
+  std::size_t i = 0;
+  while (kHeights[i] != height) ++i;
+  const bool plain = panel == nullptr && reads_in_place(height, count);
+  if (panel == nullptr && !plain) panel = pack_here(rows, count, room);
+  const Product& p = plain ? plain_[i] : packed_[i];
+  dnnl::stream stream(engine());
+  p.primitive.execute(stream, {{DNNL_ARG_SRC, view(p.source, source)},
+                               {DNNL_ARG_WEIGHTS, view(p.weights, plain ? rows : panel)},
+                               {DNNL_ARG_DST, view(p.result, room + room_.result)},
+                               {DNNL_ARG_SCRATCHPAD, view(p.scratchpad, room + room_.scratchpad)}});
+  stream.wait();
+  return reinterpret_cast<const float*>(room + room_.result);
+}
+
+// Every product on the same random data, a few outputs of each against the rule: corners and a diagonal.
+std::string Products::certify() const {
+  if (depth == 0) return {};
+  const auto bytes = bytes_of(type);
+  std::vector<std::byte> source(static_cast<std::size_t>(kHeights[0] * padded * bytes) + 64);
+  std::vector<std::byte> weight(static_cast<std::size_t>(((kPanel - 1) * weight_stride + depth) * bytes) +
+                                64);
+  std::vector<std::byte> room_bytes(room_.total + 64);
+  std::byte* room = room_bytes.data() + (64 - reinterpret_cast<std::uintptr_t>(room_bytes.data()) % 64) % 64;
+  for (std::int64_t i = 0; i < kHeights[0]; ++i)
+    fill(type, source.data() + i * padded * bytes, depth, static_cast<std::uint32_t>(i));
+  for (std::int64_t j = 0; j < kPanel; ++j)
+    fill(type, weight.data() + j * weight_stride * bytes, depth, static_cast<std::uint32_t>(1000 + j));
+
+  constexpr std::int64_t kRows[] = {0, 5, 15, 16, 31};
+  constexpr std::int64_t kCols[] = {0, 15, 77, 127};
+  float expected[std::size(kRows)][std::size(kCols)];
+  for (std::size_t i = 0; i < std::size(kRows); ++i)
+    for (std::size_t j = 0; j < std::size(kCols); ++j)
+      expected[i][j] = rule(type, source.data() + kRows[i] * padded * bytes,
+                            weight.data() + kCols[j] * weight_stride * bytes, depth);
+
+  std::vector<std::byte> panel(panel_bytes() + 64);
+  pack(weight.data(), kPanel, panel.data(), room);
+  for (const std::int64_t height : kHeights)
+    for (const bool packed : {true, false}) {
+      if (!packed && !reads_in_place(height, kPanel)) continue;
+      // The same 32 rows everywhere: at the top, and at the end of taller products.
+      for (const std::int64_t first : {std::int64_t{0}, height - 32}) {
+        const std::byte* from = source.data();
+        std::vector<std::byte> shifted;
+        if (first != 0) {
+          shifted.assign(static_cast<std::size_t>(height * padded * bytes), std::byte{0});
+          std::memcpy(shifted.data() + first * padded * bytes, source.data(),
+                      static_cast<std::size_t>(32 * padded * bytes));
+          from = shifted.data();
+        }
+        const float* result = run(height, from, weight.data(), kPanel, packed ? panel.data() : nullptr, room);
+        for (std::size_t i = 0; i < std::size(kRows); ++i)
+          for (std::size_t j = 0; j < std::size(kCols); ++j)
+            if (std::memcmp(&result[(first + kRows[i]) * kPanel + kCols[j]], &expected[i][j],
+                            sizeof(float)) != 0)
+              return "this oneDNN on this processor does not add in the promised order";
+      }
+    }
+  return {};
+}
+
+}  // namespace rlk::onednn

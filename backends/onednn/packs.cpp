@@ -1,0 +1,71 @@
+#include "packs.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+
+namespace rlk::onednn {
+namespace {
+
+struct Store {
+  std::shared_mutex mutex;
+  std::vector<std::shared_ptr<const Pack>> packs;
+};
+Store& store() {
+  static auto* s = new Store;
+  return *s;
+}
+
+}  // namespace
+
+std::uint64_t sample_of(const WeightKey& key) {
+  constexpr std::int64_t kPlaces = 64;
+  std::uint64_t hash = 1469598103934665603ull;
+  const std::int64_t elements = key.rows * key.depth;
+  if (elements == 0) return hash;
+  const auto* base = static_cast<const unsigned char*>(key.data);
+  for (std::int64_t i = 0; i < kPlaces; ++i) {
+    const std::int64_t element = (elements - 1) / kPlaces * i + (i * 977) % (elements / kPlaces + 1);
+    const unsigned char* at =
+        base + (element / key.depth * key.stride + element % key.depth) * bytes_of(key.type);
+    for (std::int64_t b = 0; b < bytes_of(key.type); ++b) hash = (hash ^ at[b]) * 1099511628211ull;
+  }
+  return hash;
+}
+
+std::shared_ptr<const Pack> find_pack(const WeightKey& key) {
+  const std::shared_lock lock(store().mutex);
+  for (const auto& pack : store().packs)
+    if (pack->key == key) return pack;
+  return nullptr;
+}
+
+void keep_pack(std::shared_ptr<const Pack> pack) {
+  const std::unique_lock lock(store().mutex);
+  std::erase_if(store().packs, [&](const auto& p) { return p->key == pack->key; });
+  store().packs.push_back(std::move(pack));
+}
+
+bool drop_pack(const WeightKey& key) {
+  const std::unique_lock lock(store().mutex);
+  return std::erase_if(store().packs, [&](const auto& p) { return p->key == key; }) != 0;
+}
+
+std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Products& products) {
+  auto pack = std::make_shared<Pack>();
+  pack->key = key;
+  pack->version = version;
+  pack->sample = sample_of(key);
+  pack->panel_bytes = (products.panel_bytes() + 63) / 64 * 64;
+  const std::size_t panels = static_cast<std::size_t>((key.rows + kPanel - 1) / kPanel);
+  const std::size_t bytes = std::max<std::size_t>(64, panels * pack->panel_bytes);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+  pack->panels = {memory, [](std::byte* p) { std::free(p); }};
+  return pack;
+}
+
+}  // namespace rlk::onednn
