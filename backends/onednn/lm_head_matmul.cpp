@@ -94,36 +94,45 @@ struct Cut {
   std::int64_t row(std::int64_t i) const { return i <= tall ? i * 128 : tall * 128 + 64; }
 };
 
-// hidden as dense rows of the padded depth: where it lies, except for rows that need zeros beside or below
-// them.
-struct Source {
-  const std::byte* data;
-  std::byte* copy = nullptr;
-  std::int64_t pitch;        // bytes
-  std::int64_t copied_from;  // first row that is read from the copy
+// hidden as dense rows, one matrix per depth block: where it lies, except for rows that need zeros beside or
+// below them, or whose K has several blocks.
+class Source {
+ public:
+  Source(const LmHead& a, const Blocks& p, std::int64_t m, std::byte* room)
+      : p_(p),
+        data_(a.hidden.data<std::byte>()),
+        copy_(room),
+        first_(first_copied(a, p, m)),
+        copied_(Cut(m).rows - first_) {
+    std::memset(copy_, 0, bytes(a, p, m));
+    const std::int64_t stride = (a.hidden.rank() > 1 ? a.hidden.stride(-2) : p.depth) * bytes_of(p.type);
+    for (std::int64_t i = first_; i < m; ++i)
+      for (std::int64_t b = 0; b < p.count; ++b)
+        std::memcpy(copy_ + block_offset(b) + (i - first_) * pitch(b),
+                    data_ + i * stride + b * p.full_depth * bytes_of(p.type),
+                    static_cast<std::size_t>(p.block(b).depth * bytes_of(p.type)));
+  }
+  static std::size_t bytes(const LmHead& a, const Blocks& p, std::int64_t m) {
+    const std::int64_t width = (p.count - 1) * p.full.padded + p.last.padded;
+    return static_cast<std::size_t>((Cut(m).rows - first_copied(a, p, m)) * width * bytes_of(p.type));
+  }
+  const std::byte* row(std::int64_t b, std::int64_t i) const {
+    return i < first_ ? data_ + i * pitch(b) : copy_ + block_offset(b) + (i - first_) * pitch(b);
+  }
 
-  static std::int64_t first_copied(const LmHead& a, const Products& p, std::int64_t m) {
-    if (p.padded != p.depth || (m > 1 && a.hidden.stride(-2) != p.depth)) return 0;
+ private:
+  static std::int64_t first_copied(const LmHead& a, const Blocks& p, std::int64_t m) {
+    if (p.count > 1 || p.last.padded != p.depth || (m > 1 && a.hidden.stride(-2) != p.depth)) return 0;
     const Cut cut(m);
     return m == cut.rows ? m : cut.row(cut.count - 1);
   }
-  static std::size_t bytes(const LmHead& a, const Products& p, std::int64_t m) {
-    return static_cast<std::size_t>((Cut(m).rows - first_copied(a, p, m)) * p.padded * bytes_of(p.type));
-  }
-  Source(const LmHead& a, const Products& p, std::int64_t m, std::byte* room)
-      : data(a.hidden.data<std::byte>()),
-        copy(room),
-        pitch(p.padded * bytes_of(p.type)),
-        copied_from(first_copied(a, p, m)) {
-    std::memset(copy, 0, bytes(a, p, m));
-    const std::int64_t stride = (a.hidden.rank() > 1 ? a.hidden.stride(-2) : p.depth) * bytes_of(p.type);
-    for (std::int64_t i = copied_from; i < m; ++i)
-      std::memcpy(copy + (i - copied_from) * pitch, data + i * stride,
-                  static_cast<std::size_t>(p.depth * bytes_of(p.type)));
-  }
-  const std::byte* row(std::int64_t i) const {
-    return i < copied_from ? data + i * pitch : copy + (i - copied_from) * pitch;
-  }
+  std::int64_t pitch(std::int64_t b) const { return p_.block(b).padded * bytes_of(p_.type); }
+  std::int64_t block_offset(std::int64_t b) const { return b * copied_ * p_.full.padded * bytes_of(p_.type); }
+
+  const Blocks& p_;
+  const std::byte* data_;
+  std::byte* copy_;
+  std::int64_t first_, copied_;  // rows from first_ on are read from the copy
 };
 
 template <bool W>
@@ -141,8 +150,8 @@ bool even_rows(const View<W>& t) {
   return true;
 }
 
-const Products& products_of(const LmHead& a) {
-  return Products::of(type_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));
+Blocks blocks_of(const LmHead& a) {
+  return Blocks(type_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));
 }
 
 rlk_verdict supports(const LmHead& a, const rlk_request&) {
@@ -151,14 +160,14 @@ rlk_verdict supports(const LmHead& a, const rlk_request&) {
     return refuse("weight has row stride {0}, less than its K={1}", {a.weight.stride(0), a.weight.dim(1)});
   if (!even_rows(a.hidden) || !even_rows(a.out))
     return refuse("leading dimensions of hidden or out are not one stride apart", {}, "make them contiguous");
-  const Products& p = products_of(a);
-  return p.refusal.empty() ? kAccept : refuse(p.refusal.c_str());
+  const std::string& refusal = blocks_of(a).refusal();
+  return refusal.empty() ? kAccept : refuse(refusal.c_str());
 }
 
 std::int64_t panels_of(const LmHead& a) { return (a.weight.dim(0) + kPanel - 1) / kPanel; }
 
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
-  const Products& p = products_of(a);
+  const Blocks p = blocks_of(a);
   return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch_bytes(),
                        Source::bytes(a, p, rows_of(a.hidden)));
 }
@@ -166,7 +175,7 @@ std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
 rlk_code run(const LmHead& a, const Call& call) {
   const std::int64_t m = rows_of(a.hidden), v = a.weight.dim(0);
   if (m == 0 || v == 0) return RLK_OK;
-  const Products& p = products_of(a);
+  const Blocks p = blocks_of(a);
   const WeightKey key{a.weight.data<void>(), v, p.depth, p.weight_stride, p.type};
   const auto pack = find_pack(key);
   if (pack && sample_of(key) != pack->sample)
@@ -185,11 +194,12 @@ rlk_code run(const LmHead& a, const Call& call) {
     const std::int64_t col = panel * kPanel, count = std::min(kPanel, v - col);
     const std::int64_t first = split == 1 ? 0 : task % split, last = split == 1 ? cut.count : first + 1;
     const std::byte* rows = a.weight.data<std::byte>() + col * p.weight_stride * bytes_of(p.type);
-    const void* packed = pack ? pack->panel(panel) : nullptr;
+    const std::byte* packed = pack ? pack->panel(panel) : nullptr;
     if (packed == nullptr && last - first > 1) packed = p.pack_here(rows, count, room);
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t row = cut.row(i), height = cut.height(i);
-      const float* sums = p.run(height, source.row(row), rows, count, packed, room);
+      const float* sums =
+          p.run(height, [&](std::int64_t b) { return source.row(b, row); }, rows, count, packed, room);
       for (std::int64_t r = 0; r < std::min(height, m - row); ++r)
         finish_row(a, row + r, col, count, sums + r * kPanel);
     }

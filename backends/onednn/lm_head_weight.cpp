@@ -27,9 +27,9 @@ WeightKey key_of(const LmHeadWeight& a) {
                              : Type::f16};
 }
 
-const Products& products_of(const LmHeadWeight& a) {
+Blocks blocks_of(const LmHeadWeight& a) {
   const WeightKey key = key_of(a);
-  return Products::of(key.type, key.depth, key.stride);
+  return Blocks(key.type, key.depth, key.stride);
 }
 
 rlk_verdict supports(const LmHeadWeight& a, const rlk_request&) {
@@ -37,13 +37,13 @@ rlk_verdict supports(const LmHeadWeight& a, const rlk_request&) {
   if (a.weight.dim(1) == 0) return refuse("K is 0");
   if (a.weight.dim(0) > 1 && a.weight.stride(0) < a.weight.dim(1))
     return refuse("weight has row stride {0}, less than its K={1}", {a.weight.stride(0), a.weight.dim(1)});
-  const Products& p = products_of(a);
-  return p.refusal.empty() ? kAccept : refuse(p.refusal.c_str());
+  const std::string& refusal = blocks_of(a).refusal();
+  return refusal.empty() ? kAccept : refuse(refusal.c_str());
 }
 
 std::uint64_t workspace(const LmHeadWeight& a, const rlk_request& r) {
   return a.action == kDrop ? 0
-                           : workspace_for(r.threads, std::int64_t{1} << 30, products_of(a).scratch_bytes());
+                           : workspace_for(r.threads, std::int64_t{1} << 30, blocks_of(a).scratch_bytes());
 }
 
 rlk_code run(const LmHeadWeight& a, const Call& call) {
@@ -54,7 +54,7 @@ rlk_code run(const LmHeadWeight& a, const Call& call) {
   }
   const auto kept = find_pack(key);
   if (kept && kept->version == a.version && kept->sample == sample_of(key)) return RLK_OK;
-  const Products& p = products_of(a);
+  const Blocks p = blocks_of(a);
   const auto pack = new_pack(key, a.version, p);
   const std::int64_t panels = (key.rows + kPanel - 1) / kPanel;
   run_tasks(call, panels, p.scratch_bytes(), 0, [&](std::int64_t panel, std::byte* room) {

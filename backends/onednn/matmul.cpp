@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -80,7 +81,9 @@ Products::Products(Type t, std::int64_t k, std::int64_t stride)
 }
 
 void Products::build() {
-  rows_ = memory::desc({padded, kPanel}, data_type(type), memory::dims{1, weight_stride});
+  // Rows that lack the padding are copied first.
+  const bool as_it_lies = padded == depth;
+  if (as_it_lies) rows_ = memory::desc({padded, kPanel}, data_type(type), memory::dims{1, weight_stride});
   dense_rows_ = memory::desc({padded, kPanel}, data_type(type), memory::dims{1, padded});
   const memory::desc any({padded, kPanel}, data_type(type), memory::format_tag::any);
   std::size_t scratchpad = 0;
@@ -90,11 +93,11 @@ void Products::build() {
     // The tallest product chooses the layout of packed panels, the others take it.
     packed_[i] = make(source, i == 0 ? any : packed_[0].weights, result);
     scratchpad = std::max(scratchpad, packed_[i].scratchpad.get_size());
-    if (i == 0 || padded != depth) continue;
+    if (i == 0 || !as_it_lies) continue;
     plain_[i] = make(source, rows_, result);
     scratchpad = std::max(scratchpad, plain_[i].scratchpad.get_size());
   }
-  pack_rows_ = dnnl::reorder({engine(), rows_, engine(), packed_[0].weights});
+  if (as_it_lies) pack_rows_ = dnnl::reorder({engine(), rows_, engine(), packed_[0].weights});
   pack_dense_rows_ = dnnl::reorder({engine(), dense_rows_, engine(), packed_[0].weights});
   room_.result = 0;
   room_.panel = line(sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel));
@@ -124,17 +127,15 @@ void Products::pack(const void* rows, std::int64_t count, void* panel, std::byte
   stream.wait();
 }
 
-const void* Products::pack_here(const void* rows, std::int64_t count, std::byte* room) const {
-  pack(rows, count, room + room_.panel, room);
-  return room + room_.panel;
-}
-
 const float* Products::run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
                            const void* panel, std::byte* room) const {
   std::size_t i = 0;
   while (kHeights[i] != height) ++i;
   const bool plain = panel == nullptr && reads_in_place(height, count);
-  if (panel == nullptr && !plain) panel = pack_here(rows, count, room);
+  if (panel == nullptr && !plain) {
+    pack(rows, count, room + room_.panel, room);
+    panel = room + room_.panel;
+  }
   const Product& p = plain ? plain_[i] : packed_[i];
   dnnl::stream stream(engine());
   p.primitive.execute(stream, {{DNNL_ARG_SRC, view(p.source, source)},
@@ -147,7 +148,6 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
 
 // Every product on the same random data, a few outputs of each against the rule: corners and a diagonal.
 std::string Products::certify() const {
-  if (depth == 0) return {};
   const auto bytes = bytes_of(type);
   std::vector<std::byte> source(static_cast<std::size_t>(kHeights[0] * padded * bytes) + 64);
   std::vector<std::byte> weight(static_cast<std::size_t>(((kPanel - 1) * weight_stride + depth) * bytes) +
@@ -191,6 +191,43 @@ std::string Products::certify() const {
       }
     }
   return {};
+}
+
+Blocks::Blocks(Type t, std::int64_t k, std::int64_t stride)
+    : type(t),
+      depth(k),
+      weight_stride(stride),
+      count(t == Type::f32 ? 1 : (k + kDepthBlock - 1) / kDepthBlock),
+      full_depth(count == 1 ? k : kDepthBlock),
+      full(Products::of(t, full_depth, stride)),
+      last(Products::of(t, k - (count - 1) * full_depth, stride)) {}
+
+std::size_t Blocks::panel_bytes() const {
+  return static_cast<std::size_t>(count - 1) * full.panel_bytes() + last.panel_bytes();
+}
+
+// A worker's room: the total of several blocks, a panel packed on the spot, the products' own.
+std::size_t Blocks::products_room() const {
+  return sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel) + line(panel_bytes());
+}
+std::size_t Blocks::scratch_bytes() const {
+  return products_room() + std::max(full.scratch_bytes(), last.scratch_bytes());
+}
+
+void Blocks::pack(const void* rows, std::int64_t columns, std::byte* panel, std::byte* room) const {
+  for (std::int64_t b = 0; b < count; ++b)
+    block(b).pack(static_cast<const std::byte*>(rows) + b * full_depth * bytes_of(type), columns,
+                  panel + static_cast<std::size_t>(b) * full.panel_bytes(), room + products_room());
+}
+
+const std::byte* Blocks::pack_here(const void* rows, std::int64_t columns, std::byte* room) const {
+  std::byte* panel = room + sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel);
+  pack(rows, columns, panel, room);
+  return panel;
+}
+
+void Blocks::add(float* total, const float* part, std::int64_t height, bool first) {
+  for (std::int64_t i = 0; i < height * kPanel; ++i) total[i] = first ? part[i] : total[i] + part[i];
 }
 
 }  // namespace rlk::onednn

@@ -18,6 +18,7 @@
 namespace rlk::onednn {
 
 inline constexpr std::int64_t kPanel = 128;
+inline constexpr std::int64_t kDepthBlock = 4096;  // of 16-bit products: beyond it oneDNN cuts K its own way
 inline constexpr std::array<std::int64_t, 3> kHeights{128, 64, 32};
 
 // oneDNN at one OpenMP thread for a scope, on this thread only: the setting belongs to the calling thread and
@@ -58,9 +59,6 @@ class Products {
   const float* run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
                    const void* panel, std::byte* room) const;
 
-  // A panel packed into room, for several runs.
-  const void* pack_here(const void* rows, std::int64_t count, std::byte* room) const;
-
   // Whether run without a panel reads the rows as they lie; otherwise it packs them first, each time.
   bool reads_in_place(std::int64_t height, std::int64_t count) const {
     return height <= kHeights[1] && count == kPanel && padded == depth;
@@ -82,6 +80,48 @@ class Products {
   dnnl::memory::desc rows_, dense_rows_;
   dnnl::reorder pack_rows_, pack_dense_rows_;
   Room room_;
+};
+
+// A whole K: one product per depth block, their results added in order.
+class Blocks {
+ public:
+  Blocks(Type type, std::int64_t depth, std::int64_t weight_stride);
+
+  Type type;
+  std::int64_t depth, weight_stride;
+  std::int64_t count;       // of blocks
+  std::int64_t full_depth;  // of every block but the last
+  const Products& full;
+  const Products& last;
+
+  const Products& block(std::int64_t b) const { return b + 1 == count ? last : full; }
+  const std::string& refusal() const { return full.refusal.empty() ? last.refusal : full.refusal; }
+  std::size_t panel_bytes() const;
+  std::size_t scratch_bytes() const;
+
+  void pack(const void* rows, std::int64_t columns, std::byte* panel, std::byte* room) const;
+  const std::byte* pack_here(const void* rows, std::int64_t columns, std::byte* room) const;
+
+  // sources(b): dense rows of block b, `height` of them, each block(b).padded wide.
+  template <class Sources>
+  const float* run(std::int64_t height, Sources sources, const void* rows, std::int64_t columns,
+                   const std::byte* panel, std::byte* room) const {
+    float* total = reinterpret_cast<float*>(room);
+    for (std::int64_t b = 0; b < count; ++b) {
+      const auto* part_rows = static_cast<const std::byte*>(rows) + b * full_depth * bytes_of(type);
+      const std::byte* part_panel =
+          panel == nullptr ? nullptr : panel + static_cast<std::size_t>(b) * full.panel_bytes();
+      const float* part =
+          block(b).run(height, sources(b), part_rows, columns, part_panel, room + products_room());
+      if (count == 1) return part;
+      add(total, part, height, b == 0);
+    }
+    return total;
+  }
+
+ private:
+  static void add(float* total, const float* part, std::int64_t height, bool first);
+  std::size_t products_room() const;
 };
 
 }  // namespace rlk::onednn

@@ -54,12 +54,12 @@ bool drop_pack(const WeightKey& key) {
   return std::erase_if(store().packs, [&](const auto& p) { return p->key == key; }) != 0;
 }
 
-std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Products& products) {
+std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Blocks& blocks) {
   auto pack = std::make_shared<Pack>();
   pack->key = key;
   pack->version = version;
   pack->sample = sample_of(key);
-  pack->panel_bytes = (products.panel_bytes() + 63) / 64 * 64;
+  pack->panel_bytes = (blocks.panel_bytes() + 63) / 64 * 64;
   const std::size_t panels = static_cast<std::size_t>((key.rows + kPanel - 1) / kPanel);
   const std::size_t bytes = std::max<std::size_t>(64, panels * pack->panel_bytes);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, bytes));

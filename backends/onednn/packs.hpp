@@ -26,7 +26,7 @@ struct Pack {
   std::size_t panel_bytes = 0;
   std::unique_ptr<std::byte[], void (*)(std::byte*)> panels{nullptr, nullptr};
 
-  const void* panel(std::int64_t index) const {
+  const std::byte* panel(std::int64_t index) const {
     return panels.get() + static_cast<std::size_t>(index) * panel_bytes;
   }
 };
@@ -37,6 +37,6 @@ std::uint64_t sample_of(const WeightKey& key);
 std::shared_ptr<const Pack> find_pack(const WeightKey& key);
 void keep_pack(std::shared_ptr<const Pack> pack);  // replaces one of the same key
 bool drop_pack(const WeightKey& key);
-std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Products& products);
+std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Blocks& blocks);
 
 }  // namespace rlk::onednn

@@ -7,6 +7,7 @@
 //   chain
 //                  over the even positions and one over the odd ones, both from +0; then
 //                  sum = sum + (even + odd). Subnormal inputs and results count as zero (of their sign).
+//                  A K above 4096 is cut into blocks of 4096, whose sums are added in order in plain fp32.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace rlk::onednn {
 enum class Type : std::uint8_t { f32, bf16, f16 };
 constexpr std::int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// Dot product of depth elements by the rule of `type`; a subnormal-flushing rule needs no mode set by the
-// caller.
+// Dot product by the rule of `type`, inside one depth block; a subnormal-flushing rule needs no mode set by
+// the caller.
 float rule(Type type, const void* a, const void* b, std::int64_t depth);
 
 // Numbers of either sign, a few binades wide, the same for the same seed.
