@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <span>
 #include <string>
 
@@ -20,8 +22,21 @@ Status bad(fmt::format_string<T...> format, T&&... values) {
   return {RLK_INVALID_ARGUMENT, fmt::format(format, std::forward<T>(values)...)};
 }
 
+// The number a caller wrote, which need not be one that the enumeration has: then even looking at it as one
+// is undefined.
+int32_t raw_device_type(const DLDevice& d) noexcept {
+  int32_t type;
+  static_assert(sizeof type == sizeof d.device_type);
+  std::memcpy(&type, &d.device_type, sizeof type);
+  return type;
+}
+bool known_device_type(int32_t type) noexcept {
+  constexpr int32_t kKnown[] = {kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCM, kDLROCMHost, kDLCUDAManaged};
+  return std::find(std::begin(kKnown), std::end(kKnown), type) != std::end(kKnown);
+}
+
 // Pinned host memory is CPU memory to us, managed memory belongs to the GPU.
-DLDevice normal(DLDevice d) {
+DLDevice normal(const DLDevice& d) {
   if (d.device_type == kDLCUDAHost || d.device_type == kDLROCMHost) return {kDLCPU, 0};
   if (d.device_type == kDLCUDAManaged) return {kDLCUDA, d.device_id};
   return d;
@@ -58,7 +73,8 @@ Status check_strides(const rlk_op_schema& op, const rlk_argument& a, const DLTen
     int64_t part = 0;
     if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &part) ||
         __builtin_mul_overflow(part, 8, &part) ||
-        __builtin_add_overflow(reach, part < 0 ? -part : part, &reach))
+        (part < 0 && __builtin_sub_overflow(int64_t{0}, part, &part)) ||
+        __builtin_add_overflow(reach, part, &reach))
       return bad("{}: {} has stride {} in dimension {} of size {}: its reach overflows 64 bits", op.name,
                  a.name, t.strides[i], i, t.shape[i]);
   }
@@ -116,6 +132,8 @@ Status check_tensor(const rlk_op_schema& op, const rlk_argument& a, const DLTens
 
 Status check_device(const rlk_op_schema& op, const rlk_argument& a, const DLTensor& t, DLDevice& device,
                     const char*& owner) {
+  if (const int32_t type = raw_device_type(t.device); !known_device_type(type))
+    return bad("{}: {} is on DLPack device type {}, rlk knows cpu, cuda and hip", op.name, a.name, type);
   const DLDevice d = normal(t.device);
   if (a.flags & RLK_HOST) {
     if (d.device_type == kDLCPU) return {};

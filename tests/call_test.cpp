@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -19,8 +20,10 @@ namespace {
 
 // hidden [3, 5] * weight [4, 5]^T, all small integers so that every arithmetic gives the same exact answer.
 struct Small {
-  std::vector<float> hidden = std::vector<float>(15), weight = std::vector<float>(20), out = std::vector<float>(12, std::nanf(""));
-  Tensor h{hidden.data(), {3, 5}, DType::f32}, w{weight.data(), {4, 5}, DType::f32}, y{out.data(), {3, 4}, DType::f32};
+  std::vector<float> hidden = std::vector<float>(15), weight = std::vector<float>(20),
+                     out = std::vector<float>(12, std::nanf(""));
+  Tensor h{hidden.data(), {3, 5}, DType::f32}, w{weight.data(), {4, 5}, DType::f32},
+      y{out.data(), {3, 4}, DType::f32};
   Small() {
     std::iota(hidden.begin(), hidden.end(), -7.f);
     std::iota(weight.begin(), weight.end(), -3.f);
@@ -30,7 +33,8 @@ struct Small {
     for (int m = 0; m < 3; ++m)
       for (int v = 0; v < 4; ++v) {
         float sum = 0;
-        for (int k = 0; k < 5; ++k) sum += hidden[static_cast<size_t>(m * 5 + k)] * weight[static_cast<size_t>(v * 5 + k)];
+        for (int k = 0; k < 5; ++k)
+          sum += hidden[static_cast<size_t>(m * 5 + k)] * weight[static_cast<size_t>(v * 5 + k)];
         if (out[static_cast<size_t>(m * 4 + v)] != sum) return false;
       }
     return true;
@@ -94,12 +98,16 @@ TEST_CASE("a wrong tensor is named with both values") {
   auto with_out = [&](const Tensor& y) { return rlk::lm_head({.hidden = s.h, .weight = s.w, .out = y}); };
   auto with_hidden = [&](const Tensor& h) { return rlk::lm_head({.hidden = h, .weight = s.w, .out = s.y}); };
 
-  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 4}, DType::f32))) == "lm_head: hidden has K=5, weight has K=4");
+  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 4}, DType::f32))) ==
+        "lm_head: hidden has K=5, weight has K=4");
   CHECK(message(with_weight(Tensor(s.weight.data(), {5, 4}, DType::f32))) ==
         "lm_head: hidden has K=5, weight has K=4: weight [5, 4] fits only as [K, V], this op takes [V, K]");
-  CHECK(message(with_weight(Tensor(s.weight.data(), {20}, DType::f32))) == "lm_head: weight has rank 1, it takes rank 2");
-  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 5}, DType::bf16))) == "lm_head: weight is bf16, hidden is fp32");
-  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 5}, DType::i32))) == "lm_head: weight is int32, it takes fp16, bf16, fp32");
+  CHECK(message(with_weight(Tensor(s.weight.data(), {20}, DType::f32))) ==
+        "lm_head: weight has rank 1, it takes rank 2");
+  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 5}, DType::bf16))) ==
+        "lm_head: weight is bf16, hidden is fp32");
+  CHECK(message(with_weight(Tensor(s.weight.data(), {4, 5}, DType::i32))) ==
+        "lm_head: weight is int32, it takes fp16, bf16, fp32");
   CHECK(message(with_weight(Tensor(nullptr, {4, 5}, DType::f32))) == "lm_head: weight [4, 5] has null data");
   CHECK(message(with_weight(Tensor(s.weight.data(), {4, 5}, DType::f32, {kDLCUDA, 1}))) ==
         "lm_head: weight is on cuda:1, hidden is on cpu:0");
@@ -107,11 +115,15 @@ TEST_CASE("a wrong tensor is named with both values") {
         "lm_head: weight has stride 4 in its last dimension, which must be 1");
   CHECK(message(with_weight(Tensor(reinterpret_cast<char*>(s.weight.data()) + 2, {4, 5}, DType::f32))) ==
         "lm_head: weight starts at an address that is 2 past a multiple of its 4-byte elements");
-  CHECK(message(with_out(Tensor(s.out.data(), {3, 5}, DType::f32))) == "lm_head: out is [3, 5], expected [3, 4]");
-  CHECK(message(with_out(Tensor(s.out.data(), {3, 4}, DType::bf16))) == "lm_head: out is bf16, expected fp32");
+  CHECK(message(with_out(Tensor(s.out.data(), {3, 5}, DType::f32))) ==
+        "lm_head: out is [3, 5], expected [3, 4]");
+  CHECK(message(with_out(Tensor(s.out.data(), {3, 4}, DType::bf16))) ==
+        "lm_head: out is bf16, expected fp32");
   CHECK(message(with_out(Tensor(s.out.data(), {3, 4}, DType::f32, {kDLCPU, 0}, {2, 1}))) ==
-        "lm_head: out has stride 2 in dimension 0, less than the 4 elements inside: written elements would overlap");
-  CHECK(message(with_hidden(Tensor(s.hidden.data(), {-3, 5}, DType::f32))) == "lm_head: hidden has size -3 in dimension 0");
+        "lm_head: out has stride 2 in dimension 0, less than the 4 elements inside: written elements would "
+        "overlap");
+  CHECK(message(with_hidden(Tensor(s.hidden.data(), {-3, 5}, DType::f32))) ==
+        "lm_head: hidden has size -3 in dimension 0");
   CHECK(message(with_hidden(Tensor(s.hidden.data(), {int64_t{1} << 62, 5}, DType::f32))) ==
         "lm_head: hidden is [4611686018427387904, 5], more bytes than an address space has (2^63)");
   CHECK(message(rlk::lm_head({.hidden = s.h, .out = s.y})) == "lm_head: weight is missing");
@@ -122,8 +134,25 @@ TEST_CASE("a wrong tensor is named with both values") {
         "lm_head: weight has DLPack dtype code 2, 32 bits, 4 lanes, it takes fp16, bf16, fp32");
   DLTensor deep = s.w.dl();
   deep.ndim = 9;
-  CHECK(message(rlk::lm_head({.hidden = s.h, .weight = deep, .out = s.y})) == "lm_head: weight has rank 9, rlk takes up to 8");
+  CHECK(message(rlk::lm_head({.hidden = s.h, .weight = deep, .out = s.y})) ==
+        "lm_head: weight has rank 9, rlk takes up to 8");
   CHECK(std::isnan(s.out[0]));  // none of them ran
+}
+
+TEST_CASE("numbers that no tensor can have are refused, not computed with") {
+  Small s;
+  DLTensor odd = s.h.dl();
+  const int32_t type = 99;
+  std::memcpy(&odd.device.device_type, &type, sizeof type);
+  CHECK(message(rlk::lm_head({.hidden = odd, .weight = s.w, .out = s.y})) ==
+        "lm_head: hidden is on DLPack device type 99, rlk knows cpu, cuda and hip");
+  // Eight bytes times this stride is the one number whose negative does not exist.
+  int64_t shape[] = {2, 5}, strides[] = {-(int64_t{1} << 60), 1};
+  odd = s.h.dl();
+  odd.shape = shape, odd.strides = strides;
+  CHECK(
+      message(rlk::lm_head({.hidden = odd, .weight = s.w, .out = s.y})).find("its reach overflows 64 bits") !=
+      std::string::npos);
 }
 
 TEST_CASE("a bad call is also refused when a good one is cached") {
@@ -131,21 +160,29 @@ TEST_CASE("a bad call is also refused when a good one is cached") {
   REQUIRE(rlk::lm_head(s.args()));
   Tensor null = s.w;
   null.dl().data = nullptr;
-  CHECK(message(rlk::lm_head({.hidden = s.h, .weight = null, .out = s.y})) == "lm_head: weight [4, 5] has null data");
+  CHECK(message(rlk::lm_head({.hidden = s.h, .weight = null, .out = s.y})) ==
+        "lm_head: weight [4, 5] has null data");
   Small big;
   std::vector<float> shared(64);
   const Tensor h(shared.data(), {3, 5}, DType::f32), y(shared.data() + 8, {3, 4}, DType::f32);
-  CHECK(message(rlk::lm_head({.hidden = h, .weight = s.w, .out = y})) == "lm_head: out is written and overlaps hidden");
-  CHECK(message(rlk::lm_head({.hidden = h, .weight = s.w, .out = Tensor(shared.data(), {3, 4}, DType::f32)})).find("overlaps hidden") !=
-        std::string::npos);
+  CHECK(message(rlk::lm_head({.hidden = h, .weight = s.w, .out = y})) ==
+        "lm_head: out is written and overlaps hidden");
+  CHECK(message(rlk::lm_head({.hidden = h, .weight = s.w, .out = Tensor(shared.data(), {3, 4}, DType::f32)}))
+            .find("overlaps hidden") != std::string::npos);
 }
 
 TEST_CASE("no rows give an empty result, no K gives zeros") {
   Small s;
-  CHECK(rlk::lm_head({.hidden = Tensor(s.hidden.data(), {0, 5}, DType::f32), .weight = s.w, .out = Tensor(s.out.data(), {0, 4}, DType::f32)}));
-  CHECK(rlk::lm_head({.hidden = Tensor(nullptr, {0, 5}, DType::f32), .weight = s.w, .out = Tensor(nullptr, {0, 4}, DType::f32)}));
+  CHECK(rlk::lm_head({.hidden = Tensor(s.hidden.data(), {0, 5}, DType::f32),
+                      .weight = s.w,
+                      .out = Tensor(s.out.data(), {0, 4}, DType::f32)}));
+  CHECK(rlk::lm_head({.hidden = Tensor(nullptr, {0, 5}, DType::f32),
+                      .weight = s.w,
+                      .out = Tensor(nullptr, {0, 4}, DType::f32)}));
   CHECK(std::isnan(s.out[0]));
-  CHECK(rlk::lm_head({.hidden = Tensor(nullptr, {3, 0}, DType::f32), .weight = Tensor(nullptr, {4, 0}, DType::f32), .out = s.y}));
+  CHECK(rlk::lm_head({.hidden = Tensor(nullptr, {3, 0}, DType::f32),
+                      .weight = Tensor(nullptr, {4, 0}, DType::f32),
+                      .out = s.y}));
   CHECK(s.out == std::vector<float>(12, 0.f));
 }
 
@@ -155,7 +192,8 @@ TEST_CASE("infer tells shape and dtypes before anything is allocated") {
   REQUIRE(r);
   CHECK(r->shape == std::vector<int64_t>{3, 4});
   CHECK(r->dtype == DType::f32);
-  CHECK(rlk::infer(rlk::LmHead{.hidden = s.h, .weight = s.w}, "logits").status().message() == "lm_head: no result is called 'logits'");
+  CHECK(rlk::infer(rlk::LmHead{.hidden = s.h, .weight = s.w}, "logits").status().message() ==
+        "lm_head: no result is called 'logits'");
 }
 
 TEST_CASE("a bound call runs again on changed data, checks other arguments, and survives a moved registry") {
@@ -170,7 +208,8 @@ TEST_CASE("a bound call runs again on changed data, checks other arguments, and 
   Small other;
   REQUIRE(op->run(other.args()));
   CHECK(other.right());
-  CHECK(message(op->run(rlk::LmHead{.hidden = s.h, .weight = Tensor(s.weight.data(), {4, 4}, DType::f32), .out = s.y})) ==
+  CHECK(message(op->run(
+            rlk::LmHead{.hidden = s.h, .weight = Tensor(s.weight.data(), {4, 4}, DType::f32), .out = s.y})) ==
         "lm_head: hidden has K=5, weight has K=4");
   CHECK(message(op->run(rlk::LmHeadBwd{})) == "a bound lm_head was given the arguments of lm_head_bwd");
   REQUIRE(rlk_reload_environment() == RLK_OK);
@@ -186,7 +225,8 @@ TEST_CASE("a saved range is protected until it is released, from cached and boun
   REQUIRE(rlk::lm_head(s.args()));
   {
     const rlk::Saved saved(s.y, "attention output");
-    const std::string words = "lm_head: out is written and overlaps 'attention output', which is saved for a backward";
+    const std::string words =
+        "lm_head: out is written and overlaps 'attention output', which is saved for a backward";
     CHECK(message(rlk::lm_head(s.args())) == words);
     CHECK(message(op->run()) == words);
     CHECK(message(op->run(s.args())) == words);
@@ -199,11 +239,14 @@ TEST_CASE("a saved range is protected until it is released, from cached and boun
 
 TEST_CASE("options are held to what they say") {
   Small s;
-  CHECK(message(rlk::lm_head(s.args(), {.gradients = "wieght"})) == "lm_head: gradient of 'wieght' asked for, there is no such argument");
-  CHECK(message(rlk::lm_head(s.args(), {.gradients = "out"})) == "lm_head: gradient of 'out' asked for, which is not differentiable");
+  CHECK(message(rlk::lm_head(s.args(), {.gradients = "wieght"})) ==
+        "lm_head: gradient of 'wieght' asked for, there is no such argument");
+  CHECK(message(rlk::lm_head(s.args(), {.gradients = "out"})) ==
+        "lm_head: gradient of 'out' asked for, which is not differentiable");
   const rlk::Status none = rlk::lm_head(s.args(), {.arithmetic = "no/such"});
   CHECK(none.code() == RLK_NO_IMPLEMENTATION);
-  CHECK(std::string(none.message()).find("promises another arithmetic than the one required") != std::string::npos);
+  CHECK(std::string(none.message()).find("promises another arithmetic than the one required") !=
+        std::string::npos);
   rlk_args* args = rlk_args_new("lm_head");
   rlk_options options{};
   CHECK(rlk_run(args, &options) == RLK_INVALID_ARGUMENT);  // struct_size 0
@@ -261,6 +304,7 @@ TEST_CASE("a resolution explains itself and its fingerprint follows the choice")
 }
 
 TEST_CASE("every code has a name") {
-  for (int32_t code = RLK_OK; code <= RLK_INTERNAL; ++code) CHECK(std::string(rlk_code_name(code)).find("RLK_") == 0);
+  for (int32_t code = RLK_OK; code <= RLK_INTERNAL; ++code)
+    CHECK(std::string(rlk_code_name(code)).find("RLK_") == 0);
   CHECK(std::string(rlk_code_name(99)) == "unknown code");
 }
