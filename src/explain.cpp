@@ -20,6 +20,8 @@ std::string smallest_change(const Candidate& c) {
     return fmt::format("put the tensors on {}", device_name(i.device_type));
   if (c.verdict.nearest == kNearestDtype) return fmt::format("use {}", dtype_set_text(i.dtypes));
   if (c.verdict.nearest == kNearestArithmetic) return fmt::format("require arithmetic '{}'", i.arithmetic);
+  if (c.verdict.code != RLK_OK && !c.verdict.nearest)
+    return "change what the reason names; no nearer value is known";
   return verdict_text(c.verdict.nearest, c.verdict.v);
 }
 

@@ -94,10 +94,11 @@ struct Resolver::Search {
       return no("its backend has no device number {0}", "use a device that --list shows", device.device_id);
     request.device = *found;
     if (i.min_arch && found->arch < i.min_arch)
-      return no("needs architecture {0}, this device has {1}", nullptr, i.min_arch, found->arch);
+      return no("needs architecture {0}, this device has {1}", "run on a device of architecture {0} or later",
+                i.min_arch, found->arch);
     if (i.max_arch && found->arch > i.max_arch)
-      return no("is built for architectures up to {0}, this device has {1}", nullptr, i.max_arch,
-                found->arch);
+      return no("is built for architectures up to {0}, this device has {1}",
+                "run on a device of architecture {0} or earlier", i.max_arch, found->arch);
     if (!(i.dtypes & static_cast<uint32_t>(dtype))) return no("does not take this dtype", kNearestDtype);
     if (!policy.arithmetic.empty() && policy.arithmetic != i.arithmetic)
       return no("promises another arithmetic than the one required", kNearestArithmetic);

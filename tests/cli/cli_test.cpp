@@ -91,7 +91,8 @@ TEST_CASE("--explain needs no shapes, and then says which example it took") {
 }
 
 TEST_CASE("--explain shows every candidate of a call with shapes and what would select the others") {
-  const Json r = json({"--explain", "lm_head", "--dtype", "bf16", "--shape", "hidden=7x64,weight=32x64,out=:fp32"});
+  const Json r =
+      json({"--explain", "lm_head", "--dtype", "bf16", "--shape", "hidden=7x64,weight=32x64,out=:fp32"});
   CHECK(r["error"] == "");
   CHECK(r["call"] == "hidden=7x64:bf16, weight=32x64:bf16, out=7x32:fp32");
   int chosen = 0;

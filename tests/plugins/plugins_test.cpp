@@ -147,7 +147,8 @@ TEST_CASE("a plugin that ends the process ends only the child, and its last word
 }
 
 TEST_CASE("a plugin that hangs while loading is given up after the time limit") {
-  CHECK_SAYS(load(RLK_FIXTURES "/slow/librlk_backend_slow.so"), "it did not finish loading within 5000 ms in a child process");
+  CHECK_SAYS(load(RLK_FIXTURES "/slow/librlk_backend_slow.so"),
+             "it did not finish loading within 5000 ms in a child process");
 }
 
 TEST_CASE("an implementation id that is there twice refuses the whole plugin and names both origins") {
