@@ -37,6 +37,7 @@ struct Job : Call {
   bf16* k_norm = nullptr;
   float* q_factor = nullptr;
   float* k_factor = nullptr;
+  float* beta_part = nullptr;   // K = 128: [slots, HV][2][64], the two halves of dbeta
   float* bias_part = nullptr;   // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
   float* a_log_part = nullptr;  // [slots, HV, K]: the same for d_a_log
   float* inter = nullptr;       // unfused only: [slots, HV][kInter]
@@ -55,10 +56,9 @@ struct Record {
   static constexpr int kSize = kScores + 8192;
 };
 
-// Unfused backward, floats per chunk and head: Q, W, U before the part inside the chunk, dP, dM, D . v, S'
-// dS.
-template <int K>
-constexpr int kInter = 3 * 64 * K + 2 * 4096 + 64 + K;
+// Unfused backward, floats per chunk, head and 64 channels: Q, W, U before the part inside the chunk, dP, dM,
+// D . v, S dS.
+constexpr int kInter = 3 * 64 * 64 + 2 * 4096 + 64 + 64;
 
 struct Chunk {
   int sequence, index, length, slot;
@@ -141,6 +141,13 @@ __device__ inline float gate_gradient(const Job& p, float x, float rate, float d
 }
 __device__ inline float beta_value(const Job& p, float b) {
   return p.beta_sigmoid ? (p.neg_eigval ? 2.f : 1.f) / (1.f + expf(-b)) : b;
+}
+
+// From the gradient of a write strength (b) to that of what was given.
+__device__ inline float beta_gradient(const Job& p, float b, float d) {
+  if (!p.beta_sigmoid) return d;
+  const float full = p.neg_eigval ? 2.f : 1.f, s = b / full;
+  return d * full * s * (1.f - s);
 }
 
 __device__ inline float exp2_fast(float x) {

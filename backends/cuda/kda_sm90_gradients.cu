@@ -31,621 +31,567 @@ enum class Part { all, inter, intra };
 constexpr int kPad = 4;     // floats between rows of the scaled copies
 constexpr int kPitch = 20;  // of a 16 x 16 block of dP or dM
 
-template <int K>
+constexpr int kSlice = 64;  // channels of K per block
+
+template <int V>
 struct Layout {
-  static constexpr int kState = 0;                    // S        blocks
-  static constexpr int kDState = kState + 2 * K * K;  // dS       blocks
-  static constexpr int kNew = kDState + 2 * K * K;    // v_new    blocks
-  static constexpr int kDx = kNew + 128 * K;          // D        blocks
-  static constexpr int kDOut = kDx + 128 * K;         // do       rows
-  static constexpr int kShared = kDOut + 128 * K;
-  // First q p, beta k p of blocks 1-3, k s of blocks 0-2, and the blocks of dP and dM below the diagonal;
-  // later the accumulators of Q, W, U.
-  static constexpr int kRow = K + kPad;
-  static constexpr int kQ = kShared, kKb = kQ + 48 * kRow * 4, kKs = kKb + 48 * kRow * 4;
-  static constexpr int kLow = kKs + 48 * kRow * 4;  // [6 pairs][dP, dM][16][kPitch]
-  static constexpr int kSums = kShared;             // [Q, W, U][64][K]
-  static constexpr int kAfterTiles = kLow + 6 * 2 * 16 * kPitch * 4;
-  static constexpr int kAfterSums = kSums + 3 * 64 * K * 4;
-  static constexpr int kPairs = kAfterTiles > kAfterSums ? kAfterTiles : kAfterSums;  // [4][i][j]{dP, dM}
+  static constexpr int kState = 0;                         // S        blocks, this slice of K
+  static constexpr int kDState = kState + 2 * V * kSlice;  // dS       blocks
+  static constexpr int kNew = kDState + 2 * V * kSlice;    // v_new    blocks
+  static constexpr int kDx = kNew + 128 * V;               // D        blocks
+  static constexpr int kDOut = kDx + 128 * V;              // do       rows
+  static constexpr int kTilesEnd = kDOut + 128 * V;
+  // In their place, once the products are done: q p, beta k p of blocks 1-3, k s of blocks 0-2, and dS v_new;
+  // then the accumulators of Q, W, U in the place of the former.
+  static constexpr int kRow = kSlice + kPad;
+  static constexpr int kQ = 0, kKb = kQ + 48 * kRow * 4, kKs = kKb + 48 * kRow * 4;
+  static constexpr int kSums = 0;  // [Q, W, U][64][kSlice]
+  static constexpr int kPlain = 3 * 64 * kSlice * 4;
+  static constexpr int kPlainEnd = kPlain + 64 * kSlice * 4;
+  static_assert(kKs + 48 * kRow * 4 <= kPlain);
+  static constexpr int kLow = kTilesEnd > kPlainEnd ? kTilesEnd : kPlainEnd;  // [6 pairs][dP, dM][16][kPitch]
+  static constexpr int kPairs = kLow + 6 * 2 * 16 * kPitch * 4;               // [4][i][j]{dP, dM}
   static constexpr int kFirst = kPairs + 4 * 256 * 8;
-  static constexpr int kRest = kFirst + 16 * K;
-  static constexpr int kBlockSum = kRest + 16 * K;
-  static constexpr int kKeySum = kBlockSum + 16 * K;
-  static constexpr int kLast = kKeySum + 16 * K;        // rowsum(S dS)
-  static constexpr int kBetaV = kLast + 4 * K;          // [K / 64][64]
-  static constexpr int kBetaK = kBetaV + K / 64 * 256;  // [K / 32][64]
-  static constexpr int kBeta = kBetaK + K / 32 * 256;
+  static constexpr int kRest = kFirst + 16 * kSlice;
+  static constexpr int kBlockSum = kRest + 16 * kSlice;
+  static constexpr int kKeySum = kBlockSum + 16 * kSlice;
+  static constexpr int kLast = kKeySum + 16 * kSlice;  // rowsum(S dS)
+  static constexpr int kBetaV = kLast + 4 * kSlice;    // [64]
+  static constexpr int kBetaK = kBetaV + 256;          // [2][64]
+  static constexpr int kBeta = kBetaK + 512;
   static constexpr int kBar = kBeta + 256;
   static constexpr int kSize = kBar + 16;
 };
 
 // Swapping groups of 8 floats by row keeps the fragments' float2 stores free of bank conflicts.
-template <int K>
-__device__ inline int sum_index(int row, int channel) {
-  return row * K + (channel ^ ((row & 3) << 3));
-}
+__device__ inline int sum_index(int row, int channel) { return row * kSlice + (channel ^ ((row & 3) << 3)); }
 
 template <int K, Part part, bool Gated>
-__global__ void __launch_bounds__(4 * K, 1) gradients_kernel(const Job p) {
+__global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   using L = Layout<K>;
-  constexpr int kThreads = 4 * K, kWarps = kThreads / 32;
+  constexpr int C = kSlice, kThreads = 256, kSlices = K / C;
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t base = shared_address(smem), bar = base + L::kBar;
   auto floats = [&](int at) { return reinterpret_cast<float*>(smem + at); };
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const int channel = tid % K, block = tid / K;       // of the walk along tokens
+  const int lc = tid % C, block = tid / C;  // of the walk along tokens: channel of the slice, 16-token block
   const int tokens16 = warp % 4, quarter = warp / 4;  // of the products: 16 tokens x 32 channels
-  const int items = static_cast<int>(p.slots()) * p.value_heads;
+  const int slice = blockIdx.x % kSlices, item = blockIdx.x / kSlices, channel = slice * C + lc;
+  Chunk c;
+  if (!find_chunk(p, item / p.value_heads, c)) return;
+  const int hv = item % p.value_heads, h = hv / (p.value_heads / p.heads);
+  float* inter = p.inter + (static_cast<std::int64_t>(item) * kSlices + slice) * kInter;
 
-  if (tid == 0) {
-    barrier_init(bar, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
-
-  auto load = [&](int item) {
-    if constexpr (part == Part::intra) return;
-    Chunk c;
-    if (!find_chunk(p, item / p.value_heads, c)) return;
-    const int hv = item % p.value_heads;
+  if constexpr (part != Part::intra) {
     if (tid == 0) {
+      barrier_init(bar, 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       barrier_expect(bar, L::kDOut);
+      const std::int64_t state = (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + hv;
       bulk_copy(base + L::kNew, p.v_new + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
       bulk_copy(base + L::kDx, p.d_x + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
-      bulk_copy(base + L::kDState, p.d_states + static_cast<std::int64_t>(item) * K * K, 2 * K * K, bar);
+      bulk_copy(base + L::kDState, p.d_states + (static_cast<std::int64_t>(item) * K + slice * C) * K,
+                2 * K * C, bar);
+      bulk_copy(base + L::kState, p.states + (state * K + slice * C) * K, 2 * K * C, bar);
     }
     const bf16* from = row_of(p.d_out, c.row, c.token, hv);
+    const int step = static_cast<int>(p.d_out.token);
 #pragma unroll
     for (int i = tid; i < 8 * K; i += kThreads) {
       const int row = i / (K / 8), piece = i % (K / 8);
       const bool valid = row < c.length;
-      copy16(base + L::kDOut + row_tile(64, row, piece), from + (valid ? row : 0) * p.d_out.token + 8 * piece,
-             valid);
+      copy16(base + L::kDOut + row_tile(64, row, piece), from + (valid ? row : 0) * step + 8 * piece, valid);
     }
     copy_commit();
-    // The rest of the next chunk goes as far as L2.
-    const int h = hv / (p.value_heads / p.heads);
-    for (int i = tid; i < 64 * 4; i += kThreads) {
-      const int row = i / 4;
-      if (row >= c.length) continue;
-      const std::int64_t t = c.token + row;
-      if (i % 4 < 2) {
-        if (p.l2norm) continue;
-        prefetch_line((i % 4 ? row_of(p.k, c.row, t, h) : row_of(p.q, c.row, t, h)) + K / 2);
-        prefetch_line(i % 4 ? row_of(p.k, c.row, t, h) : row_of(p.q, c.row, t, h));
-      } else if (i % 4 == 2) {
-        prefetch_line(row_of(p.v, c.row, t, hv) + K / 2);
-        prefetch_line(row_of(p.v, c.row, t, hv));
-      } else {
-        const char* g = static_cast<const char*>(p.g.data) + index_of(p.g, c.row, t, hv) * (p.g.bf16 ? 2 : 4);
-        for (int b = 0; b < K * (p.g.bf16 ? 2 : 4); b += 128) prefetch_line(g + b);
+  }
+
+  // e^{g} and q, k of this thread's channel and 16 tokens.
+  float e[16];
+  std::uint32_t qk[16];
+  float rate = 1.f, bias = 0.f;
+  if (Gated) {
+    if (p.a_log) rate = expf(p.a_log[hv]);
+    if (p.dt_bias) bias = p.dt_bias[hv * K + channel];
+  }
+  const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + channel;
+  {
+    const std::uint16_t *q_row, *k_row;
+    int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
+    if (p.l2norm) {
+      const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
+      q_row = reinterpret_cast<const std::uint16_t*>(p.q_norm + row * K) + channel;
+      k_row = reinterpret_cast<const std::uint16_t*>(p.k_norm + row * K) + channel;
+      q_step = k_step = p.heads * K;
+    } else {
+      q_row = reinterpret_cast<const std::uint16_t*>(row_of(p.q, c.row, c.token, h)) + channel;
+      k_row = reinterpret_cast<const std::uint16_t*>(row_of(p.k, c.row, c.token, h)) + channel;
+    }
+    const int g_step = static_cast<int>(p.g.token);
+    // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
+    const int last = c.length - 1;
+    std::uint16_t q[16], k[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int t = min(16 * block + i, last);
+      q[i] = q_row[t * q_step];
+      k[i] = k_row[t * k_step];
+    }
+    by_type(p.g, [&](auto is_bf16) {
+      using T = std::conditional_t<is_bf16.value, bf16, float>;
+      const T* from = static_cast<const T*>(p.g.data) + g_row;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if constexpr (is_bf16.value) {
+          e[i] = __bfloat162float(from[min(16 * block + i, last) * g_step]);
+        } else {
+          e[i] = from[min(16 * block + i, last) * g_step];
+        }
       }
+    });
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const bool valid = 16 * block + i <= last;
+      qk[i] = valid ? q[i] | static_cast<std::uint32_t>(k[i]) << 16 : 0u;
+      if (!Gated) e[i] = valid ? e[i] : 0.f;
     }
-  };
-
-  // S comes last, because its place serves longest.
-  auto load_state = [&](int item) {
-    if constexpr (part == Part::intra) return;
-    Chunk c;
-    if (tid != 0 || !find_chunk(p, item / p.value_heads, c)) return;
-    const std::int64_t state =
-        (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + item % p.value_heads;
-    bulk_copy(base + L::kState, p.states + state * K * K, 2 * K * K, bar);
-  };
-
-  // With a packed batch some slots are empty: every step skips them alike.
-  auto next_item = [&](int item) {
-    Chunk c;
-    while (p.cu_seqlens && item < items && !find_chunk(p, item / p.value_heads, c)) item += gridDim.x;
-    return item;
-  };
-  int item = next_item(blockIdx.x), phase = 0;
-  if (item < items) load(item), load_state(item);
-  for (; item < items; phase ^= 1) {
-    const int following = next_item(item + gridDim.x);
-    Chunk c;
-    find_chunk(p, item / p.value_heads, c);
-    const int hv = item % p.value_heads, h = hv / (p.value_heads / p.heads);
-    float* inter = p.inter + static_cast<std::int64_t>(item) * kInter<K>;
-
-    // e^{g} and q, k of this thread's channel and 16 tokens.
-    float e[16];
-    std::uint32_t qk[16];
-    float rate = 1.f, bias = 0.f;
-    if (Gated) {
-      if (p.a_log) rate = expf(p.a_log[hv]);
-      if (p.dt_bias) bias = p.dt_bias[hv * K + channel];
+  }
+  for (int i = tid; i < 64; i += kThreads) {
+    floats(L::kBeta)[i] =
+        i < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + i, hv))) : 0.f;
+  }
+  {
+    float product = 1.f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (Gated) e[i] = 16 * block + i < c.length ? gate_value(p, e[i] + bias, rate) : 0.f;
+      e[i] = exp2_fast(e[i] * kLog2e);
+      if (i > 0) product *= e[i];
     }
-    const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + channel;
+    floats(L::kFirst)[block * C + lc] = e[0];
+    floats(L::kRest)[block * C + lc] = product;
+  }
+  __syncthreads();  // A: first and rest are written, the barrier is initialised
+  // From here `rest` is the step from this block's anchor to the next one's.
+  if (block < 3) floats(L::kRest)[block * C + lc] *= floats(L::kFirst)[(block + 1) * C + lc];
+  if constexpr (part != Part::intra) {
+    copy_wait<0>();
+    barrier_wait(bar, 0);
+  }
+  __syncthreads();  // B: all tiles are there
+
+  float aq[4][4] = {}, aw[4][4] = {}, au[4][4] = {};
+  if constexpr (part != Part::intra) {
+    const int mat = lane / 8, r = lane % 8;
+    // Block (vb, cb) of a matrix of 8 x 8 blocks, `width` blocks to a row, as ldmatrix addresses it.
+    auto at = [&](int tile, int width, int vb, int cb) {
+      return base + tile + ((vb * width + cb) * 8 + r) * 16;
+    };
+    // dP by half of the warps, dM by the others.
     {
-      const std::uint16_t *q_row, *k_row;
-      int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
-      if (p.l2norm) {
-        const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
-        q_row = reinterpret_cast<const std::uint16_t*>(p.q_norm + row * K) + channel;
-        k_row = reinterpret_cast<const std::uint16_t*>(p.k_norm + row * K) + channel;
-        q_step = k_step = p.heads * K;
-      } else {
-        q_row = reinterpret_cast<const std::uint16_t*>(row_of(p.q, c.row, c.token, h)) + channel;
-        k_row = reinterpret_cast<const std::uint16_t*>(row_of(p.k, c.row, c.token, h)) + channel;
-      }
-      const int g_step = static_cast<int>(p.g.token);
-      // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
-      const int last = c.length - 1;
-      std::uint16_t q[16], k[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int t = min(16 * block + i, last);
-        q[i] = q_row[t * q_step];
-        k[i] = k_row[t * k_step];
-      }
-      by_type(p.g, [&](auto is_bf16) {
-        using T = std::conditional_t<is_bf16.value, bf16, float>;
-        const T* from = static_cast<const T*>(p.g.data) + g_row;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          if constexpr (is_bf16.value) {
-            e[i] = __bfloat162float(from[min(16 * block + i, last) * g_step]);
-          } else {
-            e[i] = from[min(16 * block + i, last) * g_step];
-          }
-        }
-      });
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const bool valid = 16 * block + i <= last;
-        qk[i] = valid ? q[i] | static_cast<std::uint32_t>(k[i]) << 16 : 0u;
-        if (!Gated) e[i] = valid ? e[i] : 0.f;
-      }
-    }
-    for (int i = tid; i < 64; i += kThreads) {
-      floats(L::kBeta)[i] =
-          i < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + i, hv))) : 0.f;
-    }
-    {
-      float product = 1.f;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (Gated) e[i] = 16 * block + i < c.length ? gate_value(p, e[i] + bias, rate) : 0.f;
-        e[i] = exp2_fast(e[i] * kLog2e);
-        if (i > 0) product *= e[i];
-      }
-      floats(L::kFirst)[block * K + channel] = e[0];
-      floats(L::kRest)[block * K + channel] = product;
-    }
-    __syncthreads();  // A: the last item's sums are read, first and rest are written
-    // From here `rest` is the step from this block's anchor to the next one's.
-    if (block < 3) floats(L::kRest)[block * K + channel] *= floats(L::kFirst)[(block + 1) * K + channel];
-    if (block > 0) {
-      float f = 1.f;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (i > 0) f *= e[i];
-        const int at = (16 * (block - 1) + i) * L::kRow + channel;
-        floats(L::kQ)[at] = round_tf32(low(qk[i]) * f);
-        floats(L::kKb)[at] = round_tf32(high(qk[i]) * f * floats(L::kBeta)[16 * block + i]);
-      }
-    }
-    if (block < 3) {
-      float f = floats(L::kFirst)[(block + 1) * K + channel];
-#pragma unroll
-      for (int i = 15; i >= 0; --i) {
-        floats(L::kKs)[(16 * block + i) * L::kRow + channel] = round_tf32(high(qk[i]) * f);
-        f *= e[i];
-      }
-    }
-    if constexpr (part != Part::intra) {
-      copy_wait<0>();
-      barrier_wait(bar, phase);
-    }
-    __syncthreads();  // B: all tiles are there
-
-    float aq[4][4] = {}, aw[4][4] = {}, au[4][4] = {};
-    if constexpr (part != Part::intra) {
-      const int mat = lane / 8, r = lane % 8;
-      // Block (vb, cb) of a matrix of 8 x 8 blocks, `width` blocks to a row, as ldmatrix addresses it.
-      auto at = [&](int tile, int width, int vb, int cb) {
-        return base + tile + ((vb * width + cb) * 8 + r) * 16;
-      };
-      // dP by warps of even quarter, dM by the others; at K = 128 two warps share a row of blocks.
-      {
-        constexpr int kShare = kWarps / 8;
-        const bool is_m = quarter & 1;
-        float acc[8 / kShare][4] = {};
-#pragma unroll
-        for (int ks = 0; ks < K / 16; ++ks) {
-          std::uint32_t a[4];
-          if (is_m) {
-            ldmatrix_t(a, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-          } else {
-            ldmatrix(a, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
-          }
-#pragma unroll
-          for (int x = 0; x < 8 / kShare; x += 2) {
-            const int n = kShare == 2 ? 2 * x + 2 * (quarter >> 1) : x;  // pair of column tiles n, n + 1
-            if (n >= 2 * tokens16 + 2) continue;
-            std::uint32_t b[4];
-            ldmatrix_t(b, at(L::kNew, 8, 2 * ks + mat % 2, n + mat / 2));
-            mma(acc[x], a, b[0], b[1]);
-            mma(acc[x + 1], a, b[2], b[3]);
-          }
-        }
-#pragma unroll
-        for (int x = 0; x < 8 / kShare; ++x) {
-          const int n = kShare == 2 ? 4 * (x / 2) + 2 * (quarter >> 1) + x % 2 : x;
-          if (n >= 2 * tokens16 + 2) continue;
-#pragma unroll
-          for (int y = 0; y < 4; ++y) {
-            const int i = lane / 4 + y / 2 * 8, col = 8 * n + 2 * (lane % 4) + y % 2, jb = col / 16,
-                      j = col % 16;
-            float value = acc[x][y] * (is_m ? -1.f : p.scale);
-            if (part == Part::inter) {
-              inter[3 * 64 * K + is_m * 4096 + (16 * tokens16 + i) * 64 + col] = value;
-            } else if (jb == tokens16) {
-              if (is_m ? i <= j : i < j) value = 0.f;
-              floats(L::kPairs)[((jb * 16 + i) * 16 + j) * 2 + is_m] = value;
-            } else {
-              const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
-              floats(L::kLow)[((pair * 2 + is_m) * 16 + i) * kPitch + j] = round_tf32(value);
-            }
-          }
-        }
-      }
-      // D . v: this warp's 8 tokens and 64 columns of V.
-      {
-        const int tb = warp % 8, half = warp / 8, token = 8 * tb + lane / 4;
-        float sum = 0.f;
-        const bf16* v =
-            row_of(p.v, c.row, c.token + (token < c.length ? token : 0), hv) + 64 * half + 2 * (lane % 4);
-#pragma unroll
-        for (int x = 0; x < 8; x += 4) {
-          std::uint32_t d[4];
-          ldmatrix_t(d, at(L::kDx, 8, 8 * half + x + mat, tb));
-#pragma unroll
-          for (int y = 0; y < 4; ++y) {
-            const std::uint32_t w =
-                token < c.length ? *reinterpret_cast<const std::uint32_t*>(v + 8 * (x + y)) : 0u;
-            sum = fmaf(low(d[y]), low(w), sum);
-            sum = fmaf(high(d[y]), high(w), sum);
-          }
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) floats(L::kBetaV)[half * 64 + token] = sum;
-      }
-      // rowsum over V of S dS: warp = block column of 8 channels.
-      {
-        float2 sum = make_float2(0.f, 0.f);
-#pragma unroll
-        for (int vb = 0; vb < K / 8; ++vb) {
-          const int word = (vb * (K / 8) + warp) * 32 + lane;
-          const std::uint32_t x = reinterpret_cast<const std::uint32_t*>(smem + L::kState)[word];
-          const std::uint32_t y = reinterpret_cast<const std::uint32_t*>(smem + L::kDState)[word];
-          sum.x = fmaf(low(x), low(y), sum.x);
-          sum.y = fmaf(high(x), high(y), sum.y);
-        }
-#pragma unroll
-        for (int off = 4; off < 32; off *= 2) {
-          sum.x += __shfl_xor_sync(~0u, sum.x, off);
-          sum.y += __shfl_xor_sync(~0u, sum.y, off);
-        }
-        if (lane < 4) *reinterpret_cast<float2*>(floats(L::kLast) + 8 * warp + 2 * lane) = sum;
-      }
+      const bool is_m = quarter == 1;
+      float acc[8][4] = {};
 #pragma unroll
       for (int ks = 0; ks < K / 16; ++ks) {
-        std::uint32_t out[4], dx[4], fresh[4];
-        ldmatrix(out, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
-        ldmatrix_t(dx, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-        ldmatrix_t(fresh, at(L::kNew, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+        std::uint32_t a[4];
+        if (is_m) {
+          ldmatrix_t(a, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+        } else {
+          ldmatrix(a, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
+        }
 #pragma unroll
-        for (int n = 0; n < 4; n += 2) {
+        for (int n = 0; n < 8; n += 2) {
+          if (n > 2 * tokens16) continue;
           std::uint32_t b[4];
-          ldmatrix_t(b, at(L::kState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-          mma(aq[n], out, b[0], b[1]);
-          mma(aq[n + 1], out, b[2], b[3]);
-          mma(aw[n], dx, b[0], b[1]);
-          mma(aw[n + 1], dx, b[2], b[3]);
-          ldmatrix_t(b, at(L::kDState, K / 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-          mma(au[n], fresh, b[0], b[1]);
-          mma(au[n + 1], fresh, b[2], b[3]);
+          ldmatrix_t(b, at(L::kNew, 8, 2 * ks + mat % 2, n + mat / 2));
+          mma(acc[n], a, b[0], b[1]);
+          mma(acc[n + 1], a, b[2], b[3]);
         }
       }
-    }
-    const int r0 = 16 * tokens16 + lane / 4;  // rows r0, r0 + 8 of the fragments
-    auto each = [&](auto body) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int ch = 32 * quarter + 8 * n + 2 * (lane % 4);
-        body(n, ch);
-      }
-    };
-    if constexpr (part == Part::inter) {
-      each([&](int n, int ch) {
-#pragma unroll
-        for (int y = 0; y < 2; ++y) {
-          const int at = (r0 + 8 * y) * K + ch;
-          *reinterpret_cast<float2*>(inter + at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
-          *reinterpret_cast<float2*>(inter + 64 * K + at) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
-          *reinterpret_cast<float2*>(inter + 2 * 64 * K + at) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
-        }
-      });
-      __syncthreads();
-      for (int i = tid; i < 64; i += kThreads) {
-        float s = floats(L::kBetaV)[i];
-        if (K == 128) s += floats(L::kBetaV)[64 + i];
-        inter[3 * 64 * K + 8192 + i] = s;
-      }
-      for (int i = tid; i < K; i += kThreads) inter[3 * 64 * K + 8256 + i] = floats(L::kLast)[i];
-      if (following < items) load(following), load_state(following);
-      item = following;
-      continue;
-    }
-    if constexpr (part == Part::intra) {
-      each([&](int n, int ch) {
+      for (int n = 0; n < 8; ++n) {
+        if (n > 2 * tokens16 + 1) continue;
 #pragma unroll
         for (int y = 0; y < 4; ++y) {
-          const float* at = inter + (r0 + y / 2 * 8) * K + ch + y % 2;
-          aq[n][y] = at[0], aw[n][y] = at[64 * K], au[n][y] = at[2 * 64 * K];
-        }
-      });
-      for (int x = tid; x < 8192; x += kThreads) {
-        const int m = x / 4096, i = x / 64 % 64, j = x % 64, ib = i / 16, jb = j / 16;
-        if (jb > ib) continue;
-        const float value = inter[3 * 64 * K + x];
-        if (ib == jb) {
-          floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
-        } else {
-          floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] =
-              round_tf32(value);
+          const int i = lane / 4 + y / 2 * 8, col = 8 * n + 2 * (lane % 4) + y % 2, jb = col / 16,
+                    j = col % 16;
+          float value = acc[n][y] * (is_m ? -1.f : p.scale);
+          if (part == Part::inter) {
+            inter[3 * 64 * C + is_m * 4096 + (16 * tokens16 + i) * 64 + col] = value;
+          } else if (jb == tokens16) {
+            if (is_m ? i <= j : i < j) value = 0.f;
+            floats(L::kPairs)[((jb * 16 + i) * 16 + j) * 2 + is_m] = value;
+          } else {
+            const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
+            floats(L::kLow)[((pair * 2 + is_m) * 16 + i) * kPitch + j] = round_tf32(value);
+          }
         }
       }
-      for (int i = tid; i < 64; i += kThreads) {
-        floats(L::kBetaV)[i] = inter[3 * 64 * K + 8192 + i];
-        if (K == 128) floats(L::kBetaV)[64 + i] = 0.f;
-      }
-      for (int i = tid; i < K; i += kThreads) floats(L::kLast)[i] = inter[3 * 64 * K + 8256 + i];
     }
-    __syncthreads();  // C: dP and dM are written
-
-    // dS v_new as it is, in the place of S, for the last row's share of dG.
+    // D . v: this warp's 8 tokens and 64 columns of V.
+    {
+      const int token = 8 * warp + lane / 4;
+      const bool valid = token < c.length;
+      float sum = 0.f;
+      const bf16* v = row_of(p.v, c.row, c.token + (valid ? token : 0), hv) + 64 * slice + 2 * (lane % 4);
+      std::uint32_t w[8];
+#pragma unroll
+      for (int x = 0; x < 8; ++x) w[x] = *reinterpret_cast<const std::uint32_t*>(v + 8 * x);
+#pragma unroll
+      for (int x = 0; x < 8; x += 4) {
+        std::uint32_t d[4];
+        ldmatrix_t(d, at(L::kDx, 8, 8 * slice + x + mat, warp));
+#pragma unroll
+        for (int y = 0; y < 4; ++y) {
+          sum = fmaf(low(d[y]), low(w[x + y]), sum);
+          sum = fmaf(high(d[y]), high(w[x + y]), sum);
+        }
+      }
+      sum = valid ? sum : 0.f;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (lane % 4 == 0) floats(L::kBetaV)[token] = sum;
+    }
+    // rowsum over V of S dS: warp = block column of 8 channels.
+    {
+      float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+      for (int vb = 0; vb < K / 8; ++vb) {
+        const int word = (vb * 8 + warp) * 32 + lane;
+        const std::uint32_t x = reinterpret_cast<const std::uint32_t*>(smem + L::kState)[word];
+        const std::uint32_t y = reinterpret_cast<const std::uint32_t*>(smem + L::kDState)[word];
+        sum.x = fmaf(low(x), low(y), sum.x);
+        sum.y = fmaf(high(x), high(y), sum.y);
+      }
+#pragma unroll
+      for (int off = 4; off < 32; off *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, off);
+        sum.y += __shfl_xor_sync(~0u, sum.y, off);
+      }
+      if (lane < 4) *reinterpret_cast<float2*>(floats(L::kLast) + 8 * warp + 2 * lane) = sum;
+    }
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) {
+      std::uint32_t out[4], dx[4], fresh[4];
+      ldmatrix(out, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
+      ldmatrix_t(dx, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+      ldmatrix_t(fresh, at(L::kNew, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+#pragma unroll
+      for (int n = 0; n < 4; n += 2) {
+        std::uint32_t b[4];
+        ldmatrix_t(b, at(L::kState, 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
+        mma(aq[n], out, b[0], b[1]);
+        mma(aq[n + 1], out, b[2], b[3]);
+        mma(aw[n], dx, b[0], b[1]);
+        mma(aw[n + 1], dx, b[2], b[3]);
+        ldmatrix_t(b, at(L::kDState, 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
+        mma(au[n], fresh, b[0], b[1]);
+        mma(au[n + 1], fresh, b[2], b[3]);
+      }
+    }
+  }
+  const int r0 = 16 * tokens16 + lane / 4;  // rows r0, r0 + 8 of the fragments
+  auto each = [&](auto body) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int ch = 32 * quarter + 8 * n + 2 * (lane % 4);
+      body(n, ch);
+    }
+  };
+  if constexpr (part == Part::inter) {
     each([&](int n, int ch) {
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
-        *reinterpret_cast<float2*>(floats(L::kState) + sum_index<K>(r0 + 8 * y, ch)) =
-            make_float2(au[n][2 * y], au[n][2 * y + 1]);
+        const int at = (r0 + 8 * y) * C + ch;
+        *reinterpret_cast<float2*>(inter + at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
+        *reinterpret_cast<float2*>(inter + 64 * C + at) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
+        *reinterpret_cast<float2*>(inter + 2 * 64 * C + at) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
       }
     });
-    // Between the 16-token blocks.
-    {
-      auto scale_by = [&](float(&acc)[4][4], float2 f, int n) {
-        acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
-      };
-      auto factor = [&](int at, int block, int ch) {
-        return *reinterpret_cast<const float2*>(floats(at) + block * K + ch);
-      };
-      auto bits = [&](int at) { return __float_as_uint(*reinterpret_cast<const float*>(smem + at)); };
-      const int g = lane / 4, t = lane % 4;
+    __syncthreads();
+    if (tid < 64) inter[3 * 64 * C + 8192 + tid] = floats(L::kBetaV)[tid];
+    if (tid < C) inter[3 * 64 * C + 8256 + tid] = floats(L::kLast)[tid];
+    return;
+  }
+  if constexpr (part == Part::intra) {
+    each([&](int n, int ch) {
+#pragma unroll
+      for (int y = 0; y < 4; ++y) {
+        const float* at = inter + (r0 + y / 2 * 8) * C + ch + y % 2;
+        aq[n][y] = at[0], aw[n][y] = at[64 * C], au[n][y] = at[2 * 64 * C];
+      }
+    });
+    for (int x = tid; x < 8192; x += kThreads) {
+      const int m = x / 4096, i = x / 64 % 64, j = x % 64, ib = i / 16, jb = j / 16;
+      if (jb > ib) continue;
+      const float value = inter[3 * 64 * C + x];
+      if (ib == jb) {
+        floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
+      } else {
+        floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] =
+            round_tf32(value);
+      }
+    }
+    if (tid < 64) floats(L::kBetaV)[tid] = inter[3 * 64 * C + 8192 + tid];
+    if (tid < C) floats(L::kLast)[tid] = inter[3 * 64 * C + 8256 + tid];
+  }
+  __syncthreads();  // C: the tiles are free
+  if (block > 0) {
+    float f = 1.f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i > 0) f *= e[i];
+      const int at = (16 * (block - 1) + i) * L::kRow + lc;
+      floats(L::kQ)[at] = round_tf32(low(qk[i]) * f);
+      floats(L::kKb)[at] = round_tf32(high(qk[i]) * f * floats(L::kBeta)[16 * block + i]);
+    }
+  }
+  if (block < 3) {
+    float f = floats(L::kFirst)[(block + 1) * C + lc];
+#pragma unroll
+    for (int i = 15; i >= 0; --i) {
+      floats(L::kKs)[(16 * block + i) * L::kRow + lc] = round_tf32(high(qk[i]) * f);
+      f *= e[i];
+    }
+  }
+
+  // dS v_new as it is, for the last row's share of dG.
+  each([&](int n, int ch) {
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+      *reinterpret_cast<float2*>(floats(L::kPlain) + sum_index(r0 + 8 * y, ch)) =
+          make_float2(au[n][2 * y], au[n][2 * y + 1]);
+    }
+  });
+  __syncthreads();  // the scaled copies, dP and dM are written
+  // Between the 16-token blocks.
+  {
+    auto scale_by = [&](float(&acc)[4][4], float2 f, int n) {
+      acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
+    };
+    auto factor = [&](int at, int block, int ch) {
+      return *reinterpret_cast<const float2*>(floats(at) + block * C + ch);
+    };
+    auto bits = [&](int at) { return __float_as_uint(*reinterpret_cast<const float*>(smem + at)); };
+    const int g = lane / 4, t = lane % 4;
+    each([&](int n, int ch) {
+      const float2 f = factor(L::kFirst, 0, ch);
+      scale_by(aq, make_float2(p.scale * f.x, p.scale * f.y), n);
+      scale_by(aw, make_float2(-f.x, -f.y), n);
+    });
+#pragma unroll 1
+    for (int jb = 0; jb < tokens16; ++jb) {
       each([&](int n, int ch) {
-        const float2 f = factor(L::kFirst, 0, ch);
-        scale_by(aq, make_float2(p.scale * f.x, p.scale * f.y), n);
-        scale_by(aw, make_float2(-f.x, -f.y), n);
+        const float2 f = factor(L::kRest, jb, ch);
+        scale_by(aq, f, n), scale_by(aw, f, n);
       });
-#pragma unroll 1
-      for (int jb = 0; jb < tokens16; ++jb) {
-        each([&](int n, int ch) {
-          const float2 f = factor(L::kRest, jb, ch);
-          scale_by(aq, f, n), scale_by(aw, f, n);
-        });
-        const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
+      const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          std::uint32_t a[2][4];
+      for (int s = 0; s < 2; ++s) {
+        std::uint32_t a[2][4];
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            const int at = L::kLow + (((pair * 2 + m) * 16 + g) * kPitch + 8 * s + t) * 4;
-            a[m][0] = bits(at), a[m][1] = bits(at + 8 * kPitch * 4);
-            a[m][2] = bits(at + 16), a[m][3] = bits(at + 8 * kPitch * 4 + 16);
-          }
-#pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            const int at = L::kKs + ((16 * jb + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
-            const std::uint32_t b0 = bits(at), b1 = bits(at + 4 * L::kRow * 4);
-            mma_tf32(aq[n], a[0], b0, b1);
-            mma_tf32(aw[n], a[1], b0, b1);
-          }
+        for (int m = 0; m < 2; ++m) {
+          const int at = L::kLow + (((pair * 2 + m) * 16 + g) * kPitch + 8 * s + t) * 4;
+          a[m][0] = bits(at), a[m][1] = bits(at + 8 * kPitch * 4);
+          a[m][2] = bits(at + 16), a[m][3] = bits(at + 8 * kPitch * 4 + 16);
         }
-      }
-#pragma unroll 1
-      for (int ib = 3; ib > tokens16; --ib) {
-        each([&](int n, int ch) { scale_by(au, factor(L::kRest, ib, ch), n); });
-        const int pair = ib * (ib - 1) / 2 + tokens16;
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          std::uint32_t a[2][4];
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            const int at = L::kLow + (((pair * 2 + m) * 16 + 8 * s + t) * kPitch + g) * 4;
-            a[m][0] = bits(at), a[m][1] = bits(at + 32);
-            a[m][2] = bits(at + 4 * kPitch * 4), a[m][3] = bits(at + 4 * kPitch * 4 + 32);
-          }
-#pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            const int at = ((16 * (ib - 1) + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
-            mma_tf32(au[n], a[0], bits(L::kQ + at), bits(L::kQ + at + 4 * L::kRow * 4));
-            mma_tf32(au[n], a[1], bits(L::kKb + at), bits(L::kKb + at + 4 * L::kRow * 4));
-          }
+        for (int n = 0; n < 4; ++n) {
+          const int at = L::kKs + ((16 * jb + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
+          const std::uint32_t b0 = bits(at), b1 = bits(at + 4 * L::kRow * 4);
+          mma_tf32(aq[n], a[0], b0, b1);
+          mma_tf32(aw[n], a[1], b0, b1);
         }
       }
     }
-    __syncthreads();  // D: tiles and scaled copies are free
-    if (following < items) load(following);
-    each([&](int n, int ch) {
+#pragma unroll 1
+    for (int ib = 3; ib > tokens16; --ib) {
+      each([&](int n, int ch) { scale_by(au, factor(L::kRest, ib, ch), n); });
+      const int pair = ib * (ib - 1) / 2 + tokens16;
 #pragma unroll
-      for (int y = 0; y < 2; ++y) {
-        float* at = floats(L::kSums) + sum_index<K>(r0 + 8 * y, ch);
-        *reinterpret_cast<float2*>(at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
-        *reinterpret_cast<float2*>(at + 64 * K) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
-        *reinterpret_cast<float2*>(at + 2 * 64 * K) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
+      for (int s = 0; s < 2; ++s) {
+        std::uint32_t a[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const int at = L::kLow + (((pair * 2 + m) * 16 + 8 * s + t) * kPitch + g) * 4;
+          a[m][0] = bits(at), a[m][1] = bits(at + 32);
+          a[m][2] = bits(at + 4 * kPitch * 4), a[m][3] = bits(at + 4 * kPitch * 4 + 32);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int at = ((16 * (ib - 1) + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
+          mma_tf32(au[n], a[0], bits(L::kQ + at), bits(L::kQ + at + 4 * L::kRow * 4));
+          mma_tf32(au[n], a[1], bits(L::kKb + at), bits(L::kKb + at + 4 * L::kRow * 4));
+        }
       }
-    });
-    __syncthreads();  // E: the sums are there
+    }
+  }
+  __syncthreads();  // D: the scaled copies are free
+  each([&](int n, int ch) {
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+      float* at = floats(L::kSums) + sum_index(r0 + 8 * y, ch);
+      *reinterpret_cast<float2*>(at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
+      *reinterpret_cast<float2*>(at + 64 * C) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
+      *reinterpret_cast<float2*>(at + 2 * 64 * C) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
+    }
+  });
+  __syncthreads();  // E: the sums are there
 
-    // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes,
-    // so Q and W need no arrays. d_gate[i] = dG_i + ... + dG_15.
-    float d_gate[16], wk[16];
+  // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes,
+  // so Q and W need no arrays. d_gate[i] = dG_i + ... + dG_15.
+  float d_gate[16], wk[16];
+  {
+    const float* sums = floats(L::kSums);
+    float u[16], k[16], before[16];
     {
-      const float* sums = floats(L::kSums);
-      float u[16], k[16], before[16];
-      {
-        float key_sum = 0.f, f = 1.f, to_end = 1.f;
-        if (block < 3) to_end = floats(L::kFirst)[(block + 1) * K + channel];
-        for (int b = block + 1; b < 4; ++b) to_end *= floats(L::kRest)[b * K + channel];
-#pragma unroll
-        for (int i = 15; i >= 0; --i) {
-          k[i] = high(qk[i]);
-          key_sum = fmaf(k[i] * f, floats(L::kState)[sum_index<K>(16 * block + i, channel)], key_sum);
-          f *= e[i];
-        }
-        key_sum *= to_end;
-        if (block == 0)
-          key_sum = fmaf(to_end * f, floats(L::kLast)[channel], key_sum);  // e^{G_L} rowsum(S dS)
-        floats(L::kKeySum)[block * K + channel] = key_sum;
-        f = block < 3 ? floats(L::kFirst)[(block + 1) * K + channel] : 1.f;
-#pragma unroll
-        for (int i = 15; i >= 0; --i) {
-          u[i] = f * sums[sum_index<K>(16 * block + i, channel) + 2 * 64 * K];
-          f *= e[i];
-        }
-        before[0] = 1.f;
-#pragma unroll
-        for (int i = 1; i < 16; ++i) before[i] = before[i - 1] * e[i];
-      }
-      const float* beta = floats(L::kBeta) + 16 * block;
-      const float4* pairs = reinterpret_cast<const float4*>(smem + L::kPairs) + block * 128;
-      const int q_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_q.token);
-      const int k_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_k.token);
-      const std::int64_t part_row = ((c.row * p.tokens + c.token) * p.value_heads + hv) * K + channel;
-      bf16 *dq = nullptr, *dk = nullptr;
-      if (!p.q_part)
-        dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
-      float carry = 0.f;
+      float key_sum = 0.f, f = 1.f, to_end = 1.f;
+      if (block < 3) to_end = floats(L::kFirst)[(block + 1) * C + lc];
+      for (int b = block + 1; b < 4; ++b) to_end *= floats(L::kRest)[b * C + lc];
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
-        const int at = sum_index<K>(16 * block + i, channel), t = 16 * block + i;
-        const float q = low(qk[i]), b = beta[i], bk = b * k[i];
-        float x = before[i] * sums[at], w = before[i] * sums[at + 64 * K], decay = e[i];
-        auto visit = [&](int j, float dp, float dm) {
-          if (j > i) return;
-          if (j == i) {
-            x = fmaf(dp, k[i], x);
-            u[i] = fmaf(dp, q, u[i]);
-            return;
-          }
-          const float kd = k[j] * decay;
-          x = fmaf(dp, kd, x);
-          w = fmaf(dm, kd, w);
-          u[j] = fmaf(decay, fmaf(dp, q, dm * bk), u[j]);
-          decay *= e[j];
-        };
-#pragma unroll
-        for (int j = i / 2 * 2; j >= 0; j -= 2) {
-          const float4 d = pairs[i * 8 + j / 2];
-          visit(j + 1, d.z, d.w);
-          visit(j, d.x, d.y);
-        }
-        const float bw = b * w, d_k = u[i] + bw;
-        if (t < c.length) {
-          if (p.q_part) {
-            p.q_part[part_row + t * q_step] = x, p.k_part[part_row + t * k_step] = d_k;
-          } else {
-            dq[t * q_step] = __float2bfloat16_rn(x);
-            dk[t * k_step] = __float2bfloat16_rn(d_k);
-          }
-        }
-        carry += fmaf(q, x, k[i] * (bw - u[i]));
-        d_gate[i] = carry;
-        wk[i] = w * k[i];
+        k[i] = high(qk[i]);
+        key_sum = fmaf(k[i] * f, floats(L::kPlain)[sum_index(16 * block + i, lc)], key_sum);
+        f *= e[i];
       }
+      key_sum *= to_end;
+      if (block == 0) key_sum = fmaf(to_end * f, floats(L::kLast)[lc], key_sum);  // e^{G_L} rowsum(S dS)
+      floats(L::kKeySum)[block * C + lc] = key_sum;
+      f = block < 3 ? floats(L::kFirst)[(block + 1) * C + lc] : 1.f;
+#pragma unroll
+      for (int i = 15; i >= 0; --i) {
+        u[i] = f * sums[sum_index(16 * block + i, lc) + 2 * 64 * C];
+        f *= e[i];
+      }
+      before[0] = 1.f;
+#pragma unroll
+      for (int i = 1; i < 16; ++i) before[i] = before[i - 1] * e[i];
     }
-    floats(L::kBlockSum)[block * K + channel] = d_gate[0];
-    reduce_many<16>(wk, [](float a, float b) { return a + b; });
-    if (lane % 2 == 0) floats(L::kBetaK)[channel / 32 * 64 + 16 * block + lane / 2] = wk[0];
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();  // F
-    if (following < items) load_state(following);
+    const float* beta = floats(L::kBeta) + 16 * block;
+    const float4* pairs = reinterpret_cast<const float4*>(smem + L::kPairs) + block * 128;
+    const int q_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_q.token);
+    const int k_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_k.token);
+    const std::int64_t part_row = ((c.row * p.tokens + c.token) * p.value_heads + hv) * K + channel;
+    bf16 *dq = nullptr, *dk = nullptr;
+    if (!p.q_part)
+      dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
+    float carry = 0.f;
+#pragma unroll
+    for (int i = 15; i >= 0; --i) {
+      const int at = sum_index(16 * block + i, lc), t = 16 * block + i;
+      const float q = low(qk[i]), b = beta[i], bk = b * k[i];
+      float x = before[i] * sums[at], w = before[i] * sums[at + 64 * C], decay = e[i];
+      auto visit = [&](int j, float dp, float dm) {
+        if (j > i) return;
+        if (j == i) {
+          x = fmaf(dp, k[i], x);
+          u[i] = fmaf(dp, q, u[i]);
+          return;
+        }
+        const float kd = k[j] * decay;
+        x = fmaf(dp, kd, x);
+        w = fmaf(dm, kd, w);
+        u[j] = fmaf(decay, fmaf(dp, q, dm * bk), u[j]);
+        decay *= e[j];
+      };
+#pragma unroll
+      for (int j = i / 2 * 2; j >= 0; j -= 2) {
+        const float4 d = pairs[i * 8 + j / 2];
+        visit(j + 1, d.z, d.w);
+        visit(j, d.x, d.y);
+      }
+      const float bw = b * w, d_k = u[i] + bw;
+      if (t < c.length) {
+        if (p.q_part) {
+          p.q_part[part_row + t * q_step] = x, p.k_part[part_row + t * k_step] = d_k;
+        } else {
+          dq[t * q_step] = __float2bfloat16_rn(x);
+          dk[t * k_step] = __float2bfloat16_rn(d_k);
+        }
+      }
+      carry += fmaf(q, x, k[i] * (bw - u[i]));
+      d_gate[i] = carry;
+      wk[i] = w * k[i];
+    }
+  }
+  floats(L::kBlockSum)[block * C + lc] = d_gate[0];
+  reduce_many<16>(wk, [](float a, float b) { return a + b; });
+  if (lane % 2 == 0) floats(L::kBetaK)[lc / 32 * 64 + 16 * block + lane / 2] = wk[0];
+  __syncthreads();  // F
 
-    float after = 0.f;
+  float after = 0.f;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) after += floats(L::kKeySum)[b * K + channel];
-    for (int b = 3; b > block; --b) after += floats(L::kBlockSum)[b * K + channel];
-    float bias_sum = 0.f, rate_sum = 0.f;
-    {
-      const int step = static_cast<int>(p.d_g.token);
-      const std::int64_t out = index_of(p.d_g, c.row, c.token, hv) + channel;
-      if constexpr (Gated) {
-        const int g_step = static_cast<int>(p.g.token);
+  for (int b = 0; b < 4; ++b) after += floats(L::kKeySum)[b * C + lc];
+  for (int b = 3; b > block; --b) after += floats(L::kBlockSum)[b * C + lc];
+  float bias_sum = 0.f, rate_sum = 0.f;
+  {
+    const int step = static_cast<int>(p.d_g.token);
+    const std::int64_t out = index_of(p.d_g, c.row, c.token, hv) + channel;
+    if constexpr (Gated) {
+      const int g_step = static_cast<int>(p.g.token);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int t = 16 * block + i;
-          if (t >= c.length) continue;
-          float of_rate;
-          d_gate[i] =
-              gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
-          bias_sum += d_gate[i], rate_sum += of_rate;
-        }
-        after = 0.f;
+      for (int i = 0; i < 16; ++i) {
+        const int t = 16 * block + i;
+        if (t >= c.length) continue;
+        float of_rate;
+        d_gate[i] =
+            gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
+        bias_sum += d_gate[i], rate_sum += of_rate;
       }
-      by_type(p.d_g, [&](auto is_bf16) {
-        using T = std::conditional_t<is_bf16.value, bf16, float>;
-        T* to = static_cast<T*>(p.d_g.data) + out;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int t = 16 * block + i;
-          if (t < c.length) to[t * step] = static_cast<T>(d_gate[i] + after);
-        }
-      });
+      after = 0.f;
     }
-    for (int i = tid; i < c.length; i += kThreads) {
-      float d = floats(L::kBetaV)[i];
+    by_type(p.d_g, [&](auto is_bf16) {
+      using T = std::conditional_t<is_bf16.value, bf16, float>;
+      T* to = static_cast<T*>(p.d_g.data) + out;
 #pragma unroll
-      for (int b = 1; b < K / 64; ++b) d += floats(L::kBetaV)[64 * b + i];
-#pragma unroll
-      for (int b = 0; b < K / 32; ++b) d += floats(L::kBetaK)[64 * b + i];
-      if (p.beta_sigmoid) {
-        const float full = p.neg_eigval ? 2.f : 1.f, s = floats(L::kBeta)[i] / full;
-        d *= full * s * (1.f - s);
+      for (int i = 0; i < 16; ++i) {
+        const int t = 16 * block + i;
+        if (t < c.length) to[t * step] = static_cast<T>(d_gate[i] + after);
       }
-      store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + i, hv), d);
+    });
+  }
+  if (tid < c.length) {
+    const float d = floats(L::kBetaV)[tid] + floats(L::kBetaK)[tid] + floats(L::kBetaK)[64 + tid];
+    if constexpr (kSlices > 1) {
+      p.beta_part[(static_cast<std::int64_t>(item) * kSlices + slice) * 64 + tid] = d;
+    } else {
+      store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + tid, hv),
+                 beta_gradient(p, floats(L::kBeta)[tid], d));
     }
-    if (p.bias_part) {
-      __syncthreads();
-      floats(L::kSums)[block * K + channel] = bias_sum;
-      floats(L::kSums)[(4 + block) * K + channel] = rate_sum;
-      __syncthreads();
-      if (block == 0) {
-        float b = 0.f, r = 0.f;
+  }
+  if (p.bias_part) {
+    __syncthreads();
+    floats(L::kSums)[block * C + lc] = bias_sum;
+    floats(L::kSums)[(4 + block) * C + lc] = rate_sum;
+    __syncthreads();
+    if (block == 0) {
+      float b = 0.f, r = 0.f;
 #pragma unroll
-        for (int x = 0; x < 4; ++x)
-          b += floats(L::kSums)[x * K + channel], r += floats(L::kSums)[(4 + x) * K + channel];
-        p.bias_part[static_cast<std::int64_t>(item) * K + channel] = b;
-        p.a_log_part[static_cast<std::int64_t>(item) * K + channel] = r;
-      }
+      for (int x = 0; x < 4; ++x) b += floats(L::kSums)[x * C + lc], r += floats(L::kSums)[(4 + x) * C + lc];
+      p.bias_part[static_cast<std::int64_t>(item) * K + channel] = b;
+      p.a_log_part[static_cast<std::int64_t>(item) * K + channel] = r;
     }
-    item = following;
   }
 }
 
 template <int K, Part part, bool Gated>
 void launch(const Job& job, cudaStream_t stream) {
-  int device = 0, blocks = 132;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
-  const std::int64_t items = job.slots() * job.value_heads;
-  if (items < blocks) blocks = static_cast<int>(items);
+  const auto blocks = static_cast<unsigned>(job.slots() * job.value_heads * (K / kSlice));
   cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        Layout<K>::kSize);
-  gradients_kernel<K, part, Gated><<<blocks, 4 * K, Layout<K>::kSize, stream>>>(job);
+  gradients_kernel<K, part, Gated><<<blocks, 256, Layout<K>::kSize, stream>>>(job);
+}
+
+// dbeta from the two slices of K.
+__global__ void beta_kernel(const Job p) {
+  const int item = blockIdx.x * 4 + threadIdx.x / 64, i = threadIdx.x % 64, hv = item % p.value_heads;
+  Chunk c;
+  if (item >= static_cast<int>(p.slots()) * p.value_heads || !find_chunk(p, item / p.value_heads, c) ||
+      i >= c.length)
+    return;
+  const float* part = p.beta_part + static_cast<std::int64_t>(item) * 128 + i;
+  const float b = beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + i, hv)));
+  store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + i, hv), beta_gradient(p, b, part[0] + part[64]));
 }
 
 template <int K, bool Gated>
@@ -655,6 +601,9 @@ void launch_parts(const Job& job, cudaStream_t stream) {
     launch<K, Part::intra, Gated>(job, stream);
   } else {
     launch<K, Part::all, Gated>(job, stream);
+  }
+  if (K > kSlice) {
+    beta_kernel<<<static_cast<unsigned>((job.slots() * job.value_heads + 3) / 4), 256, 0, stream>>>(job);
   }
 }
 

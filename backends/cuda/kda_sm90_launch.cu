@@ -161,6 +161,7 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
       job.q_part = arena.take<float>(rows * job.value_heads * k);
       job.k_part = arena.take<float>(rows * job.value_heads * k);
     }
+    if (k == 128) job.beta_part = arena.take<float>(items * 128);
     if (job.d_a_log || job.d_dt_bias) {
       job.bias_part = arena.take<float>(items * k);
       job.a_log_part = arena.take<float>(items * k);
@@ -183,7 +184,7 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     };
     real(job.d_g, k, job.skip & kSkipG);
     real(job.d_beta, 1, job.skip & kSkipBeta);
-    if (job.unfused) job.inter = arena.take<float>(items * (k == 128 ? kInter<128> : kInter<64>));
+    if (job.unfused) job.inter = arena.take<float>(items * (k / 64) * kInter);
   }
   return arena.used;
 }

@@ -71,14 +71,16 @@ struct State {
   }
 };
 
-// A fragment of 16 columns of V x 16 steps as blocks of a [V][width] matrix; `vb`, `cb` count blocks.
-__device__ inline void store_blocks(bf16* base, int width, int vb, int cb, const std::uint32_t (&a)[4]) {
-  auto to = reinterpret_cast<std::uint32_t*>(base) + threadIdx.x % 32;
-  const int row = width / 8;
-  to[(vb * row + cb) * 32] = a[0];
-  to[((vb + 1) * row + cb) * 32] = a[1];
-  to[(vb * row + cb + 1) * 32] = a[2];
-  to[((vb + 1) * row + cb + 1) * 32] = a[3];
+// A fragment of 16 columns of V x 16 steps as blocks of a [V][width] matrix, in slices of 64 columns: [width
+// / 64][V] [64]; `vb`, `cb` count blocks.
+template <int V>
+__device__ inline void store_blocks(bf16* base, int vb, int cb, const std::uint32_t (&a)[4]) {
+  auto to =
+      reinterpret_cast<std::uint32_t*>(base) + ((cb / 8 * (V / 8) + vb) * 8 + cb % 8) * 32 + threadIdx.x % 32;
+  to[0] = a[0];
+  to[8 * 32] = a[1];
+  to[32] = a[2];
+  to[9 * 32] = a[3];
 }
 
 // acc[V x 64] += operand(ks)[V x 16] * tile[64 rows][16 columns at step ks]^T: the tile's rows are the
@@ -214,9 +216,9 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
       std::uint32_t a[4];
       state.operand(a, ks);
       if constexpr (Keep) {
-        store_blocks(
+        store_blocks<K>(
             p.states + ((static_cast<std::int64_t>(slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
-            K, s.column / 8, 2 * ks, a);
+            s.column / 8, 2 * ks, a);
       }
       times_rows(y, a, stage + R::kKeyIn, ks, 0);
       if constexpr (Out) times_rows(o, a, stage + R::kQuery, ks, 0);
@@ -247,7 +249,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t a[4];
       round_operand(fresh, ks, a);
-      if constexpr (Keep) store_blocks(p.v_new + item(c) * K * kChunk, kChunk, s.column / 8, 2 * ks, a);
+      if constexpr (Keep) store_blocks<K>(p.v_new + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
       if constexpr (Out) times_rows(o, a, stage + R::kScores, ks, ks);
       times_columns(state.x, a, stage + R::kKeyOut, ks, K / 16);
     }
@@ -265,10 +267,10 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < K / 16; ++ks) {
       std::uint32_t a[4];
       state.operand(a, ks);
-      store_blocks(
+      store_blocks<K>(
           p.states +
               ((static_cast<std::int64_t>(slot0) + chunks + s.sequence) * p.value_heads + s.head) * K * K,
-          K, s.column / 8, 2 * ks, a);
+          s.column / 8, 2 * ks, a);
     }
   }
   state.write(p, p.final, s);
@@ -330,7 +332,7 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < K / 16; ++ks) {
       std::uint32_t a[4];
       state.operand(a, ks);
-      store_blocks(p.d_states + item(c) * K * K, K, s.column / 8, 2 * ks, a);
+      store_blocks<K>(p.d_states + item(c) * K * K, s.column / 8, 2 * ks, a);
       times_rows(dv, a, stage + R::kKeyOut, ks, 0);
     }
     float dx[8][4];
@@ -348,7 +350,7 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t a[4];
       round_operand(dx, ks, a);
-      store_blocks(p.d_x + item(c) * K * kChunk, kChunk, s.column / 8, 2 * ks, a);
+      store_blocks<K>(p.d_x + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 b = *reinterpret_cast<const float2*>(beta + 16 * ks + (i / 2) * 8 + 2 * (lane % 4));
