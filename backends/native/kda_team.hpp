@@ -56,14 +56,20 @@ struct CpuTeam {
     }
   }
 
-  void pairs(int width, const float* q, const float* k, const float* decay, const float* k_turned, float* M,
-             float* P) {
-    for (int j = 0; j < kBlock; j += Width) {
-      for (int half = j / 8 * 8; half < kBlock; half += 8) {
-        if (q) {
-          pairs_part<true>(width, j, half, q, k, decay, k_turned + j, M + j, P + j);
-        } else {
-          pairs_part<false>(width, j, half, q, k, decay, k_turned + j, M + j, P + j);
+  void pairs(int blocks, int width, const float* q, const float* k, const float* decay, const float* k_turned,
+             float* M, float* P) {
+    for (int block = 0; block < blocks; ++block) {
+      const int first = block * kBlock, row = first * width, corner = first * kRows + first;
+      for (int j = 0; j < kBlock; j += Width) {
+        for (int half = j / 8 * 8; half < kBlock; half += 8) {
+          const float* turned = k_turned + first + j;
+          if (q) {
+            pairs_part<true>(width, j, half, q + row, k + row, decay + row, turned, M + corner + j,
+                             P + corner + j);
+          } else {
+            pairs_part<false>(width, j, half, q, k + row, decay + row, turned, M + corner + j,
+                              P + corner + j);
+          }
         }
       }
     }

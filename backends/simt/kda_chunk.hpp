@@ -25,9 +25,9 @@
 //   elsewhere lanes(n, f)           f(d) for packs d = 0, kWidth, .. < n grid(rows, n, f)      f(i, d) for
 //   every row and pack items(n, f), cells(rows, n, f)   the same for single elements gemm(g) see Gemm
 //   transpose(rows, cols, from, ld_from, to, ld_to)   to_ji = from_ij
-//   pairs(width, q, k, decay, k_turned, M, P)   one 16 x 16 block on the diagonal: F_jj = k_j, F_ij =
-//   F_(i-1)j
-//       decay_i; M_ij = k_i . F_ij for i > j and, if q is given, P_ij = q_i . F_ij for i >= j
+//   pairs(blocks, width, q, k, decay, k_turned, M, P)   the 16 x 16 blocks on the diagonal: F_jj = k_j, F_ij
+//   =
+//       F_(i-1)j decay_i; M_ij = k_i . F_ij for i > j and, if q is given, P_ij = q_i . F_ij for i >= j
 //   sync()                ends a step; what a step wrote may be read after it
 #pragma once
 
@@ -59,8 +59,8 @@ struct Gemm {
 };
 
 inline constexpr int kRows = 64;  // most rows of a chunk, and the leading dimension of C x C matrices
-inline constexpr int kBlock =
-    16;  // rows of a block: pairs inside one use exact products, pairs across two anchors
+// Rows of a block: pairs inside one use exact products, pairs across two anchors.
+inline constexpr int kBlock = 16;
 
 RLK_HD int padded(int n) { return (n + 15) / 16 * 16; }
 
@@ -363,11 +363,7 @@ RLK_TEAM void pair_chunk(Team& team, int n, const ForwardScratch& s, bool want_q
     }
     team.sync();
   }
-  for (int b = 0; b < blocks; ++b) {
-    const int first = b * kBlock;
-    team.pairs(K, want_q ? s.q + first * K : nullptr, s.k + first * K, s.decay + first * K,
-               s.k_turned + first, s.M + first * kRows + first, s.P + first * kRows + first);
-  }
+  team.pairs(blocks, K, want_q ? s.q : nullptr, s.k, s.decay, s.k_turned, s.M, s.P);
   team.sync();
 }
 

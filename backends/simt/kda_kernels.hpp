@@ -18,17 +18,19 @@
 namespace rlk::kda::kernels {
 
 inline constexpr int kThreads = 256;
+inline constexpr int kChunkThreads =
+    512;  // of the chunked kernels, which wait for memory more than they compute
 inline constexpr std::int64_t kMaxBlocks =
     528;  // scratch grows with it; more is no faster on any GPU of today
 
-__global__ void __launch_bounds__(kThreads) forward(Problem p, float* scratch, std::int64_t floats) {
+__global__ void __launch_bounds__(kChunkThreads) forward(Problem p, float* scratch, std::int64_t floats) {
   chunked::BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::forward_tasks(p); task += gridDim.x) {
     chunked::forward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats);
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kChunkThreads)
     backward(Problem p, float* scratch, std::int64_t floats, double* partials) {
   chunked::BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::backward_tasks(p); task += gridDim.x) {
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(kThreads) finish(Problem p, const double* part
 
 // One token's vectors in shared memory.
 struct SharedToken {
-  float q[256], k[256], write_k[256], decay[256], v[256];
+  alignas(16) float q[256], k[256], write_k[256], decay[256];
+  float v[256];
   float sums[32], norm[2];
 };
 
@@ -87,6 +90,8 @@ __device__ inline void read_token(const Problem& p, std::int64_t b, int hv, Shar
     t.k[thread] = k;
     t.write_k[thread] = beta * k;
     t.decay[thread] = chunked::flushed(simt::exp<float>(gate.value(from_bits(p.g.type, g_bits))));
+  } else {
+    t.q[thread] = t.k[thread] = t.write_k[thread] = t.decay[thread] = 0;
   }
   __syncthreads();
 }
@@ -218,17 +223,21 @@ __global__ void __launch_bounds__(kThreads, 4) decode_rows(Problem p) {
     }
   }
   read_token(p, b, hv, t);
+  // The token's vectors in registers, by 16-byte accesses: scalar ones would meet four to a bank.
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    sum[i] = 0;
+  for (int i = 0; i < kSteps; ++i) sum[i] = 0;
 #pragma unroll
-    for (int u = 0; u < kHalves; ++u) {
+  for (int u = 0; u < kHalves; ++u) {
+    const int d = u * 128 + lane * 4;
+    float decay[4], k[4];
+    load4<true>(t.decay + d, 4, decay);
+    load4<true>(t.k + d, 4, k);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int d = u * 128 + lane * 4 + c;
-        if (d >= K) continue;
-        s[i][u][c] = simt::mul_rn(s[i][u][c], t.decay[d]);
-        sum[i] = simt::fused(s[i][u][c], t.k[d], sum[i]);
+        s[i][u][c] = simt::mul_rn(s[i][u][c], decay[c]);
+        sum[i] = d + c < K ? simt::fused(s[i][u][c], k[c], sum[i]) : sum[i];
       }
     }
   }
@@ -238,16 +247,21 @@ __global__ void __launch_bounds__(kThreads, 4) decode_rows(Problem p) {
     const int j = first + i * 8;
     r[i] = (j < V ? t.v[j] : 0.0f) - sum[i];
     sum[i] = 0;
+  }
 #pragma unroll
-    for (int u = 0; u < kHalves; ++u) {
+  for (int u = 0; u < kHalves; ++u) {
+    const int d = u * 128 + lane * 4;
+    float write_k[4], q[4];
+    load4<true>(t.write_k + d, 4, write_k);
+    load4<true>(t.q + d, 4, q);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int j = first + i * 8;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int d = u * 128 + lane * 4 + c;
-        if (d >= K) continue;
-        s[i][u][c] = simt::fused(t.write_k[d], r[i], s[i][u][c]);
-        sum[i] = simt::fused(s[i][u][c], t.q[d], sum[i]);
+        s[i][u][c] = simt::fused(write_k[c], r[i], s[i][u][c]);
+        sum[i] = d + c < K ? simt::fused(s[i][u][c], q[c], sum[i]) : sum[i];
       }
-      const int d = u * 128 + lane * 4;
       if (j < V) store4<kWide>(next + j * K + d, K - d, s[i][u]);
     }
   }
@@ -302,7 +316,7 @@ T* aligned(void* p) {
 inline void launch_forward(const Problem& p, void* workspace, hipStream_t stream) {
   const std::int64_t tasks = chunked::forward_tasks(p);
   if (tasks == 0) return;
-  hipLaunchKernelGGL(forward, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p,
+  hipLaunchKernelGGL(forward, dim3(unsigned(blocks(tasks))), dim3(kChunkThreads), 0, stream, p,
                      aligned<float>(workspace), chunked::forward_floats(p));
 }
 
@@ -311,7 +325,7 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   double* partials = aligned<double>(workspace);
   float* scratch = aligned<float>(partials + partials_bytes(p) / std::int64_t(sizeof(double)));
   if (tasks != 0) {
-    hipLaunchKernelGGL(backward, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p, scratch,
+    hipLaunchKernelGGL(backward, dim3(unsigned(blocks(tasks))), dim3(kChunkThreads), 0, stream, p, scratch,
                        chunked::backward_floats(p), partials);
   }
   if (p.value_heads != 0 && (p.d_a_log || p.d_dt_bias)) {
