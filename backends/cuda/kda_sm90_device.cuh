@@ -113,6 +113,41 @@ __device__ inline void store_real(const Real& t, std::int64_t i, float x) {
   }
 }
 
+// Loads that give zero, and stores that do nothing, when not `valid`: one predicate, no branch, so that they
+// overlap.
+__device__ inline std::uint32_t load16(const void* p, bool valid) {
+  std::uint16_t x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b16 %0, 0;\n@p ld.global.nc.u16 %0, [%1];\n}"
+      : "=h"(x)
+      : "l"(p), "r"(static_cast<int>(valid)));
+  return x;
+}
+__device__ inline std::uint32_t load32(const void* p, bool valid) {
+  std::uint32_t x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.nc.u32 %0, [%1];\n}"
+      : "=r"(x)
+      : "l"(p), "r"(static_cast<int>(valid)));
+  return x;
+}
+__device__ inline float2 load64(const void* p, bool valid) {
+  float2 x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
+      "@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n}"
+      : "=f"(x.x), "=f"(x.y)
+      : "l"(p), "r"(static_cast<int>(valid)));
+  return x;
+}
+__device__ inline void store16(void* p, float x, bool valid) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.u16 [%0], %1;\n}" ::"l"(p),
+               "h"(__bfloat16_as_ushort(__float2bfloat16_rn(x))), "r"(static_cast<int>(valid))
+               : "memory");
+}
+__device__ inline void store32(void* p, float x, bool valid) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(p), "f"(x),
+               "r"(static_cast<int>(valid))
+               : "memory");
+}
+
 // body(std::true_type) when the tensor is bf16: keeps the branch out of loops, so that their loads overlap.
 template <class Body>
 __device__ inline void by_type(const Real& t, Body body) {

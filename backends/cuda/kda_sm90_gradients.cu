@@ -1,5 +1,6 @@
-// KDA backward, everything that is local to a chunk, in one kernel: a persistent block per multiprocessor
-// walks over (chunk, value head) and brings the next chunk's tiles while it finishes the last one's channels.
+// KDA backward, everything that is local to a chunk, in one kernel: a block per (chunk, value head, 64
+// channels of K), two blocks on a multiprocessor, so that one loads or multiplies while the other walks along
+// its channels.
 //
 // With S the state before the chunk, dS the gradient of the state after it, D = A^T dvnew (from the reverse
 // scan):
@@ -174,6 +175,14 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   __syncthreads();  // A: first and rest are written, the barrier is initialised
   // From here `rest` is the step from this block's anchor to the next one's.
   if (block < 3) floats(L::kRest)[block * C + lc] *= floats(L::kFirst)[(block + 1) * C + lc];
+  // v for D . v: this warp's 8 tokens, 64 columns.
+  std::uint32_t v[8];
+  if constexpr (part != Part::intra) {
+    const int token = 8 * warp + lane / 4;
+    const bf16* from = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * (lane % 4);
+#pragma unroll
+    for (int x = 0; x < 8; ++x) v[x] = load32(from + 8 * x, token < c.length);
+  }
   if constexpr (part != Part::intra) {
     copy_wait<0>();
     barrier_wait(bar, 0);
@@ -208,22 +217,26 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
           mma(acc[n + 1], a, b[2], b[3]);
         }
       }
+      // Lane (g, t) holds rows g, g + 8 and columns 2t, 2t + 1 of each tile.
+      const float sign = is_m ? -1.f : p.scale;
+      const int g = lane / 4, t = lane % 4;
+      float* on_diagonal = floats(L::kPairs) + ((tokens16 * 16 + g) * 16 + 2 * t) * 2 + is_m;
+      float* below = floats(L::kLow) + ((tokens16 * (tokens16 - 1) + is_m) * 16 + g) * kPitch + 2 * t;
+      float* out = inter + 3 * 64 * C + is_m * 4096 + (16 * tokens16 + g) * 64 + 2 * t;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         if (n > 2 * tokens16 + 1) continue;
 #pragma unroll
         for (int y = 0; y < 4; ++y) {
-          const int i = lane / 4 + y / 2 * 8, col = 8 * n + 2 * (lane % 4) + y % 2, jb = col / 16,
-                    j = col % 16;
-          float value = acc[n][y] * (is_m ? -1.f : p.scale);
-          if (part == Part::inter) {
-            inter[3 * 64 * C + is_m * 4096 + (16 * tokens16 + i) * 64 + col] = value;
-          } else if (jb == tokens16) {
-            if (is_m ? i <= j : i < j) value = 0.f;
-            floats(L::kPairs)[((jb * 16 + i) * 16 + j) * 2 + is_m] = value;
+          const float value = acc[n][y] * sign;
+          const int i = y / 2 * 8, j = n % 2 * 8 + y % 2;  // less g and 2t
+          if constexpr (part == Part::inter) {
+            out[i * 64 + n / 2 * 16 + j] = value;
+          } else if (n / 2 == tokens16) {
+            const int above = j + 2 * t - i - g;  // column less row
+            on_diagonal[(i * 16 + j) * 2] = above + is_m > 0 ? 0.f : value;
           } else {
-            const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
-            floats(L::kLow)[((pair * 2 + is_m) * 16 + i) * kPitch + j] = round_tf32(value);
+            below[(n / 2 * 32 + i) * kPitch + j] = round_tf32(value);
           }
         }
       }
@@ -233,18 +246,14 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       const int token = 8 * warp + lane / 4;
       const bool valid = token < c.length;
       float sum = 0.f;
-      const bf16* v = row_of(p.v, c.row, c.token + (valid ? token : 0), hv) + 64 * slice + 2 * (lane % 4);
-      std::uint32_t w[8];
-#pragma unroll
-      for (int x = 0; x < 8; ++x) w[x] = *reinterpret_cast<const std::uint32_t*>(v + 8 * x);
 #pragma unroll
       for (int x = 0; x < 8; x += 4) {
         std::uint32_t d[4];
         ldmatrix_t(d, at(L::kDx, 8, 8 * slice + x + mat, warp));
 #pragma unroll
         for (int y = 0; y < 4; ++y) {
-          sum = fmaf(low(d[y]), low(w[x + y]), sum);
-          sum = fmaf(high(d[y]), high(w[x + y]), sum);
+          sum = fmaf(low(d[y]), low(v[x + y]), sum);
+          sum = fmaf(high(d[y]), high(v[x + y]), sum);
         }
       }
       sum = valid ? sum : 0.f;
@@ -469,12 +478,14 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
     const float* beta = floats(L::kBeta) + 16 * block;
     const float4* pairs = reinterpret_cast<const float4*>(smem + L::kPairs) + block * 128;
-    const int q_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_q.token);
-    const int k_step = static_cast<int>(p.q_part ? p.value_heads * K : p.d_k.token);
-    const std::int64_t part_row = ((c.row * p.tokens + c.token) * p.value_heads + hv) * K + channel;
-    bf16 *dq = nullptr, *dk = nullptr;
-    if (!p.q_part)
-      dq = row_of(p.d_q, c.row, c.token, hv) + channel, dk = row_of(p.d_k, c.row, c.token, hv) + channel;
+    // Pointers to the row at hand; dq and dk go out as bf16, or as fp32 parts of a sum over heads.
+    const bool parts = p.q_part != nullptr;
+    const int q_step = static_cast<int>(p.d_q.token), k_step = static_cast<int>(p.d_k.token);
+    const int part_step = p.value_heads * K;
+    const std::int64_t token = c.token + 16 * block + 15;
+    const std::int64_t at_part = ((c.row * p.tokens + token) * p.value_heads + hv) * K + channel;
+    float *q_part = p.q_part + at_part, *k_part = p.k_part + at_part;
+    bf16 *dq = row_of(p.d_q, c.row, token, hv) + channel, *dk = row_of(p.d_k, c.row, token, hv) + channel;
     float carry = 0.f;
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
@@ -501,13 +512,13 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         visit(j, d.x, d.y);
       }
       const float bw = b * w, d_k = u[i] + bw;
-      if (t < c.length) {
-        if (p.q_part) {
-          p.q_part[part_row + t * q_step] = x, p.k_part[part_row + t * k_step] = d_k;
-        } else {
-          dq[t * q_step] = __float2bfloat16_rn(x);
-          dk[t * k_step] = __float2bfloat16_rn(d_k);
-        }
+      const bool valid = t < c.length;
+      if (!parts) {
+        store16(dq, x, valid), store16(dk, d_k, valid);
+        dq -= q_step, dk -= k_step;
+      } else {
+        store32(q_part, x, valid), store32(k_part, d_k, valid);
+        q_part -= part_step, k_part -= part_step;
       }
       carry += fmaf(q, x, k[i] * (bw - u[i]));
       d_gate[i] = carry;
@@ -542,11 +553,15 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
     by_type(p.d_g, [&](auto is_bf16) {
       using T = std::conditional_t<is_bf16.value, bf16, float>;
-      T* to = static_cast<T*>(p.d_g.data) + out;
+      T* to = static_cast<T*>(p.d_g.data) + out + 16 * block * p.d_g.token;
+      const int left = c.length - 16 * block;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        if (t < c.length) to[t * step] = static_cast<T>(d_gate[i] + after);
+      for (int i = 0; i < 16; ++i, to += step) {
+        if constexpr (is_bf16.value) {
+          store16(to, d_gate[i] + after, i < left);
+        } else {
+          store32(to, d_gate[i] + after, i < left);
+        }
       }
     });
   }
