@@ -6,11 +6,6 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/rlk)
 install(TARGETS rlk_registry rlk_headers rlk_plugin EXPORT rlkTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-if(TARGET rlk-dispatch)
-  file(RELATIVE_PATH to_library /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(rlk-dispatch PROPERTIES INSTALL_RPATH "$ORIGIN/${to_library}")
-  install(TARGETS rlk-dispatch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
 install(EXPORT rlkTargets NAMESPACE rlk:: DESTINATION ${package_folder})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/rlk ${PROJECT_BINARY_DIR}/include/rlk
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")

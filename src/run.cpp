@@ -35,6 +35,15 @@ inline Head head_of(const DLTensor& t) noexcept {
 }
 static_assert(offsetof(DLTensor, dtype) == offsetof(DLTensor, ndim) + 4 && sizeof(DLDevice) == 8);
 
+static_assert(offsetof(DLTensor, ndim) == offsetof(DLTensor, device) + 8);
+
+// How many sizes a tensor's key has: its rank, and whether strides come too.
+inline uint64_t form_of(const DLTensor& t) noexcept {
+  uint64_t form = static_cast<uint32_t>(t.ndim);
+  if (t.strides) form |= uint64_t{1} << 32;
+  return form;
+}
+
 inline uintptr_t address_of(const DLTensor& t) noexcept {
   return reinterpret_cast<uintptr_t>(t.data) + t.byte_offset;
 }
@@ -48,31 +57,26 @@ struct Extent {
   int64_t low, high;
 };
 
-// Non-zero when n sizes differ from the key. Unrolled: the loop's bookkeeping was half of a cached call.
-[[gnu::always_inline]] inline uint64_t differences(const uint64_t* key, const int64_t* sizes,
-                                                   int32_t n) noexcept {
-  uint64_t out = 0;
-  const auto at = [&](int32_t i) { out |= key[i] ^ static_cast<uint64_t>(sizes[i]); };
-  switch (n) {
-    default:
-      for (int32_t i = 4; i < n; ++i) at(i);
-      [[fallthrough]];
-    case 4:
-      at(3);
-      [[fallthrough]];
-    case 3:
-      at(2);
-      [[fallthrough]];
-    case 2:
-      at(1);
-      [[fallthrough]];
-    case 1:
-      at(0);
-      [[fallthrough]];
-    case 0:
-      break;
-  }
-  return out;
+// Two words at once: comparing is what a cached call does most, and vectors halve it on every machine.
+using Two = uint64_t __attribute__((vector_size(16)));
+inline Two two_at(const void* p) noexcept {
+  Two v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Adds to `pairs` and `single` where n sizes differ from the key. Ranks 1 to 4 by straight code: a loop's
+// bookkeeping would cost more than its work.
+[[gnu::always_inline]] inline void add_differences(Two& pairs, uint64_t& single, const uint64_t* key,
+                                                   const int64_t* sizes, int32_t n) noexcept {
+  const auto two = [&](int32_t i) { pairs |= two_at(key + i) ^ two_at(sizes + i); };
+  const auto one = [&](int32_t i) { single |= key[i] ^ static_cast<uint64_t>(sizes[i]); };
+  if (n == 2) return two(0);
+  if (n == 1) return one(0);
+  if (n == 3) return two(0), one(2);
+  int32_t i = 0;
+  for (; i + 2 <= n; i += 2) two(i);
+  if (i < n) one(i);
 }
 
 // The part of the policy that fits a word; the rest are strings and scopes, nearly always empty.
@@ -90,8 +94,9 @@ struct Prepared {
   uint64_t policy = 0;
   const ScopeNode* scope = nullptr;
   bool plain = true;  // no strings in the policy
-  // Per argument: kAbsent, or device, type, address << 1 | strided, shape, strides; then the attributes'
-  // words.
+  // Per argument: kAbsent, or device, type, form, address, shape, strides; then the attributes' words, then
+  // as many more as a head has, so that a tensor where the key has none may be compared before it is told
+  // apart.
   std::vector<uint64_t> key;
   std::vector<Pair> pairs;
   std::vector<Extent> extents;
@@ -103,28 +108,29 @@ struct Prepared {
   enum class Match { no, same_addresses, other_addresses };
   Match match(const rlk_slot* slots) const noexcept {
     const uint64_t* k = key.data();
-    uint64_t moved = 0;
-    for (uint32_t i = 0; i < op->num_arguments; ++i) {
+    const uint32_t arguments = op->num_arguments, attributes = op->num_attributes;
+    Two differs{};
+    uint64_t single = 0, moved = 0;
+    for (uint32_t i = 0; i < arguments; ++i) {
       const DLTensor* t = slots[i].tensor;
       if (!t) {
         if (*k++ != kAbsent) return Match::no;
         continue;
       }
-      const Head h = head_of(*t);
-      uint64_t differs = (k[0] ^ h.device) | (k[1] ^ h.type) | (k[2] ^ uint64_t{t->strides != nullptr});
-      if (differs) return Match::no;
+      // The form says how much follows, so it is compared before what follows is read.
+      if (k[2] != form_of(*t)) return Match::no;
+      differs |= two_at(k) ^ two_at(&t->device);
       moved |= k[3] ^ address_of(*t);
       k += kHead;
-      differs = differences(k, t->shape, t->ndim);
+      add_differences(differs, single, k, t->shape, t->ndim);
       k += t->ndim;
       if (t->strides) {
-        differs |= differences(k, t->strides, t->ndim);
+        add_differences(differs, single, k, t->strides, t->ndim);
         k += t->ndim;
       }
-      if (differs) return Match::no;
     }
-    for (uint32_t i = 0; i < op->num_attributes; ++i)
-      if (k[i] != static_cast<uint64_t>(slots[op->num_arguments + i].i)) return Match::no;
+    for (uint32_t i = 0; i < attributes; ++i) single |= k[i] ^ static_cast<uint64_t>(slots[arguments + i].i);
+    if (single | differs[0] | differs[1]) return Match::no;
     if (!moved) return Match::same_addresses;
     // Addresses differ: fine as long as their alignment does not.
     return moved & kAlignment ? Match::no : Match::other_addresses;
@@ -159,7 +165,7 @@ void remember(Prepared& p, const rlk_slot* slots) {
       continue;
     }
     const Head h = head_of(*t);
-    p.key.insert(p.key.end(), {h.device, h.type, uint64_t{t->strides != nullptr}, address_of(*t)});
+    p.key.insert(p.key.end(), {h.device, h.type, form_of(*t), address_of(*t)});
     for (int32_t d = 0; d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->shape[d]));
     for (int32_t d = 0; t->strides && d < t->ndim; ++d) p.key.push_back(static_cast<uint64_t>(t->strides[d]));
     const ByteRange range = range_of(*t);
@@ -170,6 +176,7 @@ void remember(Prepared& p, const rlk_slot* slots) {
   }
   for (uint32_t i = 0; i < op.num_attributes; ++i)
     p.key.push_back(static_cast<uint64_t>(slots[op.num_arguments + i].i));
+  p.key.insert(p.key.end(), kHead, 0);
   for (uint32_t w = 0; w < op.num_arguments; ++w)
     for (uint32_t o = 0; o < op.num_arguments; ++o) {
       if (o == w || op.arguments[w].role == RLK_READ || (op.arguments[o].role != RLK_READ && o < w)) continue;
