@@ -123,11 +123,22 @@ RLK_ISA void pack_b(const MatrixView& b, std::int64_t col, std::int64_t cols, st
   }
 }
 
+// The lines of the chunk of b that comes next, asked for one per step while this one is in use: a row of the
+// weight gives one short run per chunk, too short for the hardware to get ahead of, and all at once they
+// would stall.
+struct Fetch {
+  const char* row = nullptr;
+  std::ptrdiff_t row_bytes = 0;
+  std::int64_t run_bytes = 0;  // per row
+  std::int64_t byte = 0;
+  std::int64_t rows = 0;  // left; 0: nothing to ask for
+};
+
 // sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0).
 template <class Lanes, int Rows>
 RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
                            const typename Lanes::Scalar* b, typename Lanes::Scalar* sums, std::int64_t pitch,
-                           bool start) {
+                           bool start, Fetch& next) {
   using Vec = typename Lanes::Vec;
   Vec sum[Rows][Lanes::kVecs];
 #pragma GCC unroll 16
@@ -135,7 +146,17 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
 #pragma GCC unroll 4
     for (int v = 0; v < Lanes::kVecs; ++v)
       sum[i][v] = start ? Lanes::zero() : Lanes::load(sums + i * pitch + v * Lanes::kLanes);
+  Fetch fetch = next;
   for (std::int64_t k = 0; k < depth; ++k) {
+    if (fetch.rows > 0) {
+      __builtin_prefetch(fetch.row + fetch.byte, 0, 2);
+      fetch.byte += 64;
+      if (fetch.byte >= fetch.run_bytes) {
+        fetch.byte = 0;
+        fetch.row += fetch.row_bytes;
+        --fetch.rows;
+      }
+    }
     Vec column[Lanes::kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < Lanes::kVecs; ++v) column[v] = Lanes::load(b + v * Lanes::kLanes);
@@ -148,6 +169,7 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
     a += Lanes::kRows;
     b += Blocking<Lanes>::kPanel;
   }
+  next = fetch;
 #pragma GCC unroll 16
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
@@ -157,27 +179,36 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
 template <class Lanes, int Rows = Lanes::kRows>
 RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typename Lanes::Scalar* a,
                               const typename Lanes::Scalar* b, typename Lanes::Scalar* sums,
-                              std::int64_t pitch, bool start) {
-  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start);
-  if constexpr (Rows > 1) register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start);
+                              std::int64_t pitch, bool start, Fetch& next) {
+  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start, next);
+  if constexpr (Rows > 1) register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, next);
 }
 
 // One panel over one depth block, chunk by chunk: transpose a chunk of b, use it for every row.
 template <class Lanes>
 RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
-                       std::int64_t k0, std::int64_t depth, const typename Lanes::Scalar* packed_a,
-                       typename Lanes::Scalar* packed_b, typename Lanes::Scalar* sums, std::int64_t pitch,
-                       bool start) {
+                       std::int64_t cols_after, std::int64_t k0, std::int64_t depth,
+                       const typename Lanes::Scalar* packed_a, typename Lanes::Scalar* packed_b,
+                       typename Lanes::Scalar* sums, std::int64_t pitch, bool start) {
   using B = Blocking<Lanes>;
   const std::int64_t tiles = (rows + Lanes::kRows - 1) / Lanes::kRows;
   for (std::int64_t k = 0; k < depth; k += B::kChunk) {
     const std::int64_t chunk = depth - k < B::kChunk ? depth - k : B::kChunk;
     pack_b<Lanes>(b, col, cols, k0 + k, chunk, packed_b);
+    // What comes next is this panel's next chunk, or the next panel's first.
+    Fetch next;
+    const std::int64_t left = depth - k - chunk;
+    const std::int64_t run = left > 0 ? left : depth;
+    const std::int64_t rows_next = left > 0 ? cols : cols_after < B::kPanel ? cols_after : B::kPanel;
+    if (b.row_stride == 1 && rows_next > 0)
+      next = {left > 0 ? element_address(b, k0 + k + chunk, col) : element_address(b, k0, col + cols),
+              b.col_stride * element_bytes(b.type),
+              (run < B::kChunk ? run : B::kChunk) * element_bytes(b.type), 0, rows_next};
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t i = tile * Lanes::kRows;
       const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
       register_tile_of<Lanes>(height, chunk, packed_a + tile * B::kTileA + k * Lanes::kRows, packed_b,
-                              sums + i * pitch, pitch, start && k == 0);
+                              sums + i * pitch, pitch, start && k == 0, next);
     }
   }
 }
@@ -239,7 +270,8 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
       Scalar* to = B::kWide ? sums + j : partial;
       const std::int64_t pitch = B::kWide ? B::kColBlock : B::kPanel;
       const bool start = !B::kWide || first;
-      run_panel<Lanes>(p.b, rows, col + j, width, k0, depth, packed_a, packed_b, to, pitch, start);
+      run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, k0, depth, packed_a, packed_b, to, pitch,
+                       start);
       if constexpr (!B::kWide) fold_partial<Lanes>(rows, partial, sums + j, first);
     }
   }
