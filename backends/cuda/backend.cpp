@@ -1,0 +1,157 @@
+// The CUDA backend: its table of implementations, the devices it sees, and the services that let the harness
+// put tensors on them. Links the static CUDA runtime only, so that it loads, and says why it cannot run, on a
+// machine without a driver.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include "cuda/device.hpp"
+#include "cuda/lm_head_cublaslt.h"
+#include "rlk/plugin.h"
+
+namespace rlk::cuda {
+
+#define RLK_IMPLEMENTATION(name) extern const rlk_implementation name;
+#include "cuda/implementations.def"
+#undef RLK_IMPLEMENTATION
+
+namespace {
+
+const rlk_host* host_services = nullptr;
+
+const rlk_implementation* const kImplementations[] = {
+#define RLK_IMPLEMENTATION(name) &name,
+#include "cuda/implementations.def"
+#undef RLK_IMPLEMENTATION
+};
+
+int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    std::snprintf(reason, reason_size, "%s",
+                  error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error));
+    return 0;
+  }
+  for (int id = 0; id < count && id < capacity; ++id) {
+    int major = 0, minor = 0;
+    cudaDeviceProp properties{};
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
+    out[id] = {kDLCUDA, id, major * 10 + minor, {}};
+    if (cudaGetDeviceProperties(&properties, id) == cudaSuccess)
+      std::string_view(properties.name).copy(out[id].name, sizeof out[id].name - 1);
+  }
+  return count;
+}
+
+// Runs one runtime call on the device and turns its error into the host's words.
+template <class F>
+int32_t on_device(const rlk_device* device, const char* what, F&& f) {
+  const DeviceGuard guard(device->id);
+  const cudaError_t error = f();
+  if (error == cudaSuccess) return RLK_OK;
+  return host_services->fail(RLK_INTERNAL,
+                             (std::string("cuda: ") + what + ": " + cudaGetErrorString(error)).c_str());
+}
+
+cudaStream_t stream_of(void* handle) { return static_cast<cudaStream_t>(handle); }
+
+int32_t allocate(const rlk_device* device, uint64_t bytes, void** out) {
+  return on_device(device, "allocate", [&] { return cudaMalloc(out, bytes ? bytes : 1); });
+}
+int32_t release(const rlk_device* device, void* data) {
+  return on_device(device, "release", [&] { return cudaFree(data); });
+}
+int32_t copy_in(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
+  return on_device(device, "copy in", [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice); });
+}
+int32_t copy_out(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
+  return on_device(device, "copy out", [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost); });
+}
+int32_t synchronize(const rlk_device* device, void* stream) {
+  return on_device(device, "synchronize", [&] { return cudaStreamSynchronize(stream_of(stream)); });
+}
+int32_t stream_create(const rlk_device* device, void** stream) {
+  return on_device(device, "create a stream", [&] {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+  });
+}
+int32_t stream_destroy(const rlk_device* device, void* stream) {
+  return on_device(device, "destroy a stream", [&] { return cudaStreamDestroy(stream_of(stream)); });
+}
+int32_t capture_begin(const rlk_device* device, void* stream) {
+  return on_device(device, "begin a capture", [&] {
+    return cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal);
+  });
+}
+int32_t capture_end(const rlk_device* device, void* stream, void** graph) {
+  return on_device(device, "end a capture", [&] {
+    cudaGraph_t recorded = nullptr;
+    if (cudaError_t e = cudaStreamEndCapture(stream_of(stream), &recorded); e != cudaSuccess) return e;
+    const cudaError_t e = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), recorded, 0);
+    cudaGraphDestroy(recorded);
+    return e;
+  });
+}
+int32_t graph_launch(const rlk_device* device, void* graph, void* stream) {
+  return on_device(device, "launch a graph",
+                   [&] { return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)); });
+}
+int32_t graph_destroy(const rlk_device* device, void* graph) {
+  return on_device(device, "destroy a graph",
+                   [&] { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); });
+}
+int32_t describe(const rlk_device* device, char* out, size_t size) {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  std::string text = "CUDA driver " + std::to_string(driver) + ", runtime " + std::to_string(runtime);
+  const CublasLt& lt = cublaslt();
+  text +=
+      lt.reason.empty() ? ", cuBLASLt " + std::to_string(lt.get_version()) : ", no cuBLASLt: " + lt.reason;
+  for (const std::string& name : cublaslt_ambient()) text += ", " + name + " is set";
+  std::snprintf(out, size, "%s", text.c_str());
+  (void)device;
+  return RLK_OK;
+}
+
+const rlk_device_services kServices = {sizeof(rlk_device_services),
+                                       allocate,
+                                       release,
+                                       copy_in,
+                                       copy_out,
+                                       synchronize,
+                                       stream_create,
+                                       stream_destroy,
+                                       capture_begin,
+                                       capture_end,
+                                       graph_launch,
+                                       graph_destroy,
+                                       describe};
+
+const rlk_backend kBackend = {sizeof(rlk_backend),
+                              RLK_ABI_MAJOR,
+                              RLK_ABI_MINOR,
+                              "cuda",
+                              RLK_VERSION,
+                              "NVIDIA GPUs: own kernels, and cuBLASLt where it is installed",
+                              kImplementations,
+                              std::size(kImplementations),
+                              nullptr,
+                              0,
+                              devices,
+                              nullptr,
+                              &kServices};
+
+}  // namespace
+}  // namespace rlk::cuda
+
+extern "C" RLK_EXPORT const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host) {
+  if (host_abi_major != RLK_ABI_MAJOR) return nullptr;
+  rlk::cuda::host_services = host;
+  return &rlk::cuda::kBackend;
+}

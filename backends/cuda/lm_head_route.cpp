@@ -1,0 +1,254 @@
+#include "cuda/lm_head_route.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "cuda/lm_head_cublaslt.h"
+#include "cuda/lm_head_sm90.h"
+
+namespace rlk::cuda {
+namespace {
+
+// One way of computing the product.
+struct Way {
+  enum class Kind : std::uint8_t { mma, sm90, library } kind = Kind::mma;
+  Sm90Tile tile = Sm90Tile::wide;
+  LtCandidate algorithm{};
+};
+
+// A size with its way, and the library's descriptors when the way needs them.
+struct Plan {
+  Way way;
+  std::shared_ptr<const LtProduct> product;
+};
+
+struct Place {
+  int device = 0;
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+using Key = std::array<std::int64_t, 9>;
+
+std::int64_t traits_of(const Gemm& g, const Place& place, bool library_only) {
+  const bool c_aligned = (reinterpret_cast<std::uintptr_t>(g.c) |
+                          static_cast<std::uintptr_t>(g.ldc * static_cast<std::int64_t>(bytes_of(g.out)))) %
+                             16 ==
+                         0;
+  return place.device | std::int64_t{g.a.k_contiguous} << 32 | std::int64_t{g.b.k_contiguous} << 33 |
+         std::int64_t{aligned16(g.a)} << 34 | std::int64_t{aligned16(g.b)} << 35 |
+         std::int64_t{c_aligned} << 36 | std::int64_t{library_only} << 37 |
+         std::int64_t{place.workspace_bytes >= kLibraryWorkspace} << 38 |
+         static_cast<std::int64_t>(g.b.type) << 40 | static_cast<std::int64_t>(g.out) << 44;
+}
+Key size_key(const Gemm& g, const Place& place, bool library_only) {
+  return {traits_of(g, place, library_only), g.m, g.n, g.k, g.a.ld, g.b.ld, g.ldc, g.bias != nullptr, 0};
+}
+// Sizes up to the same power of two share a winner: the neighbours of a measured size behave alike.
+Key class_key(const Gemm& g, const Place& place, bool library_only) {
+  auto up = [](std::int64_t x) {
+    std::int64_t p = 8;
+    while (p < x) p *= 2;
+    return p;
+  };
+  return {traits_of(g, place, library_only), up(g.m), up(g.n), up(g.k), -1, -1, -1, 0, 0};
+}
+
+struct Tables {
+  std::shared_mutex mutex;
+  std::map<Key, Plan> plans;
+  std::map<Key, Way> winners;
+};
+Tables& tables() {
+  static Tables t;
+  return t;
+}
+
+int multiprocessors(int device) {
+  static std::array<std::atomic<int>, 64> counts{};
+  std::atomic<int>& count = counts[static_cast<std::size_t>(device) % counts.size()];
+  if (count == 0) {
+    int n = 0;
+    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+    count = n;
+  }
+  return count;
+}
+
+cudaError_t run(const Gemm& g, const Plan& plan, const Place& place) {
+  switch (plan.way.kind) {
+    case Way::Kind::sm90:
+      return launch_sm90(g, plan.way.tile, multiprocessors(place.device), place.stream);
+    case Way::Kind::mma:
+      return launch_mma(g, place.stream);
+    case Way::Kind::library:
+      break;
+  }
+  if (plan.product->run(g, plan.way.algorithm, place.workspace, place.stream) != CUBLAS_STATUS_SUCCESS)
+    return launch_mma(g, place.stream);
+  return g.bias ? launch_bias_add(g.c, g.ldc, g.out, g.bias, g.b.type, g.m, g.n, place.stream) : cudaSuccess;
+}
+
+bool aligned_output(const Gemm& g) {
+  return reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
+         g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0;
+}
+
+// The library may be asked: it is there, nothing ambient bends it, and every line starts on 16 bytes.
+bool library_may(const Gemm& g) {
+  return cublaslt().reason.empty() && cublaslt_ambient_text() == nullptr && aligned16(g.a) &&
+         aligned16(g.b) && aligned_output(g) && g.k > 0;
+}
+
+std::vector<LtCandidate> admitted(const LtProduct& product, std::size_t workspace_bytes) {
+  constexpr int kAsk = 8;
+  if (!product) return {};
+  std::vector<LtCandidate> found =
+      product.candidates(true, std::min(workspace_bytes, kLibraryWorkspace), kAsk);
+  std::erase_if(found, [](const LtCandidate& c) { return !c.admitted(); });
+  return found;
+}
+
+// Every way that can serve the product, the best guess first.
+std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
+  std::vector<Plan> all;
+  constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
+  auto own = [&](Sm90Tile tile) { all.push_back({{Way::Kind::sm90, tile, {}}, nullptr}); };
+  const bool copy_engine = aligned16(g.a) && aligned16(g.b) && g.k > 0 &&
+                           std::max({g.m, g.n, g.k}) < kTensorMapLimit && sm90_available();
+  const bool few_rows = g.m <= 64 && g.a.k_contiguous;
+  // Streaming a large weight past a few rows is where our narrow tile is within a percent of the best there
+  // is.
+  const bool narrow_first = few_rows && g.b.k_contiguous && g.n >= 128 * multiprocessors(place.device);
+  if (!library_only && copy_engine && narrow_first) own(Sm90Tile::narrow128);
+  if (library_may(g)) {
+    auto product = std::make_shared<const LtProduct>(g);
+    for (const LtCandidate& c : admitted(*product, place.workspace_bytes))
+      all.push_back({{Way::Kind::library, Sm90Tile::wide, c}, product});
+  }
+  if (!library_only && copy_engine && !narrow_first) {
+    own(few_rows ? Sm90Tile::narrow32 : Sm90Tile::wide);
+    if (!few_rows && g.a.k_contiguous) own(Sm90Tile::square);
+  }
+  if (all.empty()) all.push_back({});
+  return all;
+}
+
+bool capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();  // the default stream while another one captures: nothing may be timed either
+  return true;
+}
+
+// Runs every plan on the call's own operands and returns the fastest. Rounds are interleaved, so that a clock
+// that moves moves for all; medians count, because the first rounds run on a GPU that is not yet at its power
+// limit.
+std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& place) {
+  constexpr int kRounds = 7;
+  struct Events {
+    cudaEvent_t begin = nullptr, end = nullptr;
+    Events() { cudaEventCreate(&begin), cudaEventCreate(&end); }
+    ~Events() { cudaEventDestroy(begin), cudaEventDestroy(end); }
+  } events;
+  std::vector<std::vector<float>> times(plans.size());
+  std::vector<bool> fails(plans.size());
+  for (int round = 0; round < kRounds; ++round)
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      if (fails[i]) continue;
+      // Short products are repeated, or the time would be that of a launch. The first round loads kernels.
+      const int repeats = round < 2 ? 1 : std::clamp(static_cast<int>(0.3f / times[i].back()), 1, 20);
+      cudaEventRecord(events.begin, place.stream);
+      cudaError_t error = cudaSuccess;
+      for (int r = 0; r < repeats && error == cudaSuccess; ++r) error = run(g, plans[i], place);
+      cudaEventRecord(events.end, place.stream);
+      float ms = 0;
+      if (error == cudaSuccess) error = cudaEventSynchronize(events.end);
+      if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, events.begin, events.end);
+      if (error != cudaSuccess) {
+        fails[i] = true;
+        cudaGetLastError();
+      } else if (round > 0) {
+        times[i].push_back(std::max(ms, 1e-4f) / static_cast<float>(repeats));
+      }
+    }
+  std::size_t winner = 0;
+  float best = std::numeric_limits<float>::max();
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (fails[i]) continue;
+    std::sort(times[i].begin() + 1, times[i].end());  // the first is of one launch
+    const float median = times[i][1 + (times[i].size() - 1) / 2];
+    if (median < best) winner = i, best = median;
+  }
+  return winner;
+}
+
+bool same_way(const Way& a, const Way& b) {
+  if (a.kind != b.kind) return false;
+  if (a.kind == Way::Kind::sm90) return a.tile == b.tile;
+  const LtCandidate &x = a.algorithm, &y = b.algorithm;
+  return a.kind == Way::Kind::mma ||
+         (x.tile == y.tile && x.stages == y.stages && x.swizzle == y.swizzle && x.cluster == y.cluster &&
+          x.inner == y.inner && x.custom == y.custom && x.workspace == y.workspace);
+}
+
+Plan plan_for(const Gemm& g, const Place& place, bool library_only) {
+  Tables& t = tables();
+  const Key key = size_key(g, place, library_only);
+  {
+    std::shared_lock lock(t.mutex);
+    if (auto at = t.plans.find(key); at != t.plans.end()) return at->second;
+  }
+  const std::vector<Plan> plans = ways(g, place, library_only);
+  const Key shared_by = class_key(g, place, library_only);
+  const Plan* chosen = nullptr;
+  Plan adapted;
+  {
+    std::shared_lock lock(t.mutex);
+    if (auto at = t.winners.find(shared_by); at != t.winners.end()) {
+      for (const Plan& p : plans)
+        if (same_way(p.way, at->second)) chosen = &p;
+      if (chosen == nullptr && at->second.kind == Way::Kind::library &&
+          plans.front().way.kind == Way::Kind::library && plans.front().product->fits(at->second.algorithm)) {
+        adapted = {at->second, plans.front().product};
+        chosen = &adapted;
+      }
+      if (chosen == nullptr) chosen = &plans.front();
+    }
+  }
+  if (chosen == nullptr && plans.size() > 1 && capturing(place.stream)) return plans.front();
+  const Plan plan = chosen != nullptr ? *chosen : plans[plans.size() > 1 ? fastest(g, plans, place) : 0];
+  constexpr std::size_t kManySizes = 4096;
+  std::unique_lock lock(t.mutex);
+  if (t.plans.size() >= kManySizes) t.plans.clear();
+  t.winners.try_emplace(shared_by, plan.way);
+  return t.plans.try_emplace(key, plan).first->second;
+}
+
+cudaError_t launch(const Gemm& g, const Place& place, bool library_only) {
+  if (g.m == 0 || g.n == 0) return cudaSuccess;
+  return run(g, plan_for(g, place, library_only), place);
+}
+
+}  // namespace
+
+cudaError_t launch_fastest(const Gemm& g, int device, void* workspace, std::size_t workspace_bytes,
+                           cudaStream_t stream) {
+  return launch(g, {device, workspace, workspace_bytes, stream}, false);
+}
+cudaError_t launch_library(const Gemm& g, int device, void* workspace, std::size_t workspace_bytes,
+                           cudaStream_t stream) {
+  return launch(g, {device, workspace, workspace_bytes, stream}, true);
+}
+
+bool library_serves(const Gemm& g) { return library_may(g) && !admitted(LtProduct(g), 0).empty(); }
+
+}  // namespace rlk::cuda

@@ -1,0 +1,21 @@
+// Which kernel serves a product in arithmetic sm90/t25k16: our wgmma tiles, our mma.sync kernel, or an
+// admitted algorithm of cuBLASLt. All give the same bits, so the choice is by speed alone: the first call of
+// a size class times the candidates on its own operands (each run writes the same result) and remembers the
+// winner; under stream capture, where nothing can be timed, a fixed rule decides and nothing is remembered.
+#pragma once
+
+#include "cuda/lm_head_gemm.h"
+
+namespace rlk::cuda {
+
+// `workspace` may be smaller than kLibraryWorkspace: algorithms that need one are then left out.
+cudaError_t launch_fastest(const Gemm&, int device, void* workspace, std::size_t workspace_bytes,
+                           cudaStream_t);
+// The same among cuBLASLt's algorithms only; a size the library does not serve goes to the mma.sync kernel.
+cudaError_t launch_library(const Gemm&, int device, void* workspace, std::size_t workspace_bytes,
+                           cudaStream_t);
+
+// Whether the library offers an admitted algorithm.
+bool library_serves(const Gemm&);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,20 @@
+// The Hopper wgmma kernels of lm_head: arithmetic sm90/t25k16, any tile the same bits, so the tile is the
+// caller's choice.
+#pragma once
+
+#include "lm_head_gemm.h"
+
+namespace rlk::cuda {
+
+// Rows x columns of C per block: 128x256, 128x128, 64x128, 64x32. The narrow ones are for up to 64 rows; a
+// product whose a is row-contiguous has the wide one only, one whose b is row-contiguous takes narrow32 for
+// narrow128.
+enum class Sm90Tile : std::uint8_t { wide, square, narrow128, narrow32 };
+
+// Whether the driver offers the tensor-map encoder these kernels need.
+bool sm90_available();
+
+// Needs both inputs aligned16; the output may have any alignment. bf16 and fp16.
+cudaError_t launch_sm90(const Gemm&, Sm90Tile, int multiprocessors, cudaStream_t);
+
+}  // namespace rlk::cuda
