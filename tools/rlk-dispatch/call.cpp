@@ -149,6 +149,24 @@ void ImaginedCall::add_tensor(const std::string& name, std::vector<int64_t> shap
   text_ += (text_.empty() ? "" : ", ") + name + "=" + sizes + ":" + dtype;
 }
 
+void ImaginedCall::give_memory() {
+  for (Tensor& t : tensors_) {
+    std::size_t elements = 1;
+    for (const int64_t n : t.shape) elements *= static_cast<std::size_t>(n);
+    const std::size_t size = t.dl.dtype.bits / 8u;
+    // 64 bytes more, to start at a cache line.
+    t.memory.assign(elements * size + 64, 0);
+    char* start = t.memory.data() + (64 - reinterpret_cast<uintptr_t>(t.memory.data()) % 64) % 64;
+    t.dl.data = start;
+    if (t.dl.dtype.code == kDLInt || t.dl.dtype.code == kDLUInt || size < 2) continue;
+    // The top two bytes decide: 0x3e.. is about 0.1 in fp32 and bf16, 1.6 in fp16.
+    for (std::size_t i = 0; i < elements; ++i) {
+      start[i * size + size - 1] = 0x3e;
+      start[i * size + size - 2] = static_cast<char>(i * 37 % 128);
+    }
+  }
+}
+
 void ImaginedCall::add_arguments(const Json& op, const Options& options) {
   const Json& arguments = op["arguments"];
   for (const Wanted& w : wanted_)

@@ -1,5 +1,5 @@
 // A call made from words of the command line: tensors with shapes and dtypes and no memory behind them.
-// Nothing can run it; it exists to be resolved.
+// Nothing can run it, it exists to be resolved, unless it is given memory.
 #pragma once
 
 #include <list>
@@ -15,6 +15,9 @@ class ImaginedCall {
  public:
   explicit ImaginedCall(const Options& options);
 
+  // Real memory on the CPU, every number in it small and positive, every integer 0.
+  void give_memory();
+
   const rlk_args* args() const { return args_.get(); }
   // "hidden fp32 [512, 4100], ...": what the words came to.
   std::string text() const { return text_; }
@@ -25,6 +28,7 @@ class ImaginedCall {
   struct Tensor {
     DLTensor dl{};
     std::vector<int64_t> shape;
+    std::vector<char> memory;
   };
   struct Wanted {
     std::string name, dtype;

@@ -10,5 +10,6 @@ int explain(const Options& options);  // explain.cpp
 int env(const Options& options);      // env.cpp
 int probe(const Options& options);    // probe.cpp
 int version(const Options& options);  // version.cpp
+int bench(const Options& options);    // bench.cpp
 
 }  // namespace rlk::cli
