@@ -72,6 +72,11 @@ TEST_CASE(
     }
   }
   CHECK(defined == table);
+  for (const auto& folder : fs::directory_iterator(kRoot / "registry"))
+    if (folder.is_directory()) {
+      INFO(folder.path().string() << " has no page");
+      CHECK(fs::exists(folder.path() / "README.md"));
+    }
 }
 
 TEST_CASE("every implementation is defined in one file of its backend and listed once in its table") {
