@@ -107,7 +107,8 @@ void step(const Problem& p, std::int64_t task) {
     }
   } else {
     int j = 0;
-    for (; j + Team::kWidth <= V; j += Team::kWidth) columns<Team, typename Team::Lane>(p, t, state, next, j, out);
+    for (; j + Team::kWidth <= V; j += Team::kWidth)
+      columns<Team, typename Team::Lane>(p, t, state, next, j, out);
     for (; j < V; ++j) columns<Team, float>(p, t, state, next, j, out);
   }
   const std::int64_t base = at(p.out, b, 0, hv);

@@ -211,8 +211,8 @@ Bound kda_bwd_bound(const BoundQuery& q) {
 }
 
 Bound kda_decode_bound(const BoundQuery& q) { return rms(q, 0.005); }
-// A gate far in the tail is an exponential of a large fp32 argument, whose own rounding is many ulps of the result:
-// against the row's peak it is nothing.
+// A gate far in the tail is an exponential of a large fp32 argument, whose own rounding is many ulps of the
+// result: against the row's peak it is nothing.
 Bound kda_gate_bound(const BoundQuery&) { return {Bound::elementwise, 0x1p-20, 8}; }
 Bound kda_gate_bwd_bound(const BoundQuery& q) { return rms(q, 0.008); }
 
