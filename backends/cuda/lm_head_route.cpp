@@ -55,7 +55,7 @@ Key size_key(const Gemm& g, const Place& place, bool library_only) {
 // Sizes up to the same power of two share a winner: the neighbours of a measured size behave alike.
 Key class_key(const Gemm& g, const Place& place, bool library_only) {
   auto up = [](std::int64_t x) {
-    std::int64_t p = 8;
+    std::int64_t p = 1;
     while (p < x) p *= 2;
     return p;
   };
