@@ -9,6 +9,7 @@ int list(const Options& options);     // list.cpp
 int explain(const Options& options);  // explain.cpp
 int env(const Options& options);      // env.cpp
 int probe(const Options& options);    // probe.cpp
+int against(const Options& options);  // against.cpp
 int version(const Options& options);  // version.cpp
 int bench(const Options& options);    // bench.cpp
 

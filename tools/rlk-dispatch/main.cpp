@@ -45,6 +45,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--policy", o.policy,
                  "standard, strict or golden; deterministic; backward; arithmetic=ID; backend=CHAIN")
       ->delimiter(',');
+  app.add_option("--against", o.against,
+                 "--verify lm_head: replay the logits in a safetensors dump of another machine");
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
 }
@@ -74,6 +76,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kGood : kUsage;
   }
+  if (!options.against.empty()) return against(options);
   std::vector<const Command*> asked;
   for (const Command& command : commands)
     if (command.option->count()) asked.push_back(&command);

@@ -33,6 +33,8 @@ struct Options {
   std::string certificate;  // --verify: where to write what was proved
   std::string report;       // --verify, --bench: where to write an HTML page
 
+  std::string against;  // --verify lm_head: a dump of another machine's run to replay
+
   bool json = false;
   bool strict = false;
 };
