@@ -190,7 +190,7 @@ TEST_CASE("golden: M-RoPE with contiguous and interleaved sections") {
     Setting s;
     s.options.layout = rlk::rotary::Layout::bshd;
     const auto section = c.parameters["mrope_section"].get<std::vector<std::int64_t>>();
-    s.options.mrope_section = section;
+    std::copy(section.begin(), section.end(), s.options.mrope);
     s.options.mrope_interleaved = name.find("interleaved") != std::string::npos;
     const Array& positions = c.at("position_ids");
     const Array& frequencies = c.at("inv_freq");

@@ -7,14 +7,13 @@
 // own: a GPU kernel takes it by value.
 #pragma once
 
-#include <dlpack/dlpack.h>
-
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
-#include <span>
 #include <string>
 #include <string_view>
+
+#include "rlk/plugin.h"
 
 namespace rlk::rotary {
 
@@ -33,8 +32,10 @@ struct Options {
   std::int64_t rotary_offset = 0;
   bool transpose = false;
   std::int64_t cp_rank = 0, cp_size = 1;
-  std::span<const std::int64_t> mrope_section;  // empty: positions have one axis
+  std::int64_t mrope[3] = {0, 0, 0};  // pairs that follow each axis of the positions; all 0: one axis
   bool mrope_interleaved = false;
+  bool trailing = false;    // the rotary dims are the last ones, whatever rotary_offset says
+  std::int64_t k_dim = -1;  // of the key-value split
 
   bool backward = false;  // x and k are gradients of the results, out and k_out gradients of the inputs
   bool in_place = false;  // out is x: only the rotary dims are touched
@@ -49,7 +50,8 @@ struct Tensors {
   const DLTensor* positions = nullptr;
   const DLTensor* starts = nullptr;
   const DLTensor* cu_seqlens = nullptr;
-  const DLTensor* out = nullptr;
+  const DLTensor* axis_map = nullptr;  // in CPU memory
+  const DLTensor* out = nullptr;       // results may be absent: then nothing about them is checked
   const DLTensor* k_out = nullptr;
 };
 
@@ -205,8 +207,8 @@ inline std::string integers(const Options& o, const char* name, const DLTensor& 
 // Reads a table's shape against the layout of x. Size-1 axes broadcast; an axis of heads must have size 1, so
 // a table can never be applied along the wrong axis.
 inline std::string table_rows(const Options& o, const char* name, const DLTensor& t, int x_rank,
-                              std::int64_t batch, std::int64_t& rows, std::int64_t& by_row,
-                              std::int64_t& by_batch) {
+                              std::int64_t batch, std::int64_t tokens, bool counted, std::int64_t& rows,
+                              std::int64_t& by_row, std::int64_t& by_batch) {
   const auto refuse = [&] {
     return say(
         "%s: %s has shape %s, which does not fit x of rank %d in layout %s; use [rows,width], "
@@ -240,6 +242,9 @@ inline std::string table_rows(const Options& o, const char* name, const DLTensor
   rows = t.shape[axes.token];
   by_row = stride_of(t, axes.token);
   by_batch = axes.batch >= 0 && t.shape[axes.batch] > 1 ? stride_of(t, axes.batch) : 0;
+  // [1,S,1,R] against [B,S,H,D] read as sbhd: the rows lie along what the layout calls the batch, and
+  // broadcast.
+  if (t.ndim == 4 && rows == 1 && by_batch != 0 && counted) rows = tokens, by_row = 0;
   return {};
 }
 
@@ -257,15 +262,21 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
     return say("%s: cos has shape %s, sin has shape %s", o.op, shape_text(c).c_str(), shape_text(s).c_str());
   }
   std::int64_t sin_rows = 0;
-  auto error = table_rows(o, "cos", c, x_rank, g.batch, g.rows.count, g.table.cos_row, g.table.cos_batch);
-  if (error.empty())
-    error = table_rows(o, "sin", s, x_rank, g.batch, sin_rows, g.table.sin_row, g.table.sin_batch);
+  const bool counted =
+      in.positions == nullptr && in.starts == nullptr && in.cu_seqlens == nullptr && o.cp_size == 1;
+  auto error = table_rows(o, "cos", c, x_rank, g.batch, g.tokens, counted, g.rows.count, g.table.cos_row,
+                          g.table.cos_batch);
+  if (error.empty()) {
+    error = table_rows(o, "sin", s, x_rank, g.batch, g.tokens, counted, sin_rows, g.table.sin_row,
+                       g.table.sin_batch);
+  }
   if (!error.empty()) return error;
 
   g.table.cos = data_of(c);
   g.table.sin = data_of(s);
   const std::int64_t width = c.shape[c.ndim - 1], room = g.head_dim - o.rotary_offset;
-  std::int64_t rotary = o.rotary_dim;
+  std::int64_t rotary = o.rotary_dim, offset = o.rotary_offset;
+  if (rotary == 0 && o.trailing) rotary = width;
   if (rotary == 0) {
     rotary = o.table == TableWidth::full   ? width
              : o.table == TableWidth::half ? 2 * width
@@ -281,9 +292,12 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
   if (rotary < 2 || rotary % 2 != 0) {
     return say("%s: rotary_dim is %lld, it must be even and positive", o.op, static_cast<long long>(rotary));
   }
-  if (o.rotary_offset < 0 || o.rotary_offset + rotary > g.head_dim) {
-    return say("%s: rotary_offset %lld + rotary_dim %lld exceeds the head dimension %d", o.op,
-               static_cast<long long>(o.rotary_offset), static_cast<long long>(rotary), g.head_dim);
+  if (o.trailing) offset = g.head_dim - rotary;
+  if (offset < 0 || offset + rotary > g.head_dim) {
+    return o.trailing ? say("%s: rotary_dim %lld exceeds the head dimension %d", o.op,
+                            static_cast<long long>(rotary), g.head_dim)
+                      : say("%s: rotary_offset %lld + rotary_dim %lld exceeds the head dimension %d", o.op,
+                            static_cast<long long>(offset), static_cast<long long>(rotary), g.head_dim);
   }
   g.table.full = width == rotary && o.table != TableWidth::half;
   if (!g.table.full && (2 * width != rotary || o.table == TableWidth::full)) {
@@ -294,34 +308,45 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
   }
   const bool interleaved = o.pairing == Pairing::adjacent && !o.second_half_last;
   g.rotary_dim = static_cast<std::int32_t>(rotary);
-  g.offset = static_cast<std::int32_t>(o.rotary_offset);
+  g.offset = static_cast<std::int32_t>(offset);
   g.table.step = g.table.full && interleaved ? 2 : 1;
   g.table.second = !g.table.full ? 0 : interleaved ? 1 : g.rotary_dim / 2;
   return {};
 }
 
-inline std::string read_axes(const Options& o, Geometry& g) {
-  const int pairs = g.rotary_dim / 2, axes = static_cast<int>(o.mrope_section.size());
-  g.rows.axes = axes;
-  if (axes < 2 || axes > 4 || pairs > 256) {
-    return say("%s: mrope_section names %d axes over %d pairs, served are 2 to 4 axes over at most 256 pairs",
-               o.op, axes, pairs);
+inline std::string read_axes(const Options& o, const Tensors& in, Geometry& g) {
+  const int pairs = g.rotary_dim / 2;
+  if (pairs > 256)
+    return say("%s: positions of several axes serve at most 256 pairs, there are %d", o.op, pairs);
+  g.rows.axes = 3;
+  const auto set = [&](int pair, unsigned axis) { g.rows.axis_bits[pair / 16] |= axis << (pair % 16 * 2); };
+  if (in.axis_map != nullptr) {
+    const DLTensor& t = *in.axis_map;
+    if (t.dtype.code != kDLInt || t.dtype.bits != 32 || t.ndim != 1 || t.shape[0] != pairs) {
+      return say("%s: axis_map has shape %s, it must be int32 with one axis number for each of the %d pairs",
+                 o.op, shape_text(t).c_str(), pairs);
+    }
+    if (t.data == nullptr) return {};  // shapes only
+    const auto* axes = static_cast<const std::int32_t*>(data_of(t));
+    for (int p = 0; p < pairs; ++p) {
+      const std::int32_t axis = axes[p * stride_of(t, 0)];
+      if (axis < 0 || axis > 2) return say("%s: axis_map[%d] is %d, axes are 0 to 2", o.op, p, axis);
+      set(p, static_cast<unsigned>(axis));
+    }
+    return {};
   }
-  std::int64_t sum = 0;
-  for (auto section : o.mrope_section) sum += section;
-  if (sum != pairs) {
-    return say("%s: mrope_section sums to %lld, rotary_dim %d has %d pairs", o.op,
-               static_cast<long long>(sum), g.rotary_dim, pairs);
+  if (o.mrope[0] < 0 || o.mrope[1] < 0 || o.mrope[2] < 0 || o.mrope[0] + o.mrope[1] + o.mrope[2] != pairs) {
+    return say(
+        "%s: mrope_t, mrope_h, mrope_w are %lld, %lld, %lld, their sum must be the %d pairs of rotary_dim %d",
+        o.op, static_cast<long long>(o.mrope[0]), static_cast<long long>(o.mrope[1]),
+        static_cast<long long>(o.mrope[2]), pairs, g.rotary_dim);
   }
   for (int p = 0; p < pairs; ++p) {
-    unsigned axis = 0;
     if (o.mrope_interleaved) {  // pairs take turns while their axis has pairs left, axis 0 takes the rest
-      const auto turn = static_cast<unsigned>(p % axes);
-      if (p / axes < o.mrope_section[turn]) axis = turn;
+      if (p / 3 < o.mrope[p % 3]) set(p, static_cast<unsigned>(p % 3));
     } else {
-      for (std::int64_t end = o.mrope_section[0]; p >= end; end += o.mrope_section[axis]) ++axis;
+      set(p, p < o.mrope[0] ? 0u : p < o.mrope[0] + o.mrope[1] ? 1u : 2u);
     }
-    g.rows.axis_bits[p / 16] |= axis << (p % 16 * 2);
   }
   return {};
 }
@@ -356,14 +381,14 @@ inline std::string read_positions(const Options& o, const DLTensor& t, Geometry&
   return say("%s: positions have shape %s, x has batch %lld and %lld tokens%s", o.op, shape_text(t).c_str(),
              static_cast<long long>(g.batch), static_cast<long long>(g.tokens),
              rank > 1 && g.rows.axes == 1 && t.shape[0] == 3
-                 ? "; positions of several axes need mrope_section"
+                 ? "; positions of three axes need mrope_t, mrope_h and mrope_w, or axis_map"
                  : "");
 }
 
 inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
-  if (!o.mrope_section.empty()) {
-    if (in.positions == nullptr) return say("%s: mrope_section needs positions", o.op);
-    auto error = read_axes(o, g);
+  if (in.axis_map != nullptr || o.mrope[0] != 0 || o.mrope[1] != 0 || o.mrope[2] != 0) {
+    if (in.positions == nullptr) return say("%s: M-RoPE needs positions [3,T] or [3,B,T]", o.op);
+    auto error = read_axes(o, in, g);
     if (!error.empty()) return error;
   }
   if (o.cp_size < 1 || o.cp_rank < 0 || o.cp_rank >= o.cp_size) {
@@ -436,7 +461,7 @@ inline std::string read_part(const Options& o, const char* x_name, const DLTenso
   part.x = data_of(*x);
   part.heads = from.heads;
   part.x_batch = from.by_batch, part.x_token = from.by_token, part.x_head = from.by_head;
-  if (y == nullptr) return say("%s: %s is given, %s is missing", o.op, x_name, y_name);
+  if (y == nullptr) return {};
   bool same = y->ndim == x->ndim && y->dtype.code == x->dtype.code && y->dtype.bits == x->dtype.bits;
   for (int i = 0; same && i < x->ndim; ++i) same = x->shape[i] == y->shape[i];
   if (!same) {
@@ -469,6 +494,10 @@ inline std::string read(const Options& o, const Tensors& in, Geometry& g) {
   } else if (in.k_out != nullptr) {
     return say("%s: %s is given, %s is missing", o.op, o.backward ? "d_k" : "k_out",
                o.backward ? "d_k_out" : "k");
+  }
+  if (in.k != nullptr && in.out != nullptr && in.k_out == nullptr) {
+    return say("%s: %s is given, %s is missing", o.op, o.backward ? "d_k_out" : "k",
+               o.backward ? "d_k" : "k_out");
   }
   error = read_table(o, in, in.x->ndim, g);
   if (error.empty()) error = read_rows(o, in, g);
@@ -509,26 +538,33 @@ inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) 
   using namespace detail;
   out = KvGeometry{};
   Geometry& g = out.turn;
-  const char* names[] = {o.backward ? "d_kv" : "kv", o.backward ? "d_k_pos_emb" : "k_pos_emb",
-                         o.backward ? "d_key" : "key", o.backward ? "d_value" : "value"};
+  // The two tensors that are read decide; results may be absent.
+  const char* forward_names[] = {"kv", "k_pos_emb", "key", "value"};
+  const char* backward_names[] = {"d_kv", "d_k_pos_emb", "d_key", "d_value"};
+  const auto* names = o.backward ? backward_names : forward_names;
   const DLTensor* tensors[] = {in.kv, in.emb, in.key, in.value};
   Strided* places[] = {&out.kv, &out.emb, &out.key, &out.value};
+  const int first = o.backward ? 2 : 0;
   View views[4];
-  for (int i = 0; i < 4; ++i) {
-    if (tensors[i] == nullptr) return say("%s: %s is missing", o.op, names[i]);
+  for (int step = 0; step < 4; ++step) {
+    const int i = (first + step) % 4;
+    if (tensors[i] == nullptr) {
+      if (step >= 2) continue;
+      return say("%s: %s is missing", o.op, names[i]);
+    }
     auto error = see(o, names[i], *tensors[i], views[i]);
     if (!error.empty()) return error;
     Float type{};
     if (!float_type(*tensors[i], type)) return say("%s: %s must be fp32, bf16 or fp16", o.op, names[i]);
-    if (i == 0) g.type = type;
+    if (step == 0) g.type = type;
     if (type != g.type) {
-      return say("%s: %s is %s, %s is %s", o.op, names[i], name_of(type), names[0], name_of(g.type));
+      return say("%s: %s is %s, %s is %s", o.op, names[i], name_of(type), names[first], name_of(g.type));
     }
-    if (views[i].batch != views[0].batch || views[i].tokens != views[0].tokens ||
-        views[i].heads != (i == 1 ? 1 : views[0].heads)) {
+    if (views[i].batch != views[first].batch || views[i].tokens != views[first].tokens ||
+        views[i].heads != (i == 1 ? 1 : views[first].heads)) {
       return say(
           "%s: %s has shape %s, %s has shape %s; batch and tokens must agree, heads too (k_pos_emb has one)",
-          o.op, names[i], shape_text(*tensors[i]).c_str(), names[0], shape_text(*tensors[0]).c_str());
+          o.op, names[i], shape_text(*tensors[i]).c_str(), names[first], shape_text(*tensors[first]).c_str());
     }
     *places[i] = {const_cast<void*>(data_of(*tensors[i])), views[i].by_batch, views[i].by_token,
                   views[i].by_head};
@@ -536,30 +572,238 @@ inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) 
   if (in.cos == nullptr || in.sin == nullptr) {
     return say("%s: %s is missing", o.op, in.cos == nullptr ? "cos" : "sin");
   }
-  const std::int64_t k_dim = views[2].dim - views[1].dim;
-  if (k_dim < 0 || views[0].dim != k_dim + views[3].dim) {
-    return say("%s: %s has %lld columns, which is not (%s %lld - %s %lld) + %s %lld", o.op, names[0],
-               static_cast<long long>(views[0].dim), names[2], static_cast<long long>(views[2].dim), names[1],
-               static_cast<long long>(views[1].dim), names[3], static_cast<long long>(views[3].dim));
+  if (o.k_dim < 0) return say("%s: k_dim is missing: how many columns of kv belong to the key", o.op);
+  const std::int64_t emb = o.backward ? views[2].dim - o.k_dim : views[1].dim;
+  const std::int64_t v_dim = o.backward ? views[3].dim : views[0].dim - o.k_dim;
+  const std::int64_t expect[] = {o.k_dim + v_dim, emb, o.k_dim + emb, v_dim};
+  if (emb < 0 || v_dim < 0) {
+    return say("%s: %s has %lld columns, k_dim is %lld", o.op, names[first],
+               static_cast<long long>(views[first].dim), static_cast<long long>(o.k_dim));
   }
-  out.heads = views[0].heads;
-  out.k_dim = static_cast<std::int32_t>(k_dim);
-  out.v_dim = static_cast<std::int32_t>(views[3].dim);
-  g.batch = views[0].batch, g.tokens = views[0].tokens;
-  g.head_dim = static_cast<std::int32_t>(views[1].dim);
+  for (int i = 0; i < 4; ++i) {
+    if (tensors[i] != nullptr && views[i].dim != expect[i]) {
+      return say("%s: %s has %lld columns, k_dim %lld and the other tensors need %lld", o.op, names[i],
+                 static_cast<long long>(views[i].dim), static_cast<long long>(o.k_dim),
+                 static_cast<long long>(expect[i]));
+    }
+  }
+  out.heads = views[first].heads;
+  if (out.heads < 1) return say("%s: %s has no heads", o.op, names[first]);
+  out.k_dim = static_cast<std::int32_t>(o.k_dim);
+  out.v_dim = static_cast<std::int32_t>(v_dim);
+  g.batch = views[first].batch, g.tokens = views[first].tokens;
+  g.head_dim = static_cast<std::int32_t>(emb);
   Tensors tables;
   tables.cos = in.cos, tables.sin = in.sin, tables.positions = in.positions, tables.starts = in.starts;
   tables.cu_seqlens = in.cu_seqlens;
-  auto error = read_table(o, tables, in.kv->ndim, g);
+  auto error = read_table(o, tables, tensors[first]->ndim, g);
   if (error.empty()) error = read_rows(o, tables, g);
   if (!error.empty()) return error;
   if (g.rotary_dim != g.head_dim) {
-    return say("%s: rotary_dim is %d, %s has %d columns", o.op, g.rotary_dim, names[1], g.head_dim);
+    return say("%s: cos turns %d columns, %s has %d", o.op, g.rotary_dim, names[1], g.head_dim);
   }
   const bool in_adjacent = o.pairing != Pairing::half, out_adjacent = o.pairing == Pairing::adjacent;
   g.in_adjacent = o.backward ? out_adjacent : in_adjacent;
   g.out_adjacent = o.backward ? in_adjacent : out_adjacent;
   g.transpose = o.transpose != o.backward;
+  return {};
+}
+
+// ---- from the slots of a call
+// ------------------------------------------------------------------------------------ The order of arguments
+// and attributes in the schemas of registry/rope/schema.cpp.
+
+// rope and rope_bwd; rope_ has the same without kOut and kKOut.
+enum RopeSlot { kX, kCos, kSin, kK, kPositions, kStarts, kCuSeqlens, kAxisMap, kOut, kKOut, kRopeArguments };
+enum RopeAttribute {
+  kLayout,
+  kPairing,
+  kTable,
+  kRotaryDim,
+  kRotaryOffset,
+  kTranspose,
+  kCpRank,
+  kCpSize,
+  kMropeT,
+  kMropeH,
+  kMropeW,
+  kMropeInterleaved,
+  kRopeAttributes
+};
+// rope_mla_q and rope_mla_q_bwd.
+enum MlaQSlot { kMlaX, kMlaCos, kMlaSin, kMlaPositions, kMlaStarts, kMlaCuSeqlens, kMlaOut, kMlaQArguments };
+enum MlaQAttribute {
+  kMlaLayout,
+  kMlaRotaryDim,
+  kMlaRemoveInterleaving,
+  kMlaInverse,
+  kMlaCpRank,
+  kMlaCpSize,
+  kMlaQAttributes
+};
+// rope_mla_kv (kv, k_pos_emb -> key, value) and rope_mla_kv_bwd (d_key, d_value -> d_kv, d_k_pos_emb).
+enum MlaKvSlot {
+  kKvIn0,
+  kKvIn1,
+  kKvCos,
+  kKvSin,
+  kKvPositions,
+  kKvStarts,
+  kKvCuSeqlens,
+  kKvOut0,
+  kKvOut1,
+  kMlaKvArguments
+};
+enum MlaKvAttribute { kKvLayout, kKvKDim, kKvRemoveInterleaving, kKvCpRank, kKvCpSize, kMlaKvAttributes };
+
+enum class Form { out_of_place, backward, in_place };
+
+inline std::string read_rope(const rlk_slot* s, Form form, Geometry& g) {
+  const bool in_place = form == Form::in_place;
+  const rlk_slot* a = s + (in_place ? kOut : kRopeArguments);
+  Options o;
+  o.op = in_place ? "rope_" : form == Form::backward ? "rope_bwd" : "rope";
+  o.layout = static_cast<Layout>(a[kLayout].i);
+  o.pairing = static_cast<Pairing>(a[kPairing].i);
+  o.table = static_cast<TableWidth>(a[kTable].i);
+  o.rotary_dim = a[kRotaryDim].i, o.rotary_offset = a[kRotaryOffset].i;
+  o.transpose = a[kTranspose].i != 0;
+  o.cp_rank = a[kCpRank].i, o.cp_size = a[kCpSize].i;
+  o.mrope[0] = a[kMropeT].i, o.mrope[1] = a[kMropeH].i, o.mrope[2] = a[kMropeW].i;
+  o.mrope_interleaved = a[kMropeInterleaved].i != 0;
+  o.backward = form == Form::backward, o.in_place = in_place;
+  Tensors t;
+  t.x = s[kX].tensor, t.k = s[kK].tensor, t.cos = s[kCos].tensor, t.sin = s[kSin].tensor;
+  t.positions = s[kPositions].tensor, t.starts = s[kStarts].tensor;
+  t.cu_seqlens = s[kCuSeqlens].tensor, t.axis_map = s[kAxisMap].tensor;
+  t.out = in_place ? t.x : s[kOut].tensor;
+  t.k_out = in_place ? t.k : s[kKOut].tensor;
+  return read(o, t, g);
+}
+
+inline std::string read_mla_q(const rlk_slot* s, bool backward, Geometry& g) {
+  const rlk_slot* a = s + kMlaQArguments;
+  Options o;
+  o.op = backward ? "rope_mla_q_bwd" : "rope_mla_q";
+  o.layout = static_cast<Layout>(a[kMlaLayout].i);
+  o.rotary_dim = a[kMlaRotaryDim].i;
+  o.pairing = a[kMlaRemoveInterleaving].i != 0 ? Pairing::adjacent : Pairing::adjacent_to_half;
+  o.transpose = a[kMlaInverse].i != 0;
+  o.cp_rank = a[kMlaCpRank].i, o.cp_size = a[kMlaCpSize].i;
+  o.trailing = o.second_half_last = true;
+  o.backward = backward;
+  Tensors t;
+  t.x = s[kMlaX].tensor, t.cos = s[kMlaCos].tensor, t.sin = s[kMlaSin].tensor;
+  t.positions = s[kMlaPositions].tensor, t.starts = s[kMlaStarts].tensor,
+  t.cu_seqlens = s[kMlaCuSeqlens].tensor;
+  t.out = s[kMlaOut].tensor;
+  return read(o, t, g);
+}
+
+inline std::string read_mla_kv(const rlk_slot* s, bool backward, KvGeometry& g) {
+  const rlk_slot* a = s + kMlaKvArguments;
+  Options o;
+  o.op = backward ? "rope_mla_kv_bwd" : "rope_mla_kv";
+  o.layout = static_cast<Layout>(a[kKvLayout].i);
+  o.k_dim = a[kKvKDim].i;
+  o.pairing = a[kKvRemoveInterleaving].i != 0 ? Pairing::adjacent : Pairing::adjacent_to_half;
+  o.cp_rank = a[kKvCpRank].i, o.cp_size = a[kKvCpSize].i;
+  o.trailing = o.second_half_last = true;
+  o.backward = backward;
+  const DLTensor *in0 = s[kKvIn0].tensor, *in1 = s[kKvIn1].tensor, *out0 = s[kKvOut0].tensor,
+                 *out1 = s[kKvOut1].tensor;
+  KvTensors t;
+  t.kv = backward ? out0 : in0, t.emb = backward ? out1 : in1;
+  t.key = backward ? in0 : out0, t.value = backward ? in1 : out1;
+  t.cos = s[kKvCos].tensor, t.sin = s[kKvSin].tensor, t.positions = s[kKvPositions].tensor;
+  t.starts = s[kKvStarts].tensor, t.cu_seqlens = s[kKvCuSeqlens].tensor;
+  return read(o, t, g);
+}
+
+// ---- tables
+// ------------------------------------------------------------------------------------------------------
+
+enum class Scaling { none, linear, ntk, dynamic, yarn, llama3, longrope };
+
+struct TableRule {
+  Scaling scaling = Scaling::none;
+  std::int64_t rotary_dim = 0;
+  double base = 10000, factor = 1;
+  std::int64_t original_max = 0, seq_len = 0;
+  double beta_fast = 32, beta_slow = 1, mscale = 0, mscale_all_dim = 0;
+  bool truncate = true;
+  double low_freq_factor = 1, high_freq_factor = 4;
+  double attention_factor = 0;  // 0: what the rule gives
+  const DLTensor* factors = nullptr;
+};
+
+// rope_tables, from the slots of a call.
+enum TableSlot { kTableCos, kTableSin, kTablePositions, kTableFactors, kTableArguments };
+enum TableAttribute {
+  kTableRotaryDim,
+  kTableRows,
+  kTableStart,
+  kTableWidth,
+  kTableBase,
+  kTableScaling,
+  kTableFactor,
+  kTableOriginalMax,
+  kTableSeqLen,
+  kTableBetaFast,
+  kTableBetaSlow,
+  kTableMscale,
+  kTableMscaleAllDim,
+  kTableTruncate,
+  kTableLowFreqFactor,
+  kTableHighFreqFactor,
+  kTableAttentionFactor,
+  kTableAttributes
+};
+
+// The rule, the number of rows and the width of a call of rope_tables.
+inline std::string read_table_rule(const rlk_slot* s, TableRule& r, std::int64_t& rows, bool& full) {
+  using detail::say;
+  const rlk_slot* a = s + kTableArguments;
+  r.rotary_dim = a[kTableRotaryDim].i;
+  r.scaling = static_cast<Scaling>(a[kTableScaling].i);
+  r.base = a[kTableBase].f, r.factor = a[kTableFactor].f;
+  r.original_max = a[kTableOriginalMax].i, r.seq_len = a[kTableSeqLen].i;
+  r.beta_fast = a[kTableBetaFast].f, r.beta_slow = a[kTableBetaSlow].f;
+  r.mscale = a[kTableMscale].f, r.mscale_all_dim = a[kTableMscaleAllDim].f;
+  r.truncate = a[kTableTruncate].i != 0;
+  r.low_freq_factor = a[kTableLowFreqFactor].f, r.high_freq_factor = a[kTableHighFreqFactor].f;
+  r.attention_factor = a[kTableAttentionFactor].f;
+  r.factors = s[kTableFactors].tensor;
+  full = a[kTableWidth].i != 0;
+  const bool needs_original = r.scaling == Scaling::dynamic || r.scaling == Scaling::yarn ||
+                              r.scaling == Scaling::llama3 || r.scaling == Scaling::longrope;
+  if (r.rotary_dim < 2 || r.rotary_dim % 2 != 0) {
+    return say("rope_tables: rotary_dim is %lld, it must be even and positive",
+               static_cast<long long>(r.rotary_dim));
+  }
+  if (!(r.base > 1)) return say("rope_tables: base is %g, it must be greater than 1", r.base);
+  if (r.scaling != Scaling::none && !(r.factor > 0))
+    return say("rope_tables: factor is %g, it must be positive", r.factor);
+  if (needs_original && r.original_max < 1) {
+    return say(
+        "rope_tables: original_max is missing, this scaling needs the length the model was trained for");
+  }
+  if (r.scaling == Scaling::longrope && (r.factors == nullptr || r.factors->shape[0] != r.rotary_dim / 2)) {
+    return say("rope_tables: longrope needs %lld factors, there are %lld",
+               static_cast<long long>(r.rotary_dim / 2),
+               r.factors == nullptr ? 0LL : static_cast<long long>(r.factors->shape[0]));
+  }
+  rows = a[kTableRows].i;
+  if (const DLTensor* p = s[kTablePositions].tensor) {
+    if (rows != 0 && rows != p->shape[0]) {
+      return say("rope_tables: rows is %lld, there are %lld positions", static_cast<long long>(rows),
+                 static_cast<long long>(p->shape[0]));
+    }
+    rows = p->shape[0];
+    return {};
+  }
+  if (rows < 1)
+    return say("rope_tables: rows is %lld and there are no positions", static_cast<long long>(rows));
   return {};
 }
 
