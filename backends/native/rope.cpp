@@ -1,0 +1,98 @@
+// The rope family on the CPU: arguments to Geometry, Geometry to tiles, tiles to threads. Memory traffic is
+// one read and one write per element; tables are read once per tile and kept in the first-level cache for all
+// heads.
+#include "../simt/rope_table_math.hpp"
+#include "rlk/backend.hpp"
+#include "rlk/ops.hpp"
+#include "rope_run.hpp"
+
+namespace rlk::native {
+namespace {
+
+using rotary::Form;
+
+template <class Args>
+const rlk_slot* slots(const Args& a) {
+  return reinterpret_cast<const rlk_slot*>(&a);
+}
+
+rlk_code turn(const char* op, const std::string& error, const rotary::Geometry& g, const Call& call) {
+  if (!error.empty()) return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (const auto rows = rope::check_rows(op, g); !rows.empty()) return call.fail(RLK_INVALID_ARGUMENT, rows);
+  const auto plan = rope::plan(g);
+  call.parallel_for(plan.tiles, [&](int64_t i) { rope::run_tile(g, plan, i); });
+  return RLK_OK;
+}
+
+template <class Args, Form F>
+rlk_code run_rope(const Args& a, const Call& call) {
+  rotary::Geometry g;
+  const auto error = read_rope(slots(a), F, g);
+  return turn(Args::kName, error, g, call);
+}
+
+template <class Args, bool Backward>
+rlk_code run_mla_q(const Args& a, const Call& call) {
+  rotary::Geometry g;
+  const auto error = read_mla_q(slots(a), Backward, g);
+  return turn(Args::kName, error, g, call);
+}
+
+template <class Args, bool Backward>
+rlk_code run_mla_kv(const Args& a, const Call& call) {
+  rotary::KvGeometry g;
+  if (const auto error = read_mla_kv(slots(a), Backward, g); !error.empty())
+    return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (const auto rows = rope::check_rows(Args::kName, g.turn); !rows.empty()) {
+    return call.fail(RLK_INVALID_ARGUMENT, rows);
+  }
+  const auto plan = rope::plan(g);
+  call.parallel_for(plan.tiles, [&](int64_t i) { rope::run_tile(g, Backward, plan, i); });
+  return RLK_OK;
+}
+
+rlk_code run_tables(const RopeTables& a, const Call& call) {
+  simt::RotaryTable t;
+  if (const auto error = simt::read_tables(slots(a), t); !error.empty())
+    return call.fail(RLK_INVALID_ARGUMENT, error);
+  call.parallel_for(t.rows, [&](int64_t row) {
+    for (int pair = 0; pair < t.pairs; ++pair) simt::table_entry(t, row, pair);
+  });
+  return RLK_OK;
+}
+
+constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
+  return {.id = "native.vector",
+          .doc = doc,
+          .priority = 100,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN};
+}
+
+}  // namespace
+
+#define RLK_ROPE_IMPLEMENTATION(name, args, run, ...) \
+  extern const rlk_implementation name;               \
+  const rlk_implementation name = implement<args, run>(facts(__VA_ARGS__))
+
+constexpr auto run_forward = run_rope<Rope, Form::out_of_place>;
+constexpr auto run_backward = run_rope<RopeBwd, Form::backward>;
+constexpr auto run_in_place = run_rope<RopeInPlace, Form::in_place>;
+constexpr auto run_q = run_mla_q<RopeMlaQ, false>;
+constexpr auto run_q_bwd = run_mla_q<RopeMlaQBwd, true>;
+constexpr auto run_kv = run_mla_kv<RopeMlaKv, false>;
+constexpr auto run_kv_bwd = run_mla_kv<RopeMlaKvBwd, true>;
+
+RLK_ROPE_IMPLEMENTATION(rope_vector, Rope, run_forward, "AVX-512, AVX2 or plain, all cores");
+RLK_ROPE_IMPLEMENTATION(rope_bwd_vector, RopeBwd, run_backward, "the transposed rotation");
+RLK_ROPE_IMPLEMENTATION(rope_in_place_vector, RopeInPlace, run_in_place, "touches only the rotary dims");
+RLK_ROPE_IMPLEMENTATION(rope_mla_q_vector, RopeMlaQ, run_q, "the trailing dims turn");
+RLK_ROPE_IMPLEMENTATION(rope_mla_q_bwd_vector, RopeMlaQBwd, run_q_bwd, "the transposed rotation");
+RLK_ROPE_IMPLEMENTATION(rope_mla_kv_vector, RopeMlaKv, run_kv, "copies, and one rotation per token");
+RLK_ROPE_IMPLEMENTATION(rope_mla_kv_bwd_vector, RopeMlaKvBwd, run_kv_bwd,
+                        "copies, and an fp32 sum over heads");
+RLK_ROPE_IMPLEMENTATION(rope_tables_exact, RopeTables, run_tables, "fp64 with the project's own functions",
+                        "rope_tables64");
+
+}  // namespace rlk::native
