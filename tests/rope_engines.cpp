@@ -1,5 +1,5 @@
 #include "../backends/native/rope_run.hpp"
-#include "rope_launch.hpp"
+#include "rope_kv_kernel.hpp"
 #include "rope_support.hpp"
 
 namespace ropetest {
@@ -61,6 +61,28 @@ std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor
     }
   }
   return {};
+}
+
+void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& second) {
+  using rlk::native::rope::Isa;
+  rlk::rotary::KvGeometry g;
+  REQUIRE(rlk::rotary::read_mla_kv(slots, backward, g) == "");
+  const auto want_first = first.memory, want_second = second.memory;
+  const auto check = [&](const auto& run) {
+    std::fill(first.memory.begin(), first.memory.end(), std::uint8_t{0xff});
+    std::fill(second.memory.begin(), second.memory.end(), std::uint8_t{0xff});
+    run();
+    CHECK(first.memory == want_first);
+    CHECK(second.memory == want_second);
+  };
+  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+    if (isa > rlk::native::rope::best_isa()) break;
+    check([&] {
+      const auto plan = rlk::native::rope::plan(g, isa);
+      for (std::int64_t i = plan.tiles; i-- > 0;) rlk::native::rope::run_tile(g, backward, plan, i);
+    });
+  }
+  check([&] { CHECK(rlk::simt::rope_kernel::launch_kv(g, backward, nullptr) == hipSuccess); });
 }
 
 }  // namespace ropetest

@@ -197,4 +197,8 @@ const std::vector<Engine>& engines();
 // `tensors` must already name out (and k_out).
 std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor* k_out = nullptr);
 
+// Runs the key-value split of these slots on every engine and demands the bits that are in the results
+// already.
+void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& second);
+
 }  // namespace ropetest

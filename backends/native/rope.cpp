@@ -72,27 +72,23 @@ constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
 
 }  // namespace
 
-#define RLK_ROPE_IMPLEMENTATION(name, args, run, ...) \
-  extern const rlk_implementation name;               \
-  const rlk_implementation name = implement<args, run>(facts(__VA_ARGS__))
-
-constexpr auto run_forward = run_rope<Rope, Form::out_of_place>;
-constexpr auto run_backward = run_rope<RopeBwd, Form::backward>;
-constexpr auto run_in_place = run_rope<RopeInPlace, Form::in_place>;
-constexpr auto run_q = run_mla_q<RopeMlaQ, false>;
-constexpr auto run_q_bwd = run_mla_q<RopeMlaQBwd, true>;
-constexpr auto run_kv = run_mla_kv<RopeMlaKv, false>;
-constexpr auto run_kv_bwd = run_mla_kv<RopeMlaKvBwd, true>;
-
-RLK_ROPE_IMPLEMENTATION(rope_vector, Rope, run_forward, "AVX-512, AVX2 or plain, all cores");
-RLK_ROPE_IMPLEMENTATION(rope_bwd_vector, RopeBwd, run_backward, "the transposed rotation");
-RLK_ROPE_IMPLEMENTATION(rope_in_place_vector, RopeInPlace, run_in_place, "touches only the rotary dims");
-RLK_ROPE_IMPLEMENTATION(rope_mla_q_vector, RopeMlaQ, run_q, "the trailing dims turn");
-RLK_ROPE_IMPLEMENTATION(rope_mla_q_bwd_vector, RopeMlaQBwd, run_q_bwd, "the transposed rotation");
-RLK_ROPE_IMPLEMENTATION(rope_mla_kv_vector, RopeMlaKv, run_kv, "copies, and one rotation per token");
-RLK_ROPE_IMPLEMENTATION(rope_mla_kv_bwd_vector, RopeMlaKvBwd, run_kv_bwd,
-                        "copies, and an fp32 sum over heads");
-RLK_ROPE_IMPLEMENTATION(rope_tables_exact, RopeTables, run_tables, "fp64 with the project's own functions",
-                        "rope_tables64");
+extern const rlk_implementation rope_vector, rope_bwd_vector, rope_in_place_vector, rope_mla_q_vector,
+    rope_mla_q_bwd_vector, rope_mla_kv_vector, rope_mla_kv_bwd_vector, rope_tables_exact;
+const rlk_implementation rope_vector =
+    implement<Rope, run_rope<Rope, Form::out_of_place>>(facts("AVX-512, AVX2 or plain, all cores"));
+const rlk_implementation rope_bwd_vector =
+    implement<RopeBwd, run_rope<RopeBwd, Form::backward>>(facts("the transposed rotation"));
+const rlk_implementation rope_in_place_vector =
+    implement<RopeInPlace, run_rope<RopeInPlace, Form::in_place>>(facts("touches only the rotary dims"));
+const rlk_implementation rope_mla_q_vector =
+    implement<RopeMlaQ, run_mla_q<RopeMlaQ, false>>(facts("the trailing dims turn"));
+const rlk_implementation rope_mla_q_bwd_vector =
+    implement<RopeMlaQBwd, run_mla_q<RopeMlaQBwd, true>>(facts("the transposed rotation"));
+const rlk_implementation rope_mla_kv_vector =
+    implement<RopeMlaKv, run_mla_kv<RopeMlaKv, false>>(facts("copies, and one rotation per token"));
+const rlk_implementation rope_mla_kv_bwd_vector =
+    implement<RopeMlaKvBwd, run_mla_kv<RopeMlaKvBwd, true>>(facts("copies, and an fp32 sum over heads"));
+const rlk_implementation rope_tables_exact =
+    implement<RopeTables, run_tables>(facts("fp64 with the project's own functions", "rope_tables64"));
 
 }  // namespace rlk::native

@@ -18,6 +18,15 @@
 
 namespace rlk::simt::rope_kernel {
 
+#ifndef RLK_ROPE_STORE
+#  define RLK_ROPE_STORE 1
+#endif
+#ifndef RLK_ROPE_LOAD
+#  define RLK_ROPE_LOAD 0
+#endif
+#ifndef RLK_ROPE_BLOCKS
+#  define RLK_ROPE_BLOCKS 1
+#endif
 inline constexpr int kThreads = 256;
 
 // How a launch cuts the work; made on the host by cut() in rope_launch.hpp.
@@ -27,11 +36,20 @@ struct Cut {
   std::int32_t block_tokens, block_heads;  // rows of a block: tokens x heads
   std::int32_t head_groups[2];             // blocks along the heads of each part
   std::int32_t heads_per_block[2];         // heads that a block walks over
-  bool token_first;                        // neighbouring rows are neighbouring tokens
-  bool table_vectors;                      // table rows may be read 16 bytes at a time
+  std::uint32_t lanes_inverse, inner_inverse;  // 2^16 / n rounded up: exact quotients of numbers below 256
+  bool token_first;                            // neighbouring rows are neighbouring tokens
+  bool table_vectors;                          // table rows may be read 16 bytes at a time
+  bool flat;                                   // more token blocks than a grid's second axis holds
   std::int32_t token_blocks;
   std::int64_t blocks;
 };
+
+inline std::uint32_t inverse_of(int n) {
+  return (65536u + static_cast<unsigned>(n) - 1) / static_cast<unsigned>(n);
+}
+__device__ __forceinline__ int quotient(int x, std::uint32_t inverse) {
+  return static_cast<int>(static_cast<unsigned>(x) * inverse >> 16);
+}
 
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -43,7 +61,7 @@ struct alignas(sizeof(T) * N) Pack {
 template <class T, int N, bool Once>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (Once && sizeof(T) * N == 16) {
+  if constexpr (Once && sizeof(T) * N == 16 && RLK_ROPE_LOAD == 0) {
     uint4 r;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
@@ -56,79 +74,107 @@ __device__ __forceinline__ Pack<T, N> load(const T* p) {
 
 template <class T, int N>
 __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
+#if defined(__CUDA_ARCH__) && RLK_ROPE_STORE == 1
+  if constexpr (sizeof(T) * N == 16) {
+    __stcs(reinterpret_cast<uint4*>(p), __builtin_bit_cast(uint4, v));
+    return;
+  }
+#endif
   *reinterpret_cast<Pack<T, N>*>(p) = v;
 }
 
-// Factors of Vec pairs of one token.
+// Factors of Vec pairs of one token, signed for the direction: ya = fma(a, c1, b * m1), yb = fma(b, c2, a *
+// m2), where m2 = -m1 with half-width tables. The first half of the pairs is one run of table entries, the
+// second another.
 template <int Vec, bool Full>
 struct Factors {
-  float c1[Vec], s1[Vec], c2[Full ? Vec : 1], s2[Full ? Vec : 1];
+  float c1[Vec], m1[Vec], c2[Full ? Vec : 1], m2[Full ? Vec : 1];
 
-  __device__ __forceinline__ Turn at(int i, bool transpose) const {
+  __device__ __forceinline__ Turn at(int i) const {
     if constexpr (Full) {
-      return turn(c1[i], s1[i], c2[i], s2[i], transpose);
+      return {c1[i], m1[i], c2[i], m2[i]};
     } else {
-      return turn(c1[i], s1[i], c1[i], s1[i], transpose);
+      return {c1[i], m1[i], c1[i], -m1[i]};
     }
   }
 };
 
-// Vec entries of one row of cos or sin, from `first` on.
-template <class T, int Vec>
-__device__ __forceinline__ void table_row(const void* base, rotary::Float type, std::int64_t first, int step,
-                                          bool vectors, float (&out)[Vec]) {
-  if constexpr (Vec % 4 == 0) {
+// N entries of one row of cos or sin, from `first` on.
+template <class T, int N>
+__device__ __forceinline__ void table_run(const void* base, rotary::Float type, std::int64_t first, int step,
+                                          bool vectors, float* out) {
+  if constexpr (N % 2 == 0) {
     if (vectors && type == rotary::Float::f32) {
-      const float4* p = reinterpret_cast<const float4*>(static_cast<const float*>(base) + first);
+      const auto v = load<float, N, false>(static_cast<const float*>(base) + first);
 #pragma unroll
-      for (int i = 0; i < Vec / 4; ++i) {
-        const float4 v = __ldg(p + i);
-        out[4 * i] = v.x, out[4 * i + 1] = v.y, out[4 * i + 2] = v.z, out[4 * i + 3] = v.w;
-      }
+      for (int i = 0; i < N; ++i) out[i] = v.v[i];
       return;
     }
     if (vectors) {  // tables of the data's own type
-      const auto v = load<T, Vec, false>(static_cast<const T*>(base) + first);
+      const auto v = load<T, N, false>(static_cast<const T*>(base) + first);
 #pragma unroll
-      for (int i = 0; i < Vec; ++i) out[i] = to_float(v.v[i]);
+      for (int i = 0; i < N; ++i) out[i] = to_float(v.v[i]);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < Vec; ++i) out[i] = table_value(base, type, first + std::int64_t{i} * step);
+  for (int i = 0; i < N; ++i) out[i] = table_value(base, type, first + std::int64_t{i} * step);
 }
 
+// Factors of the pairs from pair0 on and, for their second half, from pair1 on.
 template <class T, int Vec, bool Full>
 __device__ __forceinline__ void read_factors(const rotary::Geometry& g, bool vectors, std::int64_t batch,
-                                             std::int64_t token, int pair, Factors<Vec, Full>& f) {
+                                             std::int64_t token, int pair0, int pair1,
+                                             Factors<Vec, Full>& f) {
+  constexpr int kRun = Vec > 1 ? Vec / 2 : 1;
   const rotary::Table& t = g.table;
   const std::int64_t cos0 = batch * t.cos_batch, sin0 = batch * t.sin_batch;
+  float s1[Vec], s2[Full ? Vec : 1];
   if (g.rows.axes == 1) {
     const std::int64_t row = row_of(g.rows, g.tokens, batch, token);
-    if (row >= 0 && row < g.rows.count) {
-      const std::int64_t at = std::int64_t{pair} * t.step;
-      table_row<T, Vec>(t.cos, t.type, cos0 + row * t.cos_row + at, t.step, vectors, f.c1);
-      table_row<T, Vec>(t.sin, t.type, sin0 + row * t.sin_row + at, t.step, vectors, f.s1);
+    const bool inside = row >= 0 && row < g.rows.count;
+    const std::int64_t c = cos0 + (inside ? row : 0) * t.cos_row, s = sin0 + (inside ? row : 0) * t.sin_row;
+#pragma unroll
+    for (int run = 0; run < Vec; run += kRun) {
+      const std::int64_t at = std::int64_t{run == 0 ? pair0 : pair1} * t.step;
+      table_run<T, kRun>(t.cos, t.type, c + at, t.step, vectors, f.c1 + run);
+      table_run<T, kRun>(t.sin, t.type, s + at, t.step, vectors, s1 + run);
       if constexpr (Full) {
-        table_row<T, Vec>(t.cos, t.type, cos0 + row * t.cos_row + at + t.second, t.step, vectors, f.c2);
-        table_row<T, Vec>(t.sin, t.type, sin0 + row * t.sin_row + at + t.second, t.step, vectors, f.s2);
+        table_run<T, kRun>(t.cos, t.type, c + at + t.second, t.step, vectors, f.c2 + run);
+        table_run<T, kRun>(t.sin, t.type, s + at + t.second, t.step, vectors, s2 + run);
       }
-      return;
+    }
+    if (!inside) {
+#pragma unroll
+      for (int i = 0; i < Vec; ++i) {
+        f.c1[i] = bits_float(0x7fffffffu);
+        if constexpr (Full) f.c2[i] = bits_float(0x7fffffffu);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Vec; ++i) {
+      const int pair = i < kRun ? pair0 + i : pair1 + i - kRun;
+      const std::int64_t row = row_of(g.rows, g.tokens, batch, token, axis_of(g.rows, pair));
+      const bool inside = row >= 0 && row < g.rows.count;
+      const std::int64_t at = std::int64_t{pair} * t.step;
+      const std::int64_t c = cos0 + (inside ? row : 0) * t.cos_row + at,
+                         s = sin0 + (inside ? row : 0) * t.sin_row + at;
+      f.c1[i] = inside ? table_value(t.cos, t.type, c) : bits_float(0x7fffffffu);
+      s1[i] = table_value(t.sin, t.type, s);
+      if constexpr (Full) {
+        f.c2[i] = inside ? table_value(t.cos, t.type, c + t.second) : bits_float(0x7fffffffu);
+        s2[i] = table_value(t.sin, t.type, s + t.second);
+      }
     }
   }
 #pragma unroll
   for (int i = 0; i < Vec; ++i) {
-    f.c1[i] = f.s1[i] = bits_float(0x7fffffffu);
-    if constexpr (Full) f.c2[i] = f.s2[i] = bits_float(0x7fffffffu);
-    if (g.rows.axes == 1) continue;
-    const std::int64_t row = row_of(g.rows, g.tokens, batch, token, axis_of(g.rows, pair + i));
-    if (row < 0 || row >= g.rows.count) continue;
-    const std::int64_t at = std::int64_t{pair + i} * t.step;
-    f.c1[i] = table_value(t.cos, t.type, cos0 + row * t.cos_row + at);
-    f.s1[i] = table_value(t.sin, t.type, sin0 + row * t.sin_row + at);
     if constexpr (Full) {
-      f.c2[i] = table_value(t.cos, t.type, cos0 + row * t.cos_row + at + t.second);
-      f.s2[i] = table_value(t.sin, t.type, sin0 + row * t.sin_row + at + t.second);
+      f.m1[i] = g.transpose ? s2[i] : -s1[i];
+      f.m2[i] = g.transpose ? -s1[i] : s2[i];
+    } else {
+      f.m1[i] = g.transpose ? s1[i] : -s1[i];
     }
   }
 }
@@ -146,15 +192,76 @@ __device__ __forceinline__ void pair_up(const Pack<T, Vec> (&in)[2], bool adjace
   }
 }
 
+// Two values into neighbouring elements, rounded by one instruction where there is one.
 template <class T, int Vec>
-__device__ __forceinline__ void put_pair(Pack<T, Vec> (&out)[2], bool adjacent, int i, float a, float b) {
-  if (adjacent) {
-    out[2 * i / Vec].v[2 * i % Vec] = from_float<T>(a);
-    out[(2 * i + 1) / Vec].v[(2 * i + 1) % Vec] = from_float<T>(b);
-  } else {
-    out[0].v[i] = from_float<T>(a);
-    out[1].v[i] = from_float<T>(b);
+__device__ __forceinline__ void put_two(Pack<T, Vec>& out, int i, float first, float second) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2) {
+    std::uint32_t both;
+    if constexpr (__is_same(T, bf16)) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    }
+    out.v[i] = T{static_cast<std::uint16_t>(both)};
+    out.v[i + 1] = T{static_cast<std::uint16_t>(both >> 16)};
+    return;
   }
+#endif
+  out.v[i] = from_float<T>(first);
+  out.v[i + 1] = from_float<T>(second);
+}
+
+// Turns the Vec pairs of `in` into `out`.
+template <class In, class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full>
+__device__ __forceinline__ void rotate_packs(const Pack<In, Vec> (&in)[2], Pack<T, Vec> (&out)[2],
+                                             const Factors<Vec, Full>& f) {
+  float ya[Vec], yb[Vec];
+#pragma unroll
+  for (int i = 0; i < Vec; ++i) {
+    float a, b;
+    pair_up<In, Vec>(in, InAdjacent, i, a, b);
+    rotate(f.at(i), a, b, ya[i], yb[i]);
+  }
+  if constexpr (Vec == 1) {
+    out[0].v[0] = from_float<T>(ya[0]);
+    out[1].v[0] = from_float<T>(yb[0]);
+  } else if constexpr (OutAdjacent) {
+#pragma unroll
+    for (int i = 0; i < Vec; ++i) put_two(out[2 * i / Vec], 2 * i % Vec, ya[i], yb[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Vec; i += 2) {
+      put_two(out[0], i, ya[i], ya[i + 1]);
+      put_two(out[1], i, yb[i], yb[i + 1]);
+    }
+  }
+}
+
+// Where a slot's two packs lie. Lanes of a wave read and write whole sectors: neighbouring slots hold
+// neighbouring packs, and the second pack of an adjacent-to-adjacent slot lies `slots` packs behind the
+// first. Only where the places change (adjacent to half) is one side read or written in steps of 32 bytes.
+struct Places {
+  int pair0, pair1, in0, in1, out0, out1;
+};
+template <int Vec>
+__device__ __forceinline__ Places places_of(const rotary::Geometry& g, int slot, int slots) {
+  const int half = g.rotary_dim / 2;
+  Places p;
+  if (g.in_adjacent && g.out_adjacent && Vec > 1) {
+    p.in0 = p.out0 = slot * Vec;
+    p.in1 = p.out1 = (slot + slots) * Vec;
+    p.pair0 = p.in0 / 2;
+    p.pair1 = p.in1 / 2;
+    return p;
+  }
+  p.pair0 = slot * Vec;
+  p.pair1 = p.pair0 + Vec / 2;
+  p.in0 = g.in_adjacent ? 2 * p.pair0 : p.pair0;
+  p.in1 = g.in_adjacent ? p.in0 + Vec : p.in0 + half;
+  p.out0 = g.out_adjacent ? 2 * p.pair0 : p.pair0;
+  p.out1 = g.out_adjacent ? p.out0 + Vec : p.out0 + half;
+  return p;
 }
 
 // What a thread works on: one row start, and the rows that follow it along the heads.
@@ -166,34 +273,42 @@ struct Walk {
   std::int32_t rows;
 };
 
-// Dims outside the rotary range, 2 * Vec of them.
-template <class T, int Vec>
-__device__ __forceinline__ void copy_slot(const rotary::Geometry& g, Walk<T> w, int slot) {
+// Dims outside the rotary range: pack `slot` of them and the one `slots` behind it.
+template <class T, int Vec, int Unroll>
+__device__ __forceinline__ void copy_slot(const rotary::Geometry& g, Walk<T> w, int slot, int slots) {
   int dims[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    dims[i] = (slot * 2 + i) * Vec;
+    dims[i] = (slot + i * slots) * Vec;
     if (dims[i] >= g.offset) dims[i] += g.rotary_dim;
   }
-  for (; w.rows > 0; --w.rows, w.x += w.x_step, w.y += w.y_step) {
-    Pack<T, Vec> v[2];
+  const bool two = dims[1] < g.head_dim;
+  for (; w.rows > 0; w.rows -= Unroll, w.x += Unroll * w.x_step, w.y += Unroll * w.y_step) {
+    Pack<T, Vec> v[Unroll][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (dims[i] < g.head_dim) v[i] = load<T, Vec, true>(w.x + dims[i]);
+    for (int u = 0; u < Unroll; ++u) {
+      if (u < w.rows) {
+        v[u][0] = load<T, Vec, true>(w.x + u * w.x_step + dims[0]);
+        if (two) v[u][1] = load<T, Vec, true>(w.x + u * w.x_step + dims[1]);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (dims[i] < g.head_dim) store<T, Vec>(w.y + dims[i], v[i]);
+    for (int u = 0; u < Unroll; ++u) {
+      if (u < w.rows) {
+        store<T, Vec>(w.y + u * w.y_step + dims[0], v[u][0]);
+        if (two) store<T, Vec>(w.y + u * w.y_step + dims[1], v[u][1]);
+      }
     }
   }
 }
 
 template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, int Unroll>
-__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot,
+__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot, int slots,
                                             std::int64_t batch, std::int64_t token, bool table_vectors) {
-  const int pair = slot * Vec, half = g.rotary_dim / 2;
-  const int in0 = g.offset + (InAdjacent ? 2 * pair : pair), in1 = in0 + (InAdjacent ? Vec : half);
-  const int out0 = g.offset + (OutAdjacent ? 2 * pair : pair), out1 = out0 + (OutAdjacent ? Vec : half);
+  constexpr bool kOnce = InAdjacent == OutAdjacent;
+  const Places p = places_of<Vec>(g, slot, slots);
+  w.x += g.offset;
+  w.y += g.offset;
   Factors<Vec, Full> f;
   bool ready = false;
   for (; w.rows > 0; w.rows -= Unroll, w.x += Unroll * w.x_step, w.y += Unroll * w.y_step) {
@@ -201,65 +316,73 @@ __device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w
 #pragma unroll
     for (int u = 0; u < Unroll; ++u) {
       if (u < w.rows) {
-        in[u][0] = load<T, Vec, !InAdjacent>(w.x + u * w.x_step + in0);
-        in[u][1] = load<T, Vec, !InAdjacent>(w.x + u * w.x_step + in1);
+        in[u][0] = load<T, Vec, kOnce>(w.x + u * w.x_step + p.in0);
+        in[u][1] = load<T, Vec, kOnce>(w.x + u * w.x_step + p.in1);
       }
     }
     if (!ready) {  // behind the first loads, so that both latencies overlap
-      read_factors<T, Vec, Full>(g, table_vectors, batch, token, pair, f);
+      read_factors<T, Vec, Full>(g, table_vectors, batch, token, p.pair0, p.pair1, f);
       ready = true;
     }
 #pragma unroll
     for (int u = 0; u < Unroll; ++u) {
       if (u < w.rows) {
         Pack<T, Vec> out[2];
-#pragma unroll
-        for (int i = 0; i < Vec; ++i) {
-          float a, b, ya, yb;
-          pair_up<T, Vec>(in[u], InAdjacent, i, a, b);
-          rotate(f.at(i, g.transpose), a, b, ya, yb);
-          put_pair<T, Vec>(out, OutAdjacent, i, ya, yb);
-        }
-        store<T, Vec>(w.y + u * w.y_step + out0, out[0]);
-        store<T, Vec>(w.y + u * w.y_step + out1, out[1]);
+        rotate_packs<T, T, Vec, InAdjacent, OutAdjacent, Full>(in[u], out, f);
+        store<T, Vec>(w.y + u * w.y_step + p.out0, out[0]);
+        store<T, Vec>(w.y + u * w.y_step + p.out1, out[1]);
       }
     }
   }
 }
 
 template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, int Unroll>
-__global__ void __launch_bounds__(kThreads) rotate_rows(const rotary::Geometry g, const Cut cut) {
+__global__ void __launch_bounds__(kThreads, RLK_ROPE_BLOCKS)
+    rotate_rows(const rotary::Geometry g, const Cut cut) {
   // Blocks that run together share their tokens, hence their table rows in L2.
-  const std::int32_t groups = cut.head_groups[0] + cut.head_groups[1];
-  std::int32_t group = static_cast<std::int32_t>(blockIdx.x % unsigned(groups));
-  const unsigned tile = blockIdx.x / unsigned(groups);
-  const int which = group >= cut.head_groups[0] ? 1 : 0;
-  if (which == 1) group -= cut.head_groups[0];
-  const rotary::Part part =
-      which == 1 ? g.part[1] : g.part[0];  // a select: indexing would copy both to local memory
+  unsigned x = blockIdx.x, tile = blockIdx.y;
+  std::int64_t batch = blockIdx.z;
+  if (cut.flat) {
+    const auto groups = static_cast<unsigned>(cut.head_groups[0] + cut.head_groups[1]);
+    tile = x / groups, x %= groups;
+    batch = tile / unsigned(cut.token_blocks), tile %= unsigned(cut.token_blocks);
+  }
+  const bool second = x >= unsigned(cut.head_groups[0]);
+  const auto group = static_cast<std::int32_t>(second ? x - unsigned(cut.head_groups[0]) : x);
+  // Member by member: a copy of the chosen Part would go through local memory.
+  const auto pick = [second](auto q, auto k) { return second ? k : q; };
+  const std::int64_t heads = pick(g.part[0].heads, g.part[1].heads);
+  const std::int32_t heads_per_block = pick(cut.heads_per_block[0], cut.heads_per_block[1]);
 
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % cut.lanes, row = thread / cut.lanes;
+  const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, cut.lanes_inverse);
+  const int lane = thread - row * cut.lanes;
   if (row >= cut.block_tokens * cut.block_heads) return;
-  const int row_token = cut.token_first ? row % cut.block_tokens : row / cut.block_heads;
-  const int row_head = cut.token_first ? row / cut.block_tokens : row % cut.block_heads;
-  const std::int64_t batch = tile / unsigned(cut.token_blocks);
-  const std::int64_t token = std::int64_t{tile % unsigned(cut.token_blocks)} * cut.block_tokens + row_token;
-  const std::int64_t head = std::int64_t{group} * cut.heads_per_block[which] + row_head;
-  std::int64_t end = std::int64_t{group + 1} * cut.heads_per_block[which];
-  if (end > part.heads) end = part.heads;
+  const int inner_count = cut.token_first ? cut.block_tokens : cut.block_heads;
+  const int outer = quotient(row, cut.inner_inverse), inner = row - outer * inner_count;
+  const std::int64_t token = std::int64_t{tile} * cut.block_tokens + (cut.token_first ? inner : outer);
+  const std::int32_t head = group * heads_per_block + (cut.token_first ? outer : inner);
+  std::int32_t end = (group + 1) * heads_per_block;
+  if (end > heads) end = static_cast<std::int32_t>(heads);
   if (token >= g.tokens || head >= end) return;
 
   Walk<T> w;
-  w.x = static_cast<const T*>(part.x) + batch * part.x_batch + token * part.x_token + head * part.x_head;
-  w.y = static_cast<T*>(part.y) + batch * part.y_batch + token * part.y_token + head * part.y_head;
-  w.x_step = part.x_head * cut.block_heads;
-  w.y_step = part.y_head * cut.block_heads;
-  w.rows = static_cast<std::int32_t>((end - head + cut.block_heads - 1) / cut.block_heads);
+  const std::int64_t x_head = pick(g.part[0].x_head, g.part[1].x_head),
+                     y_head = pick(g.part[0].y_head, g.part[1].y_head);
+  w.x = static_cast<const T*>(pick(g.part[0].x, g.part[1].x)) +
+        batch * pick(g.part[0].x_batch, g.part[1].x_batch) +
+        token * pick(g.part[0].x_token, g.part[1].x_token) + head * x_head;
+  w.y = static_cast<T*>(pick(g.part[0].y, g.part[1].y)) + batch * pick(g.part[0].y_batch, g.part[1].y_batch) +
+        token * pick(g.part[0].y_token, g.part[1].y_token) + head * y_head;
+  w.x_step = x_head * cut.block_heads;
+  w.y_step = y_head * cut.block_heads;
+  w.rows = 0;
+  for (std::int32_t h = head; h < end; h += cut.block_heads) ++w.rows;
   for (int slot = lane; slot < cut.slots; slot += cut.lanes) {
     if (slot < cut.rotary_slots) {
-      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Unroll>(g, w, slot, batch, token, cut.table_vectors);
+      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Unroll>(g, w, slot, cut.rotary_slots, batch, token,
+                                                                 cut.table_vectors);
     } else {
-      copy_slot<T, Vec>(g, w, slot - cut.rotary_slots);
+      copy_slot<T, Vec, Unroll>(g, w, slot - cut.rotary_slots, cut.slots - cut.rotary_slots);
     }
   }
 }

@@ -31,25 +31,26 @@ __device__ __forceinline__ T* kv_at(const rotary::Strided& s, std::int64_t batch
   return static_cast<T*>(s.data) + batch * s.by_batch + token * s.by_token + head * s.by_head;
 }
 
-// Copies 2 * Vec elements, or what is left of `length`, of `rows` rows.
+// Copies pack `slot` of a run of `length` elements, and the pack `slots` behind it, in `rows` rows.
 template <class T, int Vec>
 __device__ __forceinline__ void copy_run(const T* from, T* to, std::int64_t from_step, std::int64_t to_step,
-                                         int rows, int at, int length) {
-  const bool two = at + Vec < length;
+                                         int rows, int slot, int slots, int length) {
+  const int at = slot * Vec, behind = (slot + slots) * Vec;
+  const bool two = behind < length;
   for (; rows > 0; rows -= kKvUnroll, from += kKvUnroll * from_step, to += kKvUnroll * to_step) {
     Pack<T, Vec> v[kKvUnroll][2];
 #pragma unroll
     for (int u = 0; u < kKvUnroll; ++u) {
       if (u < rows) {
         v[u][0] = load<T, Vec, true>(from + u * from_step + at);
-        if (two) v[u][1] = load<T, Vec, true>(from + u * from_step + at + Vec);
+        if (two) v[u][1] = load<T, Vec, true>(from + u * from_step + behind);
       }
     }
 #pragma unroll
     for (int u = 0; u < kKvUnroll; ++u) {
       if (u < rows) {
         store<T, Vec>(to + u * to_step + at, v[u][0]);
-        if (two) store<T, Vec>(to + u * to_step + at + Vec, v[u][1]);
+        if (two) store<T, Vec>(to + u * to_step + behind, v[u][1]);
       }
     }
   }
@@ -64,11 +65,8 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
   const std::int64_t batch = block / unsigned(cut.sum_token_blocks);
   const std::int64_t token = std::int64_t{block % unsigned(cut.sum_token_blocks)} * cut.sum_tokens + row;
   if (row >= cut.sum_tokens || token >= g.tokens) return;
-  const int half = g.rotary_dim / 2;
   for (int slot = lane; slot < cut.rotary_slots; slot += cut.sum_lanes) {
-    const int pair = slot * Vec;
-    const int in0 = InAdjacent ? 2 * pair : pair, in1 = in0 + (InAdjacent ? Vec : half);
-    const int out0 = OutAdjacent ? 2 * pair : pair, out1 = out0 + (OutAdjacent ? Vec : half);
+    const Places p = places_of<Vec>(g, slot, cut.rotary_slots);
     const T* x = kv_at<T>(kv.key, batch, token, 0) + kv.k_dim;
     float sum[2][Vec];
     for (std::int64_t head = 0; head < kv.heads; head += kSumUnroll, x += kSumUnroll * kv.key.by_head) {
@@ -76,8 +74,8 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
 #pragma unroll
       for (int u = 0; u < kSumUnroll; ++u) {
         if (head + u < kv.heads) {
-          v[u][0] = load<T, Vec, false>(x + u * kv.key.by_head + in0);
-          v[u][1] = load<T, Vec, false>(x + u * kv.key.by_head + in1);
+          v[u][0] = load<T, Vec, false>(x + u * kv.key.by_head + p.in0);
+          v[u][1] = load<T, Vec, false>(x + u * kv.key.by_head + p.in1);
         }
       }
 #pragma unroll
@@ -93,19 +91,15 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
       }
     }
     Factors<Vec, Full> f;
-    read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, pair, f);
+    read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, p.pair0, p.pair1, f);
     Pack<T, Vec> out[2];
+    Pack<float, Vec> total[2];
 #pragma unroll
-    for (int i = 0; i < Vec; ++i) {
-      const float a = InAdjacent ? sum[2 * i / Vec][2 * i % Vec] : sum[0][i];
-      const float b = InAdjacent ? sum[(2 * i + 1) / Vec][(2 * i + 1) % Vec] : sum[1][i];
-      float ya, yb;
-      rotate(f.at(i, g.transpose), a, b, ya, yb);
-      put_pair<T, Vec>(out, OutAdjacent, i, ya, yb);
-    }
+    for (int i = 0; i < 2 * Vec; ++i) total[i / Vec].v[i % Vec] = sum[i / Vec][i % Vec];
+    rotate_packs<float, T, Vec, InAdjacent, OutAdjacent, Full>(total, out, f);
     T* y = kv_at<T>(kv.emb, batch, token, 0);
-    store<T, Vec>(y + out0, out[0]);
-    store<T, Vec>(y + out1, out[1]);
+    store<T, Vec>(y + p.out0, out[0]);
+    store<T, Vec>(y + p.out1, out[1]);
   }
 }
 
@@ -114,26 +108,18 @@ __device__ __forceinline__ void spread_slot(const rotary::KvGeometry& kv, const 
                                             std::int64_t batch, std::int64_t token, std::int64_t head,
                                             int rows, int slot) {
   const rotary::Geometry& g = kv.turn;
-  const int pair = slot * Vec, half = g.rotary_dim / 2;
-  const int in0 = InAdjacent ? 2 * pair : pair, in1 = in0 + (InAdjacent ? Vec : half);
-  const int out0 = OutAdjacent ? 2 * pair : pair, out1 = out0 + (OutAdjacent ? Vec : half);
+  const Places p = places_of<Vec>(g, slot, cut.rotary_slots);
   const T* x = kv_at<T>(kv.emb, batch, token, 0);
   Pack<T, Vec> in[2], out[2];
-  in[0] = load<T, Vec, false>(x + in0);
-  in[1] = load<T, Vec, false>(x + in1);
+  in[0] = load<T, Vec, false>(x + p.in0);
+  in[1] = load<T, Vec, false>(x + p.in1);
   Factors<Vec, Full> f;
-  read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, pair, f);
-#pragma unroll
-  for (int i = 0; i < Vec; ++i) {
-    float a, b, ya, yb;
-    pair_up<T, Vec>(in, InAdjacent, i, a, b);
-    rotate(f.at(i, g.transpose), a, b, ya, yb);
-    put_pair<T, Vec>(out, OutAdjacent, i, ya, yb);
-  }
+  read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, p.pair0, p.pair1, f);
+  rotate_packs<T, T, Vec, InAdjacent, OutAdjacent, Full>(in, out, f);
   T* y = kv_at<T>(kv.key, batch, token, head) + kv.k_dim;
   for (; rows > 0; --rows, y += cut.block_heads * kv.key.by_head) {
-    store<T, Vec>(y + out0, out[0]);
-    store<T, Vec>(y + out1, out[1]);
+    store<T, Vec>(y + p.out0, out[0]);
+    store<T, Vec>(y + p.out1, out[1]);
   }
 }
 
@@ -167,18 +153,18 @@ __global__ void __launch_bounds__(kThreads) split_rows(const rotary::KvGeometry 
     if (slot < rotary_slots) {
       spread_slot<T, Vec, InAdjacent, OutAdjacent, Full>(kv, cut, batch, token, head, rows, slot);
     } else if (slot < rotary_slots + cut.k_slots) {
-      const int at = (slot - rotary_slots) * 2 * Vec;
+      const int at = slot - rotary_slots;
       if constexpr (Backward) {
-        copy_run<T, Vec>(key, both, key_step, kv_step, rows, at, kv.k_dim);
+        copy_run<T, Vec>(key, both, key_step, kv_step, rows, at, cut.k_slots, kv.k_dim);
       } else {
-        copy_run<T, Vec>(both, key, kv_step, key_step, rows, at, kv.k_dim);
+        copy_run<T, Vec>(both, key, kv_step, key_step, rows, at, cut.k_slots, kv.k_dim);
       }
     } else {
-      const int at = (slot - rotary_slots - cut.k_slots) * 2 * Vec;
+      const int at = slot - rotary_slots - cut.k_slots;
       if constexpr (Backward) {
-        copy_run<T, Vec>(value, both + kv.k_dim, value_step, kv_step, rows, at, kv.v_dim);
+        copy_run<T, Vec>(value, both + kv.k_dim, value_step, kv_step, rows, at, cut.v_slots, kv.v_dim);
       } else {
-        copy_run<T, Vec>(both + kv.k_dim, value, kv_step, value_step, rows, at, kv.v_dim);
+        copy_run<T, Vec>(both + kv.k_dim, value, kv_step, value_step, rows, at, cut.v_slots, kv.v_dim);
       }
     }
   }
@@ -210,7 +196,7 @@ inline KvCut cut(const rotary::KvGeometry& kv, bool vectors, bool backward) {
   c.block_heads = static_cast<int>(std::clamp<std::int64_t>(kv.heads, 1, rows));
   c.block_tokens = static_cast<int>(std::min<std::int64_t>(rows / c.block_heads, tokens));
   c.token_blocks = static_cast<std::int32_t>((tokens + c.block_tokens - 1) / c.block_tokens);
-  c.heads_per_block = c.block_heads * kKvUnroll;
+  c.heads_per_block = c.block_heads * kKvUnroll * 2;
   c.head_groups = static_cast<std::int32_t>((kv.heads + c.heads_per_block - 1) / c.heads_per_block);
   c.blocks = g.batch * std::int64_t{c.token_blocks} * c.head_groups;
   if (backward) {
@@ -231,26 +217,16 @@ hipError_t launch_kv_vec(const rotary::KvGeometry& kv, const KvCut& c, bool back
     hipLaunchKernelGGL(kernel, dim3(static_cast<unsigned>(c.blocks)), dim3(kThreads), 0, stream, kv, c);
     return hipGetLastError();
   };
-  // Forward reads adjacent pairs, backward writes them; the other side is adjacent or half.
-  const int form = (backward ? 4 : 0) + (kv.turn.in_adjacent == kv.turn.out_adjacent ? 2 : 0) +
-                   (kv.turn.table.full ? 1 : 0);
-  switch (form) {
-    case 0:
-      return go(&split_rows<T, Vec, true, false, false, false>);
-    case 1:
-      return go(&split_rows<T, Vec, true, false, true, false>);
-    case 2:
-      return go(&split_rows<T, Vec, true, true, false, false>);
-    case 3:
-      return go(&split_rows<T, Vec, true, true, true, false>);
-    case 4:
-      return go(&split_rows<T, Vec, false, true, false, true>);
-    case 5:
-      return go(&split_rows<T, Vec, false, true, true, true>);
-    case 6:
-      return go(&split_rows<T, Vec, true, true, false, true>);
-    default:
-      return go(&split_rows<T, Vec, true, true, true, true>);
+  // The second table entry of a pair is the first when the table is half: one form serves both.
+  if constexpr (Vec == 1) {
+    return backward ? go(&split_rows<T, 1, false, false, true, true>)
+                    : go(&split_rows<T, 1, false, false, true, false>);
+  } else if (kv.turn.in_adjacent == kv.turn.out_adjacent) {
+    return backward ? go(&split_rows<T, Vec, true, true, true, true>)
+                    : go(&split_rows<T, Vec, true, true, true, false>);
+  } else {
+    return backward ? go(&split_rows<T, Vec, false, true, true, true>)
+                    : go(&split_rows<T, Vec, true, false, true, false>);
   }
 }
 

@@ -34,12 +34,18 @@ inline bool table_vectors(const rotary::Geometry& g) {
          on_16(t.second, size, 2);
 }
 
+inline constexpr int kUnroll = 2;
+
+// Turns of kUnroll heads that a thread makes: enough to pay for the tables, few enough to fill the device.
+inline int passes_of(const rotary::Geometry&) { return 8; }
+
 inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) {
   const int vec = vectors ? static_cast<int>(16 / g.bytes_per_element()) : 1;
   Cut c{};
   c.rotary_slots = g.rotary_dim / 2 / vec;
   c.slots = c.rotary_slots + (g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec));
   c.lanes = std::min(c.slots, kThreads);
+  c.lanes_inverse = inverse_of(c.lanes);
   c.table_vectors = vectors && table_vectors(g);
 
   const int rows = kThreads / c.lanes;
@@ -55,6 +61,8 @@ inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) 
         static_cast<int>(std::min<std::int64_t>(rows / c.block_heads, std::max<std::int64_t>(g.tokens, 1)));
   }
   c.token_blocks = static_cast<std::int32_t>((g.tokens + c.block_tokens - 1) / c.block_tokens);
+  c.inner_inverse = inverse_of(c.token_first ? c.block_tokens : c.block_heads);
+  c.flat = c.token_blocks > 65535 || g.batch > 65535;
   for (int i = 0; i < g.parts; ++i) {
     c.heads_per_block[i] = c.block_heads * unroll * passes;
     c.head_groups[i] =
@@ -64,44 +72,47 @@ inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) 
   return c;
 }
 
-template <class T, int Vec, int Unroll>
-hipError_t launch_vec(const rotary::Geometry& g, const Cut& c, hipStream_t stream) {
+inline dim3 grid_of(const rotary::Geometry& g, const Cut& c) {
+  const auto groups = static_cast<unsigned>(c.head_groups[0] + c.head_groups[1]);
+  return c.flat ? dim3(static_cast<unsigned>(c.blocks))
+                : dim3(groups, static_cast<unsigned>(c.token_blocks), static_cast<unsigned>(g.batch));
+}
+
+template <class T>
+hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
+  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+  const bool vectors = data_vectors(g);
+  const Cut c = cut(g, vectors, vectors ? kUnroll : 1, vectors ? passes_of(g) : 4);
+  if (c.blocks == 0) return hipSuccess;
   const auto go = [&](auto kernel) {
-    hipLaunchKernelGGL(kernel, dim3(static_cast<unsigned>(c.blocks)), dim3(kThreads), 0, stream, g, c);
+    hipLaunchKernelGGL(kernel, grid_of(g, c), dim3(kThreads), 0, stream, g, c);
     return hipGetLastError();
   };
+  // One element at a time all forms are one: the second table entry of a pair is the first when the table is
+  // half.
+  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, 1>);
   const int form = (g.in_adjacent ? 4 : 0) + (g.out_adjacent ? 2 : 0) + (g.table.full ? 1 : 0);
   switch (form) {
     case 0:
-      return go(&rotate_rows<T, Vec, false, false, false, Unroll>);
+      return go(&rotate_rows<T, kVec, false, false, false, kUnroll>);
     case 1:
-      return go(&rotate_rows<T, Vec, false, false, true, Unroll>);
+      return go(&rotate_rows<T, kVec, false, false, true, kUnroll>);
     case 2:
-      return go(&rotate_rows<T, Vec, false, true, false, Unroll>);
+      return go(&rotate_rows<T, kVec, false, true, false, kUnroll>);
     case 3:
-      return go(&rotate_rows<T, Vec, false, true, true, Unroll>);
+      return go(&rotate_rows<T, kVec, false, true, true, kUnroll>);
     case 4:
-      return go(&rotate_rows<T, Vec, true, false, false, Unroll>);
+      return go(&rotate_rows<T, kVec, true, false, false, kUnroll>);
     case 5:
-      return go(&rotate_rows<T, Vec, true, false, true, Unroll>);
+      return go(&rotate_rows<T, kVec, true, false, true, kUnroll>);
     case 6:
-      return go(&rotate_rows<T, Vec, true, true, false, Unroll>);
+      return go(&rotate_rows<T, kVec, true, true, false, kUnroll>);
     default:
-      return go(&rotate_rows<T, Vec, true, true, true, Unroll>);
+      return go(&rotate_rows<T, kVec, true, true, true, kUnroll>);
   }
 }
 
-inline constexpr int kUnroll = 4;
-
-template <class T>
-hipError_t launch(const rotary::Geometry& g, hipStream_t stream, int passes = 1) {
-  const bool vectors = data_vectors(g);
-  const Cut c = cut(g, vectors, vectors ? kUnroll : 1, passes);
-  if (c.blocks == 0) return hipSuccess;
-  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
-  return vectors ? launch_vec<T, kVec, kUnroll>(g, c, stream) : launch_vec<T, 1, 1>(g, c, stream);
-}
-
+#ifndef RLK_ROPE_TUNE
 inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   switch (g.type) {
     case rotary::Float::f32:
@@ -112,5 +123,6 @@ inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
       return launch<fp16>(g, stream);
   }
 }
+#endif
 
 }  // namespace rlk::simt::rope_kernel

@@ -191,9 +191,10 @@ int32_t infer_mla_kv(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   return RLK_OK;
 }
 
-rlk_op_schema make(const char* name, const char* aliases, const char* doc,
-                   std::span<const rlk_argument> arguments, std::span<const rlk_attribute> attributes,
-                   const char* backward, const char* saves, decltype(rlk_op_schema::infer) infer) {
+constexpr rlk_op_schema make(const char* name, const char* aliases, const char* doc,
+                             std::span<const rlk_argument> arguments,
+                             std::span<const rlk_attribute> attributes, const char* backward,
+                             const char* saves, decltype(rlk_op_schema::infer) infer) {
   rlk_op_schema s{};
   s.struct_size = sizeof(rlk_op_schema);
   s.version = 1;

@@ -1,0 +1,18 @@
+// The seam between the rope implementations of a GPU backend, compiled by the host compiler, and their
+// kernels, compiled by the device compiler. Every function returns null, or the runtime's words for what went
+// wrong.
+#pragma once
+
+#include "rlk/rope_geometry.hpp"
+
+namespace rlk::simt {
+
+struct RotaryTable;
+
+struct RopeLaunchers {
+  const char* (*rotate)(const rotary::Geometry& g, void* stream, int device);
+  const char* (*split)(const rotary::KvGeometry& g, bool backward, void* stream, int device);
+  const char* (*tables)(const RotaryTable& t, void* stream, int device);
+};
+
+}  // namespace rlk::simt
