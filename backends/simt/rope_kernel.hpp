@@ -18,16 +18,9 @@
 
 namespace rlk::simt::rope_kernel {
 
-#ifndef RLK_ROPE_STORE
-#  define RLK_ROPE_STORE 1
-#endif
-#ifndef RLK_ROPE_LOAD
-#  define RLK_ROPE_LOAD 0
-#endif
-#ifndef RLK_ROPE_BLOCKS
-#  define RLK_ROPE_BLOCKS 1
-#endif
 inline constexpr int kThreads = 256;
+inline constexpr int kBlocks =
+    3;  // per multiprocessor: caps the registers at 80, for 24 warps to hide memory behind
 
 // How a launch cuts the work; made on the host by cut() in rope_launch.hpp.
 struct Cut {
@@ -61,7 +54,7 @@ struct alignas(sizeof(T) * N) Pack {
 template <class T, int N, bool Once>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (Once && sizeof(T) * N == 16 && RLK_ROPE_LOAD == 0) {
+  if constexpr (Once && sizeof(T) * N == 16) {
     uint4 r;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
@@ -74,7 +67,7 @@ __device__ __forceinline__ Pack<T, N> load(const T* p) {
 
 template <class T, int N>
 __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
-#if defined(__CUDA_ARCH__) && RLK_ROPE_STORE == 1
+#if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) * N == 16) {
     __stcs(reinterpret_cast<uint4*>(p), __builtin_bit_cast(uint4, v));
     return;
@@ -99,82 +92,100 @@ struct Factors {
   }
 };
 
-// N entries of one row of cos or sin, from `first` on.
+// N neighbouring entries of one row of cos or sin, in one access.
 template <class T, int N>
-__device__ __forceinline__ void table_run(const void* base, rotary::Float type, std::int64_t first, int step,
-                                          bool vectors, float* out) {
-  if constexpr (N % 2 == 0) {
-    if (vectors && type == rotary::Float::f32) {
-      const auto v = load<float, N, false>(static_cast<const float*>(base) + first);
+__device__ __forceinline__ void table_run(const void* base, rotary::Float type, std::int64_t first,
+                                          float* out) {
+  if (type == rotary::Float::f32) {
+    const auto v = load<float, N, false>(static_cast<const float*>(base) + first);
 #pragma unroll
-      for (int i = 0; i < N; ++i) out[i] = v.v[i];
-      return;
-    }
-    if (vectors) {  // tables of the data's own type
-      const auto v = load<T, N, false>(static_cast<const T*>(base) + first);
+    for (int i = 0; i < N; ++i) out[i] = v.v[i];
+  } else {  // the data's own type
+    const auto v = load<T, N, false>(static_cast<const T*>(base) + first);
 #pragma unroll
-      for (int i = 0; i < N; ++i) out[i] = to_float(v.v[i]);
-      return;
-    }
+    for (int i = 0; i < N; ++i) out[i] = to_float(v.v[i]);
   }
-#pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = table_value(base, type, first + std::int64_t{i} * step);
 }
 
-// Factors of the pairs from pair0 on and, for their second half, from pair1 on.
-template <class T, int Vec, bool Full>
-__device__ __forceinline__ void read_factors(const rotary::Geometry& g, bool vectors, std::int64_t batch,
+// Entries of cos and sin as the table has them, before signs.
+template <int Vec, bool Full>
+struct Entries {
+  float c1[Vec], s1[Vec], c2[Full ? Vec : 1], s2[Full ? Vec : 1];
+};
+
+// Any table, any positions, one entry at a time.
+template <int Vec, bool Full>
+__device__ __forceinline__ void read_entries(const rotary::Geometry& g, std::int64_t batch,
                                              std::int64_t token, int pair0, int pair1,
-                                             Factors<Vec, Full>& f) {
+                                             Entries<Vec, Full>& out) {
   constexpr int kRun = Vec > 1 ? Vec / 2 : 1;
   const rotary::Table& t = g.table;
-  const std::int64_t cos0 = batch * t.cos_batch, sin0 = batch * t.sin_batch;
-  float s1[Vec], s2[Full ? Vec : 1];
-  if (g.rows.axes == 1) {
+  std::int64_t rows[3] = {row_of(g.rows, g.tokens, batch, token), 0, 0};
+  if (g.rows.axes > 1) {
+    rows[1] = row_of(g.rows, g.tokens, batch, token, 1);
+    rows[2] = row_of(g.rows, g.tokens, batch, token, 2);
+  }
+#pragma unroll
+  for (int i = 0; i < Vec; ++i) {
+    const int pair = i < kRun ? pair0 + i : pair1 + i - kRun,
+              axis = g.rows.axes > 1 ? axis_of(g.rows, pair) : 0;
+    const std::int64_t row = axis == 0 ? rows[0] : axis == 1 ? rows[1] : rows[2];
+    const bool inside = row >= 0 && row < g.rows.count;
+    const std::int64_t entry = std::int64_t{pair} * t.step;
+    const std::int64_t c = batch * t.cos_batch + (inside ? row : 0) * t.cos_row + entry;
+    const std::int64_t s = batch * t.sin_batch + (inside ? row : 0) * t.sin_row + entry;
+    out.c1[i] = inside ? table_value(t.cos, t.type, c) : bits_float(0x7fffffffu);
+    out.s1[i] = table_value(t.sin, t.type, s);
+    if constexpr (Full) {
+      out.c2[i] = inside ? table_value(t.cos, t.type, c + t.second) : bits_float(0x7fffffffu);
+      out.s2[i] = table_value(t.sin, t.type, s + t.second);
+    }
+  }
+}
+
+// Factors of the pairs from pair0 on and, for their second half, from pair1 on. Any: the table cannot be read
+// in vectors. A kernel of its own, because that code sets the register count even where it never runs.
+template <class T, int Vec, bool Full, bool Any>
+__device__ __forceinline__ void read_factors(const rotary::Geometry& g, std::int64_t batch,
+                                             std::int64_t token, int pair0, int pair1,
+                                             Factors<Vec, Full>& f) {
+  const rotary::Table& t = g.table;
+  Entries<Vec, Full> e;
+  if constexpr (!Any) {
+    constexpr int kRun = Vec > 1 ? Vec / 2 : 1;
     const std::int64_t row = row_of(g.rows, g.tokens, batch, token);
     const bool inside = row >= 0 && row < g.rows.count;
-    const std::int64_t c = cos0 + (inside ? row : 0) * t.cos_row, s = sin0 + (inside ? row : 0) * t.sin_row;
+    const std::int64_t c = batch * t.cos_batch + (inside ? row : 0) * t.cos_row;
+    const std::int64_t s = batch * t.sin_batch + (inside ? row : 0) * t.sin_row;
 #pragma unroll
     for (int run = 0; run < Vec; run += kRun) {
-      const std::int64_t at = std::int64_t{run == 0 ? pair0 : pair1} * t.step;
-      table_run<T, kRun>(t.cos, t.type, c + at, t.step, vectors, f.c1 + run);
-      table_run<T, kRun>(t.sin, t.type, s + at, t.step, vectors, s1 + run);
+      const int at = run == 0 ? pair0 : pair1;
+      table_run<T, kRun>(t.cos, t.type, c + at, e.c1 + run);
+      table_run<T, kRun>(t.sin, t.type, s + at, e.s1 + run);
       if constexpr (Full) {
-        table_run<T, kRun>(t.cos, t.type, c + at + t.second, t.step, vectors, f.c2 + run);
-        table_run<T, kRun>(t.sin, t.type, s + at + t.second, t.step, vectors, s2 + run);
+        table_run<T, kRun>(t.cos, t.type, c + at + t.second, e.c2 + run);
+        table_run<T, kRun>(t.sin, t.type, s + at + t.second, e.s2 + run);
       }
     }
     if (!inside) {
 #pragma unroll
       for (int i = 0; i < Vec; ++i) {
-        f.c1[i] = bits_float(0x7fffffffu);
-        if constexpr (Full) f.c2[i] = bits_float(0x7fffffffu);
+        e.c1[i] = bits_float(0x7fffffffu);
+        if constexpr (Full) e.c2[i] = bits_float(0x7fffffffu);
       }
     }
   } else {
-#pragma unroll
-    for (int i = 0; i < Vec; ++i) {
-      const int pair = i < kRun ? pair0 + i : pair1 + i - kRun;
-      const std::int64_t row = row_of(g.rows, g.tokens, batch, token, axis_of(g.rows, pair));
-      const bool inside = row >= 0 && row < g.rows.count;
-      const std::int64_t at = std::int64_t{pair} * t.step;
-      const std::int64_t c = cos0 + (inside ? row : 0) * t.cos_row + at,
-                         s = sin0 + (inside ? row : 0) * t.sin_row + at;
-      f.c1[i] = inside ? table_value(t.cos, t.type, c) : bits_float(0x7fffffffu);
-      s1[i] = table_value(t.sin, t.type, s);
-      if constexpr (Full) {
-        f.c2[i] = inside ? table_value(t.cos, t.type, c + t.second) : bits_float(0x7fffffffu);
-        s2[i] = table_value(t.sin, t.type, s + t.second);
-      }
-    }
+    read_entries<Vec, Full>(g, batch, token, pair0, pair1, e);
   }
 #pragma unroll
   for (int i = 0; i < Vec; ++i) {
+    f.c1[i] = e.c1[i];
     if constexpr (Full) {
-      f.m1[i] = g.transpose ? s2[i] : -s1[i];
-      f.m2[i] = g.transpose ? -s1[i] : s2[i];
+      f.c2[i] = e.c2[i];
+      f.m1[i] = g.transpose ? e.s2[i] : -e.s1[i];
+      f.m2[i] = g.transpose ? -e.s1[i] : e.s2[i];
     } else {
-      f.m1[i] = g.transpose ? s1[i] : -s1[i];
+      f.m1[i] = g.transpose ? e.s1[i] : -e.s1[i];
     }
   }
 }
@@ -302,9 +313,9 @@ __device__ __forceinline__ void copy_slot(const rotary::Geometry& g, Walk<T> w, 
   }
 }
 
-template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, int Unroll>
+template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any, int Unroll>
 __device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot, int slots,
-                                            std::int64_t batch, std::int64_t token, bool table_vectors) {
+                                            std::int64_t batch, std::int64_t token) {
   constexpr bool kOnce = InAdjacent == OutAdjacent;
   const Places p = places_of<Vec>(g, slot, slots);
   w.x += g.offset;
@@ -321,7 +332,7 @@ __device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w
       }
     }
     if (!ready) {  // behind the first loads, so that both latencies overlap
-      read_factors<T, Vec, Full>(g, table_vectors, batch, token, p.pair0, p.pair1, f);
+      read_factors<T, Vec, Full, Any>(g, batch, token, p.pair0, p.pair1, f);
       ready = true;
     }
 #pragma unroll
@@ -336,9 +347,8 @@ __device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w
   }
 }
 
-template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, int Unroll>
-__global__ void __launch_bounds__(kThreads, RLK_ROPE_BLOCKS)
-    rotate_rows(const rotary::Geometry g, const Cut cut) {
+template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any, int Unroll>
+__global__ void __launch_bounds__(kThreads, kBlocks) rotate_rows(const rotary::Geometry g, const Cut cut) {
   // Blocks that run together share their tokens, hence their table rows in L2.
   unsigned x = blockIdx.x, tile = blockIdx.y;
   std::int64_t batch = blockIdx.z;
@@ -379,8 +389,8 @@ __global__ void __launch_bounds__(kThreads, RLK_ROPE_BLOCKS)
   for (std::int32_t h = head; h < end; h += cut.block_heads) ++w.rows;
   for (int slot = lane; slot < cut.slots; slot += cut.lanes) {
     if (slot < cut.rotary_slots) {
-      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Unroll>(g, w, slot, cut.rotary_slots, batch, token,
-                                                                 cut.table_vectors);
+      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Any, Unroll>(g, w, slot, cut.rotary_slots, batch,
+                                                                      token);
     } else {
       copy_slot<T, Vec, Unroll>(g, w, slot - cut.rotary_slots, cut.slots - cut.rotary_slots);
     }

@@ -19,7 +19,6 @@ struct KvCut {
   std::int32_t token_blocks;
   std::int32_t sum_tokens, sum_lanes, sum_token_blocks;  // backward: tokens of a sum block
   std::int64_t sum_blocks, blocks;
-  bool table_vectors;
 };
 
 inline constexpr int kKvUnroll = 4;
@@ -68,7 +67,7 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
   for (int slot = lane; slot < cut.rotary_slots; slot += cut.sum_lanes) {
     const Places p = places_of<Vec>(g, slot, cut.rotary_slots);
     const T* x = kv_at<T>(kv.key, batch, token, 0) + kv.k_dim;
-    float sum[2][Vec];
+    float sum[2][Vec] = {};
     for (std::int64_t head = 0; head < kv.heads; head += kSumUnroll, x += kSumUnroll * kv.key.by_head) {
       Pack<T, Vec> v[kSumUnroll][2];
 #pragma unroll
@@ -91,7 +90,7 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
       }
     }
     Factors<Vec, Full> f;
-    read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, p.pair0, p.pair1, f);
+    read_factors<T, Vec, Full, true>(g, batch, token, p.pair0, p.pair1, f);
     Pack<T, Vec> out[2];
     Pack<float, Vec> total[2];
 #pragma unroll
@@ -114,7 +113,7 @@ __device__ __forceinline__ void spread_slot(const rotary::KvGeometry& kv, const 
   in[0] = load<T, Vec, false>(x + p.in0);
   in[1] = load<T, Vec, false>(x + p.in1);
   Factors<Vec, Full> f;
-  read_factors<T, Vec, Full>(g, cut.table_vectors, batch, token, p.pair0, p.pair1, f);
+  read_factors<T, Vec, Full, true>(g, batch, token, p.pair0, p.pair1, f);
   rotate_packs<T, T, Vec, InAdjacent, OutAdjacent, Full>(in, out, f);
   T* y = kv_at<T>(kv.key, batch, token, head) + kv.k_dim;
   for (; rows > 0; --rows, y += cut.block_heads * kv.key.by_head) {
@@ -189,7 +188,6 @@ inline KvCut cut(const rotary::KvGeometry& kv, bool vectors, bool backward) {
   c.rotary_slots = g.rotary_dim / 2 / c.vec;
   c.k_slots = (kv.k_dim + 2 * c.vec - 1) / (2 * c.vec);
   c.v_slots = (kv.v_dim + 2 * c.vec - 1) / (2 * c.vec);
-  c.table_vectors = vectors && table_vectors(g);
   c.lanes = std::clamp((backward ? 0 : c.rotary_slots) + c.k_slots + c.v_slots, 1, kThreads);
   const auto tokens = std::max<std::int64_t>(g.tokens, 1);
   const int rows = kThreads / c.lanes;

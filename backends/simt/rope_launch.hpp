@@ -36,9 +36,6 @@ inline bool table_vectors(const rotary::Geometry& g) {
 
 inline constexpr int kUnroll = 2;
 
-// Turns of kUnroll heads that a thread makes: enough to pay for the tables, few enough to fill the device.
-inline int passes_of(const rotary::Geometry&) { return 8; }
-
 inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) {
   const int vec = vectors ? static_cast<int>(16 / g.bytes_per_element()) : 1;
   Cut c{};
@@ -72,6 +69,15 @@ inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) 
   return c;
 }
 
+// A thread walks over as many heads as it can, so that a table row is read once for all of them, as long as
+// there are blocks enough for two on every multiprocessor of the largest GPUs.
+inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll) {
+  constexpr std::int64_t kEnough = 256;
+  Cut c = cut(g, vectors, unroll, 16);
+  for (int passes = 8; passes > 0 && c.blocks < kEnough; passes /= 2) c = cut(g, vectors, unroll, passes);
+  return c;
+}
+
 inline dim3 grid_of(const rotary::Geometry& g, const Cut& c) {
   const auto groups = static_cast<unsigned>(c.head_groups[0] + c.head_groups[1]);
   return c.flat ? dim3(static_cast<unsigned>(c.blocks))
@@ -82,37 +88,35 @@ template <class T>
 hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   constexpr int kVec = 16 / static_cast<int>(sizeof(T));
   const bool vectors = data_vectors(g);
-  const Cut c = cut(g, vectors, vectors ? kUnroll : 1, vectors ? passes_of(g) : 4);
+  const int unroll = vectors && table_vectors(g) ? kUnroll : 1;
+  const Cut c = cut(g, vectors, unroll);
   if (c.blocks == 0) return hipSuccess;
   const auto go = [&](auto kernel) {
     hipLaunchKernelGGL(kernel, grid_of(g, c), dim3(kThreads), 0, stream, g, c);
     return hipGetLastError();
   };
-  // One element at a time all forms are one: the second table entry of a pair is the first when the table is
-  // half.
-  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, 1>);
-  const int form = (g.in_adjacent ? 4 : 0) + (g.out_adjacent ? 2 : 0) + (g.table.full ? 1 : 0);
-  switch (form) {
-    case 0:
-      return go(&rotate_rows<T, kVec, false, false, false, kUnroll>);
-    case 1:
-      return go(&rotate_rows<T, kVec, false, false, true, kUnroll>);
-    case 2:
-      return go(&rotate_rows<T, kVec, false, true, false, kUnroll>);
-    case 3:
-      return go(&rotate_rows<T, kVec, false, true, true, kUnroll>);
-    case 4:
-      return go(&rotate_rows<T, kVec, true, false, false, kUnroll>);
-    case 5:
-      return go(&rotate_rows<T, kVec, true, false, true, kUnroll>);
-    case 6:
-      return go(&rotate_rows<T, kVec, true, true, false, kUnroll>);
-    default:
-      return go(&rotate_rows<T, kVec, true, true, true, kUnroll>);
+  // Where entries are read one at a time, one form serves both widths: the second entry of a pair is the
+  // first when the table is half. With one element at a time all forms are one.
+  const int form = (g.in_adjacent ? 2 : 0) + (g.out_adjacent ? 1 : 0);
+  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, true, 1>);
+  if (!c.table_vectors) {
+    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, true, 1>)
+           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, true, 1>)
+           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, true, 1>)
+                       : go(&rotate_rows<T, kVec, true, true, true, true, 1>);
   }
+  if (g.table.full) {
+    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, false, kUnroll>)
+           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, false, kUnroll>)
+           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, false, kUnroll>)
+                       : go(&rotate_rows<T, kVec, true, true, true, false, kUnroll>);
+  }
+  return form == 0   ? go(&rotate_rows<T, kVec, false, false, false, false, kUnroll>)
+         : form == 1 ? go(&rotate_rows<T, kVec, false, true, false, false, kUnroll>)
+         : form == 2 ? go(&rotate_rows<T, kVec, true, false, false, false, kUnroll>)
+                     : go(&rotate_rows<T, kVec, true, true, false, false, kUnroll>);
 }
 
-#ifndef RLK_ROPE_TUNE
 inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   switch (g.type) {
     case rotary::Float::f32:
@@ -123,6 +127,5 @@ inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
       return launch<fp16>(g, stream);
   }
 }
-#endif
 
 }  // namespace rlk::simt::rope_kernel
