@@ -19,28 +19,41 @@ inline hipError_t launch_tables(const RotaryTable& t, hipStream_t stream) {
   return hipGetLastError();
 }
 
-// Runs with the device current and puts back the caller's.
-template <class Body>
-const char* on_device(int device, Body&& body) {
-  int before = device;
-  hipError_t error = hipGetDevice(&before);
-  if (error == hipSuccess && before != device) error = hipSetDevice(device);
-  if (error == hipSuccess) error = body();
-  if (before != device) static_cast<void>(hipSetDevice(before));
+// Makes a device current for a scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : device_(device), before_(device) {
+    error_ = hipGetDevice(&before_);
+    if (error_ == hipSuccess && before_ != device_) error_ = hipSetDevice(device_);
+  }
+  ~OnDevice() {
+    if (before_ != device_) static_cast<void>(hipSetDevice(before_));
+  }
+  hipError_t error() const { return error_; }
+
+ private:
+  int device_, before_;
+  hipError_t error_;
+};
+
+inline const char* words_of(hipError_t error) {
   return error == hipSuccess ? nullptr : hipGetErrorString(error);
 }
 
-inline RopeLaunchers launchers() {
-  return {[](const rotary::Geometry& g, void* stream, int device) {
-            return on_device(device, [&] { return launch(g, static_cast<hipStream_t>(stream)); });
-          },
-          [](const rotary::KvGeometry& g, bool backward, void* stream, int device) {
-            return on_device(device,
-                             [&] { return launch_kv(g, backward, static_cast<hipStream_t>(stream)); });
-          },
-          [](const RotaryTable& t, void* stream, int device) {
-            return on_device(device, [&] { return launch_tables(t, static_cast<hipStream_t>(stream)); });
-          }};
+inline const char* run_rotate(const rotary::Geometry& g, void* stream, int device) {
+  const OnDevice on(device);
+  return words_of(on.error() != hipSuccess ? on.error() : launch(g, static_cast<hipStream_t>(stream)));
 }
+inline const char* run_split(const rotary::KvGeometry& g, bool backward, void* stream, int device) {
+  const OnDevice on(device);
+  return words_of(on.error() != hipSuccess ? on.error()
+                                           : launch_kv(g, backward, static_cast<hipStream_t>(stream)));
+}
+inline const char* run_tables(const RotaryTable& t, void* stream, int device) {
+  const OnDevice on(device);
+  return words_of(on.error() != hipSuccess ? on.error() : launch_tables(t, static_cast<hipStream_t>(stream)));
+}
+
+inline RopeLaunchers launchers() { return {&run_rotate, &run_split, &run_tables}; }
 
 }  // namespace rlk::simt::rope_kernel
