@@ -50,14 +50,15 @@ struct Case {
   std::vector<std::pair<std::string, DType>> results;
   std::vector<std::pair<std::string, std::variant<int64_t, double, std::string>>> attributes{};
   bool large = false;  // left out of short budgets
-  // Batch axes of arguments or results that differ from the schema's in this case: a layout attribute moved the
-  // axis, or rows depend on each other (-1).
+  // Batch axes of arguments or results that differ from the schema's in this case: a layout attribute moved
+  // the axis, or rows depend on each other (-1).
   std::vector<std::pair<std::string, int32_t>> batch_axes{};
   int64_t reduction = 0;  // length of the longest reduction, for bounds that grow with it and for plots
-  bool exact = false;    // every implementation must give the very bits of the reference in the results' dtypes
-  bool cancels = false;  // sums nearly cancel: errors are measured against the sum of magnitudes, not against the sum
-  // {left, right, result}: result[m, n] sums left[m, k] * right[n, k]. The case then exists to recover the order of
-  // that sum from outputs alone; the harness chooses the values.
+  bool exact = false;  // every implementation must give the very bits of the reference in the results' dtypes
+  bool cancels =
+      false;  // sums nearly cancel: errors are measured against the sum of magnitudes, not against the sum
+  // {left, right, result}: result[m, n] sums left[m, k] * right[n, k]. The case then exists to recover the
+  // order of that sum from outputs alone; the harness chooses the values.
   std::vector<std::string> order_probe{};
 };
 using CaseSink = std::function<void(Case)>;

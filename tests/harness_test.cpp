@@ -1,10 +1,10 @@
 // labels: conformance
 // The harness on the native backend: everything it promises holds, in the budget of a CI run.
+#include "rlk/harness.hpp"
+
 #include <doctest/doctest.h>
 
 #include <string>
-
-#include "rlk/harness.hpp"
 
 namespace {
 

@@ -96,10 +96,11 @@ typedef struct rlk_op_schema {
   uint32_t struct_size;
   uint32_t version;
   const char* name;
-  /** Comma separated, "" for none. An alias may set attributes, so that it means what its name means elsewhere:
-   *  "rope_i:pairing=adjacent,rope_thd:layout=bshd". The typed alias function and rlk_args_new apply them. */
+  /** Comma separated, "" for none. An alias may set attributes, so that it means what its name means
+   * elsewhere: "rope_i:pairing=adjacent,rope_thd:layout=bshd". The typed alias function and rlk_args_new
+   * apply them. */
   const char* aliases;
-  const char* doc;     /* one line */
+  const char* doc; /* one line */
   const rlk_argument* arguments;
   uint32_t num_arguments;
   const rlk_attribute* attributes;
