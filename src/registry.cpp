@@ -240,6 +240,8 @@ Status reload_environment() {
   return error;
 }
 
+void move_gate() { gate_value.fetch_add(2, std::memory_order_acq_rel); }
+
 void set_saved_live(bool live) {
   // Even: none lives. Only the saved table calls this, under its own lock.
   gate_value.fetch_add(live ? 1 : uint64_t(-1), std::memory_order_acq_rel);

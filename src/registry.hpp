@@ -81,6 +81,8 @@ Status reload_environment();
 extern std::atomic<uint64_t> gate_value;
 inline const std::atomic<uint64_t>& gate() { return gate_value; }
 void set_saved_live(bool live);
+// Something outside the registry that resolutions depend on has changed.
+void move_gate();
 
 // Services handed to implementations.
 const rlk_host& host();

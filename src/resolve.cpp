@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/check.hpp"
+#include "src/evidence.hpp"
 #include "src/messages.hpp"
 #include "src/scope.hpp"
 
@@ -46,7 +47,8 @@ Policy Policy::of(const Options& o) noexcept {
           o.backend,
           o.arithmetic,
           o.gradients,
-          o.threads};
+          o.threads,
+          o.evidence};
 }
 
 Result<int32_t> find_op(std::string_view name) {
@@ -109,6 +111,9 @@ struct Resolver::Search {
     if (policy.precision == Precision::strict && !(i.traits & (RLK_STRICT | RLK_GOLDEN)))
       return no("is not immune to ambient switches, which the policy demands",
                 "leave the strict precision scope");
+    if (policy.evidence && !evidence_covers(i, *e.backend, *found, dtype))
+      return no("no loaded certificate covers it on this build and device",
+                "run rlk-dispatch --verify --certificate here and load what it writes");
     if (!checked_requests || !i.supports) return {RLK_OK, -1, nullptr, nullptr, {}};
     return i.supports(slots, &request);
   }
@@ -322,7 +327,7 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options
       h = fnv(fnv(h, r.chosen_->id), e.backend->build_id);
       r.fingerprint_ =
           fnv(fnv(h, static_cast<uint64_t>(policy.precision) | uint64_t{policy.deterministic} << 8 |
-                         uint64_t{policy.needs_backward} << 9),
+                         uint64_t{policy.needs_backward} << 9 | uint64_t{policy.evidence} << 10),
               policy.arithmetic);
     }
   }

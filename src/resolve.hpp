@@ -12,6 +12,7 @@ struct Policy {
   bool needs_backward, deterministic;
   std::string_view backend, arithmetic, gradients;
   int32_t threads;
+  bool evidence = false;
   static Policy of(const Options& options) noexcept;
 };
 

@@ -82,7 +82,7 @@ inline Two two_at(const void* p) noexcept {
 // The part of the policy that fits a word; the rest are strings and scopes, nearly always empty.
 uint64_t policy_word(const Options& o) noexcept {
   return static_cast<uint64_t>(o.precision) | uint64_t{o.needs_backward} << 8 |
-         uint64_t{o.deterministic} << 9 | static_cast<uint64_t>(scope_state.precision) << 16 |
+         uint64_t{o.deterministic} << 9 | uint64_t{o.evidence} << 10 | static_cast<uint64_t>(scope_state.precision) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(o.threads)) << 32;
 }
 
@@ -371,6 +371,14 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
     return {RLK_UNKNOWN_NAME,
             "this op is not in the library that is loaded: header and library versions differ"};
   const uint64_t now = gate().load(std::memory_order_acquire);
+  if (now & 1) [[unlikely]] {  // the scope of a forward is enforced at its backward, whatever thread that runs on
+    const Precision recorded = saved_precision(*snapshot().ops[static_cast<std::size_t>(op)].schema, slots);
+    if (recorded > std::max(options.precision, scope_state.precision)) {
+      Options raised = options;
+      raised.precision = recorded;
+      return run_cached(op, slots, raised);
+    }
+  }
   const auto index = static_cast<std::size_t>(op);
   if (index < view.size && view.by_op[index]) [[likely]] {
     OpCache& cache = *view.by_op[index];
@@ -458,6 +466,10 @@ Status BoundOp::run_slowly(const rlk_slot* slots) {
     epoch_ = state_->prepared.gate;
     run_ = state_->prepared.implementation->run;
   }
+  const Options& o = state_->options;
+  if ((gate().load(std::memory_order_acquire) & 1) &&
+      saved_precision(*state_->prepared.op, slots) > std::max(o.precision, scope_state.precision))
+    return run_cached(state_->op, slots, o);
   if (Status s = check_overlap(*state_->prepared.op, slots); !s) return s;
   const int32_t code = run_(slots, call_);
   return code == RLK_OK ? Status() : explain_failure(state_->prepared, code);

@@ -1,9 +1,12 @@
 // Saved ranges and what they protect.
 #include "src/saved.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
+#include "rlk/options.hpp"
 #include "rlk/saved.hpp"
 #include "src/registry.hpp"
 
@@ -14,6 +17,7 @@ struct Entry {
   uint64_t id;
   ByteRange range;
   std::string name;
+  Precision precision;  // in force when it was saved
 };
 std::mutex mutex;
 std::vector<Entry> entries;
@@ -36,7 +40,7 @@ ByteRange range_of(const DLTensor& t) noexcept {
 
 uint64_t save_range(ByteRange range, std::string name) {
   std::lock_guard lock(mutex);
-  entries.push_back({next_id, range, std::move(name)});
+  entries.push_back({next_id, range, std::move(name), PrecisionScope::current()});
   if (entries.size() == 1) set_saved_live(true);
   return next_id++;
 }
@@ -56,6 +60,23 @@ std::string saved_overlap(ByteRange range) {
   for (const Entry& e : entries)
     if (e.range.meets(range)) return e.name;
   return {};
+}
+
+Precision saved_precision(const rlk_op_schema& op, const rlk_slot* slots) {
+  // Only a backward inherits: another reader of the tensor keeps its own policy.
+  bool backward = false;
+  for (const OpEntry& e : snapshot().ops)
+    backward |= e.schema->backward && std::strcmp(e.schema->backward, op.name) == 0;
+  Precision out = Precision::standard;
+  if (!backward) return out;
+  std::lock_guard lock(mutex);
+  for (uint32_t i = 0; i < op.num_arguments; ++i) {
+    if (!slots[i].tensor || op.arguments[i].role != RLK_READ) continue;
+    const ByteRange range = range_of(*slots[i].tensor);
+    for (const Entry& e : entries)
+      if (e.range.meets(range)) out = std::max(out, e.precision);
+  }
+  return out;
 }
 
 Saved::Saved(In tensor, std::string_view name)

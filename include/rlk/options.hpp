@@ -26,7 +26,8 @@ struct Options {
   std::string_view gradients{};               // comma-separated arguments whose gradient is wanted
   void* workspace = nullptr;                  // caller's workspace; null: a per-thread arena for CPU ops
   uint64_t workspace_bytes = 0;
-  int32_t threads = 0;  // CPU threads; 0: all in the affinity mask
+  int32_t threads = 0;    // CPU threads; 0: all in the affinity mask
+  bool evidence = false;  // only implementations that a loaded certificate covers on this build and device
 };
 
 // Everything this thread calls while the scope lives is at least this precise. Nestable; restored on any

@@ -1,6 +1,7 @@
 // Everything a C++ user of rlk includes.
 #pragma once
 
+#include "rlk/evidence.hpp"
 #include "rlk/ops.hpp"
 #include "rlk/options.hpp"
 #include "rlk/resolve.hpp"

@@ -202,6 +202,13 @@ struct Stage {
       a.shape.assign(t.shape, t.shape + t.ndim);
       a.dtype = dtype_of(t.dtype);
       gather(a, strides[i], slabs[i]->body());
+      if (!strides[i].empty() && s.arguments[i].role == RLK_WRITE && out.broken.empty()) {
+        // What is left of the NaN filling once the elements are put back over it must be all of it.
+        std::vector<std::byte> untouched(slabs[i]->body_bytes(), kNan);
+        scatter(a, strides[i], untouched.data());
+        if (std::memcmp(untouched.data(), slabs[i]->body(), untouched.size()) != 0)
+          out.broken = fmt::format("bytes between the rows of {} were written", name);
+      }
     }
   }
 };

@@ -113,7 +113,7 @@ class Maker {
     if (subject_.services) return;
     for (int32_t threads : {1, 2, 3, 4, 7, 8, 16, 64})
       same("threads", fmt::format("{}", threads), {.threads = threads});
-    same("threads", "4 callers at once", {}, 4);
+    same("threads", "4 callers at once", {}, 4, thorough_ ? 10 : 2);
     if (!wanted()) return;
     Variant hostile{"float environment", "flush to zero, round toward zero", p_, {}, {}};
     hostile.hostile = true;

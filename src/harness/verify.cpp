@@ -14,6 +14,7 @@
 #include "registry/op.hpp"
 #include "rlk/harness.hpp"
 #include "src/check.hpp"
+#include "src/harness/child.hpp"
 #include "src/harness/compare.hpp"
 #include "src/harness/execute.hpp"
 #include "src/harness/order.hpp"
@@ -27,6 +28,15 @@ namespace rlk::harness {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// What libraries under a backend read, with values that change what they compute.
+constexpr std::pair<const char*, const char*> kHostileVariables[] = {
+    {"NVIDIA_TF32_OVERRIDE", "1"},          {"CUBLAS_EMULATE_SINGLE_PRECISION", "1"},
+    {"CUBLAS_EMULATION_STRATEGY", "eager"}, {"CUBLAS_WORKSPACE_CONFIG", ":16:8"},
+    {"ONEDNN_DEFAULT_FPMATH_MODE", "BF16"}, {"DNNL_DEFAULT_FPMATH_MODE", "BF16"},
+    {"ONEDNN_MAX_CPU_ISA", "AVX2"},         {"DNNL_MAX_CPU_ISA", "AVX2"},
+    {"OMP_NUM_THREADS", "3"}};
+constexpr std::size_t kProcessCases = 4;  // per target, in each other process
 
 struct Item {
   registry::Case given;
@@ -58,6 +68,7 @@ class Verification {
       basics(targets_[i], 0.35 * static_cast<double>(i) / static_cast<double>(steps));
     equal_arithmetic();
     for (std::size_t i = 0; i < steps && going(); ++i) invariance(targets_[i], i);
+    other_processes();
     for (Target& t : targets_) {
       for (const Distance& d : t.distances) t.entry.accuracy.push_back(d.summary());
       report_.entries.push_back(std::move(t.entry));
@@ -84,7 +95,8 @@ class Verification {
 
   bool chosen(const rlk_implementation& i, const Backend& b) const {
     if (fnmatch(plan_.op.c_str(), i.op, 0) != 0 || plan_.device != device_name(i.device_type)) return false;
-    return plan_.implementation.empty() || plan_.implementation == i.id || plan_.implementation == b.name;
+    return plan_.implementation.empty() || plan_.implementation == b.name ||
+           fnmatch(plan_.implementation.c_str(), i.id, FNM_EXTMATCH) == 0;
   }
 
   void collect() {
@@ -156,8 +168,9 @@ class Verification {
           t.entry.versions = text;
       }
       for (const char* promise :
-           {"accuracy", "equal bits", "purity", "batch invariance", "strict", "predicate"})
+           {"accuracy", "equal bits", "purity", "batch invariance", "repeats", "strict", "predicate"})
         t.entry.promises[promise];
+      t.entry.promises["repeats"].promised = i.traits & RLK_DETERMINISTIC;
       t.entry.promises["batch invariance"].promised = i.traits & RLK_BATCH_INVARIANT;
       t.entry.promises["strict"].promised = i.traits & (RLK_STRICT | RLK_GOLDEN);
       targets_.push_back(std::move(t));
@@ -243,11 +256,9 @@ class Verification {
       return;
     }
     ++t.entry.promises["accuracy"].tried;
-    uint64_t hash = 14695981039346656037ull;
     for (std::size_t i = 0; i < out.results.size(); ++i) {
       const Array& got = out.results[i];
       if (got.dtype == DType::none) continue;
-      hash = hash_bytes(got.bytes.data(), got.bytes.size(), hash);
       const char* name = t.subject.op->arguments[i].name;
       const registry::Bound bound = bound_of(t, p, name, got.dtype);
       const Array* scale = p.cancels ? &scale_of(p).results[i] : nullptr;
@@ -257,7 +268,7 @@ class Verification {
               .add(got, truth.results[i], bound, p.exact ? 0 : p.reduction, where, scale);
       if (!problem.empty()) fail(t, "accuracy", p, "", name, &where, problem);
     }
-    t.entry.corpus[p.name] = fmt::format("{:016x}", hash);
+    t.entry.corpus[p.name] = fmt::format("{:016x}", hash_of(out));
     if (keep)
       by_arithmetic_[{t.entry.op, t.entry.arithmetic, t.entry.dtype}][p.name].push_back({&t, out.results});
   }
@@ -338,25 +349,32 @@ class Verification {
     const double deadline = plan_.budget > 0 ? elapsed() + (plan_.budget - elapsed()) /
                                                                static_cast<double>(targets_.size() - index)
                                              : 1e300;
-    for (const Item* item : list) {
-      if (!going() || elapsed() > deadline) {
-        report_.complete = false;
-        break;
+    // A short budget spreads the variants over the cases, each variant once, before any comes a second time.
+    const std::size_t stride = plan_.budget > 0 && plan_.transform.empty() ? std::max<std::size_t>(1, list.size()) : 1;
+    for (std::size_t pass = 0; pass < stride; ++pass)
+      for (std::size_t c = 0; c < list.size(); ++c) {
+        const Item* item = list[c];
+        if (!going() || elapsed() > deadline) {
+          if (pass == 0) report_.complete = false;
+          return;
+        }
+        const double part = static_cast<double>(pass * list.size() + c) / static_cast<double>(stride * list.size());
+        progress(0.35 + 0.65 * (static_cast<double>(index) + part) / static_cast<double>(targets_.size()), t,
+                 item->problem.name.c_str());
+        const std::size_t phase = (c + pass) % stride;
+        const auto wide = with_fp32_results(item->problem);
+        // fp32 results show what rounding to 16 bits hides; a short budget takes only them.
+        if (!wide || stride == 1) vary(t, item->problem, deadline, stride, phase);
+        if (wide) vary(t, *wide, deadline, stride, phase);
       }
-      progress(0.35 + 0.65 *
-                          (static_cast<double>(index) +
-                           static_cast<double>(&item - list.data()) / static_cast<double>(list.size())) /
-                          static_cast<double>(targets_.size()),
-               t, item->problem.name.c_str());
-      vary(t, item->problem, deadline);
-      if (auto wide = with_fp32_results(item->problem)) vary(t, *wide, deadline);
-    }
   }
 
-  void vary(Target& t, const Problem& p, double deadline) {
+  void vary(Target& t, const Problem& p, double deadline, std::size_t stride, std::size_t phase) {
     const Outcome base = execute(p, t.subject);
     if (base.code != RLK_OK) return;
+    std::size_t count = 0;
     for_variants(p, t.subject, plan_.budget <= 0, [&](const Variant& v) {
+      if (count++ % stride != phase) return true;
       if (!plan_.transform.empty() && plan_.transform != v.dimension + " " + v.text) return true;
       for (int32_t repeat = 0; repeat < v.repeats; ++repeat)
         for (const Outcome& out : run_variant(t, v)) compare_rows(t, p, v, base, out);
@@ -405,6 +423,85 @@ class Verification {
     }
   }
 
+  // ---- the same corpus in other processes
+
+  static uint64_t hash_of(const Outcome& out) {
+    uint64_t hash = 14695981039346656037ull;
+    for (const Array& a : out.results)
+      if (a.dtype != DType::none) hash = hash_bytes(a.bytes.data(), a.bytes.size(), hash);
+    return hash;
+  }
+
+  void other_processes() {
+    if (!plan_.children || !plan_.transform.empty() || targets_.empty()) return;
+    if (plan_.child.empty()) {
+      report_.not_covered.emplace_back("other processes and hostile variables: no child program was given");
+      return;
+    }
+    const double patience = plan_.budget > 0 ? std::max(20.0, plan_.budget) : 300;
+    const auto run = [&](const std::vector<std::pair<std::string, std::string>>& environment) {
+      return run_child(plan_.child,
+                       {kChildFlag, plan_.op, plan_.implementation, plan_.device, std::to_string(plan_.seed),
+                        plan_.case_name},
+                       environment, patience);
+    };
+    const auto stopped = [&] { return plan_.stop && plan_.stop->load(); };
+    for (int i = 0; i < 2 && !stopped(); ++i) compare_process(run({}), "another process", false);
+    // All variables at once tells as much when nothing changes; one by one in thorough runs, to name the one.
+    std::vector<std::pair<std::string, std::string>> all(std::begin(kHostileVariables),
+                                                         std::end(kHostileVariables));
+    const bool singly = plan_.budget <= 0 || plan_.budget >= 300;
+    for (std::size_t i = 0; i < (singly ? all.size() : 1) && !stopped(); ++i)
+      compare_process(run(singly ? decltype(all){all[i]} : all),
+                      singly ? all[i].first + "=" + all[i].second : "all hostile variables", true);
+  }
+
+  void compare_process(const ChildResult& child, const std::string& transform, bool hostile) {
+    if (!child.started || child.lines.empty()) {
+      report_.not_covered.push_back(transform + ": the child program gave nothing");
+      return;
+    }
+    std::map<std::string, std::string> there;  // op, implementation, dtype, case -> hash
+    for (const std::string& line : child.lines)
+      if (const auto tab = line.rfind('\t'); tab != std::string::npos)
+        there[line.substr(0, tab)] = line.substr(tab + 1);
+    for (Target& t : targets_)
+      for (const Item& item : items_[t.entry.op]) {
+        const std::string& name = item.problem.name;
+        const auto here = t.entry.corpus.find(name);
+        const auto at = there.find(
+            fmt::format("{}\t{}\t{}\t{}", t.entry.op, t.entry.implementation, t.entry.dtype, name));
+        // Absent there: refused, which a strict implementation may do under a variable it cannot undo.
+        if (here == t.entry.corpus.end() || at == there.end()) continue;
+        const char* promise = hostile ? "strict" : "repeats";
+        ++t.entry.covered[hostile ? "hostile variables" : "other processes"];
+        ++t.entry.promises[promise].tried;
+        if (at->second == here->second) continue;
+        fail(t, promise, item.problem, transform, {}, nullptr,
+             fmt::format("another process has other bits: hash {} there, {} here", at->second, here->second));
+      }
+  }
+
+ public:
+  // The child's side: hashes of the small cases of every target, one a line.
+  void print_corpus() {
+    collect();
+    for (const Target& t : targets_) {
+      std::size_t n = 0;
+      for (const Item& item : items_[t.entry.op]) {
+        if (item.problem.input_dtype() != t.dtype || !item.given.order_probe.empty() || item.problem.large ||
+            n >= kProcessCases)
+          continue;
+        const Outcome out = execute(item.problem, t.subject);
+        if (out.code != RLK_OK) continue;
+        ++n;
+        std::printf("%s\t%s\t%s\t%s\t%016lx\n", t.entry.op.c_str(), t.entry.implementation.c_str(),
+                    t.entry.dtype.c_str(), item.problem.name.c_str(), static_cast<unsigned long>(hash_of(out)));
+      }
+    }
+  }
+
+ private:
   struct Kept {
     Target* target;
     std::vector<Array> results;
@@ -437,5 +534,17 @@ bool Entry::good() const {
 }
 
 Report verify(const Plan& plan) { return Verification(plan).run(); }
+
+int child_main(int argc, char** argv) {
+  if (argc < 7 || std::strcmp(argv[1], kChildFlag) != 0) return -1;
+  Plan plan;
+  plan.op = argv[2];
+  plan.implementation = argv[3];
+  plan.device = argv[4];
+  plan.seed = std::strtoull(argv[5], nullptr, 10);
+  plan.case_name = argv[6];
+  Verification(plan).print_corpus();
+  return 0;
+}
 
 }  // namespace rlk::harness

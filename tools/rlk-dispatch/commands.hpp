@@ -10,7 +10,12 @@ int explain(const Options& options);  // explain.cpp
 int env(const Options& options);      // env.cpp
 int probe(const Options& options);    // probe.cpp
 int against(const Options& options);  // against.cpp
+int verify(const Options& options);   // verify.cpp
+int compare(const Options& options);  // compare.cpp
 int version(const Options& options);  // version.cpp
 int bench(const Options& options);    // bench.cpp
+
+// A certificate as one self-contained HTML page; report.cpp.
+std::string report_page(const std::string& certificate);
 
 }  // namespace rlk::cli

@@ -5,6 +5,7 @@
 
 #include "commands.hpp"
 #include "library.hpp"
+#include "rlk/harness.hpp"
 
 namespace rlk::cli {
 namespace {
@@ -27,6 +28,9 @@ std::vector<Command> add_commands(CLI::App& app, Options& o) {
       {app.add_option("--explain", o.op,
                       "How a call of OP would be resolved: every candidate, why not, what would change it"),
        explain},
+      {app.add_option("--verify", o.op, "Prove what the implementations of OP (default: all) promise")->expected(0, 1),
+       verify},
+      {app.add_option("--compare", o.files, "The first difference between two certificates")->expected(2), compare},
       {flag("--env", "The four variables and their values"), env},
       {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
       {flag("--version", "Versions of this program and of the library"), version},
@@ -47,6 +51,13 @@ void add_options(CLI::App& app, Options& o) {
       ->delimiter(',');
   app.add_option("--against", o.against,
                  "--verify lm_head: replay the logits in a safetensors dump of another machine");
+  app.add_option("--impl", o.implementation, "--verify: one implementation or backend");
+  app.add_option("--seed", o.seed, "--verify: seed of all data")->capture_default_str();
+  app.add_option("--budget", o.budget, "--verify: short, normal, full, or seconds")->capture_default_str();
+  app.add_option("--case", o.case_name, "--verify: one case, as a failure names it");
+  app.add_option("--transform", o.transform, "--verify: one transform, as a failure names it");
+  app.add_option("--certificate", o.certificate, "--verify: write what was proved, as JSON");
+  app.add_option("--report", o.report, "--verify: write a page with the matrix and plots");
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
 }
@@ -95,6 +106,8 @@ int run(int argc, char** argv) {
 }  // namespace rlk::cli
 
 int main(int argc, char** argv) {
+  // As the child of a verification; see harness.hpp.
+  if (const int exit = rlk::harness::child_main(argc, argv); exit >= 0) return exit;
   try {
     return rlk::cli::run(argc, argv);
   } catch (const rlk::cli::Failure& failure) {

@@ -28,6 +28,8 @@ struct Options {
   std::vector<std::string> policy;      // "golden", "deterministic", "backward", "arithmetic=fma64"
 
   std::string implementation;  // --verify, --bench: only this one
+  std::string case_name;       // --verify: only this case
+  std::string transform;       // --verify: only this transform
   uint64_t seed = 1;
   std::string budget = "normal";
   std::string certificate;  // --verify: where to write what was proved

@@ -1,0 +1,74 @@
+// The harness must be able to fail: every deliberate error is caught, for the promise it breaks, on one small case.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "mutants.hpp"
+#include "rlk/harness.hpp"
+
+namespace {
+
+using rlk::harness::Plan;
+using rlk::harness::Report;
+
+// One small case through the whole table, without a clock: what is caught here is caught on a slow machine too.
+constexpr const char* kCase = "m=33 k=96 v=48 fp32->fp32 normal";
+constexpr const char* kOddCase = "m=2 k=1023 v=16 fp32->fp32 normal";
+
+Report examine(const std::string& op, const std::string& id, const char* name = kCase) {
+  Plan plan;
+  plan.op = op;
+  plan.implementation = id;
+  plan.case_name = name;
+  plan.child = {"/proc/self/exe"};
+  return rlk::harness::verify(plan);
+}
+
+}  // namespace
+
+TEST_CASE("the honest control passes every promise") {
+  const Report r = examine("lm_head", "mutant.honest");
+  for (const auto& f : r.failures) MESSAGE(f.line());
+  CHECK(r.failures.empty());
+  REQUIRE(r.entries.size() == 3);
+  for (const auto& e : r.entries) {
+    if (e.dtype != "fp32") continue;
+    CHECK(e.promises.at("batch invariance").tried > 20);
+    CHECK(e.promises.at("accuracy").tried > 0);
+    CHECK(e.promises.at("repeats").tried > 2);
+  }
+}
+
+TEST_CASE("every mutant is caught for the promise it breaks") {
+  std::set<std::string> promises;
+  for (const auto& mutant : rlk::mutants::all()) {
+    CAPTURE(mutant.id);
+    CAPTURE(mutant.error);
+    const bool backward = std::string(mutant.id) == "mutant.ones_only";
+    // A false arithmetic shows only beside an implementation that tells the truth.
+    const bool beside = std::string(mutant.promise) == "equal bits";
+    const Report r = examine(backward ? "lm_head_bwd" : "lm_head", beside ? "@(native.golden|mutant.false_arithmetic)" : mutant.id,
+                             std::string(mutant.promise) == "predicate" ? kOddCase : kCase);
+    bool caught = false;
+    for (const auto& f : r.failures) {
+      if (f.implementation != mutant.id || f.promise != mutant.promise) continue;
+      if (!caught) std::printf("%-28s %s\n", mutant.id, f.line().c_str());
+      caught = true;
+    }
+    CHECK_MESSAGE(caught, mutant.id, " passed: ", mutant.error, " (", r.failures.size(), " other failures)");
+    promises.insert(mutant.promise);
+  }
+  CHECK(rlk::mutants::all().size() >= 12);
+  CHECK(promises.size() == 7);  // every promise is broken by someone
+}
+
+TEST_CASE("a predicate that refuses too much is reported, not failed") {
+  const Report r = examine("lm_head", "mutant.refuses_odd", kOddCase);
+  CHECK(r.failures.empty());
+  std::size_t over = 0;
+  for (const auto& e : r.entries) over += e.over_refused.size();
+  CHECK(over > 0);
+}

@@ -1,0 +1,325 @@
+#include "mutants.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "rlk/backend.hpp"
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+
+namespace rlk::mutants {
+namespace {
+
+// ---- an honest lm_head to spoil: one fp32 chain over K, strided rows, fp32 or 16-bit results ----------------------
+
+float load(DType t, const void* p, int64_t i) {
+  if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
+  if (t == DType::f16) return f16_to_float(static_cast<const uint16_t*>(p)[i]);
+  return static_cast<const float*>(p)[i];
+}
+void store(DType t, void* p, int64_t i, float x) {
+  if (t == DType::bf16)
+    static_cast<uint16_t*>(p)[i] = float_to_bf16(x);
+  else if (t == DType::f16)
+    static_cast<uint16_t*>(p)[i] = float_to_f16(x);
+  else
+    static_cast<float*>(p)[i] = x;
+}
+
+struct Shape {
+  int64_t m, k, v;
+};
+Shape shape_of(const LmHead& a) {
+  const int64_t k = a.weight.dim(1);
+  return {k ? a.hidden.numel() / k : 0, k, a.weight.dim(0)};
+}
+float hidden(const LmHead& a, int64_t row, int64_t k) {
+  return load(a.hidden.dtype(), a.hidden.data<char>(), row * a.hidden.stride(0) + k);
+}
+float weight(const LmHead& a, int64_t col, int64_t k) {
+  return load(a.weight.dtype(), a.weight.data<char>(), col * a.weight.stride(0) + k);
+}
+void put(const LmHead& a, int64_t row, int64_t col, float x) {
+  store(a.out.dtype(), a.out.data<char>(), row * a.out.stride(0) + col, x);
+}
+float chain(const LmHead& a, int64_t row, int64_t col, int64_t from, int64_t to) {
+  float sum = 0;
+  for (int64_t k = from; k < to; ++k) sum = std::fma(hidden(a, row, k), weight(a, col, k), sum);
+  return sum;
+}
+float split(const LmHead& a, int64_t row, int64_t col, int64_t k, int64_t parts) {
+  float sum = 0;
+  for (int64_t p = 0; p < parts; ++p) sum += chain(a, row, col, k * p / parts, k * (p + 1) / parts);
+  return sum;
+}
+template <class Value>
+rlk_code fill(const LmHead& a, Value&& value) {
+  const Shape s = shape_of(a);
+  for (int64_t row = 0; row < s.m; ++row)
+    for (int64_t col = 0; col < s.v; ++col) put(a, row, col, value(row, col, s));
+  return RLK_OK;
+}
+rlk_verdict plain(const LmHead& a, const rlk_request&) {
+  if (a.hidden.rank() != 2) return refuse("only rank 2");
+  if (a.bias) return refuse("no bias");
+  return kAccept;
+}
+
+// ---- the errors ------------------------------------------------------------------------------------------------
+
+rlk_code honest(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k); });
+}
+rlk_code split_k_by_m(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, s.m > 8 ? 1 : 4); });
+}
+rlk_code bf16_partials(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) {
+    float sum = 0;
+    for (int64_t k = 0; k < s.k; k += 16)
+      sum = bf16_to_float(float_to_bf16(sum + chain(a, r, c, k, std::min(s.k, k + 16))));
+    return sum;
+  });
+}
+rlk_code one_row_path(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) {
+    return s.m == 1 ? split(a, r, c, s.k, 2) : chain(a, r, c, 0, s.k);
+  });
+}
+rlk_code tf32(const LmHead& a, const Call&) {
+  const auto cut = [](float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xffffe000u); };
+  return fill(a, [&](int64_t r, int64_t c, Shape s) {
+    float sum = 0;
+    for (int64_t k = 0; k < s.k; ++k) sum = std::fma(cut(hidden(a, r, k)), cut(weight(a, c, k)), sum);
+    return sum;
+  });
+}
+rlk_code drops_tail(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k > 8 ? s.k / 8 * 8 : s.k); });
+}
+rlk_code writes_input(const LmHead& a, const Call& call) {
+  const rlk_code code = honest(a, call);
+  const Shape s = shape_of(a);
+  auto* bytes = const_cast<char*>(a.hidden.data<char>());
+  store(a.hidden.dtype(), bytes, (s.m - 1) * a.hidden.stride(0) + s.k - 1, 0.25f);
+  return code;
+}
+// A padded row times zero: harmless until the neighbour is not a number.
+rlk_code reads_neighbour(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) {
+    return chain(a, r, c, 0, s.k) + 0 * (hidden(a, r ? r - 1 : s.m - 1, 0) + hidden(a, (r + 1) % s.m, 0));
+  });
+}
+rlk_code writes_past_end(const LmHead& a, const Call& call) {
+  const rlk_code code = honest(a, call);
+  const Shape s = shape_of(a);
+  put(a, s.m - 1, s.v, 0);
+  return code;
+}
+rlk_code leaves_element(const LmHead& a, const Call&) {
+  const Shape s = shape_of(a);
+  for (int64_t row = 0; row < s.m; ++row)
+    for (int64_t col = 0; col < s.v; ++col)
+      if (row + 1 < s.m || col + 1 < s.v || s.m * s.v < 2) put(a, row, col, chain(a, row, col, 0, s.k));
+  return RLK_OK;
+}
+rlk_code by_threads(const LmHead& a, const Call& call) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, call.threads()); });
+}
+rlk_code by_address(const LmHead& a, const Call&) {
+  const bool aligned = reinterpret_cast<uintptr_t>(a.hidden.data<char>()) % 128 == 0;
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, aligned ? 4 : 1); });
+}
+rlk_code by_stride(const LmHead& a, const Call&) {
+  const bool dense = a.hidden.stride(0) == a.hidden.dim(1);
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, dense ? 2 : 1); });
+}
+rlk_code by_position(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, r % 16 == 15 ? 2 : 1); });
+}
+rlk_code by_tile(const LmHead& a, const Call&) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, r < s.m / 64 * 64 ? 2 : 1); });
+}
+rlk_code by_turn(const LmHead& a, const Call&) {
+  static std::atomic<int> turn{0};
+  const int parts = turn.fetch_add(1) % 3 + 1;
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, parts); });
+}
+rlk_code by_process(const LmHead& a, const Call&) {
+  static const int parts = getpid() % 5 + 1;
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, parts); });
+}
+// A scratch row shared by all threads of the process.
+rlk_code shared_scratch(const LmHead& a, const Call&) {
+  static float scratch[1 << 16];
+  const Shape s = shape_of(a);
+  for (int64_t row = 0; row < s.m; ++row) {
+    for (int64_t col = 0; col < s.v; ++col) {
+      volatile float* out = &scratch[col];
+      *out = 0;
+      for (int64_t k = 0; k < s.k; ++k) *out = std::fma(hidden(a, row, k), weight(a, col, k), *out);
+    }
+    for (int64_t col = 0; col < s.v; ++col) put(a, row, col, scratch[col]);
+  }
+  return RLK_OK;
+}
+rlk_code writes_gap(const LmHead& a, const Call& call) {
+  const rlk_code code = honest(a, call);
+  const Shape s = shape_of(a);
+  if (s.m > 1 && a.out.stride(0) > s.v) put(a, 0, s.v, 1);
+  return code;
+}
+uint64_t one_row_of_floats(const LmHead& a, const rlk_request&) { return static_cast<uint64_t>(a.weight.dim(0)) * 4; }
+rlk_code workspace_overrun(const LmHead& a, const Call& call) {
+  std::memset(call.workspace().data(), 0, call.workspace().size() + 4);
+  return honest(a, call);
+}
+rlk_code workspace_trusted(const LmHead& a, const Call& call) {
+  const auto* sums = reinterpret_cast<const float*>(call.workspace().data());
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k) + (r == 0 ? sums[c] : 0); });
+}
+rlk_code refuses_late(const LmHead& a, const Call& call) {
+  if (a.weight.dim(1) % 2) return call.fail(RLK_UNSUPPORTED, "K is odd");
+  return honest(a, call);
+}
+rlk_code by_environment(const LmHead& a, const Call&) {
+  const int parts = std::getenv("NVIDIA_TF32_OVERRIDE") ? 4 : 1;
+  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, parts); });
+}
+// Right, under a false name: claims one fp64 chain and adds in fp32.
+rlk_code false_arithmetic(const LmHead& a, const Call& call) { return honest(a, call); }
+rlk_verdict refuses_odd(const LmHead& a, const rlk_request& r) {
+  return a.weight.dim(1) % 2 ? refuse("K is odd") : plain(a, r);
+}
+
+// Plain C, no guard around it: the caller's control register reaches its sums.
+int32_t by_control_register(const rlk_slot* slots, const rlk_call* call) {
+  return honest(*reinterpret_cast<const LmHead*>(slots), Call(*call));
+}
+
+// A gradient that is right when the cotangent is all ones: the classic of tests that call sum().
+rlk_code ones_only(const LmHeadBwd& a, const Call&) {
+  const int64_t k = a.weight.dim(1), v = a.weight.dim(0), m = k ? a.hidden.numel() / k : 0;
+  for (int64_t r = 0; r < m && a.d_hidden; ++r)
+    for (int64_t i = 0; i < k; ++i) {
+      float sum = 0;
+      for (int64_t c = 0; c < v; ++c) sum += load(a.weight.dtype(), a.weight.data<char>(), c * a.weight.stride(0) + i);
+      store(a.d_hidden.dtype(), a.d_hidden.data<char>(), r * a.d_hidden.stride(-2) + i, sum);
+    }
+  return RLK_OK;
+}
+rlk_verdict only_d_hidden(const LmHeadBwd& a, const rlk_request&) {
+  return a.hidden.rank() == 2 ? kAccept : refuse("only rank 2");
+}
+
+// ---- their table -----------------------------------------------------------------------------------------------
+
+constexpr uint32_t kFloats = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+template <auto Run, auto Supports = plain, auto Workspace = nullptr>
+constexpr rlk_implementation lm_head_with(const char* id, const char* arithmetic) {
+  return implement<LmHead, Run, Supports, Workspace>(
+      {.id = id, .doc = "a deliberate error", .priority = -1000, .arithmetic = arithmetic, .dtypes = kFloats, .traits = kAll});
+}
+
+// Every name is its own arithmetic: only false_arithmetic may clash.
+#define LM_HEAD(name) lm_head_with<name>("mutant." #name, "mutant/" #name)
+const rlk_implementation kImplementations[] = {
+    LM_HEAD(honest),
+    LM_HEAD(split_k_by_m),
+    LM_HEAD(bf16_partials),
+    LM_HEAD(one_row_path),
+    LM_HEAD(tf32),
+    LM_HEAD(drops_tail),
+    LM_HEAD(writes_input),
+    LM_HEAD(reads_neighbour),
+    LM_HEAD(writes_past_end),
+    LM_HEAD(leaves_element),
+    LM_HEAD(by_threads),
+    LM_HEAD(by_address),
+    LM_HEAD(by_stride),
+    LM_HEAD(by_position),
+    LM_HEAD(by_tile),
+    LM_HEAD(by_turn),
+    LM_HEAD(by_process),
+    LM_HEAD(shared_scratch),
+    LM_HEAD(writes_gap),
+    lm_head_with<workspace_overrun, plain, one_row_of_floats>("mutant.workspace_overrun", "mutant/workspace_overrun"),
+    lm_head_with<workspace_trusted, plain, one_row_of_floats>("mutant.workspace_trusted", "mutant/workspace_trusted"),
+    LM_HEAD(refuses_late),
+    LM_HEAD(by_environment),
+    lm_head_with<false_arithmetic>("mutant.false_arithmetic", "fma64"),
+    lm_head_with<honest, refuses_odd>("mutant.refuses_odd", "mutant/refuses_odd"),
+    [] {
+      rlk_implementation i = lm_head_with<honest>("mutant.by_control_register", "mutant/by_control_register");
+      i.run = by_control_register;
+      return i;
+    }(),
+    implement<LmHeadBwd, ones_only, only_d_hidden>({.id = "mutant.ones_only",
+                                                    .doc = "a deliberate error",
+                                                    .priority = -1000,
+                                                    .arithmetic = "mutant/ones_only",
+                                                    .dtypes = kFloats,
+                                                    .traits = kAll}),
+};
+
+const std::vector<const rlk_implementation*> kPointers = [] {
+  std::vector<const rlk_implementation*> out;
+  for (const rlk_implementation& i : kImplementations) out.push_back(&i);
+  return out;
+}();
+
+constexpr Mutant kMutants[] = {
+    {"mutant.split_k_by_m", "batch invariance", "splits K when the batch is small"},
+    {"mutant.bf16_partials", "accuracy", "rounds partial sums to bf16"},
+    {"mutant.one_row_path", "batch invariance", "has a special path for M=1"},
+    {"mutant.tf32", "accuracy", "multiplies in TF32"},
+    {"mutant.drops_tail", "accuracy", "drops the tail of K"},
+    {"mutant.writes_input", "purity", "writes its input"},
+    {"mutant.reads_neighbour", "batch invariance", "lets a neighbour's NaN through"},
+    {"mutant.writes_past_end", "purity", "writes past the end of its result"},
+    {"mutant.leaves_element", "accuracy", "leaves one element unwritten"},
+    {"mutant.by_threads", "batch invariance", "splits K by the number of threads"},
+    {"mutant.by_address", "batch invariance", "adds differently on aligned pointers"},
+    {"mutant.by_stride", "batch invariance", "adds differently on strided rows"},
+    {"mutant.by_position", "batch invariance", "adds differently in the last row of a tile"},
+    {"mutant.by_tile", "batch invariance", "adds differently in full tiles"},
+    {"mutant.by_turn", "batch invariance", "adds differently from call to call"},
+    {"mutant.by_process", "repeats", "adds differently in another process"},
+    {"mutant.shared_scratch", "batch invariance", "keeps its sums where other threads write theirs"},
+    {"mutant.writes_gap", "purity", "writes between the rows of its result"},
+    {"mutant.workspace_overrun", "purity", "writes past its workspace"},
+    {"mutant.workspace_trusted", "accuracy", "takes its workspace to be zero"},
+    {"mutant.refuses_late", "predicate", "accepts, then refuses to run"},
+    {"mutant.by_environment", "strict", "obeys an ambient variable"},
+    {"mutant.false_arithmetic", "equal bits", "claims an arithmetic it does not compute"},
+    {"mutant.by_control_register", "strict", "adds in the caller's rounding mode"},
+    {"mutant.ones_only", "accuracy", "a gradient that is right for a cotangent of ones only"},
+};
+
+}  // namespace
+
+std::span<const Mutant> all() { return kMutants; }
+
+const rlk_backend backend = {.struct_size = sizeof(rlk_backend),
+                             .abi_major = RLK_ABI_MAJOR,
+                             .abi_minor = RLK_ABI_MINOR,
+                             .name = "mutant",
+                             .version = "1",
+                             .doc = "deliberate errors",
+                             .implementations = kPointers.data(),
+                             .num_implementations = static_cast<uint32_t>(kPointers.size()),
+                             .ops = nullptr,
+                             .num_ops = 0,
+                             .devices = nullptr,
+                             .activate = nullptr,
+                             .services = nullptr};
+
+}  // namespace rlk::mutants
