@@ -20,8 +20,9 @@ namespace {
 std::mutex mutex;
 std::set<std::string> proved;  // keys of entries whose promises all held
 
-std::string key_of(std::string_view op, std::string_view id, std::string_view dtype, std::string_view arithmetic,
-                   std::string_view build, std::string_view device, std::string_view versions) {
+std::string key_of(std::string_view op, std::string_view id, std::string_view dtype,
+                   std::string_view arithmetic, std::string_view build, std::string_view device,
+                   std::string_view versions) {
   return fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", op, id, dtype, arithmetic, build, device, versions);
 }
 
@@ -49,7 +50,8 @@ Status load_evidence(const std::string& path) {
   move_gate();
   return {};
 #else
-  return {RLK_UNSUPPORTED, fmt::format("evidence: {} cannot be read: this build was made without a JSON reader", path)};
+  return {RLK_UNSUPPORTED,
+          fmt::format("evidence: {} cannot be read: this build was made without a JSON reader", path)};
 #endif
 }
 
@@ -64,13 +66,14 @@ void clear_evidence() {
 bool evidence_covers(const rlk_implementation& i, Backend& backend, const rlk_device& device, DType dtype) {
   std::string versions;
   const rlk_backend& table = *backend.table;
-  const auto* services = i.device_type != kDLCPU && table.struct_size >= sizeof(rlk_backend) ? table.services : nullptr;
+  const auto* services =
+      i.device_type != kDLCPU && table.struct_size >= sizeof(rlk_backend) ? table.services : nullptr;
   if (services && services->describe) {
     char text[512] = "";
     if (services->describe(&device, text, sizeof text) == RLK_OK) versions = text;
   }
-  const std::string key = key_of(i.op, i.id, name_of(dtype), i.arithmetic, fmt::format("{:016x}", backend.build_id),
-                                 device.name, versions);
+  const std::string key = key_of(i.op, i.id, name_of(dtype), i.arithmetic,
+                                 fmt::format("{:016x}", backend.build_id), device.name, versions);
   const std::lock_guard lock(mutex);
   return proved.count(key) != 0;
 }

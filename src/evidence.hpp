@@ -6,6 +6,7 @@
 
 namespace rlk {
 
-bool evidence_covers(const rlk_implementation& implementation, Backend& backend, const rlk_device& device, DType dtype);
+bool evidence_covers(const rlk_implementation& implementation, Backend& backend, const rlk_device& device,
+                     DType dtype);
 
 }  // namespace rlk

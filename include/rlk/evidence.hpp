@@ -10,8 +10,8 @@
 
 namespace rlk {
 
-// Reads a certificate. Its entries count for implementations of the very same build of library and backend, on a
-// device of the same name with the same driver and library versions; others are kept and never match.
+// Reads a certificate. Its entries count for implementations of the very same build of library and backend,
+// on a device of the same name with the same driver and library versions; others are kept and never match.
 RLK_API Status load_evidence(const std::string& path);
 // Forgets all that was loaded.
 RLK_API void clear_evidence();

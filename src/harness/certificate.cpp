@@ -16,10 +16,17 @@ namespace rlk::harness {
 namespace {
 
 constexpr int kSchema = 1;  // moves when a member changes its meaning or goes away
-constexpr const char* kVariables[] = {
-    "RLK_BACKEND",          "RLK_PLUGIN_PATH",           "NVIDIA_TF32_OVERRIDE",       "CUBLAS_EMULATE_SINGLE_PRECISION",
-    "CUBLAS_WORKSPACE_CONFIG", "CUBLAS_EMULATION_STRATEGY", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",   "DNNL_MAX_CPU_ISA",          "OMP_NUM_THREADS"};
+constexpr const char* kVariables[] = {"RLK_BACKEND",
+                                      "RLK_PLUGIN_PATH",
+                                      "NVIDIA_TF32_OVERRIDE",
+                                      "CUBLAS_EMULATE_SINGLE_PRECISION",
+                                      "CUBLAS_WORKSPACE_CONFIG",
+                                      "CUBLAS_EMULATION_STRATEGY",
+                                      "ONEDNN_DEFAULT_FPMATH_MODE",
+                                      "DNNL_DEFAULT_FPMATH_MODE",
+                                      "ONEDNN_MAX_CPU_ISA",
+                                      "DNNL_MAX_CPU_ISA",
+                                      "OMP_NUM_THREADS"};
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");

@@ -1,5 +1,5 @@
-// Other processes: the same corpus there, under hostile environments, and implementations forced to run what their
-// predicates refuse, which may kill them.
+// Other processes: the same corpus there, under hostile environments, and implementations forced to run what
+// their predicates refuse, which may kill them.
 #pragma once
 
 #include <string>

@@ -30,12 +30,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // What libraries under a backend read, with values that change what they compute.
-constexpr std::pair<const char*, const char*> kHostileVariables[] = {
-    {"NVIDIA_TF32_OVERRIDE", "1"},          {"CUBLAS_EMULATE_SINGLE_PRECISION", "1"},
-    {"CUBLAS_EMULATION_STRATEGY", "eager"}, {"CUBLAS_WORKSPACE_CONFIG", ":16:8"},
-    {"ONEDNN_DEFAULT_FPMATH_MODE", "BF16"}, {"DNNL_DEFAULT_FPMATH_MODE", "BF16"},
-    {"ONEDNN_MAX_CPU_ISA", "AVX2"},         {"DNNL_MAX_CPU_ISA", "AVX2"},
-    {"OMP_NUM_THREADS", "3"}};
+constexpr std::pair<const char*, const char*> kHostileVariables[] = {{"NVIDIA_TF32_OVERRIDE", "1"},
+                                                                     {"CUBLAS_EMULATE_SINGLE_PRECISION", "1"},
+                                                                     {"CUBLAS_EMULATION_STRATEGY", "eager"},
+                                                                     {"CUBLAS_WORKSPACE_CONFIG", ":16:8"},
+                                                                     {"ONEDNN_DEFAULT_FPMATH_MODE", "BF16"},
+                                                                     {"DNNL_DEFAULT_FPMATH_MODE", "BF16"},
+                                                                     {"ONEDNN_MAX_CPU_ISA", "AVX2"},
+                                                                     {"DNNL_MAX_CPU_ISA", "AVX2"},
+                                                                     {"OMP_NUM_THREADS", "3"}};
 constexpr std::size_t kProcessCases = 4;  // per target, in each other process
 
 struct Item {
@@ -350,7 +353,8 @@ class Verification {
                                                                static_cast<double>(targets_.size() - index)
                                              : 1e300;
     // A short budget spreads the variants over the cases, each variant once, before any comes a second time.
-    const std::size_t stride = plan_.budget > 0 && plan_.transform.empty() ? std::max<std::size_t>(1, list.size()) : 1;
+    const std::size_t stride =
+        plan_.budget > 0 && plan_.transform.empty() ? std::max<std::size_t>(1, list.size()) : 1;
     for (std::size_t pass = 0; pass < stride; ++pass)
       for (std::size_t c = 0; c < list.size(); ++c) {
         const Item* item = list[c];
@@ -358,7 +362,8 @@ class Verification {
           if (pass == 0) report_.complete = false;
           return;
         }
-        const double part = static_cast<double>(pass * list.size() + c) / static_cast<double>(stride * list.size());
+        const double part =
+            static_cast<double>(pass * list.size() + c) / static_cast<double>(stride * list.size());
         progress(0.35 + 0.65 * (static_cast<double>(index) + part) / static_cast<double>(targets_.size()), t,
                  item->problem.name.c_str());
         const std::size_t phase = (c + pass) % stride;
@@ -496,7 +501,8 @@ class Verification {
         if (out.code != RLK_OK) continue;
         ++n;
         std::printf("%s\t%s\t%s\t%s\t%016lx\n", t.entry.op.c_str(), t.entry.implementation.c_str(),
-                    t.entry.dtype.c_str(), item.problem.name.c_str(), static_cast<unsigned long>(hash_of(out)));
+                    t.entry.dtype.c_str(), item.problem.name.c_str(),
+                    static_cast<unsigned long>(hash_of(out)));
       }
     }
   }

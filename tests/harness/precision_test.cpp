@@ -1,4 +1,5 @@
-// Precision: scopes, what they must survive, and that each hostile knob does change what is not protected from it.
+// Precision: scopes, what they must survive, and that each hostile knob does change what is not protected
+// from it.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -23,10 +24,13 @@ struct Call {
   std::vector<float> hidden, weight, out;
   rlk::Tensor h, w, y;
   explicit Call(int64_t m = 3, int64_t k = 700, int64_t v = 5)
-      : hidden(static_cast<std::size_t>(m * k)), weight(static_cast<std::size_t>(v * k)),
+      : hidden(static_cast<std::size_t>(m * k)),
+        weight(static_cast<std::size_t>(v * k)),
         out(static_cast<std::size_t>(m * v)) {
-    for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i * 7919 % 1009) / 977.0f - 0.5f;
-    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(i * 104729 % 1013) / 983.0f - 0.5f;
+    for (std::size_t i = 0; i < hidden.size(); ++i)
+      hidden[i] = static_cast<float>(i * 7919 % 1009) / 977.0f - 0.5f;
+    for (std::size_t i = 0; i < weight.size(); ++i)
+      weight[i] = static_cast<float>(i * 104729 % 1013) / 983.0f - 0.5f;
     h = rlk::Tensor(hidden.data(), {m, k}, rlk::DType::f32);
     w = rlk::Tensor(weight.data(), {v, k}, rlk::DType::f32);
     y = rlk::Tensor(out.data(), {m, v}, rlk::DType::f32);
@@ -95,8 +99,7 @@ TEST_CASE("eight threads with different scopes do not see each other's") {
       }
     });
   for (auto& t : threads) t.join();
-  for (std::size_t i = 0; i < ids.size(); ++i)
-    CHECK((ids[i] == "native.golden") == (i % 2 == 1));
+  for (std::size_t i = 0; i < ids.size(); ++i) CHECK((ids[i] == "native.golden") == (i % 2 == 1));
 }
 
 TEST_CASE("the scope of a forward is enforced at its backward, on another thread too") {
@@ -128,7 +131,8 @@ TEST_CASE("the scope of a forward is enforced at its backward, on another thread
 }
 
 #if defined(__x86_64__)
-TEST_CASE("flush to zero and rounding modes of the caller change nothing, where they change an unprotected sum") {
+TEST_CASE(
+    "flush to zero and rounding modes of the caller change nothing, where they change an unprotected sum") {
   const std::vector<float> unprotected = run("mutant.by_control_register", 0);
   bool control = false;
   for (const unsigned mode : {0x9fc0u, 0x3f80u, 0x5f80u, 0x7f80u}) {
@@ -165,7 +169,8 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   rlk::clear_evidence();
   std::string other = rlk::harness::certificate(r);
   const std::string build = r.entries[0].backend_build;
-  for (auto at = other.find(build); at != other.npos; at = other.find(build, at)) other.replace(at, build.size(), "0");
+  for (auto at = other.find(build); at != other.npos; at = other.find(build, at))
+    other.replace(at, build.size(), "0");
   std::ofstream(path) << other;
   REQUIRE(static_cast<bool>(rlk::load_evidence(path)));
   CHECK(chosen({.evidence = true}).empty());

@@ -17,7 +17,8 @@
 namespace rlk::mutants {
 namespace {
 
-// ---- an honest lm_head to spoil: one fp32 chain over K, strided rows, fp32 or 16-bit results ----------------------
+// ---- an honest lm_head to spoil: one fp32 chain over K, strided rows, fp32 or 16-bit results
+// ----------------------
 
 float load(DType t, const void* p, int64_t i) {
   if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
@@ -72,7 +73,8 @@ rlk_verdict plain(const LmHead& a, const rlk_request&) {
   return kAccept;
 }
 
-// ---- the errors ------------------------------------------------------------------------------------------------
+// ---- the errors
+// ------------------------------------------------------------------------------------------------
 
 rlk_code honest(const LmHead& a, const Call&) {
   return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k); });
@@ -102,7 +104,8 @@ rlk_code tf32(const LmHead& a, const Call&) {
   });
 }
 rlk_code drops_tail(const LmHead& a, const Call&) {
-  return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k > 8 ? s.k / 8 * 8 : s.k); });
+  return fill(
+      a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k > 64 ? s.k / 64 * 64 : s.k); });
 }
 rlk_code writes_input(const LmHead& a, const Call& call) {
   const rlk_code code = honest(a, call);
@@ -145,7 +148,8 @@ rlk_code by_position(const LmHead& a, const Call&) {
   return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, r % 16 == 15 ? 2 : 1); });
 }
 rlk_code by_tile(const LmHead& a, const Call&) {
-  return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, r < s.m / 64 * 64 ? 2 : 1); });
+  return fill(a,
+              [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, r < s.m / 64 * 64 ? 2 : 1); });
 }
 rlk_code by_turn(const LmHead& a, const Call&) {
   static std::atomic<int> turn{0};
@@ -176,14 +180,17 @@ rlk_code writes_gap(const LmHead& a, const Call& call) {
   if (s.m > 1 && a.out.stride(0) > s.v) put(a, 0, s.v, 1);
   return code;
 }
-uint64_t one_row_of_floats(const LmHead& a, const rlk_request&) { return static_cast<uint64_t>(a.weight.dim(0)) * 4; }
+uint64_t one_row_of_floats(const LmHead& a, const rlk_request&) {
+  return static_cast<uint64_t>(a.weight.dim(0)) * 4;
+}
 rlk_code workspace_overrun(const LmHead& a, const Call& call) {
   std::memset(call.workspace().data(), 0, call.workspace().size() + 4);
   return honest(a, call);
 }
 rlk_code workspace_trusted(const LmHead& a, const Call& call) {
   const auto* sums = reinterpret_cast<const float*>(call.workspace().data());
-  return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k) + (r == 0 ? sums[c] : 0); });
+  return fill(a,
+              [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k) + (r == 0 ? sums[c] : 0); });
 }
 rlk_code refuses_late(const LmHead& a, const Call& call) {
   if (a.weight.dim(1) % 2) return call.fail(RLK_UNSUPPORTED, "K is odd");
@@ -210,7 +217,8 @@ rlk_code ones_only(const LmHeadBwd& a, const Call&) {
   for (int64_t r = 0; r < m && a.d_hidden; ++r)
     for (int64_t i = 0; i < k; ++i) {
       float sum = 0;
-      for (int64_t c = 0; c < v; ++c) sum += load(a.weight.dtype(), a.weight.data<char>(), c * a.weight.stride(0) + i);
+      for (int64_t c = 0; c < v; ++c)
+        sum += load(a.weight.dtype(), a.weight.data<char>(), c * a.weight.stride(0) + i);
       store(a.d_hidden.dtype(), a.d_hidden.data<char>(), r * a.d_hidden.stride(-2) + i, sum);
     }
   return RLK_OK;
@@ -219,14 +227,19 @@ rlk_verdict only_d_hidden(const LmHeadBwd& a, const rlk_request&) {
   return a.hidden.rank() == 2 ? kAccept : refuse("only rank 2");
 }
 
-// ---- their table -----------------------------------------------------------------------------------------------
+// ---- their table
+// -----------------------------------------------------------------------------------------------
 
 constexpr uint32_t kFloats = RLK_F32 | RLK_BF16 | RLK_F16;
 constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 template <auto Run, auto Supports = plain, auto Workspace = nullptr>
 constexpr rlk_implementation lm_head_with(const char* id, const char* arithmetic) {
-  return implement<LmHead, Run, Supports, Workspace>(
-      {.id = id, .doc = "a deliberate error", .priority = -1000, .arithmetic = arithmetic, .dtypes = kFloats, .traits = kAll});
+  return implement<LmHead, Run, Supports, Workspace>({.id = id,
+                                                      .doc = "a deliberate error",
+                                                      .priority = -1000,
+                                                      .arithmetic = arithmetic,
+                                                      .dtypes = kFloats,
+                                                      .traits = kAll});
 }
 
 // Every name is its own arithmetic: only false_arithmetic may clash.
@@ -251,8 +264,10 @@ const rlk_implementation kImplementations[] = {
     LM_HEAD(by_process),
     LM_HEAD(shared_scratch),
     LM_HEAD(writes_gap),
-    lm_head_with<workspace_overrun, plain, one_row_of_floats>("mutant.workspace_overrun", "mutant/workspace_overrun"),
-    lm_head_with<workspace_trusted, plain, one_row_of_floats>("mutant.workspace_trusted", "mutant/workspace_trusted"),
+    lm_head_with<workspace_overrun, plain, one_row_of_floats>("mutant.workspace_overrun",
+                                                              "mutant/workspace_overrun"),
+    lm_head_with<workspace_trusted, plain, one_row_of_floats>("mutant.workspace_trusted",
+                                                              "mutant/workspace_trusted"),
     LM_HEAD(refuses_late),
     LM_HEAD(by_environment),
     lm_head_with<false_arithmetic>("mutant.false_arithmetic", "fma64"),

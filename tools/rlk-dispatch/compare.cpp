@@ -36,7 +36,8 @@ std::map<Key, std::vector<const Json*>> by_call(const Json& certificate) {
 
 std::string text(const Json& e, const char* member) { return e.value(member, std::string()); }
 
-const Json* with_id(const std::vector<const Json*>& entries, const std::string& member, const std::string& value) {
+const Json* with_id(const std::vector<const Json*>& entries, const std::string& member,
+                    const std::string& value) {
   for (const Json* e : entries)
     if (text(*e, member.c_str()) == value) return e;
   return nullptr;
@@ -64,16 +65,18 @@ std::vector<Difference> compare_call(const Key& key, const std::vector<const Jso
   std::vector<Difference> out;
   const Json &x = *left[0], &y = *right[0];
   if (text(x, "arithmetic") != text(y, "arithmetic")) {
-    std::string words = a + " ran " + text(x, "implementation") + " (" + text(x, "arithmetic") + "), " + b + " ran " +
-                        text(y, "implementation") + " (" + text(y, "arithmetic") +
+    std::string words = a + " ran " + text(x, "implementation") + " (" + text(x, "arithmetic") + "), " + b +
+                        " ran " + text(y, "implementation") + " (" + text(y, "arithmetic") +
                         "): these promise different bits. ";
     if (const Json* same = with_id(right, "arithmetic", text(x, "arithmetic")))
       words += "Set RLK_BACKEND='" + key.first + "=" + text(*same, "implementation") + "' on " + b;
     else if (const Json* same_left = with_id(left, "arithmetic", text(y, "arithmetic")))
       words += "Set RLK_BACKEND='" + key.first + "=" + text(*same_left, "implementation") + "' on " + a;
     else
-      words += "No implementation of one machine promises the other's arithmetic; require arithmetic 'fma64' (golden) "
-               "on both";
+      words +=
+          "No implementation of one machine promises the other's arithmetic; require arithmetic 'fma64' "
+          "(golden) "
+          "on both";
     out.push_back({key, words + "."});
   }
   for (const Json* e : left)
@@ -82,9 +85,10 @@ std::vector<Difference> compare_call(const Key& key, const std::vector<const Jso
       int common = 0;
       const std::string name = first_difference(*e, *f, common);
       if (!name.empty())
-        out.push_back({key, "both claim " + text(*e, "arithmetic") + ", yet " + text(*e, "implementation") + " on " + a +
-                                " and " + text(*f, "implementation") + " on " + b + " gave different bits in case '" +
-                                name + "'. One of them breaks its promise: run rlk-dispatch --verify " + key.first +
+        out.push_back({key, "both claim " + text(*e, "arithmetic") + ", yet " + text(*e, "implementation") +
+                                " on " + a + " and " + text(*f, "implementation") + " on " + b +
+                                " gave different bits in case '" + name +
+                                "'. One of them breaks its promise: run rlk-dispatch --verify " + key.first +
                                 " on both."});
     }
   return out;
@@ -123,7 +127,8 @@ int compare(const Options& o) {
     for (const Difference& d : differences)
       std::printf("%s%s%s: %s\n", d.key.first.c_str(), d.key.second.empty() ? "" : " ", d.key.second.c_str(),
                   d.words.c_str());
-    if (differences.empty()) std::printf("no difference: %d calls promise and gave the same bits\n", compared);
+    if (differences.empty())
+      std::printf("no difference: %d calls promise and gave the same bits\n", compared);
   }
   return differences.empty() ? kGood : kVerificationFailed;
 }

@@ -28,9 +28,11 @@ std::vector<Command> add_commands(CLI::App& app, Options& o) {
       {app.add_option("--explain", o.op,
                       "How a call of OP would be resolved: every candidate, why not, what would change it"),
        explain},
-      {app.add_option("--verify", o.op, "Prove what the implementations of OP (default: all) promise")->expected(0, 1),
+      {app.add_option("--verify", o.op, "Prove what the implementations of OP (default: all) promise")
+           ->expected(0, 1),
        verify},
-      {app.add_option("--compare", o.files, "The first difference between two certificates")->expected(2), compare},
+      {app.add_option("--compare", o.files, "The first difference between two certificates")->expected(2),
+       compare},
       {flag("--env", "The four variables and their values"), env},
       {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
       {flag("--version", "Versions of this program and of the library"), version},

@@ -1,5 +1,5 @@
-// A certificate as one self-contained page: the matrix of promises, ULP histograms and error over the length of the
-// sum as inline SVG. No script, no font, no request: it opens from a mail on a phone.
+// A certificate as one self-contained page: the matrix of promises, ULP histograms and error over the length
+// of the sum as inline SVG. No script, no font, no request: it opens from a mail on a phone.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -62,7 +62,8 @@ std::string matrix(const Json& certificate) {
   std::set<std::string> promises;
   for (const Json& e : certificate["entries"])
     for (const auto& [name, tally] : e["promises"].items()) promises.insert(name);
-  std::string out = "<h2>Promises</h2><div class=scroll><table><tr><th>op<th>implementation<th>dtype<th>arithmetic";
+  std::string out =
+      "<h2>Promises</h2><div class=scroll><table><tr><th>op<th>implementation<th>dtype<th>arithmetic";
   for (const std::string& p : promises) out += "<th>" + escaped(p);
   out += "</tr>\n";
   for (const Json& e : certificate["entries"]) {
@@ -75,17 +76,20 @@ std::string matrix(const Json& certificate) {
   return out + "</table></div>";
 }
 
-// Share of the elements at 0, 1, 2, 3-4, 5-8, ... ulp, on a logarithmic scale: rare ones are the interesting ones.
+// Share of the elements at 0, 1, 2, 3-4, 5-8, ... ulp, on a logarithmic scale: rare ones are the interesting
+// ones.
 std::string histogram(const Json& a) {
-  constexpr const char* kLabels[] = {"0", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1k", "2k", "4k", "8k", "more"};
+  constexpr const char* kLabels[] = {"0",   "1",   "2",   "4",  "8",  "16", "32", "64",
+                                     "128", "256", "512", "1k", "2k", "4k", "8k", "more"};
   const double total = std::max(1.0, a["elements"].get<double>());
   std::string out = "<svg viewBox='0 0 340 120' role=img aria-label='ULP histogram'>";
   for (std::size_t i = 0; i < 16; ++i) {
     const double share = a["ulp_histogram"][i].get<double>() / total;
     const double height = share > 0 ? std::max(1.0, 90 * (1 + std::log10(share) / 7)) : 0;
     const std::string x = number(10 + 20.0 * static_cast<double>(i), "%.0f");
-    out += "<rect x='" + x + "' y='" + number(100 - height, "%.1f") + "' width='16' height='" + number(height, "%.1f") +
-           "' fill='var(--bar)'><title>" + number(100 * share, "%.4g") + "% up to " + kLabels[i] + " ulp</title></rect>";
+    out += "<rect x='" + x + "' y='" + number(100 - height, "%.1f") + "' width='16' height='" +
+           number(height, "%.1f") + "' fill='var(--bar)'><title>" + number(100 * share, "%.4g") + "% up to " +
+           kLabels[i] + " ulp</title></rect>";
     out += "<text x='" + x + "' y='114'>" + kLabels[i] + "</text>";
   }
   return out + "</svg>";
@@ -103,20 +107,25 @@ std::string error_plot(const Json& a) {
   }
   if (y0 > y1 || x0 <= 0) return "";
   if (y0 == y1) y0 = y1 / 10;
-  const auto place_x = [&](double x) { return x1 > x0 ? 40 + 290 * std::log(x / x0) / std::log(x1 / x0) : 185; };
-  const auto place_y = [&](double y) { return 100 - 90 * std::log(std::max(y, y0) / y0) / std::log(y1 / y0); };
+  const auto place_x = [&](double x) {
+    return x1 > x0 ? 40 + 290 * std::log(x / x0) / std::log(x1 / x0) : 185;
+  };
+  const auto place_y = [&](double y) {
+    return 100 - 90 * std::log(std::max(y, y0) / y0) / std::log(y1 / y0);
+  };
   std::string out = "<svg viewBox='0 0 340 120' role=img aria-label='error over length'>";
   if (const double bound = a["bound"].get<double>(); bound > 0) {
     const std::string y = number(place_y(bound), "%.1f");
-    out += "<line x1='40' x2='330' y1='" + y + "' y2='" + y + "' stroke='var(--bad)' stroke-dasharray='4 3'/>";
+    out +=
+        "<line x1='40' x2='330' y1='" + y + "' y2='" + y + "' stroke='var(--bad)' stroke-dasharray='4 3'/>";
   }
   for (const Json& p : points)
     out += "<circle r='3' fill='var(--bar)' cx='" + number(place_x(p[0].get<double>()), "%.1f") + "' cy='" +
-           number(place_y(p[1].get<double>()), "%.1f") + "'><title>length " + number(p[0].get<double>(), "%.0f") + ": " +
-           number(p[1].get<double>()) + "</title></circle>";
+           number(place_y(p[1].get<double>()), "%.1f") + "'><title>length " +
+           number(p[0].get<double>(), "%.0f") + ": " + number(p[1].get<double>()) + "</title></circle>";
   out += "<text x='0' y='14'>" + number(y1, "%.1g") + "</text><text x='0' y='100'>" + number(y0, "%.1g") +
-         "</text><text x='40' y='116'>" + number(x0, "%.0f") + "</text><text x='300' y='116'>" + number(x1, "%.0f") +
-         "</text>";
+         "</text><text x='40' y='116'>" + number(x0, "%.0f") + "</text><text x='300' y='116'>" +
+         number(x1, "%.0f") + "</text>";
   return out + "</svg>";
 }
 
@@ -127,10 +136,11 @@ std::string accuracy_cards(const Json& certificate) {
       if (a["elements"].get<double>() == 0) continue;
       out += "<div class=card><h3>" + escaped(e["op"].get<std::string>()) + " " +
              escaped(e["implementation"].get<std::string>()) + "</h3><div class=quiet>" +
-             escaped(e["dtype"].get<std::string>()) + " in, " + escaped(a["result"].get<std::string>()) + " in " +
-             escaped(a["dtype"].get<std::string>()) + "</div><div>worst " + number(a["worst"].get<double>()) +
-             ", bound " + number(a["bound"].get<double>()) + ", 99.9% within " + number(a["p99_9"].get<double>()) +
-             ", exact " + number(100 * a["share_at_0_ulp"].get<double>(), "%.3g") + "%</div>" + histogram(a) +
+             escaped(e["dtype"].get<std::string>()) + " in, " + escaped(a["result"].get<std::string>()) +
+             " in " + escaped(a["dtype"].get<std::string>()) + "</div><div>worst " +
+             number(a["worst"].get<double>()) + ", bound " + number(a["bound"].get<double>()) +
+             ", 99.9% within " + number(a["p99_9"].get<double>()) + ", exact " +
+             number(100 * a["share_at_0_ulp"].get<double>(), "%.3g") + "%</div>" + histogram(a) +
              error_plot(a) + "</div>\n";
     }
   return out + "</div>";
@@ -144,7 +154,9 @@ std::string list(const Json& lines, const char* title) {
 }
 
 std::string coverage(const Json& certificate) {
-  std::string out = "<h2>Covered</h2><div class=scroll><table><tr><th>op<th>implementation<th>dtype<th>variants by dimension<th>order of addition</tr>";
+  std::string out =
+      "<h2>Covered</h2><div class=scroll><table><tr><th>op<th>implementation<th>dtype<th>variants by "
+      "dimension<th>order of addition</tr>";
   for (const Json& e : certificate["entries"]) {
     std::string dimensions, order;
     for (const auto& [name, n] : e["covered"].items())
@@ -153,9 +165,9 @@ std::string coverage(const Json& certificate) {
       if (!o["by_rows"].empty())
         order += o["by_rows"][0]["tree"].get<std::string>() +
                  (o["equal_for_all_rows"].get<bool>() ? " for every M " : " CHANGES with M ");
-    out += "<tr><td>" + escaped(e["op"].get<std::string>()) + "<td>" + escaped(e["implementation"].get<std::string>()) +
-           "<td>" + escaped(e["dtype"].get<std::string>()) + "<td>" + escaped(dimensions) + "<td>" + escaped(order) +
-           "</tr>\n";
+    out += "<tr><td>" + escaped(e["op"].get<std::string>()) + "<td>" +
+           escaped(e["implementation"].get<std::string>()) + "<td>" + escaped(e["dtype"].get<std::string>()) +
+           "<td>" + escaped(dimensions) + "<td>" + escaped(order) + "</tr>\n";
   }
   return out + "</table></div>";
 }
@@ -164,18 +176,21 @@ std::string coverage(const Json& certificate) {
 
 std::string report_page(const std::string& certificate_text) {
   const Json c = Json::parse(certificate_text);
-  std::string out = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
-                    "<title>rlk verification</title>";
+  std::string out =
+      "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+      "content='width=device-width,initial-scale=1'>"
+      "<title>rlk verification</title>";
   out += kStyle;
   out += "<h1>rlk verification: " +
          std::string(c["good"].get<bool>() ? "<span class=good>all promises kept</span>"
                                            : "<span class=bad>promises broken</span>") +
          (c["complete"].get<bool>() ? "" : " <span class=quiet>(partial)</span>") + "</h1>";
   const Json& h = c["host"];
-  out += "<p>rlk " + escaped(c["rlk"].get<std::string>()) + ", build " + escaped(c["build"].get<std::string>()) + ", seed " +
-         std::to_string(c["seed"].get<unsigned long>()) + ", " + number(c["seconds"].get<double>(), "%.1f") + " s. " +
-         escaped(h["cpu"].get<std::string>()) + ", " + escaped(h["isa"].get<std::string>()) + ", " +
-         escaped(h["system"].get<std::string>()) + ", " + std::to_string(h["threads"].get<long>()) + " threads.</p>";
+  out += "<p>rlk " + escaped(c["rlk"].get<std::string>()) + ", build " +
+         escaped(c["build"].get<std::string>()) + ", seed " + std::to_string(c["seed"].get<unsigned long>()) +
+         ", " + number(c["seconds"].get<double>(), "%.1f") + " s. " + escaped(h["cpu"].get<std::string>()) +
+         ", " + escaped(h["isa"].get<std::string>()) + ", " + escaped(h["system"].get<std::string>()) + ", " +
+         std::to_string(h["threads"].get<long>()) + " threads.</p>";
   out += list(c["failures"], "Broken promises") + matrix(c) + accuracy_cards(c) + coverage(c) +
          list(c["not_covered"], "Not covered");
   return out + "</html>\n";
