@@ -82,7 +82,8 @@ inline Two two_at(const void* p) noexcept {
 // The part of the policy that fits a word; the rest are strings and scopes, nearly always empty.
 uint64_t policy_word(const Options& o) noexcept {
   return static_cast<uint64_t>(o.precision) | uint64_t{o.needs_backward} << 8 |
-         uint64_t{o.deterministic} << 9 | uint64_t{o.evidence} << 10 | static_cast<uint64_t>(scope_state.precision) << 16 |
+         uint64_t{o.deterministic} << 9 | uint64_t{o.evidence} << 10 |
+         static_cast<uint64_t>(scope_state.precision) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(o.threads)) << 32;
 }
 
@@ -371,7 +372,8 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
     return {RLK_UNKNOWN_NAME,
             "this op is not in the library that is loaded: header and library versions differ"};
   const uint64_t now = gate().load(std::memory_order_acquire);
-  if (now & 1) [[unlikely]] {  // the scope of a forward is enforced at its backward, whatever thread that runs on
+  if (now & 1)
+      [[unlikely]] {  // the scope of a forward is enforced at its backward, whatever thread that runs on
     const Precision recorded = saved_precision(*snapshot().ops[static_cast<std::size_t>(op)].schema, slots);
     if (recorded > std::max(options.precision, scope_state.precision)) {
       Options raised = options;

@@ -1,9 +1,10 @@
-// Proof of what implementations promise: the harness that the project's tests, the command line and anybody with a
-// plugin of their own run.
+// Proof of what implementations promise: the harness that the project's tests, the command line and anybody
+// with a plugin of their own run.
 //
 //   rlk_register_backend(&my_backend, "my_test");
 //   rlk::harness::Report r = rlk::harness::verify({.implementation = "mine"});
-//   for (const auto& f : r.failures) fmt::print("{}\n", f.line());      // one line each, enough to reproduce it
+//   for (const auto& f : r.failures) fmt::print("{}\n", f.line());      // one line each, enough to reproduce
+//   it
 //
 // It knows an op by its schema, reference, cases and bound only, and runs implementations as users do.
 #pragma once
@@ -23,14 +24,14 @@ namespace rlk::harness {
 
 // What to verify, and how long to spend on it.
 struct Plan {
-  std::string op = "*";            // name or glob
-  std::string implementation{};    // id or backend; empty: every one
-  std::string device = "cpu";      // "cpu", "cuda", "hip"
-  std::string case_name{};         // exactly this case; empty: the op's own choice
-  std::string transform{};         // only this one
-  uint64_t seed = 1;               // of all data; a failure's line names it
-  double budget = 0;               // seconds; 0: everything. Less picks a covering subset and reports what it was
-  bool children = true;            // try in a child process what implementations refuse
+  std::string op = "*";          // name or glob
+  std::string implementation{};  // id or backend; empty: every one
+  std::string device = "cpu";    // "cpu", "cuda", "hip"
+  std::string case_name{};       // exactly this case; empty: the op's own choice
+  std::string transform{};       // only this one
+  uint64_t seed = 1;             // of all data; a failure's line names it
+  double budget = 0;     // seconds; 0: everything. Less picks a covering subset and reports what it was
+  bool children = true;  // try in a child process what implementations refuse
   // A command that ends in child_main(): the fixed corpus is run again in other processes, also under hostile
   // environments. Empty: reported as not covered.
   std::vector<std::string> child{};
@@ -43,10 +44,10 @@ struct Failure {
   std::string promise;  // "batch invariance", "accuracy", "equal bits", "purity", "strict", "predicate"
   std::string op, implementation, device, dtype, case_name, shape, transform;
   uint64_t seed = 0;
-  std::string result;       // argument that differs, when one does
-  int64_t index = -1;       // its first mismatching element
+  std::string result;              // argument that differs, when one does
+  int64_t index = -1;              // its first mismatching element
   uint64_t expected = 0, got = 0;  // bit patterns
-  int bits = 0;             // their width; 0: no bit patterns to show
+  int bits = 0;                    // their width; 0: no bit patterns to show
   std::string text;
   RLK_API std::string line() const;
 };
@@ -63,7 +64,7 @@ struct Accuracy {
   double share_exact = 0;                 // elements at 0 ulp
   double worst_ulps = 0;
   int64_t elements = 0;
-  std::array<int64_t, 16> ulps{};                        // 0, 1, 2, 3-4, 5-8, ... per power of two
+  std::array<int64_t, 16> ulps{};                       // 0, 1, 2, 3-4, 5-8, ... per power of two
   std::vector<std::pair<int64_t, double>> over_length;  // worst error by reduction length
 };
 
@@ -100,7 +101,8 @@ struct Report {
 
 RLK_API Report verify(const Plan& plan);
 
-// The certificate of a report as JSON; `mutants` are the names of deliberate errors this build's tests caught.
+// The certificate of a report as JSON; `mutants` are the names of deliberate errors this build's tests
+// caught.
 RLK_API std::string certificate(const Report& report, const std::vector<std::string>& mutants = {});
 
 // What such a command does: call this first in main; a result >= 0 is the exit code.

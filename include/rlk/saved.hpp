@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// While one lives, any op that would write into the tensor's bytes fails with both names, and a backward that reads
-// them runs at least at the precision that was in force where this was made, on whatever thread.
+// While one lives, any op that would write into the tensor's bytes fails with both names, and a backward that
+// reads them runs at least at the precision that was in force where this was made, on whatever thread.
 class RLK_API Saved {
  public:
   Saved() = default;
