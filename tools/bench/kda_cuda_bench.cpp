@@ -1,0 +1,152 @@
+// KDA on an NVIDIA GPU, as users get it: forward, backward, and the backward with its inter-chunk gradients
+// kept in memory between two kernels, all in one run.
+//
+//   kda_cuda_bench
+//
+// Medians of device events. "bytes" is what the kernels behind both scans move per token and head: what the
+// fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "rlk/rlk.hpp"
+
+namespace {
+
+using rlk::DType;
+using rlk::Tensor;
+using std::int64_t;
+
+constexpr int64_t kK = 128;
+constexpr DLDevice kGpu{kDLCUDA, 0};
+
+void check(cudaError_t e) {
+  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
+}
+
+struct Memory {
+  void* data = nullptr;
+  explicit Memory(int64_t bytes) { check(cudaMalloc(&data, static_cast<std::size_t>(bytes))); }
+  ~Memory() { cudaFree(data); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+// `draw` fills a block that is repeated over the memory; its odd size keeps rows different.
+template <class T>
+void fill(const Memory& memory, int64_t count, const std::function<T()>& draw) {
+  std::vector<T> block(static_cast<std::size_t>(std::min<int64_t>(count, (8 << 20) + 1237)));
+  for (T& x : block) x = draw();
+  for (int64_t at = 0; at < count; at += static_cast<int64_t>(block.size())) {
+    const auto part =
+        static_cast<std::size_t>(std::min<int64_t>(static_cast<int64_t>(block.size()), count - at));
+    check(cudaMemcpy(static_cast<T*>(memory.data) + at, block.data(), part * sizeof(T),
+                     cudaMemcpyHostToDevice));
+  }
+}
+
+std::uint16_t to_bf16(float f) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &f, 4);
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+
+double median_ms(const std::function<void()>& run) {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin)), check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 13; ++i) {
+    check(cudaEventRecord(begin));
+    run();
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 3) times.push_back(ms);
+  }
+  cudaEventDestroy(begin), cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+template <class Args>
+double time_of(const Args& args, std::string_view backend,
+               rlk::Status (*call)(const Args&, const rlk::Options&)) {
+  rlk::Options options{.backend = backend};
+  const auto bytes = rlk::workspace(args, options);
+  if (!bytes) throw std::runtime_error("no implementation on this machine");
+  const Memory workspace(static_cast<int64_t>(*bytes));
+  options.workspace = workspace.data;
+  options.workspace_bytes = *bytes;
+  return median_ms([&] { rlk::check(call(args, options)); });
+}
+
+void measure(int64_t batch, int64_t tokens, int64_t heads) {
+  const int64_t rows = batch * tokens * heads, wide = rows * kK;
+  const Memory q(2 * wide), k(2 * wide), v(2 * wide), d_out(2 * wide), out(2 * wide), d_q(2 * wide),
+      d_k(2 * wide), d_v(2 * wide), g(4 * wide), d_g(4 * wide), beta(4 * rows), d_beta(4 * rows);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto scaled = [&](float by) {
+    return [&random, &normal, by] { return to_bf16(by * normal(random)); };
+  };
+  const float unit = 1 / std::sqrt(static_cast<float>(kK));
+  fill<std::uint16_t>(q, wide, scaled(unit)), fill<std::uint16_t>(k, wide, scaled(unit));
+  fill<std::uint16_t>(v, wide, scaled(1)), fill<std::uint16_t>(d_out, wide, scaled(1));
+  fill<float>(g, wide, [&] { return -std::log1p(std::exp(-normal(random) - 1)); });
+  fill<float>(beta, rows, [&] { return 1 / (1 + std::exp(-normal(random))); });
+
+  const auto view = [&](const Memory& m, DType type) {
+    return Tensor(m.data, {batch, tokens, heads, kK}, type, kGpu);
+  };
+  const auto thin = [&](const Memory& m) { return Tensor(m.data, {batch, tokens, heads}, DType::f32, kGpu); };
+  const Tensor tq = view(q, DType::bf16), tk = view(k, DType::bf16), tv = view(v, DType::bf16),
+               tg = view(g, DType::f32), tb = thin(beta), to = view(out, DType::bf16),
+               td = view(d_out, DType::bf16), dq = view(d_q, DType::bf16), dk = view(d_k, DType::bf16),
+               dv = view(d_v, DType::bf16), dg = view(d_g, DType::f32), db = thin(d_beta);
+  const rlk::KdaFwd forward{.q = tq, .k = tk, .v = tv, .g = tg, .beta = tb, .out = to};
+  const rlk::KdaBwd backward{.q = tq,
+                             .k = tk,
+                             .v = tv,
+                             .g = tg,
+                             .beta = tb,
+                             .d_out = td,
+                             .d_q = dq,
+                             .d_k = dk,
+                             .d_v = dv,
+                             .d_g = dg,
+                             .d_beta = db};
+  const double f = time_of(forward, "cuda.sm90", rlk::kda_fwd),
+               b = time_of(backward, "cuda.sm90", rlk::kda_bwd),
+               u = time_of(backward, "cuda.sm90_unfused", rlk::kda_bwd);
+  // States 2 x 2KK / 64; v_new, dx, do, q, k, v at 2K; g and dg at 4K; dq and dk at 2K. Unfused: three fp32
+  // tiles of 64 x K and, for each 64 channels, dP and dM go out and come back, and q, k, g are read again.
+  constexpr double kFused = 4.0 * kK * kK / 64 + 12.0 * kK + 8.0 * kK + 4.0 * kK;
+  constexpr double kUnfused = kFused + 2 * (12.0 * kK + 512.0 * kK / 64) + 8.0 * kK;
+  fmt::print(
+      "(B={}, T={}, H={})  forward {:.3f} ms  backward {:.3f} ms  unfused {:.3f} ms: {:.3f} ms more for "
+      "{:.0f} against {:.0f} bytes\n",
+      batch, tokens, heads, f, b, u, u - b, kUnfused, kFused);
+}
+
+}  // namespace
+
+int main() {
+  try {
+    measure(8, 4096, 16);
+    measure(1, 8192, 32);
+    measure(8, 4096, 32);
+    measure(1, 32768, 32);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 1;
+  }
+}
