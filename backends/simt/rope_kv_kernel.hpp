@@ -69,7 +69,7 @@ __device__ __forceinline__ void sum_slot(const rotary::KvGeometry& kv, const KvC
     const T* x = kv_at<T>(kv.key, batch, token, 0) + kv.k_dim;
     float sum[2][Vec] = {};
     for (std::int64_t head = 0; head < kv.heads; head += kSumUnroll, x += kSumUnroll * kv.key.by_head) {
-      Pack<T, Vec> v[kSumUnroll][2];
+      Pack<T, Vec> v[kSumUnroll][2] = {};  // the compiler cannot see that unread ones stay unread
 #pragma unroll
       for (int u = 0; u < kSumUnroll; ++u) {
         if (head + u < kv.heads) {
