@@ -174,8 +174,10 @@ int64_t Array::numel() const {
 }
 
 DType Problem::input_dtype() const {
-  for (const auto& a : inputs)
-    if (a) return a->dtype;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i]) return inputs[i]->dtype;
+    if (results[i] != DType::none) return results[i];
+  }
   return DType::none;
 }
 

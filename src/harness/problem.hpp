@@ -35,7 +35,7 @@ struct Problem {
 
   const rlk_op_schema& schema() const { return *op->schema; }
   bool written(std::size_t argument) const { return schema().arguments[argument].role != RLK_READ; }
-  DType input_dtype() const;  // of the first argument
+  DType input_dtype() const;  // of the first argument that is there, as dispatch sees it
   std::string shape_text() const;
 };
 
