@@ -1,6 +1,7 @@
 // The rope kernels and their launchers, for the one file of a backend that its device compiler builds.
 #pragma once
 
+#include "on_device.hpp"
 #include "rope_kv_kernel.hpp"
 #include "rope_launchers.hpp"
 #include "rope_table_math.hpp"
@@ -17,27 +18,6 @@ inline hipError_t launch_tables(const RotaryTable& t, hipStream_t stream) {
   const std::int64_t blocks = (t.rows * t.pairs + kThreads - 1) / kThreads;
   hipLaunchKernelGGL(build_tables, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, t);
   return hipGetLastError();
-}
-
-// Makes a device current for a scope.
-class OnDevice {
- public:
-  explicit OnDevice(int device) : device_(device), before_(device) {
-    error_ = hipGetDevice(&before_);
-    if (error_ == hipSuccess && before_ != device_) error_ = hipSetDevice(device_);
-  }
-  ~OnDevice() {
-    if (before_ != device_) static_cast<void>(hipSetDevice(before_));
-  }
-  hipError_t error() const { return error_; }
-
- private:
-  int device_, before_;
-  hipError_t error_;
-};
-
-inline const char* words_of(hipError_t error) {
-  return error == hipSuccess ? nullptr : hipGetErrorString(error);
 }
 
 inline const char* run_rotate(const rotary::Geometry& g, void* stream, int device) {
