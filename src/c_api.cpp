@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "rlk/evidence.hpp"
 #include "rlk/introspect.h"
 #include "src/check.hpp"
 #include "src/failure.hpp"
@@ -61,6 +62,9 @@ Result<Options> read_options(const rlk_options* o) {
                   fmt::format("options: precision is '{}', it is standard, strict or golden", precision));
   out.needs_backward = o->needs_backward;
   out.deterministic = o->deterministic;
+  out.evidence = o->evidence;
+  if (o->reserved != 0)
+    return Status(RLK_INVALID_ARGUMENT, fmt::format("options: reserved is {}, it must be 0", o->reserved));
   out.workspace = o->workspace;
   out.workspace_bytes = o->workspace_bytes;
   if (o->threads < 0)
@@ -351,6 +355,12 @@ rlk_code rlk_load_plugin(const char* path) {
       },
       RLK_INTERNAL);
 }
+
+rlk_code rlk_load_evidence(const char* path) {
+  return guarded([&] { return set_failure(load_evidence(path ? path : "")); }, RLK_INTERNAL);
+}
+
+void rlk_clear_evidence() { clear_evidence(); }
 
 rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin) {
   return guarded(

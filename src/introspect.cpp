@@ -141,7 +141,7 @@ std::string backends_json(const Snapshot& s) {
                 .flag("built", b->built)
                 .flag("loaded", b->table != nullptr)
                 .text("usable", usable(*b))
-                .text("remedy", backend_remedy(*b))
+                .text("remedy", b->outage().remedy)
                 .text("version", b->table ? b->table->version : "")
                 .text("doc", b->table && b->table->doc ? b->table->doc : "")
                 .text("build_id", fmt::format("{:016x}", b->build_id))
@@ -160,7 +160,7 @@ std::string plugins_json(const Snapshot& s) {
                   .text("path", b->origin)
                   .text("state", state_name(b->state()))
                   .text("reason", b->reason())
-                  .text("remedy", backend_remedy(*b))
+                  .text("remedy", b->outage().remedy)
                   .str());
   return out.str();
 }

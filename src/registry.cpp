@@ -11,6 +11,7 @@
 #include "src/environment.hpp"
 #include "src/failure.hpp"
 #include "src/log.hpp"
+#include "src/messages.hpp"
 #include "src/plugin.hpp"
 #include "src/plugin_table.hpp"
 #include "src/threads.hpp"
@@ -297,6 +298,11 @@ std::string Backend::reason() {
 
 const rlk_device_services* Backend::services() const noexcept {
   return table && table->struct_size >= sizeof(rlk_backend) ? table->services : nullptr;
+}
+
+const Outage& Backend::outage() {
+  std::call_once(outage_once_, [this] { outage_ = {backend_problem(*this), backend_remedy(*this)}; });
+  return outage_;
 }
 
 Status Backend::activate() {

@@ -16,6 +16,11 @@
 
 namespace rlk {
 
+// Why a backend cannot run anything, and the smallest change that would mend it.
+struct Outage {
+  std::string problem, remedy;
+};
+
 // A backend in one of the states `--list` shows.
 struct Backend {
   enum State { absent, refused, load_failed, no_device, ready, active };
@@ -30,6 +35,8 @@ struct Backend {
   State state();
   std::string reason();
   const std::vector<rlk_device>& devices();
+  // Empty texts for a usable one. Put into words once: candidates hold views of it.
+  const Outage& outage();
   Status activate();
   // Memory and streams of its devices; null when it offers none.
   const rlk_device_services* services() const noexcept;
@@ -40,7 +47,8 @@ struct Backend {
 
  private:
   void probe();
-  std::once_flag probed_, activated_once_;
+  std::once_flag probed_, activated_once_, outage_once_;
+  Outage outage_;
   std::vector<rlk_device> devices_;
   std::string no_device_reason_;
   Status activation_;

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <set>
 
 #include "src/check.hpp"
 #include "src/evidence.hpp"
@@ -28,14 +26,6 @@ uint64_t fnv(uint64_t h, std::string_view text) {
 uint64_t fnv(uint64_t h, uint64_t value) {
   for (int i = 0; i < 8; ++i) h = (h ^ (value >> (8 * i) & 0xffu)) * 1099511628211ull;
   return h;
-}
-
-// Candidates hold views: what they say of a backend that is out is kept for ever, once.
-const char* interned(std::string text) {
-  static std::mutex mutex;
-  static auto& all = *new std::set<std::string>;
-  const std::lock_guard lock(mutex);
-  return all.insert(std::move(text)).first->c_str();
 }
 
 }  // namespace
@@ -84,7 +74,8 @@ struct Resolver::Search {
                 kNearestDevice);
     const Backend::State state = e.backend->state();
     if (state == Backend::no_device) {
-      rlk_verdict out = no(interned(backend_problem(*e.backend)), interned(backend_remedy(*e.backend)));
+      const Outage& outage = e.backend->outage();
+      rlk_verdict out = no(outage.problem.c_str(), outage.remedy.c_str());
       out.code = RLK_PLUGIN;  // not a refusal of this request: the backend cannot run any
       return out;
     }
@@ -154,7 +145,7 @@ struct Resolver::Search {
                         std::string& problem) const {
     for (const auto& b : s.backends) {
       if (b->name != backend) continue;
-      std::string text = backend_problem(*b);
+      std::string text = b->outage().problem;
       if (text.empty() && implementation.empty() &&
           std::none_of(op.implementations.begin(), op.implementations.end(),
                        [&](const auto& e) { return e.backend == b.get(); }))
@@ -181,8 +172,7 @@ struct Resolver::Search {
     }
     for (const auto& b : s.backends)
       if (!b->table)
-        candidates.push_back(
-            {nullptr, b->name, no("", interned(backend_remedy(*b))), interned(backend_problem(*b))});
+        candidates.push_back({nullptr, b->name, no("", b->outage().remedy.c_str()), b->outage().problem});
   }
 };
 

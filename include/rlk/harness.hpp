@@ -49,7 +49,8 @@ struct Failure {
   uint64_t expected = 0, got = 0;  // bit patterns
   int bits = 0;                    // their width; 0: no bit patterns to show
   std::string text;
-  RLK_API std::string line() const;
+  RLK_API std::string line() const;     // all of it
+  RLK_API std::string command() const;  // what shows it again
 };
 
 struct Tally {

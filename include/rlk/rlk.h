@@ -66,6 +66,8 @@ typedef struct rlk_options {
   uint64_t workspace_bytes;
   int32_t threads;        /**< CPU threads, 0: all in the affinity mask */
   uint32_t deterministic; /**< non-zero: only implementations that promise run-to-run equal bits */
+  uint32_t evidence;      /**< non-zero: only what a loaded certificate covers on this build and device */
+  uint32_t reserved;      /**< 0 */
 } rlk_options;
 
 /* ---- calls by name ------------------------------------------------------------------------------------ */
@@ -117,6 +119,11 @@ RLK_API rlk_code rlk_reload_environment(void);
 /** Loads a backend plugin from a path. Its file and folder must be safe to load (see README, "Add a
  * backend"). */
 RLK_API rlk_code rlk_load_plugin(const char* path);
+
+/** Reads a certificate that `rlk-dispatch --verify --certificate FILE` wrote, for rlk_options.evidence. */
+RLK_API rlk_code rlk_load_evidence(const char* path);
+/** Forgets all certificates. */
+RLK_API void rlk_clear_evidence(void);
 
 /** Receives log lines; level 0 trace .. 4 error. NULL silences. Without a sink RLK_LOG decides, on stderr. */
 typedef void (*rlk_log_sink)(void* context, int32_t level, const char* text);

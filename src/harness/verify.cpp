@@ -438,27 +438,30 @@ class Verification {
   }
 
   void other_processes() {
-    if (!plan_.children || !plan_.transform.empty() || targets_.empty()) return;
+    if (!plan_.children || targets_.empty()) return;
     if (plan_.child.empty()) {
       report_.not_covered.emplace_back("other processes and hostile variables: no child program was given");
       return;
     }
+    using Variables = std::vector<std::pair<std::string, std::string>>;
     const double patience = plan_.budget > 0 ? std::max(20.0, plan_.budget) : 300;
-    const auto run = [&](const std::vector<std::pair<std::string, std::string>>& environment) {
-      return run_child(plan_.child,
-                       {kChildFlag, plan_.op, plan_.implementation, plan_.device, std::to_string(plan_.seed),
-                        plan_.case_name},
-                       environment, patience);
+    const auto compare = [&](const std::string& transform, const Variables& variables) {
+      if ((plan_.stop && plan_.stop->load()) || (!plan_.transform.empty() && plan_.transform != transform))
+        return;
+      std::vector<std::string> words{
+          kChildFlag,     plan_.op, plan_.implementation, plan_.device, std::to_string(plan_.seed),
+          plan_.case_name};
+      for (const auto& b : snapshot().backends)  // a plugin that was loaded by hand is not found by itself
+        if (b->table && b->origin.front() == '/') words.push_back(b->origin);
+      compare_process(run_child(plan_.child, words, variables, patience), transform, !variables.empty());
     };
-    const auto stopped = [&] { return plan_.stop && plan_.stop->load(); };
-    for (int i = 0; i < 2 && !stopped(); ++i) compare_process(run({}), "another process", false);
+    for (int i = 0; i < 2; ++i) compare("another process", {});
     // All variables at once tells as much when nothing changes; one by one in thorough runs, to name the one.
-    std::vector<std::pair<std::string, std::string>> all(std::begin(kHostileVariables),
-                                                         std::end(kHostileVariables));
-    const bool singly = plan_.budget <= 0 || plan_.budget >= 300;
-    for (std::size_t i = 0; i < (singly ? all.size() : 1) && !stopped(); ++i)
-      compare_process(run(singly ? decltype(all){all[i]} : all),
-                      singly ? all[i].first + "=" + all[i].second : "all hostile variables", true);
+    const Variables all(std::begin(kHostileVariables), std::end(kHostileVariables));
+    if (plan_.transform.empty() && plan_.budget > 0 && plan_.budget < 300)
+      return compare("all hostile variables", all);
+    for (const auto& variable : all) compare(variable.first + "=" + variable.second, {variable});
+    if (!plan_.transform.empty()) compare("all hostile variables", all);
   }
 
   void compare_process(const ChildResult& child, const std::string& transform, bool hostile) {
@@ -531,7 +534,15 @@ std::string Failure::line() const {
   if (!transform.empty()) out += fmt::format(", transform '{}'", transform);
   if (index >= 0) out += fmt::format(", {}[{}]", result, index);
   if (bits) out += fmt::format(": expected 0x{:0{}x}, got 0x{:0{}x}", expected, bits / 4, got, bits / 4);
-  return out + (text.empty() ? "" : ": " + text);
+  return out + (text.empty() ? "" : ": " + text) + "; again: " + command();
+}
+
+std::string Failure::command() const {
+  std::string out =
+      fmt::format("rlk-dispatch --verify {} --device {} --seed {} --case '{}'", op, device, seed, case_name);
+  // Equal bits takes two.
+  if (promise != "equal bits") out += " --impl " + implementation;
+  return transform.empty() ? out : out + fmt::format(" --transform '{}'", transform);
 }
 
 bool Entry::good() const {
@@ -549,6 +560,7 @@ int child_main(int argc, char** argv) {
   plan.device = argv[4];
   plan.seed = std::strtoull(argv[5], nullptr, 10);
   plan.case_name = argv[6];
+  for (int i = 7; i < argc; ++i) rlk_load_plugin(argv[i]);  // most are there already
   Verification(plan).print_corpus();
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -164,6 +165,24 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   REQUIRE(static_cast<bool>(loaded));
   CHECK(chosen({.evidence = true}) == "native.golden");
   CHECK(chosen() != "native.golden");
+
+  // The same from C.
+  rlk_options options{};
+  options.struct_size = sizeof options;
+  options.evidence = 1;
+  const auto run_by_name = [&] {
+    const std::unique_ptr<rlk_args, void (*)(rlk_args*)> args(rlk_args_new("lm_head"), rlk_args_free);
+    rlk_args_tensor(args.get(), "hidden", &call.h.dl());
+    rlk_args_tensor(args.get(), "weight", &call.w.dl());
+    rlk_args_tensor(args.get(), "out", &call.y.dl());
+    return rlk_run(args.get(), &options);
+  };
+  CHECK(run_by_name() == RLK_OK);
+  rlk_clear_evidence();
+  CHECK(run_by_name() == RLK_NO_IMPLEMENTATION);
+  CHECK(rlk_load_evidence(path.c_str()) == RLK_OK);
+  CHECK(run_by_name() == RLK_OK);
+  CHECK(rlk_load_evidence("/nonexistent/certificate.json") == RLK_CONFIGURATION);
 
   // A certificate of another build proves nothing here.
   rlk::clear_evidence();

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "rlk/backend.hpp"
@@ -170,6 +172,8 @@ rlk_code shared_scratch(const LmHead& a, const Call&) {
       *out = 0;
       for (int64_t k = 0; k < s.k; ++k) *out = std::fma(hidden(a, row, k), weight(a, col, k), *out);
     }
+    if (row < 8)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // on two cores, luck is no proof
     for (int64_t col = 0; col < s.v; ++col) put(a, row, col, scratch[col]);
   }
   return RLK_OK;
@@ -227,25 +231,55 @@ rlk_verdict only_d_hidden(const LmHeadBwd& a, const rlk_request&) {
   return a.hidden.rank() == 2 ? kAccept : refuse("only rank 2");
 }
 
+// The classic: a rotation's backward that is the forward once more, the sine not negated.
+void rotate(const RopeBwd& a, const In& from, const Out& to) {
+  const int64_t pairs = from.dim(3) / 2;
+  const auto at = [](const auto& t, int64_t b, int64_t h, int64_t r) {
+    return b * t.stride(0) + h * t.stride(1) + r * t.stride(2);
+  };
+  for (int64_t b = 0; b < from.dim(0); ++b)
+    for (int64_t h = 0; h < from.dim(1); ++h)
+      for (int64_t r = 0; r < from.dim(2); ++r)
+        for (int64_t p = 0; p < pairs; ++p) {
+          const int64_t in = at(from, b, h, r) + p, out = at(to, b, h, r) + p;
+          const float x = load(from.dtype(), from.data<char>(), in),
+                      y = load(from.dtype(), from.data<char>(), in + pairs),
+                      c = a.cos.data<float>()[r * a.cos.stride(0) + p],
+                      s = a.sin.data<float>()[r * a.sin.stride(0) + p];
+          store(to.dtype(), to.data<char>(), out, x * c - y * s);
+          store(to.dtype(), to.data<char>(), out + pairs, y * c + x * s);
+        }
+}
+rlk_code forward_again(const RopeBwd& a, const Call&) {
+  rotate(a, a.d_out, a.d_x);
+  if (a.d_k_out) rotate(a, a.d_k_out, a.d_k);
+  return RLK_OK;
+}
+rlk_verdict plain_rotation(const RopeBwd& a, const rlk_request&) {
+  if (a.d_out.rank() != 4 || a.layout != RopeBwd::Layout::bhsd) return refuse("only [B, H, S, D]");
+  if (a.pairing != RopeBwd::Pairing::half || a.transpose || a.rotary_offset) return refuse("only halves");
+  if (a.cos.rank() != 2 || a.cos.dtype() != DType::f32 || 2 * a.cos.dim(1) != a.d_out.dim(3))
+    return refuse("only fp32 tables of half the width");
+  if (a.positions || a.starts || a.cu_seqlens || a.cp_size != 1) return refuse("only rows in order");
+  return kAccept;
+}
+
 // ---- their table
 // -----------------------------------------------------------------------------------------------
 
-constexpr uint32_t kFloats = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr const char* kControl = "a control";  // nothing wrong with it
 constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 template <auto Run, auto Supports = plain, auto Workspace = nullptr>
-constexpr rlk_implementation lm_head_with(const char* id, const char* arithmetic) {
-  return implement<LmHead, Run, Supports, Workspace>({.id = id,
-                                                      .doc = "a deliberate error",
-                                                      .priority = -1000,
-                                                      .arithmetic = arithmetic,
-                                                      .dtypes = kFloats,
-                                                      .traits = kAll});
+constexpr rlk_implementation lm_head_with(const char* id, const char* arithmetic,
+                                          const char* doc = "a deliberate error", uint32_t dtypes = RLK_F32) {
+  return implement<LmHead, Run, Supports, Workspace>(
+      {.id = id, .doc = doc, .priority = -1000, .arithmetic = arithmetic, .dtypes = dtypes, .traits = kAll});
 }
 
 // Every name is its own arithmetic: only false_arithmetic may clash.
 #define LM_HEAD(name) lm_head_with<name>("mutant." #name, "mutant/" #name)
 const rlk_implementation kImplementations[] = {
-    LM_HEAD(honest),
+    lm_head_with<honest>("mutant.honest", "mutant/honest", kControl, RLK_F32 | RLK_BF16 | RLK_F16),
     LM_HEAD(split_k_by_m),
     LM_HEAD(bf16_partials),
     LM_HEAD(one_row_path),
@@ -271,7 +305,7 @@ const rlk_implementation kImplementations[] = {
     LM_HEAD(refuses_late),
     LM_HEAD(by_environment),
     lm_head_with<false_arithmetic>("mutant.false_arithmetic", "fma64"),
-    lm_head_with<honest, refuses_odd>("mutant.refuses_odd", "mutant/refuses_odd"),
+    lm_head_with<honest, refuses_odd>("mutant.refuses_odd", "mutant/refuses_odd", kControl),
     [] {
       rlk_implementation i = lm_head_with<honest>("mutant.by_control_register", "mutant/by_control_register");
       i.run = by_control_register;
@@ -281,8 +315,14 @@ const rlk_implementation kImplementations[] = {
                                                     .doc = "a deliberate error",
                                                     .priority = -1000,
                                                     .arithmetic = "mutant/ones_only",
-                                                    .dtypes = kFloats,
+                                                    .dtypes = RLK_F32,
                                                     .traits = kAll}),
+    implement<RopeBwd, forward_again, plain_rotation>({.id = "mutant.forward_again",
+                                                       .doc = "a deliberate error",
+                                                       .priority = -1000,
+                                                       .arithmetic = "mutant/forward_again",
+                                                       .dtypes = RLK_F32,
+                                                       .traits = kAll}),
 };
 
 const std::vector<const rlk_implementation*> kPointers = [] {
@@ -316,7 +356,8 @@ constexpr Mutant kMutants[] = {
     {"mutant.by_environment", "strict", "obeys an ambient variable"},
     {"mutant.false_arithmetic", "equal bits", "claims an arithmetic it does not compute"},
     {"mutant.by_control_register", "strict", "adds in the caller's rounding mode"},
-    {"mutant.ones_only", "accuracy", "a gradient that is right for a cotangent of ones only"},
+    {"mutant.ones_only", "accuracy", "a gradient that is right for a cotangent of ones only", "lm_head_bwd"},
+    {"mutant.forward_again", "accuracy", "a rotation's backward that forgets to negate the sine", "rope_bwd"},
 };
 
 }  // namespace

@@ -11,6 +11,7 @@ struct Mutant {
   const char* id;
   const char* promise;  // that it breaks, as Failure::promise says
   const char* error;    // what is wrong with it
+  const char* op = "lm_head";
 };
 std::span<const Mutant> all();
 extern const rlk_backend backend;

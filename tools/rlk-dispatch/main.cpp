@@ -59,6 +59,9 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--case", o.case_name, "--verify: one case, as a failure names it");
   app.add_option("--transform", o.transform, "--verify: one transform, as a failure names it");
   app.add_option("--certificate", o.certificate, "--verify: write what was proved, as JSON");
+  app.add_option("--mutants", o.mutants,
+                 "--verify: a plugin of deliberate errors (tests/harness/mutants in a build tree); what is "
+                 "caught goes into the certificate");
   app.add_option("--report", o.report, "--verify: write a page with the matrix and plots");
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");

@@ -33,6 +33,7 @@ struct Options {
   uint64_t seed = 1;
   std::string budget = "normal";
   std::string certificate;  // --verify: where to write what was proved
+  std::string mutants;      // --verify: a plugin of deliberate errors that must be caught
   std::string report;       // --verify, --bench: where to write an HTML page
 
   std::string against;  // --verify lm_head: a dump of another machine's run to replay
