@@ -9,58 +9,17 @@
 //
 // The fp32 results of a product pass once through the cache on their way out: rounded, bias added, rounded
 // again, NaN canonical (0x7fffffff, in 16 bits 0x7fff).
-#include <bit>
 #include <cstring>
 
+#include "finish.hpp"
 #include "packs.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
+#include "views.hpp"
 #include "workers.hpp"
 
 namespace rlk::onednn {
 namespace {
-
-constexpr std::uint32_t kNan = 0x7fffffffu;
-
-Type type_of(DType t) { return t == DType::f32 ? Type::f32 : t == DType::bf16 ? Type::bf16 : Type::f16; }
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#  define RLK_WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#  define RLK_WIDE
-#endif
-
-inline float canonical(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  return std::bit_cast<float>((bits & 0x7fffffffu) > 0x7f800000u ? kNan : bits);
-}
-inline std::uint32_t to_bf16(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? kNan >> 16 : rounded;
-}
-inline float from_bf16(std::uint32_t x) { return std::bit_cast<float>(x << 16); }
-
-RLK_WIDE void finish_f32(const float* sums, std::int64_t count, float* out) {
-  for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j]);
-}
-RLK_WIDE void finish_f32_bias(const float* sums, std::int64_t count, const float* bias, float* out) {
-  for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j] + bias[j]);
-}
-RLK_WIDE void finish_bf16(const float* sums, std::int64_t count, std::uint16_t* out) {
-  for (std::int64_t j = 0; j < count; ++j) out[j] = static_cast<std::uint16_t>(to_bf16(sums[j]));
-}
-RLK_WIDE void finish_bf16_bias(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
-  for (std::int64_t j = 0; j < count; ++j)
-    out[j] = static_cast<std::uint16_t>(to_bf16(from_bf16(to_bf16(sums[j])) + bias[j]));
-}
-void finish_f16(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
-  const auto round = [](float x) { return x == x ? float_to_f16(x) : std::uint16_t{0x7fff}; };
-  for (std::int64_t j = 0; j < count; ++j) {
-    out[j] = round(sums[j]);
-    if (bias != nullptr) out[j] = round(f16_to_float(out[j]) + bias[j]);
-  }
-}
 
 void finish_row(const LmHead& a, std::int64_t row, std::int64_t col, std::int64_t count, const float* sums) {
   float bias[kPanel];
@@ -71,28 +30,9 @@ void finish_row(const LmHead& a, std::int64_t row, std::int64_t col, std::int64_
                 : type == DType::bf16 ? bf16_to_float(a.bias.data<std::uint16_t>()[col + j])
                                       : f16_to_float(a.bias.data<std::uint16_t>()[col + j]);
   const std::int64_t at = row * a.out.stride(-2) + col;
-  switch (a.out.dtype()) {
-    case DType::f32:
-      if (a.bias) return finish_f32_bias(sums, count, bias, a.out.data<float>() + at);
-      return finish_f32(sums, count, a.out.data<float>() + at);
-    case DType::bf16:
-      if (a.bias) return finish_bf16_bias(sums, count, bias, a.out.data<std::uint16_t>() + at);
-      return finish_bf16(sums, count, a.out.data<std::uint16_t>() + at);
-    default:
-      return finish_f16(sums, count, a.bias ? bias : nullptr, a.out.data<std::uint16_t>() + at);
-  }
+  finish(sums, count, a.bias ? bias : nullptr, a.out.dtype(),
+         a.out.data<std::byte>() + at * size_of(a.out.dtype()));
 }
-
-// How the rows of a call are cut: heights from the tallest down, the last one filled up with zero rows.
-struct Cut {
-  std::int64_t rows, tall, count;
-  explicit Cut(std::int64_t m)
-      : rows((m + 31) / 32 * 32), tall(rows / 128), count(tall + (rows % 128 / 64) + (rows % 64 / 32)) {}
-  std::int64_t height(std::int64_t i) const {
-    return i < tall ? 128 : i == tall && rows % 128 >= 64 ? 64 : 32;
-  }
-  std::int64_t row(std::int64_t i) const { return i <= tall ? i * 128 : tall * 128 + 64; }
-};
 
 // hidden as dense rows, one matrix per depth block: where it lies, except for rows that need zeros beside or
 // below them, or whose K has several blocks.
@@ -105,7 +45,7 @@ class Source {
         first_(first_copied(a, p, m)),
         copied_(Cut(m).rows - first_) {
     std::memset(copy_, 0, bytes(a, p, m));
-    const std::int64_t stride = (a.hidden.rank() > 1 ? a.hidden.stride(-2) : p.depth) * bytes_of(p.type);
+    const std::int64_t stride = row_stride(a.hidden) * bytes_of(p.type);
     for (std::int64_t i = first_; i < m; ++i)
       for (std::int64_t b = 0; b < p.count; ++b)
         std::memcpy(copy_ + block_offset(b) + (i - first_) * pitch(b),
@@ -134,21 +74,6 @@ class Source {
   std::byte* copy_;
   std::int64_t first_, copied_;  // rows from first_ on are read from the copy
 };
-
-template <bool W>
-std::int64_t rows_of(const View<W>& t) {
-  std::int64_t rows = 1;
-  for (std::int32_t i = 0; i + 1 < t.rank(); ++i) rows *= t.dim(i);
-  return rows;
-}
-
-// One stride leads through all rows; that of dimension -2 if there is one.
-template <bool W>
-bool even_rows(const View<W>& t) {
-  for (std::int32_t i = t.rank() - 3; i >= 0; --i)
-    if (t.dim(i) != 1 && t.stride(i) != t.stride(i + 1) * t.dim(i + 1)) return false;
-  return true;
-}
 
 Blocks blocks_of(const LmHead& a) {
   return Blocks(type_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));

@@ -19,7 +19,28 @@ namespace rlk::onednn {
 
 inline constexpr std::int64_t kPanel = 128;
 inline constexpr std::int64_t kDepthBlock = 4096;  // of 16-bit products: beyond it oneDNN cuts K its own way
-inline constexpr std::array<std::int64_t, 3> kHeights{128, 64, 32};
+inline constexpr std::array<std::int64_t, 5> kHeights{128, 64, 32, 16, 8};
+
+// How rows are cut into heights: from the tallest down, the last one the lowest that holds what is left,
+// filled up with zero rows. (Two low ones instead of a taller one would read the weight twice.)
+struct Cut {
+  std::int64_t rows, tall, count;
+  explicit Cut(std::int64_t m) {
+    const std::int64_t left = m % 32;
+    rows = m - left + (left == 0 ? 0 : left <= 8 ? 8 : left <= 16 ? 16 : 32);
+    tall = rows / kHeights[0];
+    count = tall;
+    for (std::int64_t bit = kHeights.back(); bit < kHeights[0]; bit *= 2) count += (rows & bit) != 0;
+  }
+  std::int64_t height(std::int64_t i) const { return row(i + 1) - row(i); }
+  std::int64_t row(std::int64_t i) const {
+    if (i <= tall) return i * kHeights[0];
+    std::int64_t at = tall * kHeights[0];
+    for (std::int64_t bit = kHeights[1]; i > tall; bit /= 2)
+      if ((rows & bit) != 0) at += bit, --i;
+    return at;
+  }
+};
 
 // oneDNN at one OpenMP thread for a scope, on this thread only: the setting belongs to the calling thread and
 // is put back.
@@ -61,7 +82,7 @@ class Products {
 
   // Whether run without a panel reads the rows as they lie; otherwise it packs them first, each time.
   bool reads_in_place(std::int64_t height, std::int64_t count) const {
-    return height <= kHeights[1] && count == kPanel && padded == depth;
+    return count == kPanel && in_place_[index_of(height)];
   }
 
   // The combination's products, made and held against the rule on first use; they live for ever.
@@ -70,13 +91,20 @@ class Products {
  private:
   Products(Type type, std::int64_t depth, std::int64_t weight_stride);
   void build();
-  std::string certify() const;
+  std::string certify();
+
+  static std::size_t index_of(std::int64_t height) {
+    std::size_t i = 0;
+    while (kHeights[i] != height) ++i;
+    return i;
+  }
 
   struct Room {
     std::size_t result = 0, panel = 0, rows = 0, scratchpad = 0, total = 0;
   };
   std::array<Product, kHeights.size()> packed_;
-  std::array<Product, kHeights.size()> plain_;  // on the weight as it lies; not for the tallest
+  std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for the tallest
+  std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
   dnnl::memory::desc rows_, dense_rows_;
   dnnl::reorder pack_rows_, pack_dense_rows_;
   Room room_;
