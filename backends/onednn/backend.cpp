@@ -1,6 +1,8 @@
 // The oneDNN backend's table.
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
+#include <string>
 
 #include "lm_head_weight.hpp"
 #include "matmul.hpp"
@@ -21,6 +23,13 @@ const rlk_implementation* const kImplementations[] = {
 };
 const rlk_op_schema* const kOps[] = {&lm_head_weight_schema};
 
+// "DNNL_MAX_CPU_ISA=AVX2": what may have taken the order away; empty when nothing is set.
+std::string limit() {
+  for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"})
+    if (const char* value = secure_getenv(name)) return std::string(name) + "=" + value;
+  return {};
+}
+
 // The start-up check: a product of one small K per type must reproduce its rule. Other K are checked when
 // they come.
 int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
@@ -28,7 +37,9 @@ int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_s
   const Products& f32 = Products::of(Type::f32, kDepth, kDepth);
   const Products& bf16 = Products::of(Type::bf16, kDepth, kDepth);
   if (!f32.refusal.empty() && !bf16.refusal.empty()) {
-    std::snprintf(reason, reason_size, "%s", f32.refusal.c_str());
+    const std::string set = limit();
+    std::snprintf(reason, reason_size, "%s%s%s", f32.refusal.c_str(), set.empty() ? "" : ", under ",
+                  set.c_str());
     return 0;
   }
   if (capacity > 0) {
