@@ -5,9 +5,16 @@
 namespace ropetest {
 namespace {
 
-void run_native(rlk::native::rope::Isa isa, const Geometry& g, bool stream) {
-  auto plan = rlk::native::rope::plan(g, isa);
-  plan.stream = stream && plan.stream;
+using rlk::native::rope::Isa;
+using rlk::native::rope::Stores;
+
+constexpr struct {
+  Isa isa;
+  const char* name;
+} kIsas[] = {{Isa::scalar, "scalar"}, {Isa::avx2, "avx2"}, {Isa::avx512, "avx512"}};
+
+void run_native(Isa isa, Stores stores, const Geometry& g) {
+  const auto plan = rlk::native::rope::plan(g, isa, stores);
   for (std::int64_t i = plan.tiles; i-- > 0;) rlk::native::rope::run_tile(g, plan, i);
 }
 
@@ -20,15 +27,16 @@ void run_fibers(const Geometry& g, rlk_fiber::Order order) {
 }  // namespace
 
 const std::vector<Engine>& engines() {
-  using rlk::native::rope::Isa;
   static const std::vector<Engine> all = [] {
     std::vector<Engine> list;
-    const Isa best = rlk::native::rope::best_isa();
-    list.push_back({"scalar", [](const Geometry& g) { run_native(Isa::scalar, g, true); }});
-    if (best >= Isa::avx2)
-      list.push_back({"avx2", [](const Geometry& g) { run_native(Isa::avx2, g, true); }});
-    if (best >= Isa::avx512)
-      list.push_back({"avx512", [](const Geometry& g) { run_native(Isa::avx512, g, true); }});
+    for (const auto& [isa, name] : kIsas) {
+      if (isa > rlk::native::rope::best_isa()) break;
+      for (Stores stores : {Stores::cached, Stores::streamed}) {
+        if (isa == Isa::scalar && stores == Stores::streamed) continue;
+        list.push_back({std::string(name) + (stores == Stores::streamed ? ", streamed" : ""),
+                        [isa, stores](const Geometry& g) { run_native(isa, stores, g); }});
+      }
+    }
     list.push_back({"fibers", [](const Geometry& g) { run_fibers(g, rlk_fiber::Order::ascending); }});
     list.push_back(
         {"fibers, shuffled", [](const Geometry& g) { run_fibers(g, rlk_fiber::Order::shuffled); }});
@@ -64,7 +72,6 @@ std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor
 }
 
 void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& second) {
-  using rlk::native::rope::Isa;
   rlk::rotary::KvGeometry g;
   REQUIRE(rlk::rotary::read_mla_kv(slots, backward, g) == "");
   const auto want_first = first.memory, want_second = second.memory;
@@ -75,12 +82,14 @@ void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& secon
     CHECK(first.memory == want_first);
     CHECK(second.memory == want_second);
   };
-  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+  for (const auto& [isa, name] : kIsas) {
     if (isa > rlk::native::rope::best_isa()) break;
-    check([&] {
-      const auto plan = rlk::native::rope::plan(g, isa);
-      for (std::int64_t i = plan.tiles; i-- > 0;) rlk::native::rope::run_tile(g, backward, plan, i);
-    });
+    CAPTURE(name);
+    for (Stores stores : {Stores::cached, Stores::streamed})
+      check([&] {
+        const auto plan = rlk::native::rope::plan(g, isa, stores);
+        for (std::int64_t i = plan.tiles; i-- > 0;) rlk::native::rope::run_tile(g, backward, plan, i);
+      });
   }
   check([&] { CHECK(rlk::simt::rope_kernel::launch_kv(g, backward, nullptr) == hipSuccess); });
 }

@@ -34,21 +34,6 @@ struct Check {
   bool transpose = false;
 };
 
-struct Setting {
-  Options options;
-  Tensor cos, sin, positions, starts, cu_seqlens;
-
-  Tensors tensors() {
-    Tensors t;
-    t.cos = cos.dl();
-    t.sin = sin.dl();
-    if (!positions.shape.empty()) t.positions = positions.dl();
-    if (!starts.shape.empty()) t.starts = starts.dl();
-    if (!cu_seqlens.shape.empty()) t.cu_seqlens = cu_seqlens.dl();
-    return t;
-  }
-};
-
 int cases_seen = 0;
 
 // Runs the checks of one case in every dtype that holds its inputs, then the negative controls against the

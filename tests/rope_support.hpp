@@ -186,6 +186,22 @@ inline std::function<std::int64_t(std::int64_t)> partner_of(std::int64_t dim, st
   };
 }
 
+// What a rotation is made of besides the tensor that turns.
+struct Setting {
+  Options options;
+  Tensor cos, sin, positions, starts, cu_seqlens;
+
+  Tensors tensors() {
+    Tensors t;
+    t.cos = cos.dl();
+    t.sin = sin.dl();
+    if (!positions.shape.empty()) t.positions = positions.dl();
+    if (!starts.shape.empty()) t.starts = starts.dl();
+    if (!cu_seqlens.shape.empty()) t.cu_seqlens = cu_seqlens.dl();
+    return t;
+  }
+};
+
 // Everything that can run a Geometry on this machine.
 struct Engine {
   std::string name;

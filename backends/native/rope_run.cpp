@@ -23,13 +23,17 @@ class DefaultFloatMode {
 #endif
 };
 
-// Non-temporal stores need whole aligned vectors, and pay once the result would sweep the caches anyway.
+// Non-temporal stores pay once the result would sweep the caches anyway.
 constexpr std::int64_t kStreamBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kTileBytes = std::int64_t{128} << 10;
 
-bool may_stream(const rlk::rotary::Geometry& g, std::int64_t bytes) {
+bool streams(Stores stores, std::int64_t bytes) {
+  return stores == Stores::streamed || (stores == Stores::by_size && bytes >= kStreamBytes);
+}
+
+// They need whole aligned vectors.
+bool aligned(const rlk::rotary::Geometry& g) {
   const std::int64_t size = g.bytes_per_element();
-  if (bytes < kStreamBytes || g.in_place) return false;
   std::int64_t all = g.offset * size | g.rotary_dim / 2 * size;
   for (int i = 0; i < g.parts; ++i) {
     const auto& p = g.part[i];
@@ -61,53 +65,71 @@ Isa best_isa() {
 
 namespace {
 
-TilePlan cut(const rlk::rotary::Geometry& g, std::int64_t token_bytes, Isa isa) {
-  TilePlan p;
-  p.tile = isa == Isa::avx512 ? &tile_avx512 : isa == Isa::avx2 ? &tile_avx2 : &tile_scalar;
-  p.kv_tile = isa == Isa::avx512 ? &kv_tile_avx512 : isa == Isa::avx2 ? &kv_tile_avx2 : &kv_tile_scalar;
-  p.tokens_per_tile = std::clamp<std::int64_t>(kTileBytes / std::max<std::int64_t>(1, token_bytes), 1, 256);
-  p.tiles_per_batch = (g.tokens + p.tokens_per_tile - 1) / p.tokens_per_tile;
-  p.tiles = g.batch * p.tiles_per_batch;
-  return p;
+const Kernels* kernels_for(Isa isa) {
+  return isa == Isa::avx512 ? &kAvx512 : isa == Isa::avx2 ? &kAvx2 : &kScalar;
+}
+
+std::int64_t pieces(std::int64_t whole, std::int64_t piece) { return (whole + piece - 1) / piece; }
+
+void count_tiles(const rlk::rotary::Geometry& g, TilePlan& p) {
+  p.tiles_per_batch = pieces(g.tokens, p.tokens_per_tile) * p.head_tiles;
+  p.tiles = p.heads == 0 ? 0 : g.batch * p.tiles_per_batch;
 }
 
 Tile tile_at(const rlk::rotary::Geometry& g, const TilePlan& p, std::int64_t index) {
   Tile tile;
   tile.batch = index / p.tiles_per_batch;
-  tile.token = index % p.tiles_per_batch * p.tokens_per_tile;
+  const std::int64_t rest = index % p.tiles_per_batch;
+  tile.token = rest / p.head_tiles * p.tokens_per_tile;
   tile.token_end = std::min(g.tokens, tile.token + p.tokens_per_tile);
+  tile.head = rest % p.head_tiles * p.heads_per_tile;
+  tile.head_end = std::min(p.heads, tile.head + p.heads_per_tile);
   tile.stream = p.stream;
   return tile;
 }
 
 }  // namespace
 
-TilePlan plan(const rlk::rotary::Geometry& g, Isa isa) {
-  const std::int64_t heads = g.part[0].heads + g.part[1].heads;
-  const std::int64_t token_bytes = heads * g.head_dim * g.bytes_per_element();
-  TilePlan p = cut(g, token_bytes, isa);
-  if (heads == 0) p.tiles = 0;
-  p.stream = may_stream(g, g.batch * g.tokens * token_bytes);
+// A tile stays where memory runs on: some tokens of every head, or, where each head's tokens lie together, as
+// many tokens as factors are held for and some of the heads.
+TilePlan plan(const rlk::rotary::Geometry& g, Isa isa, Stores stores) {
+  TilePlan p;
+  p.kernels = kernels_for(isa);
+  p.heads = p.heads_per_tile = g.part[0].heads + g.part[1].heads;
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, g.head_dim * g.bytes_per_element());
+  const std::int64_t rows = std::max<std::int64_t>(1, kTileBytes / row_bytes);
+  if (p.heads > 0 && heads_are_far(g.part[0])) {
+    p.tokens_per_tile = std::clamp<std::int64_t>(g.tokens, 1, kFactors / factor_stride(g.rotary_dim / 2));
+    p.heads_per_tile = std::clamp<std::int64_t>(rows / p.tokens_per_tile, 1, p.heads);
+    p.head_tiles = pieces(p.heads, p.heads_per_tile);
+  } else {
+    p.tokens_per_tile = std::clamp<std::int64_t>(rows / std::max<std::int64_t>(1, p.heads), 1, 256);
+  }
+  count_tiles(g, p);
+  p.stream = !g.in_place && aligned(g) && streams(stores, g.batch * g.tokens * p.heads * row_bytes);
   return p;
 }
 
 void run_tile(const rlk::rotary::Geometry& g, const TilePlan& p, std::int64_t index) {
   const DefaultFloatMode mode;
-  p.tile(g, tile_at(g, p, index));
+  p.kernels->tile(g, tile_at(g, p, index));
 }
 
-TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa) {
+TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa, Stores stores) {
+  TilePlan p;
+  p.kernels = kernels_for(isa);
+  p.heads = p.heads_per_tile = g.heads;
   const std::int64_t row = g.k_dim + g.v_dim + g.turn.rotary_dim;
-  const std::int64_t token_bytes = g.heads * row * g.turn.bytes_per_element();
-  TilePlan p = cut(g.turn, token_bytes, isa);
-  if (g.heads == 0) p.tiles = 0;
-  p.stream = g.turn.batch * g.turn.tokens * token_bytes >= kStreamBytes;
+  const std::int64_t token_bytes = std::max<std::int64_t>(1, g.heads * row * g.turn.bytes_per_element());
+  p.tokens_per_tile = std::clamp<std::int64_t>(kTileBytes / token_bytes, 1, 256);
+  count_tiles(g.turn, p);
+  p.stream = streams(stores, g.turn.batch * g.turn.tokens * token_bytes);
   return p;
 }
 
 void run_tile(const rlk::rotary::KvGeometry& g, bool backward, const TilePlan& p, std::int64_t index) {
   const DefaultFloatMode mode;
-  p.kv_tile(g, tile_at(g.turn, p, index), backward);
+  p.kernels->kv_tile(g, tile_at(g.turn, p, index), backward);
 }
 
 std::string check_rows(const char* op, const rlk::rotary::Geometry& g) {

@@ -1,5 +1,6 @@
-// The rope tile kernel in plain C++: any processor.
+// The rope tile kernels in plain C++: any processor.
 #include <cstring>
+#include <type_traits>
 
 #include "../simt/rope_math.hpp"
 #include "rope_tile.hpp"
@@ -18,11 +19,17 @@ struct Isa {
   static void store(T* p, V v) {
     *p = simt::from_float<T>(v);
   }
+  template <class T>
+  static void load_pairs(const T* p, V& even, V& odd) {
+    even = load(p), odd = load(p + 1);
+  }
+  template <bool Stream, class T>
+  static void store_pairs(T* p, V even, V odd) {
+    store<Stream>(p, even), store<Stream>(p + 1, odd);
+  }
   static V add(V a, V b) { return a + b; }
   static V mul(V a, V b) { return a * b; }
   static V fma(V a, V b, V c) { return __builtin_fmaf(a, b, c); }
-  static void deinterleave(V v0, V v1, V& a, V& b) { a = v0, b = v1; }
-  static void interleave(V a, V b, V& v0, V& v1) { v0 = a, v1 = b; }
   template <bool Stream>
   static void copy(void* to, const void* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);
@@ -34,9 +41,6 @@ struct Isa {
 
 }  // namespace
 
-void tile_scalar(const rlk::rotary::Geometry& g, const Tile& tile) { rotate_any(g, tile); }
-void kv_tile_scalar(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
-  split_any(g, tile, backward);
-}
+constinit const Kernels kScalar{rotate_any, split_any};
 
 }  // namespace rlk::native::rope

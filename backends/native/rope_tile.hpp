@@ -1,6 +1,6 @@
-// The seam between the rope driver and its vector kernels: one function per instruction set, chosen at run
-// time. All of them compute arithmetic "rope32" (backends/simt/rope_math.hpp), so the choice never changes a
-// bit.
+// The seam between the rope driver and its vector kernels: one pair of functions per instruction set, chosen
+// at run time. All of them compute arithmetic "rope32" (backends/simt/rope_math.hpp), so the choice never
+// changes a bit.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,27 @@
 
 namespace rlk::native::rope {
 
-// A box of work: tokens [token, token_end) of one batch row, all heads of all parts.
+// A box of work: tokens [token, token_end) of one batch row, heads [head, head_end) of all parts' heads in
+// their order (the key-value split takes every head).
 struct Tile {
-  std::int64_t batch = 0, token = 0, token_end = 0;
+  std::int64_t batch = 0, token = 0, token_end = 0, head = 0, head_end = 0;
   bool stream = false;  // write around the caches: the result is larger than they are
 };
 
-using TileFunction = void (*)(const rlk::rotary::Geometry&, const Tile&);
+// Rotation factors held at once, 4 KiB of each of four kinds: they share the first-level cache with the rows
+// that stream past. At 64 pairs they are those of 16 tokens.
+inline constexpr int kFactors = 1024;
+inline constexpr int kPairs = 256;  // of one token
 
-void tile_scalar(const rlk::rotary::Geometry&, const Tile&);
-void tile_avx2(const rlk::rotary::Geometry&, const Tile&);
-void tile_avx512(const rlk::rotary::Geometry&, const Tile&);
+inline int factor_stride(int pairs) { return pairs < kPairs ? (pairs + 15) / 16 * 16 : kPairs; }
 
-using KvTileFunction = void (*)(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+// Memory runs on along the tokens of a head (bhsd), not along the heads of a token.
+inline bool heads_are_far(const rlk::rotary::Part& part) { return part.x_head > part.x_token; }
 
-void kv_tile_scalar(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
-void kv_tile_avx2(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
-void kv_tile_avx512(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+struct Kernels {
+  void (*tile)(const rlk::rotary::Geometry&, const Tile&);
+  void (*kv_tile)(const rlk::rotary::KvGeometry&, const Tile&, bool backward);
+};
+extern const Kernels kScalar, kAvx2, kAvx512;  // null where the compiler cannot make them
 
 }  // namespace rlk::native::rope

@@ -2,15 +2,16 @@
 // anonymous namespace: nothing here may be shared between translation units that are compiled for different
 // processors.
 //
-// Isa gives: V (vector of floats), kWidth, load(const T*), store<Stream>(T*, V), add, mul, fma,
-// deinterleave(v0, v1, a, b), interleave(a, b, v0, v1), copy<Stream>(to, from, bytes), fence().
+// Isa gives: V (vector of floats), kWidth, load(const T*), store<Stream>(T*, V), load_pairs(const T*, even,
+// odd), store_pairs<Stream>(T*, even, odd), add, mul, fma, copy<Stream>(to, from, bytes), fence().
 
-constexpr int kPairs = 256;  // pairs whose factors are held at once
-constexpr int kTokens = 16;  // tokens whose factors are held at once: 16 KiB each of c1, m1 for 256 pairs
-
-// Factors of up to kTokens tokens, converted and signed once, used by every head.
+// Factors of the pairs of some tokens, converted and signed once, used by every head of a tile.
 struct Factors {
-  alignas(64) float c1[kTokens][kPairs], m1[kTokens][kPairs], c2[kTokens][kPairs], m2[kTokens][kPairs];
+  int pairs = 0, stride = 0, tokens = 0;  // pairs of a token held, entries between tokens, tokens held
+  bool full = false;
+  alignas(64) float c1[kFactors], m1[kFactors], c2[kFactors], m2[kFactors];
+
+  const float* second() const { return full ? c2 : c1; }
 };
 
 inline void read_factors(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token, int first,
@@ -46,53 +47,65 @@ inline void read_factors_plain(const rlk::rotary::Geometry& g, std::int64_t batc
   }
 }
 
-inline void read_box(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token, int tokens,
-                     int first, int pairs, Factors& f) {
+// Every 2W factors in the order in which Isa::load_pairs gives 2W elements.
+inline void split_pairs(float* f, int pairs) {
+  constexpr int W = Isa::kWidth;
+  for (int i = 0; i + 2 * W <= pairs; i += 2 * W) {
+    Isa::V even, odd;
+    Isa::load_pairs(f + i, even, odd);
+    Isa::template store<false>(f + i, even);
+    Isa::template store<false>(f + i + W, odd);
+  }
+}
+
+inline void read_box(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token,
+                     std::int64_t token_end, int first, bool split, Factors& f) {
   const bool plain = g.table.type == rlk::rotary::Float::f32 && !g.table.full && g.rows.axes == 1;
-  for (int t = 0; t < tokens; ++t) {
+  const int all = g.rotary_dim / 2;
+  f.pairs = all - first < kPairs ? all - first : kPairs;
+  f.stride = factor_stride(all);
+  const std::int64_t room = kFactors / f.stride;
+  f.tokens = static_cast<int>(token_end - token < room ? token_end - token : room);
+  f.full = g.table.full;
+  for (int t = 0; t < f.tokens; ++t) {
+    float *c1 = f.c1 + t * f.stride, *m1 = f.m1 + t * f.stride, *c2 = f.c2 + t * f.stride,
+          *m2 = f.m2 + t * f.stride;
     if (plain) {
-      read_factors_plain(g, batch, token + t, first, pairs, f.c1[t], f.m1[t], f.m2[t]);
+      read_factors_plain(g, batch, token + t, first, f.pairs, c1, m1, m2);
     } else {
-      read_factors(g, batch, token + t, first, pairs, f.c1[t], f.m1[t], f.c2[t], f.m2[t]);
+      read_factors(g, batch, token + t, first, f.pairs, c1, m1, c2, m2);
+    }
+    if (split) {
+      for (float* factors : {c1, m1, m2}) split_pairs(factors, f.pairs);
+      if (f.full) split_pairs(c2, f.pairs);
     }
   }
 }
 
-// One row of one head: `pairs` pairs. x0, x1 are the places of first and second members (half) or of the
-// first pair and the pair kWidth / 2 on (adjacent, x1 unused).
-template <class In, class T, bool InAdjacent, bool OutAdjacent, bool Stream>
-inline void rotate_row(const In* x0, const In* x1, T* y0, T* y1, int pairs, const float* c1, const float* m1,
-                       const float* c2, const float* m2) {
-  using V = Isa::V;
-  constexpr int W = Isa::kWidth;
-  int i = 0;
-  for (; i + W <= pairs; i += W) {
-    V a, b;
-    if constexpr (InAdjacent) {
-      Isa::deinterleave(Isa::load(x0 + 2 * i), Isa::load(x0 + 2 * i + W), a, b);
-    } else {
-      a = Isa::load(x0 + i), b = Isa::load(x1 + i);
-    }
-    const V ya = Isa::fma(a, Isa::load(c1 + i), Isa::mul(b, Isa::load(m1 + i)));
-    const V yb = Isa::fma(b, Isa::load(c2 + i), Isa::mul(a, Isa::load(m2 + i)));
-    if constexpr (OutAdjacent) {
-      V low, high;
-      Isa::interleave(ya, yb, low, high);
-      Isa::template store<Stream>(y0 + 2 * i, low);
-      Isa::template store<Stream>(y0 + 2 * i + W, high);
-    } else {
-      Isa::template store<Stream>(y0 + i, ya);
-      Isa::template store<Stream>(y1 + i, yb);
-    }
-  }
-  for (; i < pairs; ++i) {
-    const float a = rlk::simt::to_float(InAdjacent ? x0[2 * i] : x0[i]);
-    const float b = rlk::simt::to_float(InAdjacent ? x0[2 * i + 1] : x1[i]);
-    float ya, yb;
-    rlk::simt::rotate({c1[i], m1[i], c2[i], m2[i]}, a, b, ya, yb);
-    (OutAdjacent ? y0[2 * i] : y0[i]) = rlk::simt::from_float<T>(ya);
-    (OutAdjacent ? y0[2 * i + 1] : y1[i]) = rlk::simt::from_float<T>(yb);
-  }
+// 16-bit rows that are halves on both sides are read two vectors at a time, as even and odd elements: their
+// factors lie split.
+template <class In, class T, bool InAdjacent, bool OutAdjacent>
+constexpr bool kSplit = Isa::kWidth > 1 && !InAdjacent && !OutAdjacent &&
+                        std::is_same_v<In, rlk::simt::bf16> && std::is_same_v<T, rlk::simt::bf16>;
+
+// Rows that are turned one after the other: the heads of a token, or the tokens of a head. `in` and `out` are
+// the places of a row's first and second members (half) or of its first pair (adjacent, [1] unused).
+struct Run {
+  std::int64_t rows, x_step, y_step;
+  std::int64_t next;  // from the start of this run to that of the next one
+  int in[2], out[2];
+  int factor_step;  // from a row's factors to the next one's
+  bool pass;        // copy the dims that do not turn
+};
+
+// Rows that are fetched ahead, across the start of the next run: the processor's own prefetcher stops at a
+// page and loses its way at every jump.
+constexpr int kAhead = 4;
+
+template <class T>
+inline void prefetch(const T* p, int count) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < count; i += kLine) __builtin_prefetch(p + i);
 }
 
 // The dims that do not turn.
@@ -105,167 +118,133 @@ inline void pass_through(const rlk::rotary::Geometry& g, const T* x, T* y) {
   }
 }
 
+template <class In, class T, bool InAdjacent, bool OutAdjacent, bool Stream>
+inline void rotate_run(const rlk::rotary::Geometry& g, const In* x, T* y, const Run& run, const Factors& f,
+                       int t) {
+  using V = Isa::V;
+  constexpr int W = Isa::kWidth;
+  const int pairs = f.pairs;
+  const float *c1 = f.c1 + t * f.stride, *m1 = f.m1 + t * f.stride, *c2 = f.second() + t * f.stride,
+              *m2 = f.m2 + t * f.stride;
+  const auto turn = [&](int i, V a, V b, V& ya, V& yb) {
+    ya = Isa::fma(a, Isa::load(c1 + i), Isa::mul(b, Isa::load(m1 + i)));
+    yb = Isa::fma(b, Isa::load(c2 + i), Isa::mul(a, Isa::load(m2 + i)));
+  };
+  const int step = run.factor_step;
+  const std::int64_t x_step = run.x_step, y_step = run.y_step, to_next = run.next - run.rows * run.x_step;
+  const bool pass = run.pass;
+  const In *x0 = x + run.in[0], *x1 = x + run.in[1];
+  T *y0 = y + run.out[0], *y1 = y + run.out[1];
+  for (std::int64_t row = run.rows; row > 0; --row) {
+    if constexpr (std::is_same_v<In, T>) {
+      if (pass) pass_through<T, Stream>(g, x0 - run.in[0], y0 - run.out[0]);
+    }
+    prefetch(x0 + kAhead * x_step + (row > kAhead ? 0 : to_next), 2 * pairs);
+    int i = 0;
+    if constexpr (kSplit<In, T, InAdjacent, OutAdjacent>) {
+      for (; i + 2 * W <= pairs; i += 2 * W) {
+        V a[2], b[2], ya[2], yb[2];
+        Isa::load_pairs(x0 + i, a[0], a[1]);
+        Isa::load_pairs(x1 + i, b[0], b[1]);
+        turn(i, a[0], b[0], ya[0], yb[0]);
+        turn(i + W, a[1], b[1], ya[1], yb[1]);
+        Isa::template store_pairs<Stream>(y0 + i, ya[0], ya[1]);
+        Isa::template store_pairs<Stream>(y1 + i, yb[0], yb[1]);
+      }
+    }
+    for (; i + W <= pairs; i += W) {
+      V a, b, ya, yb;
+      if constexpr (InAdjacent) {
+        Isa::load_pairs(x0 + 2 * i, a, b);
+      } else {
+        a = Isa::load(x0 + i), b = Isa::load(x1 + i);
+      }
+      turn(i, a, b, ya, yb);
+      if constexpr (OutAdjacent) {
+        Isa::template store_pairs<Stream>(y0 + 2 * i, ya, yb);
+      } else {
+        Isa::template store<Stream>(y0 + i, ya);
+        Isa::template store<Stream>(y1 + i, yb);
+      }
+    }
+    for (; i < pairs; ++i) {
+      const float a = rlk::simt::to_float(InAdjacent ? x0[2 * i] : x0[i]);
+      const float b = rlk::simt::to_float(InAdjacent ? x0[2 * i + 1] : x1[i]);
+      float ya, yb;
+      rlk::simt::rotate({c1[i], m1[i], c2[i], m2[i]}, a, b, ya, yb);
+      (OutAdjacent ? y0[2 * i] : y0[i]) = rlk::simt::from_float<T>(ya);
+      (OutAdjacent ? y0[2 * i + 1] : y1[i]) = rlk::simt::from_float<T>(yb);
+    }
+    x0 += x_step, x1 += x_step, y0 += y_step, y1 += y_step;
+    c1 += step, m1 += step, c2 += step, m2 += step;
+  }
+}
+
 template <class T, bool InAdjacent, bool OutAdjacent, bool Stream>
-void rotate_box(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token, int tokens, int first,
-                int pairs, const Factors& f) {
-  const int half = g.rotary_dim / 2;
-  const int in0 = g.offset + (InAdjacent ? 2 * first : first), in1 = g.offset + half + first;
-  const int out0 = g.offset + (OutAdjacent ? 2 * first : first), out1 = g.offset + half + first;
-  const bool pass = first == 0 && !g.in_place && g.rotary_dim < g.head_dim;
+void rotate_box(const rlk::rotary::Geometry& g, const Tile& tile, std::int64_t token, int first,
+                const Factors& f) {
+  const int second = g.offset + g.rotary_dim / 2 + first;
+  Run run;
+  run.in[0] = g.offset + (InAdjacent ? 2 * first : first), run.in[1] = second;
+  run.out[0] = g.offset + (OutAdjacent ? 2 * first : first), run.out[1] = second;
+  run.pass = first == 0 && !g.in_place && g.rotary_dim < g.head_dim;
+  std::int64_t before = 0;  // heads of earlier parts
   for (int which = 0; which < g.parts; ++which) {
     const rlk::rotary::Part& part = g.part[which];
-    const T* x = static_cast<const T*>(part.x) + batch * part.x_batch + token * part.x_token;
-    T* y = static_cast<T*>(part.y) + batch * part.y_batch + token * part.y_token;
-    const auto row = [&](std::int64_t head, int t) {
-      const T* from = x + head * part.x_head + t * part.x_token;
-      T* to = y + head * part.y_head + t * part.y_token;
-      if (pass) pass_through<T, Stream>(g, from, to);
-      rotate_row<T, T, InAdjacent, OutAdjacent, Stream>(from + in0, from + in1, to + out0, to + out1, pairs,
-                                                        f.c1[t], f.m1[t], g.table.full ? f.c2[t] : f.c1[t],
-                                                        f.m2[t]);
-    };
-    if (part.x_head > part.x_token) {  // heads are far apart: stay in one for all tokens of the box
-      for (std::int64_t head = 0; head < part.heads; ++head) {
-        for (int t = 0; t < tokens; ++t) row(head, t);
-      }
+    const std::int64_t begin = tile.head > before ? tile.head - before : 0;
+    const std::int64_t end = tile.head_end - before < part.heads ? tile.head_end - before : part.heads;
+    before += part.heads;
+    if (begin >= end) continue;
+    const T* x = static_cast<const T*>(part.x) + tile.batch * part.x_batch + token * part.x_token +
+                 begin * part.x_head;
+    T* y = static_cast<T*>(part.y) + tile.batch * part.y_batch + token * part.y_token + begin * part.y_head;
+    if (heads_are_far(part)) {
+      run.rows = f.tokens, run.x_step = part.x_token, run.y_step = part.y_token, run.factor_step = f.stride;
+      run.next = part.x_head;
+      for (std::int64_t head = begin; head < end; ++head, x += part.x_head, y += part.y_head)
+        rotate_run<T, T, InAdjacent, OutAdjacent, Stream>(g, x, y, run, f, 0);
     } else {
-      for (int t = 0; t < tokens; ++t) {
-        for (std::int64_t head = 0; head < part.heads; ++head) row(head, t);
-      }
+      run.rows = end - begin, run.x_step = part.x_head, run.y_step = part.y_head, run.factor_step = 0;
+      run.next = part.x_token;
+      for (int t = 0; t < f.tokens; ++t, x += part.x_token, y += part.y_token)
+        rotate_run<T, T, InAdjacent, OutAdjacent, Stream>(g, x, y, run, f, t);
     }
   }
 }
 
-template <class T, bool Stream>
+template <class T, bool InAdjacent, bool OutAdjacent, bool Stream>
 void rotate_tile(const rlk::rotary::Geometry& g, const Tile& tile) {
   Factors f;
-  const int all = g.rotary_dim / 2;
-  for (std::int64_t token = tile.token; token < tile.token_end; token += kTokens) {
-    const int tokens = static_cast<int>(tile.token_end - token < kTokens ? tile.token_end - token : kTokens);
-    for (int first = 0; first < all; first += kPairs) {
-      const int pairs = all - first < kPairs ? all - first : kPairs;
-      read_box(g, tile.batch, token, tokens, first, pairs, f);
-      const auto box =
-          g.in_adjacent
-              ? (g.out_adjacent ? &rotate_box<T, true, true, Stream> : &rotate_box<T, true, false, Stream>)
-          : g.out_adjacent ? &rotate_box<T, false, true, Stream>
-                           : &rotate_box<T, false, false, Stream>;
-      box(g, tile.batch, token, tokens, first, pairs, f);
+  for (std::int64_t token = tile.token; token < tile.token_end; token += f.tokens) {
+    for (int first = 0; first < g.rotary_dim / 2; first += kPairs) {
+      read_box(g, tile.batch, token, tile.token_end, first, kSplit<T, T, InAdjacent, OutAdjacent>, f);
+      rotate_box<T, InAdjacent, OutAdjacent, Stream>(g, tile, token, first, f);
     }
   }
   if (Stream) Isa::fence();
+}
+
+template <class T, bool Stream>
+void rotate_as(const rlk::rotary::Geometry& g, const Tile& tile) {
+  const auto run =
+      g.in_adjacent
+          ? (g.out_adjacent ? &rotate_tile<T, true, true, Stream> : &rotate_tile<T, true, false, Stream>)
+      : g.out_adjacent ? &rotate_tile<T, false, true, Stream>
+                       : &rotate_tile<T, false, false, Stream>;
+  run(g, tile);
 }
 
 inline void rotate_any(const rlk::rotary::Geometry& g, const Tile& tile) {
   switch (g.type) {
     case rlk::rotary::Float::f32:
-      return tile.stream ? rotate_tile<float, true>(g, tile) : rotate_tile<float, false>(g, tile);
+      return tile.stream ? rotate_as<float, true>(g, tile) : rotate_as<float, false>(g, tile);
     case rlk::rotary::Float::bf16:
-      return tile.stream ? rotate_tile<rlk::simt::bf16, true>(g, tile)
-                         : rotate_tile<rlk::simt::bf16, false>(g, tile);
+      return tile.stream ? rotate_as<rlk::simt::bf16, true>(g, tile)
+                         : rotate_as<rlk::simt::bf16, false>(g, tile);
     default:
-      return tile.stream ? rotate_tile<rlk::simt::fp16, true>(g, tile)
-                         : rotate_tile<rlk::simt::fp16, false>(g, tile);
+      return tile.stream ? rotate_as<rlk::simt::fp16, true>(g, tile)
+                         : rotate_as<rlk::simt::fp16, false>(g, tile);
   }
 }
 
-// The key-value split. `first` and `pairs` name a stretch of the rotary dims, whose two members lie at m0 and
-// m1 of the side named by `adjacent`.
-struct Members {
-  int m0, m1, length;  // two runs of `length` elements; one run of twice that, at m0, when adjacent
-};
-inline Members members(bool adjacent, int first, int pairs, int rotary_dim) {
-  return adjacent ? Members{2 * first, 2 * first + pairs, pairs}
-                  : Members{first, rotary_dim / 2 + first, pairs};
-}
-
-template <class In, class T>
-void rotate_shared(const rlk::rotary::Geometry& g, const In* x0, const In* x1, T* y0, T* y1, int pairs,
-                   const Factors& f, int t) {
-  const float* c2 = g.table.full ? f.c2[t] : f.c1[t];
-  const auto turn =
-      g.in_adjacent
-          ? (g.out_adjacent ? &rotate_row<In, T, true, true, false> : &rotate_row<In, T, true, false, false>)
-      : g.out_adjacent ? &rotate_row<In, T, false, true, false>
-                       : &rotate_row<In, T, false, false, false>;
-  turn(x0, x1, y0, y1, pairs, f.c1[t], f.m1[t], c2, f.m2[t]);
-}
-
-// Sum over heads, ascending, in fp32.
-template <class T>
-void sum_heads(const T* x, std::int64_t by_head, std::int64_t heads, int length, float* sum) {
-  constexpr int W = Isa::kWidth;
-  int i = 0;
-  for (; i + W <= length; i += W) {
-    auto total = Isa::load(x + i);
-    for (std::int64_t h = 1; h < heads; ++h) total = Isa::add(total, Isa::load(x + h * by_head + i));
-    Isa::template store<false>(sum + i, total);
-  }
-  for (; i < length; ++i) {
-    float total = rlk::simt::to_float(x[i]);
-    for (std::int64_t h = 1; h < heads; ++h) total += rlk::simt::to_float(x[h * by_head + i]);
-    sum[i] = total;
-  }
-}
-
-template <class T, bool Stream>
-void split_tile(const rlk::rotary::KvGeometry& kv, const Tile& tile, bool backward) {
-  const rlk::rotary::Geometry& g = kv.turn;
-  Factors f;
-  alignas(64) T turned[2 * kPairs];
-  alignas(64) float sum[2 * kPairs];
-  const auto at = [&](const rlk::rotary::Strided& s, std::int64_t t) {
-    return static_cast<T*>(s.data) + tile.batch * s.by_batch + t * s.by_token;
-  };
-  const auto k_bytes = sizeof(T) * static_cast<std::size_t>(kv.k_dim);
-  const auto v_bytes = sizeof(T) * static_cast<std::size_t>(kv.v_dim);
-  for (std::int64_t token = tile.token; token < tile.token_end; token += kTokens) {
-    const int tokens = static_cast<int>(tile.token_end - token < kTokens ? tile.token_end - token : kTokens);
-    for (int first = 0; first < g.rotary_dim / 2; first += kPairs) {
-      const int pairs = g.rotary_dim / 2 - first < kPairs ? g.rotary_dim / 2 - first : kPairs;
-      read_box(g, tile.batch, token, tokens, first, pairs, f);
-      const Members in = members(g.in_adjacent, first, pairs, g.rotary_dim);
-      const Members out = members(g.out_adjacent, first, pairs, g.rotary_dim);
-      const auto run = sizeof(T) * static_cast<std::size_t>(pairs);
-      for (int t = 0; t < tokens; ++t) {
-        T* emb = at(kv.emb, token + t);
-        T* key = at(kv.key, token + t) + kv.k_dim;
-        if (backward) {
-          sum_heads(key + in.m0, kv.key.by_head, kv.heads, in.length, sum);
-          sum_heads(key + in.m1, kv.key.by_head, kv.heads, in.length, sum + pairs);
-          rotate_shared<float, T>(g, sum, sum + pairs, emb + out.m0, emb + out.m1, pairs, f, t);
-          continue;
-        }
-        rotate_shared<T, T>(g, emb + in.m0, emb + in.m1, turned, turned + pairs, pairs, f, t);
-        for (std::int64_t h = 0; h < kv.heads; ++h, key += kv.key.by_head) {
-          Isa::template copy<Stream>(key + out.m0, turned, run);
-          Isa::template copy<Stream>(key + out.m1, turned + pairs, run);
-        }
-      }
-    }
-    for (int t = 0; t < tokens; ++t) {
-      T *both = at(kv.kv, token + t), *key = at(kv.key, token + t), *value = at(kv.value, token + t);
-      for (std::int64_t h = 0; h < kv.heads; ++h) {
-        Isa::template copy<Stream>(backward ? both : key, backward ? key : both, k_bytes);
-        Isa::template copy<Stream>(backward ? both + kv.k_dim : value, backward ? value : both + kv.k_dim,
-                                   v_bytes);
-        both += kv.kv.by_head, key += kv.key.by_head, value += kv.value.by_head;
-      }
-    }
-  }
-  if (Stream) Isa::fence();
-}
-
-inline void split_any(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
-  switch (g.turn.type) {
-    case rlk::rotary::Float::f32:
-      return tile.stream ? split_tile<float, true>(g, tile, backward)
-                         : split_tile<float, false>(g, tile, backward);
-    case rlk::rotary::Float::bf16:
-      return tile.stream ? split_tile<rlk::simt::bf16, true>(g, tile, backward)
-                         : split_tile<rlk::simt::bf16, false>(g, tile, backward);
-    default:
-      return tile.stream ? split_tile<rlk::simt::fp16, true>(g, tile, backward)
-                         : split_tile<rlk::simt::fp16, false>(g, tile, backward);
-  }
-}
+#include "rope_split.inl"
