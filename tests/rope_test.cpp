@@ -1,7 +1,7 @@
 // labels: conformance
 // sources: rope_engines.cpp
-// The rope family through the public face: what rotation promises (adjoint, relative positions, packed =
-// loop, ranks = whole), what may alias what, and every refusal in words.
+// The rope family through the public face: names, calls in threads, what may alias what, and every refusal in
+// words. What rotation itself promises is in rope_properties_test.cpp.
 #include "rlk/harness.hpp"
 #include "rlk/rlk.hpp"
 #include "rope_support.hpp"
@@ -20,12 +20,6 @@ Tensor ints(std::vector<double> v, DLDataType type = kInt32) {
   return Tensor(type, {std::int64_t(v.size())}).fill(v);
 }
 
-double dot(Tensor& a, Tensor& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.size(); ++i) sum += a.get(i) * b.get(i);
-  return sum;
-}
-
 std::string words(const Status& s) { return std::string(s.message()); }
 
 // Tables of exact angles.
@@ -37,100 +31,6 @@ std::pair<Tensor, Tensor> tables(std::int64_t rows, std::int64_t dim) {
 }
 
 }  // namespace
-
-TEST_CASE("rope: <g, F x> = <F^T g, x> for random tables, in every layout and pairing") {
-  using L = rlk::Rope::Layout;
-  using P = rlk::Rope::Pairing;
-  for (L layout : {L::bhsd, L::bshd, L::sbhd})
-    for (P pairing : {P::half, P::adjacent, P::adjacent_to_half})
-      for (std::int64_t width : {12, 24}) {
-        Tensor x = floats({3, 4, 5, 32}, 1), g = floats(x.shape, 2), y = empty_like(x), dx = empty_like(x);
-        Tensor cos = floats({8, width}, 3), sin = floats({8, width}, 4);
-        const auto g_before = g.memory, x_before = x.memory;
-        rlk::Rope a{.x = x.dl(),
-                    .cos = cos.dl(),
-                    .sin = sin.dl(),
-                    .out = y.dl(),
-                    .layout = layout,
-                    .pairing = pairing};
-        a.rotary_dim = 24, a.rotary_offset = 4;
-        rlk::RopeBwd b{.d_out = g.dl(), .cos = cos.dl(), .sin = sin.dl(), .d_x = dx.dl()};
-        b.layout = static_cast<rlk::RopeBwd::Layout>(layout),
-        b.pairing = static_cast<rlk::RopeBwd::Pairing>(pairing);
-        b.rotary_dim = 24, b.rotary_offset = 4;
-        CHECK(words(rlk::rope(a)) == "");
-        CHECK(words(rlk::rope_bwd(b)) == "");
-        const double forward = dot(g, y), backward = dot(dx, x);
-        CHECK(std::fabs(forward - backward) <= 1e-5 * (std::fabs(forward) + 10));
-        CHECK(g.memory == g_before);
-        CHECK(x.memory == x_before);
-      }
-}
-
-TEST_CASE("rope: <R_i q, R_j k> depends on i - j only, also at positions 65536 and 131071") {
-  const std::int64_t dim = 128;
-  Tensor q = floats({1, dim}, 5), k = floats({1, dim}, 6);
-  const auto score = [&](std::int64_t i, std::int64_t j) {
-    double out[2];
-    Tensor cos(type_of(kF32), {2, dim / 2}), sin = cos, at = ints({double(i), double(j)}, kInt64);
-    REQUIRE(rlk::rope_tables({.cos = cos.dl(), .sin = sin.dl(), .positions = at.dl(), .rotary_dim = dim}));
-    Tensor both(type_of(kF32), {2, dim}), turned = both;
-    for (std::int64_t d = 0; d < dim; ++d) both.set(d, q.get(d)), both.set(dim + d, k.get(d));
-    CHECK(words(rlk::rope({.x = both.dl(), .cos = cos.dl(), .sin = sin.dl(), .out = turned.dl()})) == "");
-    out[0] = 0;
-    for (std::int64_t d = 0; d < dim; ++d) out[0] += turned.get(d) * turned.get(dim + d);
-    return out[0];
-  };
-  const double near = score(7, 3);
-  for (std::int64_t shift : {1, 100, 65536 - 7, 131071 - 7})
-    CHECK(score(7 + shift, 3 + shift) == doctest::Approx(near).epsilon(2e-5));
-  CHECK(std::fabs(score(8, 3) - near) > 1e-3);
-}
-
-TEST_CASE("rope: packed sequences equal the loop over them, empty ones included") {
-  auto [cos, sin] = tables(40, 32);
-  Tensor x = floats({11, 2, 32}, 7, Float::bf16), y = empty_like(x);
-  Tensor cu = ints({0, 4, 4, 5, 11}), starts = ints({3, 9, 20, 0});
-  rlk::Rope a{.x = x.dl(),
-              .cos = cos.dl(),
-              .sin = sin.dl(),
-              .starts = starts.dl(),
-              .cu_seqlens = cu.dl(),
-              .out = y.dl()};
-  a.layout = rlk::Rope::Layout::thd;
-  CHECK(words(rlk::rope(a)) == "");
-  for (int s = 0; s < 4; ++s) {
-    const auto begin = std::int64_t(cu.get(s)), length = std::int64_t(cu.get(s + 1)) - begin;
-    if (length == 0) continue;
-    Tensor part(x.view.dtype, {1, length, 2, 32}), out = part, start = ints({starts.get(s)});
-    for (std::int64_t i = 0; i < part.size(); ++i) part.set(i, x.get(begin * 64 + i));
-    rlk::Rope one{.x = part.dl(), .cos = cos.dl(), .sin = sin.dl(), .starts = start.dl(), .out = out.dl()};
-    one.layout = rlk::Rope::Layout::bshd;
-    CHECK(words(rlk::rope(one)) == "");
-    for (std::int64_t i = 0; i < out.size(); ++i) CHECK(out.bits(i) == y.bits(begin * 64 + i));
-  }
-}
-
-TEST_CASE("rope: the ranks of a context-parallel group together give the whole sequence") {
-  const std::int64_t ranks = 2, local = 6, whole = ranks * local;
-  auto [cos, sin] = tables(whole, 16);
-  Tensor x = floats({1, whole, 3, 16}, 8), y = empty_like(x);
-  rlk::Rope a{
-      .x = x.dl(), .cos = cos.dl(), .sin = sin.dl(), .out = y.dl(), .layout = rlk::Rope::Layout::bshd};
-  CHECK(words(rlk::rope(a)) == "");
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    Tensor part(x.view.dtype, {1, local, 3, 16}), out = part;
-    const auto global = [&](std::int64_t t) {
-      return t < local / 2 ? rank * local / 2 + t : (2 * ranks - 1 - rank) * local / 2 + t - local / 2;
-    };
-    for (std::int64_t i = 0; i < part.size(); ++i) part.set(i, x.get(global(i / 48) * 48 + i % 48));
-    rlk::Rope b{
-        .x = part.dl(), .cos = cos.dl(), .sin = sin.dl(), .out = out.dl(), .layout = rlk::Rope::Layout::bshd};
-    b.cp_rank = rank, b.cp_size = ranks;
-    CHECK(words(rlk::rope(b)) == "");
-    for (std::int64_t i = 0; i < out.size(); ++i) CHECK(out.bits(i) == y.bits(global(i / 48) * 48 + i % 48));
-  }
-}
 
 TEST_CASE("rope: an alias means what its name means elsewhere") {
   auto [cos, sin] = tables(8, 16);
