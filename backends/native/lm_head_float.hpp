@@ -1,21 +1,19 @@
-// Scalar conversions between fp32, fp64 and the two 16-bit types, all round to nearest even, all with the
-// canonical NaN. They are the meaning of "rounded to the output type"; vector code must agree bit for bit.
-// Also the guard that makes a kernel immune to a caller's flush-to-zero or rounding mode.
+// Elements by type for lm_head's scalar code, and the end of every product: how a sum becomes an element.
+// Vector code must agree bit for bit. Also the guard that makes a kernel immune to a caller's flush-to-zero
+// or rounding mode.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
 #include "lm_head_chain.hpp"
+#include "rlk/half.hpp"
 
 #if defined(__x86_64__)
 #  include <immintrin.h>
 #endif
 
 namespace rlk::native {
-
-inline constexpr std::uint32_t kCanonicalNan32 = 0x7fffffffu;
-inline constexpr std::uint16_t kCanonicalNan16 = 0x7fffu;
 
 // MXCSR at its default (round to nearest, no flushing, exceptions masked) for a scope. Threads that a caller
 // created may carry any mode, and a mode would change bits.
@@ -37,40 +35,6 @@ class DefaultFloatMode {
   DefaultFloatMode(const DefaultFloatMode&) = delete;
   DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
 };
-
-inline float canonical(float x) { return x == x ? x : std::bit_cast<float>(kCanonicalNan32); }
-
-inline float bf16_to_float(std::uint16_t h) { return std::bit_cast<float>(std::uint32_t{h} << 16); }
-
-inline std::uint16_t float_to_bf16(float x) {
-  if (x != x) return kCanonicalNan16;
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-inline float f16_to_float(std::uint16_t h) {
-  const std::uint32_t sign = std::uint32_t{h & 0x8000u} << 16;
-  const std::uint32_t exponent = (h >> 10) & 31u;
-  const std::uint32_t fraction = h & 0x3ffu;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
-  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;  // exact
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
-}
-
-inline std::uint16_t float_to_f16(float x) {
-  if (x != x) return kCanonicalNan16;
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;            // 65520 and above round to infinity
-  if (magnitude < 0x38800000u) {                                  // below 2^-14: a multiple of 2^-24
-    const float scaled = std::bit_cast<float>(magnitude) + 0.5f;  // 0.5 has a last place of 2^-24
-    return sign | static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(scaled) - 0x3f000000u);
-  }
-  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  return sign | static_cast<std::uint16_t>((rounded - 0x38000000u) >> 13);
-}
 
 // fp64 to fp32 rounded to odd: a later rounding to 16 bits then equals rounding the fp64 value once.
 inline float round_to_odd(double x) {

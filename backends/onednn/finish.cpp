@@ -1,30 +1,15 @@
 #include "finish.hpp"
 
-#include <bit>
-
 #include "rlk/half.hpp"
 
 namespace rlk::onednn {
 namespace {
-
-constexpr std::uint32_t kNan = 0x7fffffffu;
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #  define RLK_WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
 #else
 #  define RLK_WIDE
 #endif
-
-inline float canonical(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  return std::bit_cast<float>((bits & 0x7fffffffu) > 0x7f800000u ? kNan : bits);
-}
-inline std::uint32_t to_bf16(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? kNan >> 16 : rounded;
-}
-inline float from_bf16(std::uint32_t x) { return std::bit_cast<float>(x << 16); }
 
 RLK_WIDE void finish_f32(const float* sums, std::int64_t count, float* out) {
   for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j]);
@@ -33,17 +18,16 @@ RLK_WIDE void finish_f32_bias(const float* sums, std::int64_t count, const float
   for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j] + bias[j]);
 }
 RLK_WIDE void finish_bf16(const float* sums, std::int64_t count, std::uint16_t* out) {
-  for (std::int64_t j = 0; j < count; ++j) out[j] = static_cast<std::uint16_t>(to_bf16(sums[j]));
+  for (std::int64_t j = 0; j < count; ++j) out[j] = float_to_bf16(sums[j]);
 }
 RLK_WIDE void finish_bf16_bias(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
   for (std::int64_t j = 0; j < count; ++j)
-    out[j] = static_cast<std::uint16_t>(to_bf16(from_bf16(to_bf16(sums[j])) + bias[j]));
+    out[j] = float_to_bf16(bf16_to_float(float_to_bf16(sums[j])) + bias[j]);
 }
 void finish_f16(const float* sums, std::int64_t count, const float* bias, std::uint16_t* out) {
-  const auto round = [](float x) { return x == x ? float_to_f16(x) : std::uint16_t{0x7fff}; };
   for (std::int64_t j = 0; j < count; ++j) {
-    out[j] = round(sums[j]);
-    if (bias != nullptr) out[j] = round(f16_to_float(out[j]) + bias[j]);
+    out[j] = float_to_f16(sums[j]);
+    if (bias != nullptr) out[j] = float_to_f16(f16_to_float(out[j]) + bias[j]);
   }
 }
 

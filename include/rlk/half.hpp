@@ -1,5 +1,9 @@
-// Exact conversions between fp64 / fp32 and the 16-bit types, round to nearest even, the same bits on every
-// machine.
+// Conversions between fp64 / fp32 and the 16-bit types for host code: the meaning of "rounded to the output
+// type". Widening is exact. Narrowing rounds once, to nearest even, keeps subnormals, and stores every NaN as
+// one pattern: x86 carries a NaN's payload on, NVIDIA's conversions do not, so a payload could not be
+// promised. Nothing here rounds by the processor, so no rounding or flushing mode of a caller can change a
+// bit. Vector code and device code (backends/simt/half.hpp) must agree, and tests/half_test.cpp compares
+// them.
 #pragma once
 
 #include <bit>
@@ -7,6 +11,12 @@
 #include <cstdint>
 
 namespace rlk {
+
+inline constexpr uint32_t kCanonicalNan32 = 0x7fffffffu;
+inline constexpr uint16_t kCanonicalNan16 = 0x7fffu;
+
+// What a finished fp32 result is stored as.
+inline float canonical(float x) noexcept { return x == x ? x : std::bit_cast<float>(kCanonicalNan32); }
 
 inline float bf16_to_float(uint16_t h) noexcept { return std::bit_cast<float>(uint32_t{h} << 16); }
 
@@ -24,7 +34,7 @@ inline uint16_t round_to_16(double x, int fraction_bits, int min_exponent, int m
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   const auto sign = static_cast<uint16_t>(bits >> 48 & 0x8000u);
   const auto infinity = static_cast<uint16_t>(sign | ((max_exponent - min_exponent + 2) << fraction_bits));
-  if (x != x) return static_cast<uint16_t>(infinity | 1u << (fraction_bits - 1));
+  if (x != x) return kCanonicalNan16;
   if (std::isinf(x)) return infinity;
   const double magnitude = std::fabs(x);
   if (magnitude == 0) return sign;
@@ -48,9 +58,22 @@ inline uint16_t double_to_f16(double x) noexcept { return round_to_16(x, 10, -14
 
 inline uint16_t float_to_bf16(float x) noexcept {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? kCanonicalNan16 : rounded);
 }
-inline uint16_t float_to_f16(float x) noexcept { return double_to_f16(x); }
+
+inline uint16_t float_to_f16(float x) noexcept {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = bits >> 16 & 0x8000u, exponent = magnitude >> 23;
+  if (magnitude > 0x7f800000u) return kCanonicalNan16;
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and above
+  if (exponent < 102) return static_cast<uint16_t>(sign);                      // below half of 2^-24
+  if (exponent < 113) {                                                        // a multiple of 2^-24
+    const uint32_t significand = (magnitude & 0x7fffffu) | 0x800000u, shift = 126 - exponent;
+    const uint32_t half = 1u << (shift - 1), odd = significand >> shift & 1u;
+    return static_cast<uint16_t>(sign | (significand + half - 1 + odd) >> shift);
+  }
+  return static_cast<uint16_t>(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
 
 }  // namespace rlk
