@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/device.hpp"
 #include "cuda/lm_head_cublaslt.h"
 #include "rlk/plugin.h"
+#include "simt/device_services.hpp"
 
 namespace rlk::cuda {
 
@@ -20,7 +20,29 @@ namespace rlk::cuda {
 
 namespace {
 
-const rlk_host* host_services = nullptr;
+struct Runtime {
+  static constexpr const char* kName = "cuda";
+  using Error = cudaError_t;
+  static constexpr Error kSuccess = cudaSuccess;
+  static const char* words(Error error) { return cudaGetErrorString(error); }
+  static Error current_device(int* id) { return cudaGetDevice(id); }
+  static Error use_device(int id) { return cudaSetDevice(id); }
+  static Error allocate(void** out, std::size_t bytes) { return cudaMalloc(out, bytes); }
+  static Error release(void* data) { return cudaFree(data); }
+  static Error copy_in(void* to, const void* from, std::size_t bytes) {
+    return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+  }
+  static Error copy_out(void* to, const void* from, std::size_t bytes) {
+    return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost);
+  }
+  static cudaStream_t stream_of(void* handle) { return static_cast<cudaStream_t>(handle); }
+  static Error synchronize(void* stream) { return cudaStreamSynchronize(stream_of(stream)); }
+  static Error stream_create(void** stream) {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+  }
+  static Error stream_destroy(void* stream) { return cudaStreamDestroy(stream_of(stream)); }
+};
+using Services = simt::DeviceServices<Runtime>;
 
 const rlk_implementation* const kImplementations[] = {
 #define RLK_IMPLEMENTATION(name) &name,
@@ -48,62 +70,29 @@ int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_s
   return count;
 }
 
-// Runs one runtime call on the device and turns its error into the host's words.
-template <class F>
-int32_t on_device(const rlk_device* device, const char* what, F&& f) {
-  const DeviceGuard guard(device->id);
-  const cudaError_t error = f();
-  if (error == cudaSuccess) return RLK_OK;
-  return host_services->fail(RLK_INTERNAL,
-                             (std::string("cuda: ") + what + ": " + cudaGetErrorString(error)).c_str());
-}
-
-cudaStream_t stream_of(void* handle) { return static_cast<cudaStream_t>(handle); }
-
-int32_t allocate(const rlk_device* device, uint64_t bytes, void** out) {
-  return on_device(device, "allocate", [&] { return cudaMalloc(out, bytes ? bytes : 1); });
-}
-int32_t release(const rlk_device* device, void* data) {
-  return on_device(device, "release", [&] { return cudaFree(data); });
-}
-int32_t copy_in(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
-  return on_device(device, "copy in", [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice); });
-}
-int32_t copy_out(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
-  return on_device(device, "copy out", [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost); });
-}
-int32_t synchronize(const rlk_device* device, void* stream) {
-  return on_device(device, "synchronize", [&] { return cudaStreamSynchronize(stream_of(stream)); });
-}
-int32_t stream_create(const rlk_device* device, void** stream) {
-  return on_device(device, "create a stream", [&] {
-    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
-  });
-}
-int32_t stream_destroy(const rlk_device* device, void* stream) {
-  return on_device(device, "destroy a stream", [&] { return cudaStreamDestroy(stream_of(stream)); });
-}
 int32_t capture_begin(const rlk_device* device, void* stream) {
-  return on_device(device, "begin a capture", [&] {
-    return cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal);
+  return Services::on_device(device, "begin a capture", [&] {
+    return cudaStreamBeginCapture(Runtime::stream_of(stream), cudaStreamCaptureModeThreadLocal);
   });
 }
 int32_t capture_end(const rlk_device* device, void* stream, void** graph) {
-  return on_device(device, "end a capture", [&] {
+  return Services::on_device(device, "end a capture", [&] {
     cudaGraph_t recorded = nullptr;
-    if (cudaError_t e = cudaStreamEndCapture(stream_of(stream), &recorded); e != cudaSuccess) return e;
+    if (cudaError_t e = cudaStreamEndCapture(Runtime::stream_of(stream), &recorded); e != cudaSuccess)
+      return e;
     const cudaError_t e = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), recorded, 0);
     cudaGraphDestroy(recorded);
     return e;
   });
 }
 int32_t graph_launch(const rlk_device* device, void* graph, void* stream) {
-  return on_device(device, "launch a graph",
-                   [&] { return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)); });
+  return Services::on_device(device, "launch a graph", [&] {
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Runtime::stream_of(stream));
+  });
 }
 int32_t graph_destroy(const rlk_device* device, void* graph) {
-  return on_device(device, "destroy a graph",
-                   [&] { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); });
+  return Services::on_device(device, "destroy a graph",
+                             [&] { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); });
 }
 int32_t describe(const rlk_device* device, char* out, size_t size) {
   int driver = 0, runtime = 0;
@@ -119,19 +108,12 @@ int32_t describe(const rlk_device* device, char* out, size_t size) {
   return RLK_OK;
 }
 
-const rlk_device_services kServices = {sizeof(rlk_device_services),
-                                       allocate,
-                                       release,
-                                       copy_in,
-                                       copy_out,
-                                       synchronize,
-                                       stream_create,
-                                       stream_destroy,
-                                       capture_begin,
-                                       capture_end,
-                                       graph_launch,
-                                       graph_destroy,
-                                       describe};
+constexpr rlk_device_services kServices = [] {
+  rlk_device_services t = Services::table(describe);
+  t.capture_begin = capture_begin, t.capture_end = capture_end;
+  t.graph_launch = graph_launch, t.graph_destroy = graph_destroy;
+  return t;
+}();
 
 const rlk_backend kBackend = {sizeof(rlk_backend),
                               RLK_ABI_MAJOR,
@@ -152,6 +134,6 @@ const rlk_backend kBackend = {sizeof(rlk_backend),
 
 extern "C" RLK_EXPORT const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host) {
   if (host_abi_major != RLK_ABI_MAJOR) return nullptr;
-  rlk::cuda::host_services = host;
+  rlk::cuda::Services::host = host;
   return &rlk::cuda::kBackend;
 }

@@ -31,7 +31,7 @@ inline cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_
 
 inline rlk_code check(const Call& call, const char* op, cudaError_t error) {
   if (error == cudaSuccess) return RLK_OK;
-  return call.fail(RLK_INTERNAL, std::string(op) + ": " + cudaGetErrorString(error));
+  return call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + cudaGetErrorString(error));
 }
 
 }  // namespace rlk::cuda

@@ -134,7 +134,7 @@ rlk_code on_device(const Call& call, const char* op, Launch&& launch) {
   const cudaError_t error = launch(call.workspace().data(), static_cast<cudaStream_t>(call.stream()));
   if (before != call.device().id) cudaSetDevice(before);
   if (error == cudaSuccess) return RLK_OK;
-  return call.fail(RLK_INTERNAL, std::string(op) + ": " + cudaGetErrorString(error));
+  return call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + cudaGetErrorString(error));
 }
 
 rlk_code run_forward(const KdaFwd& a, const Call& call) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "rlk/plugin.h"
+#include "simt/device_services.hpp"
 
 namespace rlk::hip {
 
@@ -18,7 +19,29 @@ namespace rlk::hip {
 
 namespace {
 
-const rlk_host* host_services = nullptr;
+struct Runtime {
+  static constexpr const char* kName = "hip";
+  using Error = hipError_t;
+  static constexpr Error kSuccess = hipSuccess;
+  static const char* words(Error error) { return hipGetErrorString(error); }
+  static Error current_device(int* id) { return hipGetDevice(id); }
+  static Error use_device(int id) { return hipSetDevice(id); }
+  static Error allocate(void** out, std::size_t bytes) { return hipMalloc(out, bytes); }
+  static Error release(void* data) { return hipFree(data); }
+  static Error copy_in(void* to, const void* from, std::size_t bytes) {
+    return hipMemcpy(to, from, bytes, hipMemcpyHostToDevice);
+  }
+  static Error copy_out(void* to, const void* from, std::size_t bytes) {
+    return hipMemcpy(to, from, bytes, hipMemcpyDeviceToHost);
+  }
+  static hipStream_t stream_of(void* handle) { return static_cast<hipStream_t>(handle); }
+  static Error synchronize(void* stream) { return hipStreamSynchronize(stream_of(stream)); }
+  static Error stream_create(void** stream) {
+    return hipStreamCreateWithFlags(reinterpret_cast<hipStream_t*>(stream), hipStreamNonBlocking);
+  }
+  static Error stream_destroy(void* stream) { return hipStreamDestroy(stream_of(stream)); }
+};
+using Services = simt::DeviceServices<Runtime>;
 
 const rlk_implementation* const kImplementations[] = {
 #define RLK_IMPLEMENTATION(name) &name,
@@ -45,44 +68,6 @@ int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_s
   return count;
 }
 
-// Runs one runtime call on the device and turns its error into the host's words.
-template <class F>
-int32_t on_device(const rlk_device* device, const char* what, F&& f) {
-  int previous = device->id;
-  (void)hipGetDevice(&previous);
-  hipError_t error = previous == device->id ? hipSuccess : hipSetDevice(device->id);
-  if (error == hipSuccess) error = f();
-  if (previous != device->id) (void)hipSetDevice(previous);
-  if (error == hipSuccess) return RLK_OK;
-  return host_services->fail(RLK_BACKEND_ERROR,
-                             (std::string("hip: ") + what + ": " + hipGetErrorString(error)).c_str());
-}
-
-hipStream_t stream_of(void* handle) { return static_cast<hipStream_t>(handle); }
-
-int32_t allocate(const rlk_device* device, uint64_t bytes, void** out) {
-  return on_device(device, "allocate", [&] { return hipMalloc(out, bytes ? bytes : 1); });
-}
-int32_t release(const rlk_device* device, void* data) {
-  return on_device(device, "release", [&] { return hipFree(data); });
-}
-int32_t copy_in(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
-  return on_device(device, "copy in", [&] { return hipMemcpy(to, from, bytes, hipMemcpyHostToDevice); });
-}
-int32_t copy_out(const rlk_device* device, void* to, const void* from, uint64_t bytes) {
-  return on_device(device, "copy out", [&] { return hipMemcpy(to, from, bytes, hipMemcpyDeviceToHost); });
-}
-int32_t synchronize(const rlk_device* device, void* stream) {
-  return on_device(device, "synchronize", [&] { return hipStreamSynchronize(stream_of(stream)); });
-}
-int32_t stream_create(const rlk_device* device, void** stream) {
-  return on_device(device, "create a stream", [&] {
-    return hipStreamCreateWithFlags(reinterpret_cast<hipStream_t*>(stream), hipStreamNonBlocking);
-  });
-}
-int32_t stream_destroy(const rlk_device* device, void* stream) {
-  return on_device(device, "destroy a stream", [&] { return hipStreamDestroy(stream_of(stream)); });
-}
 int32_t describe(const rlk_device*, char* out, size_t size) {
   int driver = 0, runtime = 0;
   (void)hipDriverGetVersion(&driver);
@@ -92,19 +77,7 @@ int32_t describe(const rlk_device*, char* out, size_t size) {
 }
 
 // No graph capture: what it would promise was never seen on a GPU here.
-const rlk_device_services kServices = {sizeof(rlk_device_services),
-                                       allocate,
-                                       release,
-                                       copy_in,
-                                       copy_out,
-                                       synchronize,
-                                       stream_create,
-                                       stream_destroy,
-                                       nullptr,
-                                       nullptr,
-                                       nullptr,
-                                       nullptr,
-                                       describe};
+constexpr rlk_device_services kServices = Services::table(describe);
 
 const rlk_backend kBackend = {sizeof(rlk_backend),
                               RLK_ABI_MAJOR,
@@ -125,6 +98,6 @@ const rlk_backend kBackend = {sizeof(rlk_backend),
 
 extern "C" RLK_EXPORT const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host) {
   if (host_abi_major != RLK_ABI_MAJOR) return nullptr;
-  rlk::hip::host_services = host;
+  rlk::hip::Services::host = host;
   return &rlk::hip::kBackend;
 }

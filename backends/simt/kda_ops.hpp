@@ -1,14 +1,5 @@
-// The KDA implementations of a GPU backend on its launchers. A backend's table file includes this, compiled
-// by the host compiler, and names its facts:
-//
-//   kda::Launchers kda_portable();                      // defined where the device compiler builds the
-//   kernels struct Portable {
-//     static constexpr std::int32_t kDevice = kDLCUDA;
-//     static constexpr const char* kId = "cuda.simt";
-//     static kda::Launchers launchers() { return kda_portable(); }
-//   };
-//   extern const rlk_implementation kda_fwd_simt;
-//   const rlk_implementation kda_fwd_simt = kda::gpu::forward<Portable>();
+// The KDA ops of a GPU backend on its launchers, compiled by the host compiler. A backend gives its Portable
+// and the launchers: Backend::kDevice, kId and launchers().
 #pragma once
 
 #include <string>
@@ -37,7 +28,7 @@ std::uint64_t gate_backward_workspace(const Args& a, const rlk_request&) {
 }
 
 inline rlk_code finished(const Call& call, const char* op, const char* error) {
-  return error ? call.fail(RLK_INTERNAL, std::string(op) + ": " + error) : RLK_OK;
+  return error ? call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + error) : RLK_OK;
 }
 
 template <class Backend>

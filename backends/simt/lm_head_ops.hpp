@@ -99,7 +99,7 @@ inline Product d_bias_product(const LmHeadBwd& a) {
 template <class Backend, Sum sum>
 rlk_code start(const Product& p, const char* op, const Call& call) {
   const char* error = Backend::launcher()(p, sum, call.stream(), call.device().id);
-  return error == nullptr ? RLK_OK : call.fail(RLK_INTERNAL, std::string(op) + ": " + error);
+  return error == nullptr ? RLK_OK : call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + error);
 }
 
 template <class Backend, class Args, Sum sum>

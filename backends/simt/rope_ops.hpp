@@ -1,12 +1,5 @@
-// The rope implementations of a GPU backend on its launchers. A backend's file includes this, compiled by the
-// host compiler, and names its facts:
-//
-//   struct Portable {
-//     static constexpr std::int32_t kDevice = kDLCUDA;
-//     static constexpr const char* kId = "cuda.simt";
-//     static simt::RopeLaunchers launchers() { return rope_portable(); }
-//   };
-//   const rlk_implementation rope_simt = rope::gpu::forward<Portable>();
+// The rope ops of a GPU backend on its launchers, compiled by the host compiler. rope_ops.inl makes a
+// backend's implementations of them.
 #pragma once
 
 #include <string>
@@ -26,7 +19,7 @@ const rlk_slot* slots(const Args& a) {
 }
 
 inline rlk_code finished(const Call& call, const char* op, const char* error) {
-  return error != nullptr ? call.fail(RLK_INTERNAL, std::string(op) + ": " + error) : RLK_OK;
+  return error != nullptr ? call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + error) : RLK_OK;
 }
 
 template <class Backend, class Args, Form F>
@@ -73,17 +66,39 @@ constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
           .device_type = Backend::kDevice};
 }
 
-template <class Backend, class Args, Form F>
-constexpr rlk_implementation rope(const char* doc) {
-  return implement<Args, run_rope<Backend, Args, F>>(facts<Backend>(doc));
+template <class Backend>
+constexpr rlk_implementation rope() {
+  return implement<Rope, run_rope<Backend, Rope, Form::out_of_place>>(
+      facts<Backend>("q and k in one launch"));
 }
-template <class Backend, class Args, bool Backward>
-constexpr rlk_implementation mla_q(const char* doc) {
-  return implement<Args, run_mla_q<Backend, Args, Backward>>(facts<Backend>(doc));
+template <class Backend>
+constexpr rlk_implementation rope_bwd() {
+  return implement<RopeBwd, run_rope<Backend, RopeBwd, Form::backward>>(
+      facts<Backend>("the transposed rotation"));
 }
-template <class Backend, class Args, bool Backward>
-constexpr rlk_implementation mla_kv(const char* doc) {
-  return implement<Args, run_mla_kv<Backend, Args, Backward>>(facts<Backend>(doc));
+template <class Backend>
+constexpr rlk_implementation rope_in_place() {
+  return implement<RopeInPlace, run_rope<Backend, RopeInPlace, Form::in_place>>(
+      facts<Backend>("touches only the rotary dims"));
+}
+template <class Backend>
+constexpr rlk_implementation mla_q() {
+  return implement<RopeMlaQ, run_mla_q<Backend, RopeMlaQ, false>>(facts<Backend>("the trailing dims turn"));
+}
+template <class Backend>
+constexpr rlk_implementation mla_q_bwd() {
+  return implement<RopeMlaQBwd, run_mla_q<Backend, RopeMlaQBwd, true>>(
+      facts<Backend>("the transposed rotation"));
+}
+template <class Backend>
+constexpr rlk_implementation mla_kv() {
+  return implement<RopeMlaKv, run_mla_kv<Backend, RopeMlaKv, false>>(
+      facts<Backend>("copies, and one rotation per token"));
+}
+template <class Backend>
+constexpr rlk_implementation mla_kv_bwd() {
+  return implement<RopeMlaKvBwd, run_mla_kv<Backend, RopeMlaKvBwd, true>>(
+      facts<Backend>("copies, and an fp32 sum over heads"));
 }
 template <class Backend>
 constexpr rlk_implementation tables() {
