@@ -361,6 +361,57 @@ TEST_CASE("the backward's three results are the chains they promise, at every la
     }
 }
 
+TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch and thread count") {
+  const std::string id = "onednn.bf16";
+  struct Size {
+    std::int64_t m, k, v;
+  };
+  // Tails of everything; then more than one depth block of V, of M, and more rows than go at once.
+  for (const auto& [m, k, v] :
+       {Size{1, 1, 1}, Size{21, 75, 301}, Size{40, 140, 4200}, Size{4130, 33, 140}, Size{600, 130, 64}}) {
+    // Rows a little apart, so that nothing is dense by chance.
+    Buffer d_out = random(DType::bf16, {m, v + 3}, 31), hidden = random(DType::bf16, {m, k + 1}, 32),
+           weight = random(DType::bf16, {v, k + 2}, 33);
+    const Tensor a(d_out.bytes.data(), {m, v}, DType::bf16, {kDLCPU, 0}, {v + 3, 1}),
+        b(hidden.bytes.data(), {m, k}, DType::bf16, {kDLCPU, 0}, {k + 1, 1}),
+        c(weight.bytes.data(), {v, k}, DType::bf16, {kDLCPU, 0}, {k + 2, 1});
+    Buffer first[3];
+    for (const int threads : {1, 3}) {
+      Buffer dh(DType::f32, {m, k}), dw(DType::f32, {v, k}), db(DType::f32, {v});
+      const Tensor x = dh.view(), y = dw.view(), z = db.view();
+      const rlk::Status status =
+          rlk::lm_head_bwd({.d_out = a, .hidden = b, .weight = c, .d_hidden = x, .d_weight = y, .d_bias = z},
+                           {.backend = id, .threads = threads});
+      if (!status && status.code() != RLK_INVALID_ARGUMENT) {
+        MESSAGE("[skip] " << id << " does not run here: " << std::string(status.message()));
+        return;
+      }
+      INFO(status.message(), " m=", m, " k=", k, " v=", v);
+      REQUIRE(status);
+      if (threads != 1) {
+        CHECK((first[0].bytes == dh.bytes && first[1].bytes == dw.bytes && first[2].bytes == db.bytes));
+        continue;
+      }
+      const auto line = [](const Buffer& t, std::int64_t start, std::int64_t step, std::int64_t count) {
+        std::vector<float> x;
+        for (std::int64_t i = 0; i < count; ++i) x.push_back(t.get(start + i * step));
+        return x;
+      };
+      const std::int64_t rows = std::max<std::int64_t>(1, m / 23), cols = std::max<std::int64_t>(1, v / 29);
+      for (std::int64_t i = 0; i < m; i += rows)
+        for (std::int64_t j = 0; j < k; ++j)
+          REQUIRE(dh.get(i * k + j) == amx(line(d_out, i * (v + 3), 1, v), line(weight, j, k + 2, v)));
+      for (std::int64_t i = 0; i < v; i += cols)
+        for (std::int64_t j = 0; j < k; ++j)
+          REQUIRE(dw.get(i * k + j) == amx(line(d_out, i, v + 3, m), line(hidden, j, k + 1, m)));
+      for (std::int64_t i = 0; i < v; ++i)
+        REQUIRE(db.get(i) ==
+                kb1024(line(d_out, i, v + 3, m), std::vector<float>(static_cast<std::size_t>(m), 1.f)));
+      first[0] = dh, first[1] = dw, first[2] = db;
+    }
+  }
+}
+
 // ---- a weight kept packed
 // -------------------------------------------------------------------------------------------
 

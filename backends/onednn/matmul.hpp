@@ -75,6 +75,11 @@ class Products {
   // `count` <= kPanel rows of a weight in the layout of packed products.
   void pack(const void* rows, std::int64_t count, void* panel, std::byte* room) const;
 
+  // The same of a matrix whose columns are next to each other: `steps` <= padded lines of `count` <= kPanel
+  // columns.
+  void pack_columns(const void* lines, std::int64_t stride, std::int64_t steps, std::int64_t count,
+                    void* panel, std::byte* room) const;
+
   // The result of `height` (one of kHeights) dense source rows against `count` rows of the weight, of which
   // `panel` is the packed form where there is one: [height][kPanel], valid until the next use of room.
   const float* run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
@@ -92,6 +97,7 @@ class Products {
   Products(Type type, std::int64_t depth, std::int64_t weight_stride);
   void build();
   std::string certify();
+  bool takes_pairs(std::byte* room);
 
   static std::size_t index_of(std::int64_t height) {
     std::size_t i = 0;
@@ -105,8 +111,9 @@ class Products {
   std::array<Product, kHeights.size()> packed_;
   std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for the tallest
   std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
-  dnnl::memory::desc rows_, dense_rows_;
-  dnnl::reorder pack_rows_, pack_dense_rows_;
+  bool pairs_ = false;                            // pack_columns knows the layout of a panel
+  dnnl::memory::desc rows_, dense_rows_, dense_columns_;
+  dnnl::reorder pack_rows_, pack_dense_rows_, pack_dense_columns_;
   Room room_;
 };
 
