@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <thread>
 
+#if defined(__linux__)
+#  include <sched.h>
+#endif
+
 #include "matmul.hpp"
 #include "rlk/backend.hpp"
 
@@ -15,8 +19,21 @@ namespace rlk::onednn {
 
 inline std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// CPUs this process may use, which a container or taskset can make fewer than the machine has. Asked once: a
+// call and the workspace computed for it must see one number.
+inline std::int64_t processors() {
+  static const std::int64_t count = [] {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }();
+  return count;
+}
+
 inline std::int64_t workers_for(std::int32_t threads, std::int64_t tasks) {
-  const std::int64_t all = threads > 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+  const std::int64_t all = threads > 0 ? threads : processors();
   return std::max<std::int64_t>(1, std::min({all, tasks, std::int64_t{256}}));
 }
 
