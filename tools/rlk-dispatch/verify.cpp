@@ -96,7 +96,7 @@ void print_text(const harness::Report& r, const Mutants& mutants) {
   for (const harness::Failure& f : r.failures) std::printf("%s\n", painted(f.line(), Paint::bad).c_str());
   for (const harness::Entry& e : r.entries)
     for (const std::string& c : e.over_refused)
-      std::printf("note: %s %s %s refuses a call that it computes rightly: %s\n", e.op.c_str(),
+      std::printf("note: %s %s %s refuses a call whose result would be within its bound: %s\n", e.op.c_str(),
                   e.implementation.c_str(), e.dtype.c_str(), c.c_str());
   for (const std::string& text : r.not_covered) std::printf("not covered: %s\n", text.c_str());
   if (!mutants.caught.empty()) std::printf("%zu deliberate errors caught\n", mutants.caught.size());
