@@ -490,6 +490,28 @@ TEST_CASE(
   CHECK(std::fabs(loss - dot(dx, x) - dot(d_w, w)) > 1e-2 * (std::fabs(loss) + 10));
 }
 
+TEST_CASE("rope, every engine: in place gives the bits of out of place, and leaves the other dims alone") {
+  for (Float type : {Float::f32, Float::bf16})
+    for (Pairing pairing : {Pairing::half, Pairing::adjacent})
+      for (std::int64_t rotary : {24, 128}) {
+        Setting s = random_tables(Layout::bshd, {6, rotary / 2}, 245);
+        s.options.pairing = pairing, s.options.rotary_dim = rotary;
+        s.options.rotary_offset = rotary == 24 ? 4 : 0;
+        Tensor x = floats({2, 6, 3, 128}, 247, type), y = rotate(s, x);
+        s.options.in_place = true;
+        for (const Engine& engine : engines()) {
+          CAPTURE(engine.name);
+          Tensor turned = x;
+          Tensors t = s.tensors();
+          t.x = t.out = turned.dl();
+          Geometry g;
+          REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+          engine.run(g);
+          CHECK(same_bits(turned, y));
+        }
+      }
+}
+
 TEST_CASE("rope, every engine: a hundred launches give the same bits") {
   for (Float type : {Float::f32, Float::bf16})
     for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half}) {
