@@ -1,5 +1,4 @@
-// The rope family on NVIDIA GPUs: one launch for q and k, 16-byte accesses, tables kept in registers across
-// heads.
+// The rope family on NVIDIA GPUs: one launch for q and k, 16-byte accesses, at the pace of a copy.
 #include "cuda/portable.hpp"
 #include "simt/rope_ops.hpp"
 

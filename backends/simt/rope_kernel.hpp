@@ -1,16 +1,17 @@
 // Rotates q, or q and k, in one launch. Portable: HIP, CUDA and host fibers. Arithmetic id "rope32".
 //
-// Traffic: every element is read once and written once (4 bytes per bf16 element), a table row once per block
-// and group of heads. A thread owns one slot of a row: 16 bytes of first members and 16 bytes of second
-// members (Vec pairs), or 32 bytes of pass-through dims. It keeps its slot's factors in registers and walks
-// over two heads at a time, all loads issued before the first use, so the tables cost registers instead
-// of bandwidth. A block's rows lie along whichever of token and head has the smaller stride, so that a
-// block's accesses are contiguous in every layout. Rejected: shared memory for the tables (a barrier for data
-// that each thread needs once), one head per thread (reads 512 bytes of fp32 table per 512 bytes of data),
-// shuffles to regroup adjacent pairs (both halves of a 32-byte sector are asked for by the same thread, the
-// second hit is in L1).
-// Capping the registers at 80 or 64 for more resident warps spills and measures slower (0.86 instead of 0.90
-// of a copy).
+// Traffic: every element is read once and written once (4 bytes per bf16 element), a table row once per
+// block, from L2; the block's other heads find it in L1. A thread owns one slot of one row: 16 bytes of first
+// members and 16 bytes of second members (Vec pairs), or 32 bytes of pass-through dims. It issues its loads,
+// those of its factors, turns, stores and is done.
+//
+// Blocks are small, live briefly and follow the memory: their rows are neighbouring tokens of a few
+// neighbouring heads, and the next block is the one whose data comes next (more tokens where tokens lie side
+// by side, the next heads where heads do). That keeps what is in flight at any time within a few short
+// stretches of memory, which DRAM rewards, and makes every instruction before the first load count: hence no
+// division, no loop and one branch on the way there. On an H200 each of these was slower by 1% to 6%: threads
+// that walk over heads with their factors in registers, deeper unrolling, the copy engine with a ring in
+// shared memory, streaming (evict-first) accesses.
 #pragma once
 
 #include <cstdint>
@@ -22,57 +23,55 @@ namespace rlk::simt::rope_kernel {
 
 inline constexpr int kThreads = 256;
 
-// How a launch cuts the work; made on the host by cut() in rope_launch.hpp.
-struct Cut {
-  std::int32_t lanes;                      // threads of a row; a thread takes slots lane, lane + lanes, ...
-  std::int32_t slots, rotary_slots;        // per row: rotary slots first, then pass-through slots
-  std::int32_t block_tokens, block_heads;  // rows of a block: tokens x heads
-  std::int32_t head_groups[2];             // blocks along the heads of each part
-  std::int32_t heads_per_block[2];         // heads that a block walks over
-  std::uint32_t lanes_inverse, inner_inverse;  // 2^16 / n rounded up: exact quotients of numbers below 256
-  bool token_first;                            // neighbouring rows are neighbouring tokens
-  bool table_vectors;                          // table rows may be read 16 bytes at a time
-  bool flat;                                   // more token blocks than a grid's second axis holds
-  std::int32_t token_blocks;
-  std::int64_t blocks;
+// How blocks and threads lie over batch, tokens and heads; worked out on the host by shape_of() in
+// rope_launch.hpp, so that a thread finds its place without a division. A block's rows (threadIdx.y) are
+// 2^token_bits neighbouring tokens of each of its heads.
+struct Ground {
+  bool tiles_first;  // blockIdx.x counts tiles of tokens and y groups of heads, or the other way round
+  std::int32_t token_bits;
+  std::int32_t group_heads;  // heads of a block
+  std::int64_t first_batch;
+};
+struct Spot {
+  std::int64_t batch, token;
+  std::int32_t group, head;  // the head within the group
+};
+__device__ __forceinline__ Spot spot_of(const Ground& g, unsigned skipped_tiles = 0) {
+  const unsigned tile = (g.tiles_first ? blockIdx.x : blockIdx.y) - skipped_tiles;
+  const unsigned outer = threadIdx.y >> g.token_bits, inner = threadIdx.y - (outer << g.token_bits);
+  return {g.first_batch + blockIdx.z, std::int64_t{(tile << g.token_bits) + inner},
+          static_cast<std::int32_t>(g.tiles_first ? blockIdx.y : blockIdx.x),
+          static_cast<std::int32_t>(outer)};
+}
+
+// Where a slot's two packs lie, and which pairs they are: first + slot * step, the second `gap` behind.
+// Lanes of a wave read and write whole sectors: neighbouring slots hold neighbouring packs, and the second
+// pack of an adjacent-to-adjacent slot lies behind all first ones. Only where the places change (adjacent to
+// half) is one side read or written in steps of 32 bytes.
+struct Steps {
+  std::int32_t slots;
+  std::int32_t in_step, in_gap, out_step, out_gap, pair_step, pair_gap;
+  bool rows_are_tokens;  // table row t belongs to token t, and all are there
 };
 
-inline std::uint32_t inverse_of(int n) {
-  return (65536u + static_cast<unsigned>(n) - 1) / static_cast<unsigned>(n);
-}
-__device__ __forceinline__ int quotient(int x, std::uint32_t inverse) {
-  return static_cast<int>(static_cast<unsigned>(x) * inverse >> 16);
-}
+struct Cut {
+  Ground ground;
+  Steps steps;
+  std::int32_t copy_slots;  // of a row: 32 bytes of pass-through dims each
+  std::int32_t q_groups;    // the groups of the first part; those of the second follow
+};
 
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
-// Data is used once. Where a thread's two loads lie in different sectors they skip L1, which leaves it to the
-// tables; adjacent pairs share sectors and keep it.
-template <class T, int N, bool Once>
+template <class T, int N>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (Once && sizeof(T) * N == 16) {
-    uint4 r;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-                 : "l"(p));
-    return __builtin_bit_cast(Pack<T, N>, r);
-  }
-#endif
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
-
 template <class T, int N>
 __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(T) * N == 16) {
-    __stcs(reinterpret_cast<uint4*>(p), __builtin_bit_cast(uint4, v));
-    return;
-  }
-#endif
   *reinterpret_cast<Pack<T, N>*>(p) = v;
 }
 
@@ -92,26 +91,34 @@ struct Factors {
   }
 };
 
-// N neighbouring entries of one row of cos or sin, in one access.
-template <class T, int N>
-__device__ __forceinline__ void table_run(const void* base, rotary::Float type, std::int64_t first,
-                                          float* out) {
-  if (type == rotary::Float::f32) {
-    const auto v = load<float, N, false>(static_cast<const float*>(base) + first);
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = v.v[i];
-  } else {  // the data's own type
-    const auto v = load<T, N, false>(static_cast<const T*>(base) + first);
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = to_float(v.v[i]);
-  }
-}
-
 // Entries of cos and sin as the table has them, before signs.
 template <int Vec, bool Full>
 struct Entries {
   float c1[Vec], s1[Vec], c2[Full ? Vec : 1], s2[Full ? Vec : 1];
 };
+
+// Neighbouring entries in 16 or 8 bytes: those of the first half of the pairs, and `gap` behind of the
+// second.
+template <class E, int Vec>
+__device__ __forceinline__ void read_runs(const void* base, std::int64_t first, int gap, float (&out)[Vec]) {
+  constexpr int kRun = Vec > 1 ? Vec / 2 : 1;
+#pragma unroll
+  for (int i = 0; i < Vec; i += kRun) {
+    const auto run = load<E, kRun>(static_cast<const E*>(base) + first + (i == 0 ? 0 : gap));
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) out[i + j] = to_float(run.v[j]);
+  }
+}
+template <class E, int Vec, bool Full>
+__device__ __forceinline__ void read_table(const rotary::Table& t, std::int64_t c, std::int64_t s, int gap,
+                                           Entries<Vec, Full>& e) {
+  read_runs<E, Vec>(t.cos, c, gap, e.c1);
+  read_runs<E, Vec>(t.sin, s, gap, e.s1);
+  if constexpr (Full) {
+    read_runs<E, Vec>(t.cos, c + t.second, gap, e.c2);
+    read_runs<E, Vec>(t.sin, s + t.second, gap, e.s2);
+  }
+}
 
 // Any table, any positions, one entry at a time.
 template <int Vec, bool Full>
@@ -143,29 +150,29 @@ __device__ __forceinline__ void read_entries(const rotary::Geometry& g, std::int
   }
 }
 
-// Factors of the pairs from pair0 on and, for their second half, from pair1 on. Any: the table cannot be read
-// in vectors. A kernel of its own, because that code sets the register count even where it never runs.
+// Factors of the pairs of a slot. Any: the table cannot be read in vectors. A kernel of its own, because that
+// code sets the register count even where it never runs.
 template <class T, int Vec, bool Full, bool Any>
-__device__ __forceinline__ void read_factors(const rotary::Geometry& g, std::int64_t batch,
-                                             std::int64_t token, int pair0, int pair1,
+__device__ __forceinline__ void read_factors(const rotary::Geometry& g, const Steps& steps,
+                                             std::int64_t batch, std::int64_t token, int slot,
                                              Factors<Vec, Full>& f) {
   const rotary::Table& t = g.table;
+  const int pair = slot * steps.pair_step;
   Entries<Vec, Full> e;
   if constexpr (!Any) {
-    constexpr int kRun = Vec > 1 ? Vec / 2 : 1;
-    const std::int64_t row = row_of(g.rows, g.tokens, batch, token);
-    const bool inside = row >= 0 && row < g.rows.count;
-    const std::int64_t c = batch * t.cos_batch + (inside ? row : 0) * t.cos_row;
-    const std::int64_t s = batch * t.sin_batch + (inside ? row : 0) * t.sin_row;
-#pragma unroll
-    for (int run = 0; run < Vec; run += kRun) {
-      const int at = run == 0 ? pair0 : pair1;
-      table_run<T, kRun>(t.cos, t.type, c + at, e.c1 + run);
-      table_run<T, kRun>(t.sin, t.type, s + at, e.s1 + run);
-      if constexpr (Full) {
-        table_run<T, kRun>(t.cos, t.type, c + at + t.second, e.c2 + run);
-        table_run<T, kRun>(t.sin, t.type, s + at + t.second, e.s2 + run);
-      }
+    std::int64_t row = token;
+    bool inside = true;
+    if (!steps.rows_are_tokens) {
+      row = row_of(g.rows, g.tokens, batch, token);
+      inside = row >= 0 && row < g.rows.count;
+      if (!inside) row = 0;
+    }
+    const std::int64_t c = batch * t.cos_batch + row * t.cos_row + pair;
+    const std::int64_t s = batch * t.sin_batch + row * t.sin_row + pair;
+    if (t.type == rotary::Float::f32) {
+      read_table<float, Vec, Full>(t, c, s, steps.pair_gap, e);
+    } else {  // the data's own type
+      read_table<T, Vec, Full>(t, c, s, steps.pair_gap, e);
     }
     if (!inside) {
 #pragma unroll
@@ -175,7 +182,7 @@ __device__ __forceinline__ void read_factors(const rotary::Geometry& g, std::int
       }
     }
   } else {
-    read_entries<Vec, Full>(g, batch, token, pair0, pair1, e);
+    read_entries<Vec, Full>(g, batch, token, pair, pair + steps.pair_gap, e);
   }
 #pragma unroll
   for (int i = 0; i < Vec; ++i) {
@@ -249,150 +256,68 @@ __device__ __forceinline__ void rotate_packs(const Pack<In, Vec> (&in)[2], Pack<
   }
 }
 
-// Where a slot's two packs lie. Lanes of a wave read and write whole sectors: neighbouring slots hold
-// neighbouring packs, and the second pack of an adjacent-to-adjacent slot lies `slots` packs behind the
-// first. Only where the places change (adjacent to half) is one side read or written in steps of 32 bytes.
-struct Places {
-  int pair0, pair1, in0, in1, out0, out1;
-};
-template <int Vec>
-__device__ __forceinline__ Places places_of(const rotary::Geometry& g, int slot, int slots) {
-  const int half = g.rotary_dim / 2;
-  Places p;
-  if (g.in_adjacent && g.out_adjacent && Vec > 1) {
-    p.in0 = p.out0 = slot * Vec;
-    p.in1 = p.out1 = (slot + slots) * Vec;
-    p.pair0 = p.in0 / 2;
-    p.pair1 = p.in1 / 2;
-    return p;
-  }
-  p.pair0 = slot * Vec;
-  p.pair1 = p.pair0 + Vec / 2;
-  p.in0 = g.in_adjacent ? 2 * p.pair0 : p.pair0;
-  p.in1 = g.in_adjacent ? p.in0 + Vec : p.in0 + half;
-  p.out0 = g.out_adjacent ? 2 * p.pair0 : p.pair0;
-  p.out1 = g.out_adjacent ? p.out0 + Vec : p.out0 + half;
-  return p;
+// A pack from x to y, unchanged, and the one at `second` where there is one.
+template <class T, int Vec>
+__device__ __forceinline__ void copy_packs(const T* x, T* y, int first, int second, bool two) {
+  if (!two) second = first;
+  const Pack<T, Vec> a = load<T, Vec>(x + first), b = load<T, Vec>(x + second);
+  store<T, Vec>(y + first, a);
+  store<T, Vec>(y + second, b);
 }
-
-// What a thread works on: one row start, and the rows that follow it along the heads.
-template <class T>
-struct Walk {
-  const T* x;
-  T* y;
-  std::int64_t x_step, y_step;
-  std::int32_t rows;
-};
 
 // Dims outside the rotary range: pack `slot` of them and the one `slots` behind it.
-template <class T, int Vec, int Unroll>
-__device__ __forceinline__ void copy_slot(const rotary::Geometry& g, Walk<T> w, int slot, int slots) {
-  int dims[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    dims[i] = (slot + i * slots) * Vec;
-    if (dims[i] >= g.offset) dims[i] += g.rotary_dim;
-  }
-  const bool two = dims[1] < g.head_dim;
-  for (; w.rows > 0; w.rows -= Unroll, w.x += Unroll * w.x_step, w.y += Unroll * w.y_step) {
-    Pack<T, Vec> v[Unroll][2];
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      if (u < w.rows) {
-        v[u][0] = load<T, Vec, true>(w.x + u * w.x_step + dims[0]);
-        if (two) v[u][1] = load<T, Vec, true>(w.x + u * w.x_step + dims[1]);
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      if (u < w.rows) {
-        store<T, Vec>(w.y + u * w.y_step + dims[0], v[u][0]);
-        if (two) store<T, Vec>(w.y + u * w.y_step + dims[1], v[u][1]);
-      }
-    }
-  }
+template <class T, int Vec>
+__device__ __forceinline__ void copy_slot(const rotary::Geometry& g, const T* x, T* y, int slot, int slots) {
+  int first = slot * Vec, second = (slot + slots) * Vec;
+  if (first >= g.offset) first += g.rotary_dim;
+  if (second >= g.offset) second += g.rotary_dim;
+  copy_packs<T, Vec>(x, y, first, second, second < g.head_dim);
 }
 
-template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any, int Unroll>
-__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, Walk<T> w, int slot, int slots,
-                                            std::int64_t batch, std::int64_t token) {
-  constexpr bool kOnce = InAdjacent == OutAdjacent;
-  const Places p = places_of<Vec>(g, slot, slots);
-  w.x += g.offset;
-  w.y += g.offset;
-  Factors<Vec, Full> f;
-  bool ready = false;
-  for (; w.rows > 0; w.rows -= Unroll, w.x += Unroll * w.x_step, w.y += Unroll * w.y_step) {
-    Pack<T, Vec> in[Unroll][2];
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      if (u < w.rows) {
-        in[u][0] = load<T, Vec, kOnce>(w.x + u * w.x_step + p.in0);
-        in[u][1] = load<T, Vec, kOnce>(w.x + u * w.x_step + p.in1);
-      }
-    }
-    if (!ready) {  // behind the first loads, so that both latencies overlap
-      read_factors<T, Vec, Full, Any>(g, batch, token, p.pair0, p.pair1, f);
-      ready = true;
-    }
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      if (u < w.rows) {
-        Pack<T, Vec> out[2];
-        rotate_packs<T, T, Vec, InAdjacent, OutAdjacent, Full>(in[u], out, f);
-        store<T, Vec>(w.y + u * w.y_step + p.out0, out[0]);
-        store<T, Vec>(w.y + u * w.y_step + p.out1, out[1]);
-      }
-    }
-  }
+template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any>
+__device__ __forceinline__ void rotate_slot(const rotary::Geometry& g, const Steps& steps, const T* x, T* y,
+                                            std::int64_t batch, std::int64_t token, int slot) {
+  x += g.offset + slot * steps.in_step;
+  y += g.offset + slot * steps.out_step;
+  Pack<T, Vec> in[2] = {load<T, Vec>(x), load<T, Vec>(x + steps.in_gap)}, out[2];
+  Factors<Vec, Full> f;  // behind the loads of the data, so that both latencies overlap
+  read_factors<T, Vec, Full, Any>(g, steps, batch, token, slot, f);
+  rotate_packs<T, T, Vec, InAdjacent, OutAdjacent, Full>(in, out, f);
+  store<T, Vec>(y, out[0]);
+  store<T, Vec>(y + steps.out_gap, out[1]);
 }
 
-template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any, int Unroll>
-__global__ void __launch_bounds__(kThreads) rotate_rows(const rotary::Geometry g, const Cut cut) {
-  // Blocks that run together share their tokens, hence their table rows in L2.
-  unsigned x = blockIdx.x, tile = blockIdx.y;
-  std::int64_t batch = blockIdx.z;
-  if (cut.flat) {
-    const auto groups = static_cast<unsigned>(cut.head_groups[0] + cut.head_groups[1]);
-    tile = x / groups, x %= groups;
-    batch = tile / unsigned(cut.token_blocks), tile %= unsigned(cut.token_blocks);
-  }
-  const bool second = x >= unsigned(cut.head_groups[0]);
-  const auto group = static_cast<std::int32_t>(second ? x - unsigned(cut.head_groups[0]) : x);
+// threadIdx.z: 0 turns the rotary slots, the others copy the pass-through slots, so whole waves do the same.
+template <class T, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, bool Any>
+__global__ void __launch_bounds__(kThreads, Full ? 2 : 4)
+    rotate_rows(const rotary::Geometry g, const Cut cut) {
+  const Spot spot = spot_of(cut.ground);
+  const bool second = spot.group >= cut.q_groups;
   // Member by member: a copy of the chosen Part would go through local memory.
   const auto pick = [second](auto q, auto k) { return second ? k : q; };
-  const std::int64_t heads = pick(g.part[0].heads, g.part[1].heads);
-  const std::int32_t heads_per_block = pick(cut.heads_per_block[0], cut.heads_per_block[1]);
-
-  const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, cut.lanes_inverse);
-  const int lane = thread - row * cut.lanes;
-  if (row >= cut.block_tokens * cut.block_heads) return;
-  const int inner_count = cut.token_first ? cut.block_tokens : cut.block_heads;
-  const int outer = quotient(row, cut.inner_inverse), inner = row - outer * inner_count;
-  const std::int64_t token = std::int64_t{tile} * cut.block_tokens + (cut.token_first ? inner : outer);
-  const std::int32_t head = group * heads_per_block + (cut.token_first ? outer : inner);
-  std::int32_t end = (group + 1) * heads_per_block;
-  if (end > heads) end = static_cast<std::int32_t>(heads);
-  if (token >= g.tokens || head >= end) return;
-
-  Walk<T> w;
-  const std::int64_t x_head = pick(g.part[0].x_head, g.part[1].x_head),
-                     y_head = pick(g.part[0].y_head, g.part[1].y_head);
-  w.x = static_cast<const T*>(pick(g.part[0].x, g.part[1].x)) +
-        batch * pick(g.part[0].x_batch, g.part[1].x_batch) +
-        token * pick(g.part[0].x_token, g.part[1].x_token) + head * x_head;
-  w.y = static_cast<T*>(pick(g.part[0].y, g.part[1].y)) + batch * pick(g.part[0].y_batch, g.part[1].y_batch) +
-        token * pick(g.part[0].y_token, g.part[1].y_token) + head * y_head;
-  w.x_step = x_head * cut.block_heads;
-  w.y_step = y_head * cut.block_heads;
-  w.rows = 0;
-  for (std::int32_t h = head; h < end; h += cut.block_heads) ++w.rows;
-  for (int slot = lane; slot < cut.slots; slot += cut.lanes) {
-    if (slot < cut.rotary_slots) {
-      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Any, Unroll>(g, w, slot, cut.rotary_slots, batch,
-                                                                      token);
-    } else {
-      copy_slot<T, Vec, Unroll>(g, w, slot - cut.rotary_slots, cut.slots - cut.rotary_slots);
+  const std::int32_t head =
+      (second ? spot.group - cut.q_groups : spot.group) * cut.ground.group_heads + spot.head;
+  if (spot.token >= g.tokens || head >= pick(g.part[0].heads, g.part[1].heads)) return;
+  const T* x = static_cast<const T*>(pick(g.part[0].x, g.part[1].x)) +
+               spot.batch * pick(g.part[0].x_batch, g.part[1].x_batch) +
+               spot.token * pick(g.part[0].x_token, g.part[1].x_token) +
+               head * pick(g.part[0].x_head, g.part[1].x_head);
+  T* y = static_cast<T*>(pick(g.part[0].y, g.part[1].y)) +
+         spot.batch * pick(g.part[0].y_batch, g.part[1].y_batch) +
+         spot.token * pick(g.part[0].y_token, g.part[1].y_token) +
+         head * pick(g.part[0].y_head, g.part[1].y_head);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x), lanes = static_cast<std::int32_t>(blockDim.x);
+  const auto role = static_cast<std::int32_t>(threadIdx.z),
+             copiers = static_cast<std::int32_t>(blockDim.z) - 1;
+  if (role == 0) {
+    for (std::int32_t slot = lane; slot < cut.steps.slots; slot += lanes) {
+      rotate_slot<T, Vec, InAdjacent, OutAdjacent, Full, Any>(g, cut.steps, x, y, spot.batch, spot.token,
+                                                              slot);
+      if constexpr (Vec > 1) break;  // as many lanes as slots
+    }
+  } else {
+    for (std::int32_t slot = lane + (role - 1) * lanes; slot < cut.copy_slots; slot += copiers * lanes) {
+      copy_slot<T, Vec>(g, x, y, slot, cut.copy_slots);
     }
   }
 }

@@ -7,6 +7,9 @@
 
 namespace rlk::simt::rope_kernel {
 
+inline constexpr int kMostLanes = kThreads / 2;
+inline constexpr int kMostRoles = 64;  // a block's third axis
+
 // 16-byte vectors need every address that a thread forms to be a multiple of 16 bytes.
 inline bool on_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 inline bool on_16(std::int64_t stride, std::int64_t element_bytes, std::int64_t extent) {
@@ -16,6 +19,7 @@ inline bool on_16(std::int64_t stride, std::int64_t element_bytes, std::int64_t 
 inline bool data_vectors(const rotary::Geometry& g) {
   const std::int64_t size = g.bytes_per_element(), vec = 16 / size;
   if (g.offset % vec != 0 || g.rotary_dim % (2 * vec) != 0 || g.head_dim % vec != 0) return false;
+  if (g.rotary_dim / (2 * vec) > kMostLanes) return false;
   for (int i = 0; i < g.parts; ++i) {
     const rotary::Part& p = g.part[i];
     if (!on_16(p.x) || !on_16(p.y)) return false;
@@ -34,87 +38,114 @@ inline bool table_vectors(const rotary::Geometry& g) {
          on_16(t.second, size, 2);
 }
 
-inline constexpr int kUnroll = 2;
+inline constexpr int kBlock = 128;       // threads that a block should have, at most
+inline constexpr int kShare = 2;         // heads of a block, which share their tokens' table rows through L1
+inline constexpr int kGridAxis = 65535;  // blocks along the second and third axis of a grid
 
-inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll, int passes) {
-  const int vec = vectors ? static_cast<int>(16 / g.bytes_per_element()) : 1;
-  Cut c{};
-  c.rotary_slots = g.rotary_dim / 2 / vec;
-  c.slots = c.rotary_slots + (g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec));
-  c.lanes = std::min(c.slots, kThreads);
-  c.lanes_inverse = inverse_of(c.lanes);
-  c.table_vectors = vectors && table_vectors(g);
+struct Shape {
+  dim3 grid, block;  // without the batches, which launch_batches() adds
+  Ground ground;
+};
 
-  const int rows = kThreads / c.lanes;
-  const rotary::Part& q = g.part[0];
-  const auto heads = static_cast<int>(std::min<std::int64_t>(std::max(q.heads, g.part[1].heads), rows));
-  c.token_first = g.tokens > 1 && (q.heads <= 1 || q.x_token <= q.x_head);
-  if (c.token_first) {
-    c.block_tokens = static_cast<int>(std::min<std::int64_t>(rows, g.tokens));
-    c.block_heads = std::clamp(rows / c.block_tokens, 1, heads);
-  } else {  // two warps of neighbouring heads, then the next token
-    c.block_heads = std::clamp((64 + c.lanes - 1) / c.lanes, 1, heads);
-    c.block_tokens =
-        static_cast<int>(std::min<std::int64_t>(rows / c.block_heads, std::max<std::int64_t>(g.tokens, 1)));
-  }
-  c.token_blocks = static_cast<std::int32_t>((g.tokens + c.block_tokens - 1) / c.block_tokens);
-  c.inner_inverse = inverse_of(c.token_first ? c.block_tokens : c.block_heads);
-  c.flat = c.token_blocks > 65535 || g.batch > 65535;
-  for (int i = 0; i < g.parts; ++i) {
-    c.heads_per_block[i] = c.block_heads * unroll * passes;
-    c.head_groups[i] =
-        static_cast<std::int32_t>((g.part[i].heads + c.heads_per_block[i] - 1) / c.heads_per_block[i]);
-  }
-  c.blocks = g.batch * std::int64_t{c.token_blocks} * (c.head_groups[0] + c.head_groups[1]);
-  return c;
+// `roles` groups of `lanes` threads for a row. Blocks follow the memory: where neighbouring tokens are closer
+// than neighbouring heads, all tokens come before the next heads.
+inline Shape shape_of(const rotary::Geometry& g, int lanes, int roles, std::int64_t q_heads,
+                      std::int64_t k_heads, bool tokens_close) {
+  const auto over = [](std::int64_t n, std::int64_t by) { return (n + by - 1) / by; };
+  const auto grow = [&](int& n, int limit, std::int64_t most, int other) {
+    while (n < limit && n < most && 2 * n * other * lanes * roles <= kBlock) n *= 2;
+  };
+  const std::int64_t most_heads = std::max(q_heads, k_heads);
+  int tokens = 1, heads = 1;
+  grow(heads, kShare, most_heads, tokens);
+  grow(tokens, kBlock, g.tokens, heads);
+  grow(heads, kBlock, most_heads, tokens);  // few tokens leave room
+  Shape s{};
+  s.block =
+      dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(tokens * heads), static_cast<unsigned>(roles));
+  while (1 << s.ground.token_bits < tokens) ++s.ground.token_bits;
+  s.ground.group_heads = heads;
+  const std::int64_t tiles = over(g.tokens, tokens), groups = over(q_heads, heads) + over(k_heads, heads);
+  s.ground.tiles_first = tokens_close || 2 * tiles > kGridAxis;  // a split has sum tiles too
+  s.grid = s.ground.tiles_first ? dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(groups))
+                                : dim3(static_cast<unsigned>(groups), static_cast<unsigned>(tiles));
+  return s;
 }
 
-// A thread walks over as many heads as it can, so that a table row is read once for all of them, as long as
-// there are blocks enough for two on every multiprocessor of the largest GPUs.
-inline Cut cut(const rotary::Geometry& g, bool vectors, int unroll) {
-  constexpr std::int64_t kEnough = 256;
-  Cut c = cut(g, vectors, unroll, 16);
-  for (int passes = 8; passes > 0 && c.blocks < kEnough; passes /= 2) c = cut(g, vectors, unroll, passes);
-  return c;
+// One launch for as many batches as a grid's third axis holds.
+template <class Go>
+hipError_t launch_batches(const rotary::Geometry& g, Shape& s, const Go& go) {
+  if (s.grid.x == 0 || s.grid.y == 0) return hipSuccess;
+  if (s.grid.y > kGridAxis || g.tokens >= INT32_MAX) return hipErrorInvalidValue;
+  hipError_t error = hipSuccess;
+  for (s.ground.first_batch = 0; s.ground.first_batch < g.batch && error == hipSuccess;
+       s.ground.first_batch += kGridAxis) {
+    s.grid.z = static_cast<unsigned>(std::min<std::int64_t>(g.batch - s.ground.first_batch, kGridAxis));
+    error = go();
+  }
+  return error;
 }
 
-inline dim3 grid_of(const rotary::Geometry& g, const Cut& c) {
-  const auto groups = static_cast<unsigned>(c.head_groups[0] + c.head_groups[1]);
-  return c.flat ? dim3(static_cast<unsigned>(c.blocks))
-                : dim3(groups, static_cast<unsigned>(c.token_blocks), static_cast<unsigned>(g.batch));
+inline Steps steps_of(const rotary::Geometry& g, int vec) {
+  const int half = g.rotary_dim / 2;
+  Steps s{};
+  s.slots = half / vec;
+  const bool apart = vec > 1 && g.in_adjacent && g.out_adjacent;  // packs of adjacent pairs, not neighbours
+  s.pair_step = apart ? vec / 2 : vec;
+  s.pair_gap = apart ? half / 2 : vec / 2;
+  const auto place = [&](bool adjacent, std::int32_t& step, std::int32_t& gap) {
+    step = adjacent && !apart ? 2 * vec : vec;
+    gap = adjacent && !apart ? vec : half;
+  };
+  place(g.in_adjacent, s.in_step, s.in_gap);
+  place(g.out_adjacent, s.out_step, s.out_gap);
+  const rotary::Rows& r = g.rows;
+  s.rows_are_tokens = r.positions.data == nullptr && r.starts.data == nullptr &&
+                      r.cu_seqlens.data == nullptr && r.cp_size == 1 && r.count >= g.tokens;
+  return s;
 }
 
 template <class T>
 hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   constexpr int kVec = 16 / static_cast<int>(sizeof(T));
   const bool vectors = data_vectors(g);
-  const int unroll = vectors && table_vectors(g) ? kUnroll : 1;
-  const Cut c = cut(g, vectors, unroll);
-  if (c.blocks == 0) return hipSuccess;
+  const int vec = vectors ? kVec : 1;
+  const rotary::Part &q = g.part[0], &k = g.part[1];
+  Cut c{};
+  c.steps = steps_of(g, vec);
+  c.copy_slots = g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec);
+  const int lanes = std::min(c.steps.slots, kMostLanes);
+  const int copiers =
+      std::min((c.copy_slots + lanes - 1) / lanes, std::min(kThreads / lanes, kMostRoles) - 1);
+  Shape shape = shape_of(g, lanes, 1 + copiers, q.heads, k.heads, q.heads <= 1 || q.x_token <= q.x_head);
+  c.q_groups = static_cast<std::int32_t>((q.heads + shape.ground.group_heads - 1) / shape.ground.group_heads);
   const auto go = [&](auto kernel) {
-    hipLaunchKernelGGL(kernel, grid_of(g, c), dim3(kThreads), 0, stream, g, c);
-    return hipGetLastError();
+    return launch_batches(g, shape, [&] {
+      c.ground = shape.ground;
+      hipLaunchKernelGGL(kernel, shape.grid, shape.block, 0, stream, g, c);
+      return hipGetLastError();
+    });
   };
   // Where entries are read one at a time, one form serves both widths: the second entry of a pair is the
   // first when the table is half. With one element at a time all forms are one.
   const int form = (g.in_adjacent ? 2 : 0) + (g.out_adjacent ? 1 : 0);
-  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, true, 1>);
-  if (!c.table_vectors) {
-    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, true, 1>)
-           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, true, 1>)
-           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, true, 1>)
-                       : go(&rotate_rows<T, kVec, true, true, true, true, 1>);
+  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, true>);
+  if (!table_vectors(g)) {
+    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, true>)
+           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, true>)
+           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, true>)
+                       : go(&rotate_rows<T, kVec, true, true, true, true>);
   }
   if (g.table.full) {
-    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, false, kUnroll>)
-           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, false, kUnroll>)
-           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, false, kUnroll>)
-                       : go(&rotate_rows<T, kVec, true, true, true, false, kUnroll>);
+    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, false>)
+           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, false>)
+           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, false>)
+                       : go(&rotate_rows<T, kVec, true, true, true, false>);
   }
-  return form == 0   ? go(&rotate_rows<T, kVec, false, false, false, false, kUnroll>)
-         : form == 1 ? go(&rotate_rows<T, kVec, false, true, false, false, kUnroll>)
-         : form == 2 ? go(&rotate_rows<T, kVec, true, false, false, false, kUnroll>)
-                     : go(&rotate_rows<T, kVec, true, true, false, false, kUnroll>);
+  return form == 0   ? go(&rotate_rows<T, kVec, false, false, false, false>)
+         : form == 1 ? go(&rotate_rows<T, kVec, false, true, false, false>)
+         : form == 2 ? go(&rotate_rows<T, kVec, true, false, false, false>)
+                     : go(&rotate_rows<T, kVec, true, true, false, false>);
 }
 
 inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
