@@ -30,7 +30,9 @@ struct Runtime {
   static Error allocate(void** out, std::size_t bytes) { return cudaMalloc(out, bytes); }
   static Error release(void* data) { return cudaFree(data); }
   static Error copy_in(void* to, const void* from, std::size_t bytes) {
-    return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+    // A small copy of pageable memory returns when it is staged: a stream of one's own could look too early.
+    const Error error = cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+    return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
   }
   static Error copy_out(void* to, const void* from, std::size_t bytes) {
     return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost);

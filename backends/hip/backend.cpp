@@ -29,7 +29,10 @@ struct Runtime {
   static Error allocate(void** out, std::size_t bytes) { return hipMalloc(out, bytes); }
   static Error release(void* data) { return hipFree(data); }
   static Error copy_in(void* to, const void* from, std::size_t bytes) {
-    return hipMemcpy(to, from, bytes, hipMemcpyHostToDevice);
+    // A small copy of pageable memory may return when it is staged: a stream of one's own could look too
+    // early.
+    const Error error = hipMemcpy(to, from, bytes, hipMemcpyHostToDevice);
+    return error == hipSuccess ? hipStreamSynchronize(nullptr) : error;
   }
   static Error copy_out(void* to, const void* from, std::size_t bytes) {
     return hipMemcpy(to, from, bytes, hipMemcpyDeviceToHost);
