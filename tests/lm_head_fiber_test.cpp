@@ -1,4 +1,4 @@
-// labels: conformance
+// labels: conformance fibers
 // The portable GPU kernels of lm_head on fibers: the bits of the native backend, at both wave sizes and in
 // any thread order, for every layout the op allows; and the indexing of the matrix-core kernel, with the
 // instruction played by its published rule.

@@ -1,5 +1,6 @@
 // The 62 golden cases of the rope family, on every engine that runs here: forward, backward and inverse
 // against the float64 truth, and every wrong result (neg_*) must be rejected by the same check.
+// labels: conformance fibers
 // sources: rope_engines.cpp
 // run: whole
 #include "rope_support.hpp"

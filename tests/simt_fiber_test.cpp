@@ -1,3 +1,4 @@
+// labels: unit fibers
 // The fiber executor itself: barriers, shuffles, shared memory, every fiber order, both wave sizes.
 #include <doctest/doctest.h>
 

@@ -52,8 +52,10 @@ std::uint32_t truncate(std::int64_t sum, int exponent) {
   return units == 0 ? 0 : sign | static_cast<std::uint32_t>(units);
 }
 
-// A magnitude with `fraction_bits`, cut at 25 bits below an exponent that is `below` larger than its own.
+// A magnitude with `fraction_bits`, cut at 25 bits below an exponent that is `below` larger than its own. (A
+// zero's exponent counts for nothing and may be the larger one.)
 std::int64_t cut(std::uint64_t significand, int fraction_bits, int below, bool negative) {
+  if (significand == 0) return 0;
   const std::uint64_t magnitude = below < 64 ? (significand << (kFractionBits - fraction_bits)) >> below : 0;
   return negative ? -static_cast<std::int64_t>(magnitude) : static_cast<std::int64_t>(magnitude);
 }

@@ -112,7 +112,8 @@ class Tensor {
     for (std::size_t i = shape.size(); i-- > 0;) {
       shape_[i] = shape[i];
       strides_[i] = strided_ ? strides[i] : step;
-      step *= shape[i];
+      // Wraps where sizes are beyond all memory: the call that takes the tensor says so.
+      (void)__builtin_mul_overflow(step, shape[i], &step);
     }
     relink();
   }
