@@ -32,8 +32,8 @@ std::mutex publish_mutex;
 std::atomic<const Snapshot*> published{nullptr};
 
 void publish(std::unique_ptr<Snapshot> next) {
-  // Snapshots are never freed: readers hold plain pointers, and registrations are few. Held here, so that a leak
-  // checker sees that they are meant to stay.
+  // Snapshots are never freed: readers hold plain pointers, and registrations are few. Held here, so that a
+  // leak checker sees that they are meant to stay.
   static auto& all = *new std::vector<std::unique_ptr<const Snapshot>>;
   published.store(all.emplace_back(std::move(next)).get(), std::memory_order_release);
   gate_value.fetch_add(2, std::memory_order_acq_rel);
