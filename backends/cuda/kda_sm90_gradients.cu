@@ -19,20 +19,76 @@
 // exceeds 1. Inside a 16-token block every pair is summed in fp32, E_ij as a running product. The products
 // between blocks run in tf32.
 //
+// The products over V are wgmma straight from the tiles as they arrive: 64 tokens x 32 channels (or x 32
+// columns of dP and dM) per warpgroup; do comes as swizzled rows, the rest as 8 x 8 blocks, which wgmma takes
+// turned.
+//
 // Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K
 // (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
 // same code in two kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
+#include <algorithm>
+
 #include "kda_sm90_device.cuh"
+#include "lm_head_wgmma.cuh"
 
 namespace rlk::cuda::kda90 {
 namespace {
 
 enum class Part { all, inter, intra };
 
+// One channel of 16 tokens of q, k (bf16, as the halves of a word) and g (bf16 or fp32); steps in bytes. One
+// predicate per token and no branch, so that all loads are in flight together.
+template <bool HalfG>
+__device__ inline void load_column(std::uint32_t (&qk)[16], float (&g)[16], const char* q,
+                                   std::int64_t q_step, const char* k, std::int64_t k_step, const char* from,
+                                   std::int64_t g_step, int left) {
+  std::uint16_t x[16], y[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if constexpr (HalfG) {
+      std::uint16_t z;
+      asm("{\n.reg .pred p;\nsetp.gt.s32 p, %6, %7;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\nmov.b16 %2, 0;\n"
+          "@p ld.global.nc.u16 %0, [%3];\n@p ld.global.nc.u16 %1, [%4];\n@p ld.global.nc.u16 %2, [%5];\n}"
+          : "=&h"(x[i]), "=&h"(y[i]), "=&h"(z)
+          : "l"(q), "l"(k), "l"(from), "r"(left), "r"(i));
+      g[i] = __uint_as_float(static_cast<std::uint32_t>(z) << 16);
+    } else {
+      asm("{\n.reg .pred p;\nsetp.gt.s32 p, %6, %7;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\nmov.f32 %2, "
+          "0f00000000;\n"
+          "@p ld.global.nc.u16 %0, [%3];\n@p ld.global.nc.u16 %1, [%4];\n@p ld.global.nc.f32 %2, [%5];\n}"
+          : "=&h"(x[i]), "=&h"(y[i]), "=&f"(g[i])
+          : "l"(q), "l"(k), "l"(from), "r"(left), "r"(i));
+    }
+    q += q_step, k += k_step, from += g_step;
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) qk[i] = x[i] | static_cast<std::uint32_t>(y[i]) << 16;
+}
+
+// What wgmma reads, 16 steps of V at byte `at`: a tile of 8 x 8 blocks, [V / 8][8], whose columns are the
+// operand's rows; and a tile of swizzled rows.
+__device__ inline std::uint64_t of_blocks(std::uint32_t at) {
+  return (at >> 4 & 0x3fff) | std::uint64_t{1024 / 16} << 16 | std::uint64_t{128 / 16} << 32;
+}
+__device__ inline std::uint64_t of_rows(std::uint32_t at) {
+  return (at >> 4 & 0x3fff) | std::uint64_t{1} << 16 | std::uint64_t{1024 / 16} << 32 |
+         std::uint64_t{1} << 62;
+}
+template <int N, bool TurnedA>
+__device__ inline void multiply(float (&acc)[N / 2], std::uint64_t a, std::uint64_t b, bool more) {
+  hopper::Wgmma<bf16, N, TurnedA, true>::run(acc, a, b, more);
+}
+
+// tf32 operands are cut, not rounded, by the tensor cores: this factor, part of a scaling that happens
+// anyhow, takes out the mean of what is cut (0.361 units in the last of 11 bits), which leaves the error of
+// rounding.
+constexpr float kNudge = 1.f + 0.361f / 1024;
+
 constexpr int kPad = 4;     // floats between rows of the scaled copies
 constexpr int kPitch = 20;  // of a 16 x 16 block of dP or dM
 
-constexpr int kSlice = 64;  // channels of K per block
+constexpr int kSlice = 64;             // channels of K per block
+constexpr unsigned kGridRows = 32768;  // chunk slots along the grid's second dimension
 
 template <int V>
 struct Layout {
@@ -67,6 +123,43 @@ struct Layout {
 // Swapping groups of 8 floats by row keeps the fragments' float2 stores free of bank conflicts.
 __device__ inline int sum_index(int row, int channel) { return row * kSlice + (channel ^ ((row & 3) << 3)); }
 
+// Brings into L2 what the block that will follow on this multiprocessor reads. Blocks start in order and last
+// equally long, so without this they wait for memory all at once, at its full speed, and then leave it idle.
+constexpr unsigned kAhead = 2 * 132;  // blocks at a time on an H100 or H200; a wrong guess costs speed only
+template <int K>
+__device__ inline void prefetch_inputs(const Job& p) {
+  const unsigned next = blockIdx.x + kAhead, column = next % gridDim.x;
+  const unsigned row = blockIdx.y + next / gridDim.x + blockIdx.z * kGridRows;
+  Chunk c;
+  if (row >= p.slots() || !find_chunk(p, static_cast<int>(row), c)) return;
+  constexpr int kSlices = K / kSlice;
+  const int slice = column % kSlices, hv = column / kSlices, tid = threadIdx.x;
+  const int h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
+  if (tid == 0) {
+    const std::int64_t item = static_cast<std::int64_t>(row) * p.value_heads + hv;
+    const std::int64_t state = (static_cast<std::int64_t>(row) + c.sequence) * p.value_heads + hv;
+    bulk_prefetch(p.v_new + item * 64 * K + slice * 64 * K / kSlices, 128 * K / kSlices);
+    bulk_prefetch(p.d_x + item * 64 * K + slice * 64 * K / kSlices, 128 * K / kSlices);
+    bulk_prefetch(p.d_states + (item * K + slice * kSlice) * K, 2 * K * kSlice);
+    bulk_prefetch(p.states + (state * K + slice * kSlice) * K, 2 * K * kSlice);
+  }
+  const int t = tid % 64, what = tid / 64;  // 256 threads: 64 tokens of q and k, v and do, g
+  if (t >= c.length) return;
+  const std::int64_t token = c.token + t;
+  if (what == 0) {
+    prefetch_line(p.l2norm ? p.q_norm + ((c.row * p.tokens + token) * p.heads + h) * K + slice * 64
+                           : row_of(p.q, c.row, token, h) + slice * 64);
+    prefetch_line(p.l2norm ? p.k_norm + ((c.row * p.tokens + token) * p.heads + h) * K + slice * 64
+                           : row_of(p.k, c.row, token, h) + slice * 64);
+  } else if (what == 1) {
+    prefetch_line(row_of(p.v, c.row, token, hv) + slice * 64);
+    prefetch_line(row_of(p.d_out, c.row, token, hv) + slice * 64);
+  } else {
+    const std::int64_t at = index_of(p.g, c.row, token, hv) + slice * 64 + (what - 2) * 32;
+    prefetch_line(static_cast<const char*>(p.g.data) + at * (p.g.bf16 ? 2 : 4));
+  }
+}
+
 template <int K, Part part, bool Gated>
 __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   using L = Layout<K>;
@@ -77,10 +170,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int lc = tid % C, block = tid / C;  // of the walk along tokens: channel of the slice, 16-token block
   const int tokens16 = warp % 4, quarter = warp / 4;  // of the products: 16 tokens x 32 channels
-  const int slice = blockIdx.x % kSlices, item = blockIdx.x / kSlices, channel = slice * C + lc;
+  const int slice = blockIdx.x % kSlices, hv = blockIdx.x / kSlices, channel = slice * C + lc;
+  const int slot = blockIdx.y + blockIdx.z * kGridRows, item = slot * p.value_heads + hv;
   Chunk c;
-  if (!find_chunk(p, item / p.value_heads, c)) return;
-  const int hv = item % p.value_heads, h = hv / (p.value_heads / p.heads);
+  if (slot >= static_cast<int>(p.slots()) || !find_chunk(p, slot, c)) return;
+  const int h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
   float* inter = p.inter + (static_cast<std::int64_t>(item) * kSlices + slice) * kInter;
 
   if constexpr (part != Part::intra) {
@@ -117,45 +211,26 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   }
   const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + channel;
   {
-    const std::uint16_t *q_row, *k_row;
-    int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
+    const char *q_row, *k_row;
+    std::int64_t q_step = p.q.token, k_step = p.k.token;
+    const std::int64_t token = c.token + 16 * block;
     if (p.l2norm) {
-      const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
-      q_row = reinterpret_cast<const std::uint16_t*>(p.q_norm + row * K) + channel;
-      k_row = reinterpret_cast<const std::uint16_t*>(p.k_norm + row * K) + channel;
+      const std::int64_t row = (c.row * p.tokens + token) * p.heads + h;
+      q_row = reinterpret_cast<const char*>(p.q_norm + row * K + channel);
+      k_row = reinterpret_cast<const char*>(p.k_norm + row * K + channel);
       q_step = k_step = p.heads * K;
     } else {
-      q_row = reinterpret_cast<const std::uint16_t*>(row_of(p.q, c.row, c.token, h)) + channel;
-      k_row = reinterpret_cast<const std::uint16_t*>(row_of(p.k, c.row, c.token, h)) + channel;
+      q_row = reinterpret_cast<const char*>(row_of(p.q, c.row, token, h) + channel);
+      k_row = reinterpret_cast<const char*>(row_of(p.k, c.row, token, h) + channel);
     }
-    const int g_step = static_cast<int>(p.g.token);
-    // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
-    const int last = c.length - 1;
-    std::uint16_t q[16], k[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int t = min(16 * block + i, last);
-      q[i] = q_row[t * q_step];
-      k[i] = k_row[t * k_step];
-    }
+    const int left = c.length - 16 * block;  // tokens from here on; those past the end count as zero
     by_type(p.g, [&](auto is_bf16) {
-      using T = std::conditional_t<is_bf16.value, bf16, float>;
-      const T* from = static_cast<const T*>(p.g.data) + g_row;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if constexpr (is_bf16.value) {
-          e[i] = __bfloat162float(from[min(16 * block + i, last) * g_step]);
-        } else {
-          e[i] = from[min(16 * block + i, last) * g_step];
-        }
-      }
+      constexpr bool kHalf = is_bf16.value;
+      const char* from =
+          static_cast<const char*>(p.g.data) + (g_row + 16 * block * p.g.token) * (kHalf ? 2 : 4);
+      const std::int64_t g_step = p.g.token * (kHalf ? 2 : 4);
+      load_column<kHalf>(qk, e, q_row, 2 * q_step, k_row, 2 * k_step, from, g_step, left);
     });
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const bool valid = 16 * block + i <= last;
-      qk[i] = valid ? q[i] | static_cast<std::uint32_t>(k[i]) << 16 : 0u;
-      if (!Gated) e[i] = valid ? e[i] : 0.f;
-    }
   }
   for (int i = tid; i < 64; i += kThreads) {
     floats(L::kBeta)[i] =
@@ -185,78 +260,40 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   }
   if constexpr (part != Part::intra) {
     copy_wait<0>();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     barrier_wait(bar, 0);
   }
   __syncthreads();  // B: all tiles are there
 
-  float aq[4][4] = {}, aw[4][4] = {}, au[4][4] = {};
+  if constexpr (part == Part::all) prefetch_inputs<K>(p);
+  float aq[16], aw[16], au[16];
   if constexpr (part != Part::intra) {
-    const int mat = lane / 8, r = lane % 8;
-    // Block (vb, cb) of a matrix of 8 x 8 blocks, `width` blocks to a row, as ldmatrix addresses it.
-    auto at = [&](int tile, int width, int vb, int cb) {
-      return base + tile + ((vb * width + cb) * 8 + r) * 16;
-    };
-    // dP by half of the warps, dM by the others.
-    {
-      const bool is_m = quarter == 1;
-      float acc[8][4] = {};
+    // 32 columns of dP and dM per warpgroup, then 32 channels of the products with the states.
+    float dp[16], dm[16];
+    wgmma_fence();
 #pragma unroll
-      for (int ks = 0; ks < K / 16; ++ks) {
-        std::uint32_t a[4];
-        if (is_m) {
-          ldmatrix_t(a, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-        } else {
-          ldmatrix(a, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
-        }
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-          if (n > 2 * tokens16) continue;
-          std::uint32_t b[4];
-          ldmatrix_t(b, at(L::kNew, 8, 2 * ks + mat % 2, n + mat / 2));
-          mma(acc[n], a, b[0], b[1]);
-          mma(acc[n + 1], a, b[2], b[3]);
-        }
-      }
-      // Lane (g, t) holds rows g, g + 8 and columns 2t, 2t + 1 of each tile.
-      const float sign = is_m ? -1.f : p.scale;
-      const int g = lane / 4, t = lane % 4;
-      float* on_diagonal = floats(L::kPairs) + ((tokens16 * 16 + g) * 16 + 2 * t) * 2 + is_m;
-      float* below = floats(L::kLow) + ((tokens16 * (tokens16 - 1) + is_m) * 16 + g) * kPitch + 2 * t;
-      float* out = inter + 3 * 64 * C + is_m * 4096 + (16 * tokens16 + g) * 64 + 2 * t;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (n > 2 * tokens16 + 1) continue;
-#pragma unroll
-        for (int y = 0; y < 4; ++y) {
-          const float value = acc[n][y] * sign;
-          const int i = y / 2 * 8, j = n % 2 * 8 + y % 2;  // less g and 2t
-          if constexpr (part == Part::inter) {
-            out[i * 64 + n / 2 * 16 + j] = value;
-          } else if (n / 2 == tokens16) {
-            const int above = j + 2 * t - i - g;  // column less row
-            on_diagonal[(i * 16 + j) * 2] = above + is_m > 0 ? 0.f : value;
-          } else {
-            below[(n / 2 * 32 + i) * kPitch + j] = round_tf32(value);
-          }
-        }
-      }
+    for (int ks = 0; ks < K / 16; ++ks) {
+      const std::uint32_t at = 2048 * ks, half = at + 512 * quarter;
+      multiply<32, false>(dp, of_rows(base + L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
+                          of_blocks(base + L::kNew + half), ks > 0);
+      multiply<32, true>(dm, of_blocks(base + L::kDx + at), of_blocks(base + L::kNew + half), ks > 0);
     }
+    wgmma_commit();
     // D . v: this warp's 8 tokens and 64 columns of V.
     {
-      const int token = 8 * warp + lane / 4;
-      const bool valid = token < c.length;
+      const int token = 8 * warp + lane / 4, mat = lane / 8, r = lane % 8;
       float sum = 0.f;
 #pragma unroll
       for (int x = 0; x < 8; x += 4) {
         std::uint32_t d[4];
-        ldmatrix_t(d, at(L::kDx, 8, 8 * slice + x + mat, warp));
+        ldmatrix_t(d, base + L::kDx + (((8 * slice + x + mat) * 8 + warp) * 8 + r) * 16);
 #pragma unroll
         for (int y = 0; y < 4; ++y) {
           sum = fmaf(low(d[y]), low(v[x + y]), sum);
           sum = fmaf(high(d[y]), high(v[x + y]), sum);
         }
       }
-      sum = valid ? sum : 0.f;
+      sum = token < c.length ? sum : 0.f;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       if (lane % 4 == 0) floats(L::kBetaV)[token] = sum;
@@ -279,25 +316,48 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       }
       if (lane < 4) *reinterpret_cast<float2*>(floats(L::kLast) + 8 * warp + 2 * lane) = sum;
     }
+    wgmma_wait<0>();
+    // Lane (g, t) holds rows g, g + 8 and columns 2t, 2t + 1 of each 8 columns.
+    {
+      const int g = lane / 4, t = lane % 4;
+      float* on_diagonal = floats(L::kPairs) + ((tokens16 * 16 + g) * 16 + 2 * t) * 2;
+      float* below = floats(L::kLow) + (tokens16 * (tokens16 - 1) * 16 + g) * kPitch + 2 * t;
+      float* out = inter + 3 * 64 * C + (16 * tokens16 + g) * 64 + 32 * quarter + 2 * t;
 #pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      std::uint32_t out[4], dx[4], fresh[4];
-      ldmatrix(out, base + L::kDOut + row_tile(64, 16 * tokens16 + lane % 16, 2 * ks + lane / 16));
-      ldmatrix_t(dx, at(L::kDx, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
-      ldmatrix_t(fresh, at(L::kNew, 8, 2 * ks + mat / 2, 2 * tokens16 + mat % 2));
+      for (int b = 0; b < 2; ++b) {
+        const int column = 2 * quarter + b;
 #pragma unroll
-      for (int n = 0; n < 4; n += 2) {
-        std::uint32_t b[4];
-        ldmatrix_t(b, at(L::kState, 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-        mma(aq[n], out, b[0], b[1]);
-        mma(aq[n + 1], out, b[2], b[3]);
-        mma(aw[n], dx, b[0], b[1]);
-        mma(aw[n + 1], dx, b[2], b[3]);
-        ldmatrix_t(b, at(L::kDState, 8, 2 * ks + mat % 2, 4 * quarter + n + mat / 2));
-        mma(au[n], fresh, b[0], b[1]);
-        mma(au[n + 1], fresh, b[2], b[3]);
+        for (int y = 0; y < 4; ++y) {
+          const int at = 8 * b + 2 * y, i = y % 2 * 8, j = y / 2 * 8;  // less g and 2t
+          const float2 x = make_float2(dp[at] * p.scale, dp[at + 1] * p.scale);
+          const float2 z = make_float2(-dm[at], -dm[at + 1]);
+          if constexpr (part == Part::inter) {
+            *reinterpret_cast<float2*>(out + i * 64 + b * 16 + j) = x;
+            *reinterpret_cast<float2*>(out + i * 64 + b * 16 + j + 4096) = z;
+          } else if (column == tokens16) {
+            const int above = j + 2 * t - i - g;  // column less row
+            *reinterpret_cast<float4*>(on_diagonal + (i * 16 + j) * 2) =
+                make_float4(above > 0 ? 0.f : x.x, above >= 0 ? 0.f : z.x, above >= 0 ? 0.f : x.y,
+                            above >= -1 ? 0.f : z.y);
+          } else if (column < tokens16) {
+            float* to = below + (column * 32 + i) * kPitch + j;
+            *reinterpret_cast<float2*>(to) = make_float2(x.x * kNudge, x.y * kNudge);
+            *reinterpret_cast<float2*>(to + 16 * kPitch) = make_float2(z.x * kNudge, z.y * kNudge);
+          }
+        }
       }
     }
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) {
+      const std::uint32_t at = 2048 * ks, half = at + 512 * quarter;
+      multiply<32, false>(aq, of_rows(base + L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
+                          of_blocks(base + L::kState + half), ks > 0);
+      multiply<32, true>(aw, of_blocks(base + L::kDx + at), of_blocks(base + L::kState + half), ks > 0);
+      multiply<32, true>(au, of_blocks(base + L::kNew + at), of_blocks(base + L::kDState + half), ks > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
   }
   const int r0 = 16 * tokens16 + lane / 4;  // rows r0, r0 + 8 of the fragments
   auto each = [&](auto body) {
@@ -312,9 +372,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
         const int at = (r0 + 8 * y) * C + ch;
-        *reinterpret_cast<float2*>(inter + at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
-        *reinterpret_cast<float2*>(inter + 64 * C + at) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
-        *reinterpret_cast<float2*>(inter + 2 * 64 * C + at) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
+        *reinterpret_cast<float2*>(inter + at) = make_float2(aq[4 * n + 2 * y], aq[4 * n + 2 * y + 1]);
+        *reinterpret_cast<float2*>(inter + 64 * C + at) =
+            make_float2(aw[4 * n + 2 * y], aw[4 * n + 2 * y + 1]);
+        *reinterpret_cast<float2*>(inter + 2 * 64 * C + at) =
+            make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
       }
     });
     __syncthreads();
@@ -327,7 +389,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 #pragma unroll
       for (int y = 0; y < 4; ++y) {
         const float* at = inter + (r0 + y / 2 * 8) * C + ch + y % 2;
-        aq[n][y] = at[0], aw[n][y] = at[64 * C], au[n][y] = at[2 * 64 * C];
+        aq[4 * n + y] = at[0], aw[4 * n + y] = at[64 * C], au[4 * n + y] = at[2 * 64 * C];
       }
     });
     for (int x = tid; x < 8192; x += kThreads) {
@@ -338,7 +400,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
       } else {
         floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] =
-            round_tf32(value);
+            value * kNudge;
       }
     }
     if (tid < 64) floats(L::kBetaV)[tid] = inter[3 * 64 * C + 8192 + tid];
@@ -346,20 +408,20 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   }
   __syncthreads();  // C: the tiles are free
   if (block > 0) {
-    float f = 1.f;
+    float f = kNudge;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       if (i > 0) f *= e[i];
       const int at = (16 * (block - 1) + i) * L::kRow + lc;
-      floats(L::kQ)[at] = round_tf32(low(qk[i]) * f);
-      floats(L::kKb)[at] = round_tf32(high(qk[i]) * f * floats(L::kBeta)[16 * block + i]);
+      floats(L::kQ)[at] = low(qk[i]) * f;
+      floats(L::kKb)[at] = high(qk[i]) * f * floats(L::kBeta)[16 * block + i];
     }
   }
   if (block < 3) {
-    float f = floats(L::kFirst)[(block + 1) * C + lc];
+    float f = floats(L::kFirst)[(block + 1) * C + lc] * kNudge;
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
-      floats(L::kKs)[(16 * block + i) * L::kRow + lc] = round_tf32(high(qk[i]) * f);
+      floats(L::kKs)[(16 * block + i) * L::kRow + lc] = high(qk[i]) * f;
       f *= e[i];
     }
   }
@@ -369,14 +431,14 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 #pragma unroll
     for (int y = 0; y < 2; ++y) {
       *reinterpret_cast<float2*>(floats(L::kPlain) + sum_index(r0 + 8 * y, ch)) =
-          make_float2(au[n][2 * y], au[n][2 * y + 1]);
+          make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
     }
   });
   __syncthreads();  // the scaled copies, dP and dM are written
   // Between the 16-token blocks.
   {
-    auto scale_by = [&](float(&acc)[4][4], float2 f, int n) {
-      acc[n][0] *= f.x, acc[n][1] *= f.y, acc[n][2] *= f.x, acc[n][3] *= f.y;
+    auto scale_by = [&](float(&acc)[16], float2 f, int n) {
+      acc[4 * n] *= f.x, acc[4 * n + 1] *= f.y, acc[4 * n + 2] *= f.x, acc[4 * n + 3] *= f.y;
     };
     auto factor = [&](int at, int block, int ch) {
       return *reinterpret_cast<const float2*>(floats(at) + block * C + ch);
@@ -408,8 +470,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         for (int n = 0; n < 4; ++n) {
           const int at = L::kKs + ((16 * jb + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
           const std::uint32_t b0 = bits(at), b1 = bits(at + 4 * L::kRow * 4);
-          mma_tf32(aq[n], a[0], b0, b1);
-          mma_tf32(aw[n], a[1], b0, b1);
+          mma_tf32(aq + 4 * n, a[0], b0, b1);
+          mma_tf32(aw + 4 * n, a[1], b0, b1);
         }
       }
     }
@@ -429,8 +491,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const int at = ((16 * (ib - 1) + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
-          mma_tf32(au[n], a[0], bits(L::kQ + at), bits(L::kQ + at + 4 * L::kRow * 4));
-          mma_tf32(au[n], a[1], bits(L::kKb + at), bits(L::kKb + at + 4 * L::kRow * 4));
+          mma_tf32(au + 4 * n, a[0], bits(L::kQ + at), bits(L::kQ + at + 4 * L::kRow * 4));
+          mma_tf32(au + 4 * n, a[1], bits(L::kKb + at), bits(L::kKb + at + 4 * L::kRow * 4));
         }
       }
     }
@@ -440,9 +502,9 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 #pragma unroll
     for (int y = 0; y < 2; ++y) {
       float* at = floats(L::kSums) + sum_index(r0 + 8 * y, ch);
-      *reinterpret_cast<float2*>(at) = make_float2(aq[n][2 * y], aq[n][2 * y + 1]);
-      *reinterpret_cast<float2*>(at + 64 * C) = make_float2(aw[n][2 * y], aw[n][2 * y + 1]);
-      *reinterpret_cast<float2*>(at + 2 * 64 * C) = make_float2(au[n][2 * y], au[n][2 * y + 1]);
+      *reinterpret_cast<float2*>(at) = make_float2(aq[4 * n + 2 * y], aq[4 * n + 2 * y + 1]);
+      *reinterpret_cast<float2*>(at + 64 * C) = make_float2(aw[4 * n + 2 * y], aw[4 * n + 2 * y + 1]);
+      *reinterpret_cast<float2*>(at + 2 * 64 * C) = make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
     }
   });
   __syncthreads();  // E: the sums are there
@@ -591,7 +653,9 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 
 template <int K, Part part, bool Gated>
 void launch(const Job& job, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(job.slots() * job.value_heads * (K / kSlice));
+  const auto slots = static_cast<unsigned>(job.slots());
+  const dim3 blocks(static_cast<unsigned>(job.value_heads) * (K / kSlice), std::min(slots, kGridRows),
+                    (slots + kGridRows - 1) / kGridRows);
   cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        Layout<K>::kSize);
   gradients_kernel<K, part, Gated><<<blocks, 256, Layout<K>::kSize, stream>>>(job);

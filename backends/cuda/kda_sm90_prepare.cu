@@ -42,11 +42,15 @@ struct Layout {
 };
 
 // c += X[16 x 16] row * Y[16 x 16] columns 4 * (t % 4)..., row t / 4 of a 16 x 16 product by 64 threads.
+// For a lower triangular X, rows of Y below the row of the result are left out: a NaN there must not reach
+// it.
+template <bool Lower>
 __device__ inline void product16(float4& c, const float* x, const float* y, int t) {
   const float* row = x + (t / 4) * kPitch;
   const float* column = y + 4 * (t % 4);
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
+    if (Lower && k > t / 4) continue;
     const float a = row[k];
     const float4 b = *reinterpret_cast<const float4*>(column + k * kPitch);
     c.x = fmaf(a, b.x, c.x), c.y = fmaf(a, b.y, c.y), c.z = fmaf(a, b.z, c.z), c.w = fmaf(a, b.w, c.w);
@@ -83,14 +87,14 @@ __device__ void invert(const float* m, float* a, float* t) {
     for (int w = tid; w < 64 * (4 - d); w += kThreads) {
       const int j = w / 64, i = j + d, e = w % 64;
       float4 c = make_float4(0.f, 0.f, 0.f, 0.f);
-      for (int l = j; l < i; ++l) product16(c, at(m, i, l), at(a, l, j), e);
+      for (int l = j; l < i; ++l) product16<false>(c, at(m, i, l), at(a, l, j), e);
       *reinterpret_cast<float4*>(t + (16 * j + e / 4) * kPitch + 4 * (e % 4)) = c;
     }
     __syncthreads();
     for (int w = tid; w < 64 * (4 - d); w += kThreads) {
       const int j = w / 64, i = j + d, e = w % 64;
       float4 c = make_float4(0.f, 0.f, 0.f, 0.f);
-      product16(c, at(a, i, i), t + 16 * j * kPitch, e);
+      product16<true>(c, at(a, i, i), t + 16 * j * kPitch, e);
       *reinterpret_cast<float4*>(at(a, i, j) + (e / 4) * kPitch + 4 * (e % 4)) =
           make_float4(-c.x, -c.y, -c.z, -c.w);
     }

@@ -167,6 +167,68 @@ __device__ inline void round_operand(const float (&acc)[8][4], int ks, std::uint
     a[i] = pack(acc[2 * ks + i / 2][2 * (i % 2)], acc[2 * ks + i / 2][2 * (i % 2) + 1]);
 }
 
+// acc = tile[64 x 64] y for a lower triangular tile, y in two bf16 terms.
+__device__ inline void solve(float (&acc)[8][4], const float (&y)[8][4], std::uint32_t tile) {
+  clear(acc);
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks) {
+    std::uint32_t hi[4], lo[4];
+    split(y, ks, hi, lo);
+    times_rows(acc, lo, tile, ks, ks);
+    times_rows(acc, hi, tile, ks, ks);
+  }
+}
+
+// The tokens from which on a warp's columns of V are NaN, 64 for none: columns lane / 4 and that + 8.
+//
+// A token that is NaN or infinite must not reach the ones before it, but the zeros of A and P times NaN are
+// NaN. So the products see zeros in its place, and what depends on it is set to NaN afterwards.
+struct Broken {
+  int from[2] = {64, 64};
+
+  __device__ static bool any(const float (&x)[8][4]) {
+    float zero[4] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) zero[e] = fmaf(x[n][e], 0.f, zero[e]);
+    }
+    return __any_sync(~0u, zero[0] + zero[1] + (zero[2] + zero[3]) != 0.f);
+  }
+  __device__ static int token(int n, int e) { return 8 * n + 2 * (threadIdx.x % 4) + e % 2; }
+
+  __device__ void take(float (&x)[8][4]) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (fabsf(x[n][e]) < INFINITY) continue;
+        from[e / 2] = min(from[e / 2], token(n, e));
+        x[n][e] = 0.f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      from[i] = min(from[i], __shfl_xor_sync(~0u, from[i], 1));
+      from[i] = min(from[i], __shfl_xor_sync(~0u, from[i], 2));
+    }
+  }
+  __device__ void put(float (&x)[8][4]) const {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[n][e] = token(n, e) >= from[e / 2] ? NAN : x[n][e];
+    }
+  }
+  __device__ void put(std::uint32_t (&operand)[4], int ks) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int t = token(2 * ks + i / 2, 0), first = from[i % 2];
+      operand[i] |= (t >= first ? 0x7fffu : 0u) | (t + 1 >= first ? 0x7fff0000u : 0u);
+    }
+  }
+};
+
 template <int K, int Warps, bool Out, bool Keep>
 __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
   using R = Record<K>;
@@ -236,22 +298,33 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
       }
     }
     float fresh[8][4];
-    clear(fresh);
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t hi[4], lo[4];
-      split(y, ks, hi, lo);
-      times_rows(fresh, lo, stage + R::kInverse, ks, ks);
-      times_rows(fresh, hi, stage + R::kInverse, ks, ks);
+    solve(fresh, y, stage + R::kInverse);
+    Broken broken;
+    const bool any_broken = Broken::any(fresh);
+    if (any_broken) {
+      broken.take(y);
+      solve(fresh, y, stage + R::kInverse);
+      broken.take(fresh);
     }
     state.decay(reinterpret_cast<const float*>(record + R::kDecay));
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t a[4];
       round_operand(fresh, ks, a);
-      if constexpr (Keep) store_blocks<K>(p.v_new + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
       if constexpr (Out) times_rows(o, a, stage + R::kScores, ks, ks);
       times_columns(state.x, a, stage + R::kKeyOut, ks, K / 16);
+      if constexpr (Keep) {
+        if (any_broken) broken.put(a, ks);
+        store_blocks<K>(p.v_new + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+      }
+    }
+    if (any_broken) {
+      if constexpr (Out) broken.put(o);
+#pragma unroll
+      for (int n = 0; n < K / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state.x[n][e] = broken.from[e / 2] < kChunk ? NAN : state.x[n][e];
+      }
     }
     if constexpr (Out) {
       bf16* to = row_of(p.out, row, start + c * kChunk, s.head) + s.column;
