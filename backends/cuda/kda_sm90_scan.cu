@@ -187,13 +187,13 @@ struct Broken {
   int from[2] = {64, 64};
 
   __device__ static bool any(const float (&x)[8][4]) {
-    float zero[4] = {};
+    float zero = 0.f;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) zero[e] = fmaf(x[n][e], 0.f, zero[e]);
+      for (int e = 0; e < 4; ++e) zero = fmaf(x[n][e], 0.f, zero);
     }
-    return __any_sync(~0u, zero[0] + zero[1] + (zero[2] + zero[3]) != 0.f);
+    return __any_sync(~0u, zero != 0.f);
   }
   __device__ static int token(int n, int e) { return 8 * n + 2 * (threadIdx.x % 4) + e % 2; }
 
