@@ -38,6 +38,8 @@ target_compile_options(rlk_flags INTERFACE
   # Passing an aggregate of vector registers by value is noted by g++ on every such function; nothing of it is public.
   # -Wrestrict of g++ 12 sees overlaps in std::string that cannot be.
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi;-Wno-restrict>"
+  # clang reports what libstdc++ 12's own stable_sort uses.
+  "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>"
   # -Wpedantic and -Wconversion complain about what nvcc itself writes.
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>")
 if(RLK_WARNINGS_AS_ERRORS)
