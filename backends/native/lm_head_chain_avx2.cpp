@@ -58,6 +58,7 @@ struct F32Lanes {
   static constexpr int kRows = 6;
   static constexpr int kTile = 8;
   static constexpr int kDirectRows = 0;
+  static constexpr int kLaneRows = 0;
 
   RLK_INLINE Vec zero() { return _mm256_setzero_ps(); }
   RLK_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
@@ -109,6 +110,7 @@ struct F64Lanes {
   static constexpr int kRows = 6;
   static constexpr int kTile = 8;
   static constexpr int kDirectRows = 0;
+  static constexpr int kLaneRows = 0;
 
   RLK_INLINE Vec zero() { return _mm256_setzero_pd(); }
   RLK_INLINE Vec load(const double* p) { return _mm256_loadu_pd(p); }

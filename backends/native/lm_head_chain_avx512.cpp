@@ -49,6 +49,7 @@ struct F32Lanes {
   static constexpr int kRows = 12;
   static constexpr int kTile = 16;
   static constexpr int kDirectRows = 4;
+  static constexpr int kLaneRows = 64;
 
   RLK_INLINE Vec zero() { return _mm512_setzero_ps(); }
   RLK_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
@@ -87,6 +88,8 @@ struct F32Lanes {
 
   RLK_ISA static void direct(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
                              std::int64_t k0, std::int64_t depth, const float* a, float* c, bool more);
+  RLK_ISA static void rows_in_lanes(const ChainProduct& p, std::int64_t row, std::int64_t rows,
+                                    std::int64_t col, std::int64_t cols, float* packed_a, float* sums);
 };
 
 template <int Rows, Element type, bool Full>
@@ -157,6 +160,106 @@ RLK_ISA void F32Lanes::direct(const MatrixView& b, std::int64_t rows, std::int64
   }
 }
 
+// ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast. Nothing is transposed but
+// a, and b goes from memory through a small buffer (its rows are powers of two apart and would share a set of
+// the cache) into the products.
+
+// sums[c][Vecs * 16] over one depth block for Cols columns; `ahead` are the columns that come next.
+template <int Vecs, int Cols>
+RLK_ISA void lane_tile(const float* const* columns, const float* const* ahead, std::int64_t depth,
+                       const float* a, float* totals, bool more) {
+  __m512 sum[Cols][Vecs];
+#  pragma GCC unroll 24
+  for (int c = 0; c < Cols; ++c)
+#  pragma GCC unroll 4
+    for (int v = 0; v < Vecs; ++v) sum[c][v] = _mm512_setzero_ps();
+  alignas(64) float buffer[2][Cols * 16];
+  const auto fill = [&](float* to, std::int64_t k) RLK_ISA {
+    const __mmask16 mask = first_lanes(depth - k);
+    for (int c = 0; c < Cols; ++c) {
+      _mm512_store_ps(to + c * 16, _mm512_maskz_loadu_ps(mask, columns[c] + k));
+      __builtin_prefetch(ahead[c] + k, 0, 2);
+    }
+  };
+  fill(buffer[0], 0);
+  for (std::int64_t k = 0; k < depth; k += 16) {
+    const float* b = buffer[k / 16 % 2];
+    if (k + 16 < depth) fill(buffer[(k / 16 + 1) % 2], k + 16);
+    const int steps = depth - k < 16 ? static_cast<int>(depth - k) : 16;
+    for (int i = 0; i < steps; ++i, a += Vecs * 16) {
+      __m512 rows[Vecs];
+#  pragma GCC unroll 4
+      for (int v = 0; v < Vecs; ++v) rows[v] = _mm512_loadu_ps(a + v * 16);
+#  pragma GCC unroll 24
+      for (int c = 0; c < Cols; ++c) {
+        const __m512 value = _mm512_set1_ps(b[c * 16 + i]);
+#  pragma GCC unroll 4
+        for (int v = 0; v < Vecs; ++v) sum[c][v] = _mm512_fmadd_ps(rows[v], value, sum[c][v]);
+      }
+    }
+  }
+#  pragma GCC unroll 24
+  for (int c = 0; c < Cols; ++c)
+#  pragma GCC unroll 4
+    for (int v = 0; v < Vecs; ++v) {
+      float* to = totals + (c * Vecs + v) * 16;
+      _mm512_storeu_ps(to, more ? _mm512_add_ps(_mm512_loadu_ps(to), sum[c][v]) : sum[c][v]);
+    }
+}
+
+template <int Vecs>
+RLK_ISA void lane_block(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                        std::int64_t cols, float* packed_a, float* totals) {
+  constexpr int kCols = 24 / Vecs;
+  using B = Blocking<F32Lanes>;
+  for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {
+    const std::int64_t depth = p.depth - k0 < B::kDepthBlock ? p.depth - k0 : B::kDepthBlock;
+    const char* lines[Vecs * 16];
+    for (int i = 0; i < Vecs * 16; ++i) lines[i] = element_address(p.a, row + (i < rows ? i : rows - 1), k0);
+    for (std::int64_t k = 0; k < depth;) {
+      std::int64_t packed = 0;
+      for (int v = 0; v < Vecs; ++v)
+        packed = F32Lanes::pack_tile(lines + v * 16, p.a.type, k, depth - k, packed_a + (k * Vecs + v) * 16,
+                                     Vecs * 16);
+      k += packed;
+    }
+    const float* columns[2 * kCols];
+    for (std::int64_t j = 0; j < cols; j += kCols) {
+      // Columns past the end repeat the last one: computed, and dropped.
+      for (int c = 0; c < 2 * kCols; ++c)
+        columns[c] =
+            reinterpret_cast<const float*>(element_address(p.b, k0, col + (j + c < cols ? j + c : cols - 1)));
+      lane_tile<Vecs, kCols>(columns, columns + kCols, depth, packed_a, totals + j * Vecs * 16, k0 != 0);
+    }
+  }
+}
+
+RLK_ISA void F32Lanes::rows_in_lanes(const ChainProduct& p, std::int64_t row, std::int64_t rows,
+                                     std::int64_t col, std::int64_t cols, float* packed_a, float* sums) {
+  using B = Blocking<F32Lanes>;
+  const std::int64_t vecs = (rows + 15) / 16;
+  float* line = sums;                   // one finished row
+  float* totals = sums + B::kColBlock;  // [column][row]
+  static_assert(B::kColBlock + (B::kColBlock + 24) * kLaneRows <= B::kSums);
+  switch (vecs) {
+    case 1:
+      lane_block<1>(p, row, rows, col, cols, packed_a, totals);
+      break;
+    case 2:
+      lane_block<2>(p, row, rows, col, cols, packed_a, totals);
+      break;
+    case 3:
+      lane_block<3>(p, row, rows, col, cols, packed_a, totals);
+      break;
+    default:
+      lane_block<4>(p, row, rows, col, cols, packed_a, totals);
+  }
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) line[j] = p.depth ? totals[j * vecs * 16 + i] : 0.0f;
+    finish_row<F32Lanes>(p, row + i, col, cols, line);
+  }
+}
+
 struct F64Lanes {
   using Scalar = double;
   using Vec = __m512d;
@@ -165,6 +268,7 @@ struct F64Lanes {
   static constexpr int kRows = 12;
   static constexpr int kTile = 16;
   static constexpr int kDirectRows = 0;
+  static constexpr int kLaneRows = 0;
 
   RLK_INLINE Vec zero() { return _mm512_setzero_pd(); }
   RLK_INLINE Vec load(const double* p) { return _mm512_loadu_pd(p); }

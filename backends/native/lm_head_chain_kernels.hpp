@@ -3,9 +3,11 @@
 //
 //   struct Lanes { using Scalar; using Vec;
 //     static constexpr int kLanes, kVecs, kRows;    // a register tile is kRows x (kVecs * kLanes)
-//     static constexpr int kDirectRows;             // rows served without packing b; 0 where there is no
-//     such path zero, load, store, broadcast, fma, add; upcast_run(src, type, index, count, dst);     //
-//     contiguous elements to Scalar kTile, pack_tile(rows, type, k, count, dst, dst_stride) -> packed depth;
+//     static constexpr int kLaneRows;               // up to so many rows may lie in the lanes, b's elements
+//     broadcast; 0: never static constexpr int kDirectRows;             // rows served without packing b; 0
+//     where there is no such path zero, load, store, broadcast, fma, add; upcast_run(src, type, index, count,
+//     dst);     // contiguous elements to Scalar kTile, pack_tile(rows, type, k, count, dst, dst_stride) ->
+//     packed depth;
 //     // transposes kTile columns of b store_row(...) -> columns written;            // the vector part of
 //     finish_element, may write none
 //   };
@@ -248,6 +250,10 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
   Scalar* partial = sums + B::kSums;
   if (p.depth == 0)
     for (std::int64_t i = 0; i < rows * B::kColBlock; ++i) sums[i] = 0;
+  if constexpr (Lanes::kLaneRows > 0)
+    if (rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 && p.b.type == Element::f32 &&
+        p.a.col_stride == 1)
+      return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   const bool direct = rows <= Lanes::kDirectRows && p.b.row_stride == 1;
 
   for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {

@@ -17,6 +17,7 @@ struct ScalarLanes {
   static constexpr int kRows = 2;
   static constexpr int kTile = 1;
   static constexpr int kDirectRows = 0;
+  static constexpr int kLaneRows = 0;
 
   static Vec zero() { return 0; }
   static Vec load(const T* p) { return *p; }
