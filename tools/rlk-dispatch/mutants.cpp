@@ -12,7 +12,7 @@
 namespace rlk::cli {
 namespace {
 
-constexpr double kSecondsEach = 1.5;
+constexpr double kSecondsEach = 2.5;  // a busy machine must reach every kind of transform too
 
 std::set<std::string> known() {
   std::set<std::string> ids;
