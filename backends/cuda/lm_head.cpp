@@ -1,15 +1,15 @@
-// lm_head and its backward on CUDA: four implementations, each one way of computing the same products.
+// lm_head and its backward on CUDA: five implementations, each one way of computing the same products.
 //
-//   cuda.sm90      sm90/t25k16     whichever of our wgmma kernels, our mma.sync kernel and cuBLASLt is
-//   fastest for the shape:
-//                                  all three give the same bits, so the choice never shows
+//   cuda.sm90      sm90/t25k16     the fastest of our kernels and cuBLASLt: same bits
+//   cuda.sm90_r4   sm90/t25k16/r4  our kernels, K (V in d_hidden) in four ranges: long sums
 //   cuda.cublaslt  sm90/t25k16     the library alone, where its tensor-core family serves the shape
 //   cuda.fma32     fma32/kb1024    CUDA cores, any NVIDIA GPU of compute capability 8.0 and up
 //   cuda.golden    fma64           FP64 tensor cores on Hopper, FP64 units elsewhere
 //
-// None needs workspace. The first two use one of 64 bytes or more when the caller passes it: cuBLASLt's
-// dynamically scheduled kernels keep a tile counter there, never partial sums (d_weight for M up to 1024
-// gains up to a tenth).
+// None needs workspace. cuda.sm90 and cuda.cublaslt use one of 64 bytes or more when the caller passes it:
+// cuBLASLt's dynamically scheduled kernels keep a tile counter there, never partial sums (d_weight for M up
+// to 1024 gains up to a tenth). Beyond 64 rows cuda.sm90_r4 is slow without one, where the sums of its ranges
+// meet (lm_head_sm90.h).
 //
 // d_bias is the column sum of d_out in arithmetic fma32/kb1024 (a product with ones), in fma64 for the golden
 // one.
@@ -30,6 +30,10 @@ cudaError_t with_fma64(const Gemm& g, const Call& call) {
 cudaError_t with_fastest(const Gemm& g, const Call& call) {
   return launch_fastest(g, call.device().id, call.workspace().data(), call.workspace().size(),
                         stream_of(call));
+}
+cudaError_t with_ranges(const Gemm& g, const Call& call) {
+  return launch_ranges(g, call.device().id, call.workspace().data(), call.workspace().size(),
+                       stream_of(call));
 }
 cudaError_t with_library(const Gemm& g, const Call& call) {
   return launch_library(g, call.device().id, call.workspace().data(), call.workspace().size(),
@@ -120,6 +124,16 @@ constexpr Facts kSm90 = {.id = "cuda.sm90",
                          .device_type = kDLCUDA,
                          .min_arch = 90,
                          .max_arch = 90};
+// Behind every other fast one: nobody gets other bits unasked.
+constexpr Facts kRanged = {.id = "cuda.sm90_r4",
+                           .doc = "our Hopper kernels, K in four ranges: few outputs, long sums",
+                           .priority = 50,
+                           .arithmetic = "sm90/t25k16/r4",
+                           .dtypes = RLK_BF16 | RLK_F16,
+                           .traits = kTraits | RLK_STRICT,
+                           .device_type = kDLCUDA,
+                           .min_arch = 90,
+                           .max_arch = 90};
 constexpr Facts kLibrary = {.id = "cuda.cublaslt",
                             .doc = "cuBLASLt without split-K, stream-K and GEMV kernels",
                             .priority = 200,
@@ -148,11 +162,15 @@ constexpr Facts kGolden = {.id = "cuda.golden",
 
 }  // namespace
 
-extern const rlk_implementation lm_head_sm90, lm_head_cublaslt, lm_head_fma32, lm_head_golden;
-extern const rlk_implementation lm_head_bwd_sm90, lm_head_bwd_cublaslt, lm_head_bwd_fma32, lm_head_bwd_golden;
+extern const rlk_implementation lm_head_sm90, lm_head_sm90_r4, lm_head_cublaslt, lm_head_fma32,
+    lm_head_golden;
+extern const rlk_implementation lm_head_bwd_sm90, lm_head_bwd_sm90_r4, lm_head_bwd_cublaslt,
+    lm_head_bwd_fma32, lm_head_bwd_golden;
 
 const rlk_implementation lm_head_sm90 =
     implement<LmHead, run_forward<with_fastest>, supports_sm90<LmHead>>(kSm90);
+const rlk_implementation lm_head_sm90_r4 =
+    implement<LmHead, run_forward<with_ranges>, supports_sm90<LmHead>>(kRanged);
 const rlk_implementation lm_head_cublaslt =
     implement<LmHead, run_forward<with_library>, supports_library>(kLibrary);
 const rlk_implementation lm_head_fma32 =
@@ -162,6 +180,8 @@ const rlk_implementation lm_head_golden =
 
 const rlk_implementation lm_head_bwd_sm90 =
     implement<LmHeadBwd, run_backward<with_fastest, false>, supports_sm90<LmHeadBwd>>(kSm90);
+const rlk_implementation lm_head_bwd_sm90_r4 =
+    implement<LmHeadBwd, run_backward<with_ranges, false>, supports_sm90<LmHeadBwd>>(kRanged);
 const rlk_implementation lm_head_bwd_cublaslt =
     implement<LmHeadBwd, run_backward<with_library, false>, supports_library_bwd>(kLibrary);
 const rlk_implementation lm_head_bwd_fma32 =

@@ -8,23 +8,13 @@
 //
 // Tiles: 128x128 by 8 warps of 64x32 (arithmetic: 128 accumulator registers a thread), k in steps of 32, 4
 // stages. For few rows, 16x128 by 8 warps of 16x16: the weight is then read once and upcast once, and memory
-// bandwidth is the bound. The dtypes are template arguments here and only here: telling bf16 from fp16 in the
-// inner loop cost a sixth of the rate. Zero padding is exact: an fp64 chain over products of at most 24-bit
-// factors never underflows, so it never holds -0.
-#include "lm_head_device.cuh"
+// bandwidth is the bound. Logits of 17 to 64 rows: lm_head_fma64_few.cu. The dtypes are template arguments
+// here and only here: telling bf16 from fp16 in the inner loop cost a sixth of the rate. Zero padding is
+// exact: an fp64 chain over products of at most 24-bit factors never underflows, so it never holds -0.
+#include "lm_head_fma64.cuh"
 
 namespace rlk::cuda {
 namespace {
-
-__device__ __forceinline__ void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, "
-      "{%12,%13,%14,%15}, "
-      "{%0,%1,%2,%3};"
-      : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]),
-        "d"(b[1]), "d"(b[2]), "d"(b[3]));
-}
 
 template <class T>
 inline constexpr int kStagesFor = sizeof(T) == 4 ? 3 : 4;
@@ -121,7 +111,7 @@ template <class T>
 cudaError_t start_alike(const Gemm& p, cudaStream_t stream) {
   if (p.b.k_contiguous) {
     if (p.m <= 16) return start<T, T, 16, 128, 16, 16, true, true>(p, stream);
-    if (p.m <= 64) return start<T, T, 64, 128, 32, 32, true, true>(p, stream);
+    if (p.m <= 64) return launch_fma64_few(p, stream);
     return start<T, T, 128, 128, 64, 32, true, true>(p, stream);
   }
   if (!p.a.k_contiguous) return start<T, T, 128, 128, 64, 32, false, false>(p, stream);

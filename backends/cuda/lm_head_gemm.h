@@ -48,12 +48,24 @@ inline bool aligned16(const Operand& o) {
 // is 9.0, double FMA elsewhere: the same bits.
 cudaError_t launch_fma64(const Gemm&, int compute_capability, cudaStream_t);
 cudaError_t launch_fma64_sm90(const Gemm&, cudaStream_t);
+// Up to 64 rows, both operands k-contiguous and of one dtype, Hopper.
+cudaError_t launch_fma64_few(const Gemm&, cudaStream_t);
 
 // arithmetic fma32/kb1024; a may be fp32 beside a 16-bit b. CUDA cores, compute capability 8.0 and up.
 cudaError_t launch_fma32(const Gemm&, cudaStream_t);
 
+// Arithmetic sm90/t25k16/r4 cuts k into this many ranges, each of range_of(k) but the last ones, which may be
+// shorter or empty. A range's sum is a chain of sm90/t25k16 from +0; the sums are added in order, in fp32 to
+// nearest.
+inline constexpr int kRangesOfK = 4;
+inline constexpr std::int64_t range_of(std::int64_t k) {
+  return (k + 64 * kRangesOfK - 1) / (64 * kRangesOfK) * 64;
+}
+
 // arithmetic sm90/t25k16 through mma.sync: any alignment, any strides. Both inputs bf16 or both fp16, Hopper.
 cudaError_t launch_mma(const Gemm&, cudaStream_t);
+// Likewise in arithmetic sm90/t25k16/r4; a must be k-contiguous.
+cudaError_t launch_mma_ranges(const Gemm&, cudaStream_t);
 
 // out[n] = sum over m of x[m * ld + n]: fp32 ascending inside blocks of 1024 rows, block sums added in order
 // (or one ascending fp64 chain, rounded once, when `golden`).

@@ -117,13 +117,18 @@ std::vector<LtCandidate> admitted(const LtProduct& product, std::size_t workspac
   return found;
 }
 
+// Our wgmma kernels may be asked.
+bool copy_engine_may(const Gemm& g) {
+  constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
+  return aligned16(g.a) && aligned16(g.b) && g.k > 0 && std::max({g.m, g.n, g.k}) < kTensorMapLimit &&
+         sm90_available();
+}
+
 // Every way that can serve the product, the best guess first.
 std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
   std::vector<Plan> all;
-  constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
   auto own = [&](Sm90Tile tile) { all.push_back({{Way::Kind::sm90, tile, {}}, nullptr}); };
-  const bool copy_engine = aligned16(g.a) && aligned16(g.b) && g.k > 0 &&
-                           std::max({g.m, g.n, g.k}) < kTensorMapLimit && sm90_available();
+  const bool copy_engine = copy_engine_may(g);
   const bool few_rows = g.m <= 64 && g.a.k_contiguous;
   // Streaming a large weight past a few rows is where our narrow tile is within a percent of the best there
   // is.
@@ -247,6 +252,14 @@ cudaError_t launch_fastest(const Gemm& g, int device, void* workspace, std::size
 cudaError_t launch_library(const Gemm& g, int device, void* workspace, std::size_t workspace_bytes,
                            cudaStream_t stream) {
   return launch(g, {device, workspace, workspace_bytes, stream}, true);
+}
+
+cudaError_t launch_ranges(const Gemm& g, int device, void* workspace, std::size_t workspace_bytes,
+                          cudaStream_t stream) {
+  if (!g.a.k_contiguous) return launch_fastest(g, device, workspace, workspace_bytes, stream);
+  return copy_engine_may(g)
+             ? launch_sm90_ranges(g, multiprocessors(device), workspace, workspace_bytes, stream)
+             : launch_mma_ranges(g, stream);
 }
 
 bool library_serves(const Gemm& g) { return library_may(g) && !admitted(LtProduct(g), 0).empty(); }

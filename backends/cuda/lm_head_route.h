@@ -15,6 +15,11 @@ cudaError_t launch_fastest(const Gemm&, int device, void* workspace, std::size_t
 cudaError_t launch_library(const Gemm&, int device, void* workspace, std::size_t workspace_bytes,
                            cudaStream_t);
 
+// Arithmetic sm90/t25k16/r4. A product whose a is row-contiguous, d_weight, has its sum over rows of the
+// batch in one range: it goes to launch_fastest.
+cudaError_t launch_ranges(const Gemm&, int device, void* workspace, std::size_t workspace_bytes,
+                          cudaStream_t);
+
 // Whether the library offers an admitted algorithm.
 bool library_serves(const Gemm&);
 

@@ -1,5 +1,5 @@
 // The Hopper wgmma kernels of lm_head: arithmetic sm90/t25k16, any tile the same bits, so the tile is the
-// caller's choice.
+// caller's choice; and sm90/t25k16/r4, where k is cut in four ranges.
 #pragma once
 
 #include "lm_head_gemm.h"
@@ -16,5 +16,11 @@ bool sm90_available();
 
 // Needs both inputs aligned16; the output may have any alignment. bf16 and fp16.
 cudaError_t launch_sm90(const Gemm&, Sm90Tile, int multiprocessors, cudaStream_t);
+
+// Likewise in arithmetic sm90/t25k16/r4; a must be k-contiguous. Beyond 64 rows it is fast where sums of
+// ranges can meet in a workspace, aligned to 16 bytes: 16 bytes per output, or 17 MiB where the outputs alone
+// occupy the GPU.
+cudaError_t launch_sm90_ranges(const Gemm&, int multiprocessors, void* workspace, std::size_t bytes,
+                               cudaStream_t);
 
 }  // namespace rlk::cuda

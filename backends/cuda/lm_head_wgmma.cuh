@@ -1,7 +1,7 @@
 // The wgmma instruction at the widths the lm_head kernels use: D[64 x N] += A[64 x 16] * B[N x 16]^T, both
-// operands from shared memory through matrix descriptors, D in registers. One function per N because inline
-// assembly has to spell out its registers. TransA / TransB say that the operand is row-contiguous
-// ("MN-major") in shared memory.
+// operands from shared memory through matrix descriptors, D in registers. TransA / TransB say that the
+// operand is row-contiguous ("MN-major") in shared memory. Inline assembly has to spell out its registers,
+// which is what the macros do.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,228 +15,61 @@ namespace rlk::cuda::hopper {
 template <class T, int N, bool TransA, bool TransB>
 struct Wgmma;
 
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 8, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[4], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-          "%0,%1,%2,%3"
-          "}, %4, %5, p, 1, 1, %7, %8;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3"
-          "}, %4, %5, p, 1, 1, %7, %8;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
+#define RLK_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define RLK_NAMES_32 RLK_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define RLK_NAMES_64                                                 \
+  RLK_NAMES_32                                                       \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+  ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define RLK_NAMES_128                                                            \
+  RLK_NAMES_64                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"             \
+  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"             \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define RLK_FLOATS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define RLK_FLOATS_16(i) RLK_FLOATS_4(i), RLK_FLOATS_4(i + 4), RLK_FLOATS_4(i + 8), RLK_FLOATS_4(i + 12)
+#define RLK_FLOATS_32(i) RLK_FLOATS_16(i), RLK_FLOATS_16(i + 16)
+#define RLK_FLOATS_64(i) RLK_FLOATS_32(i), RLK_FLOATS_32(i + 32)
+#define RLK_FLOATS_128(i) RLK_FLOATS_64(i), RLK_FLOATS_64(i + 64)
 
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 16, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[8], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7"
-          "}, %8, %9, p, 1, 1, %11, %12;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7"
-          "}, %8, %9, p, 1, 1, %11, %12;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
+// The names after the registers: the descriptors, `accumulate`, whether each operand is transposed.
+#define RLK_WGMMA_AS(width, count, type, a_name, b_name, accumulate_name, trans_names)           \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " accumulate_name                                  \
+               ", 0;\n"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." type " {" RLK_NAMES_##count \
+               "}, " a_name ", " b_name ", p, 1, 1, " trans_names ";}"                           \
+               : RLK_FLOATS_##count(0)                                                           \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0),         \
+                 "n"(TransB ? 1 : 0))
 
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 32, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[16], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-          "}, %16, %17, p, 1, 1, %19, %20;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-          "}, %16, %17, p, 1, 1, %19, %20;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
+#define RLK_WGMMA(width, count, ...)                                                                \
+  template <class T, bool TransA, bool TransB>                                                      \
+  struct Wgmma<T, width, TransA, TransB> {                                                          \
+    __device__ static __forceinline__ void run(float (&d)[count], std::uint64_t a, std::uint64_t b, \
+                                               bool accumulate) {                                   \
+      if constexpr (std::is_same_v<T, __half>)                                                      \
+        RLK_WGMMA_AS(width, count, "f16.f16", __VA_ARGS__);                                         \
+      else                                                                                          \
+        RLK_WGMMA_AS(width, count, "bf16.bf16", __VA_ARGS__);                                       \
+    }                                                                                               \
+  };
 
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 64, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[32], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31"
-          "}, %32, %33, p, 1, 1, %35, %36;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31"
-          "}, %32, %33, p, 1, 1, %35, %36;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
+RLK_WGMMA(32, 16, "%16", "%17", "%18", "%19, %20")
+RLK_WGMMA(64, 32, "%32", "%33", "%34", "%35, %36")
+RLK_WGMMA(128, 64, "%64", "%65", "%66", "%67, %68")
+RLK_WGMMA(256, 128, "%128", "%129", "%130", "%131, %132")
 
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 128, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[64], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%4"
-          "7,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-          "}, %64, %65, p, 1, 1, %67, %68;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-            "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-            "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-            "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-            "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%4"
-          "7,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-          "}, %64, %65, p, 1, 1, %67, %68;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-            "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-            "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-            "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-            "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
-
-template <class T, bool TransA, bool TransB>
-struct Wgmma<T, 256, TransA, TransB> {
-  __device__ static __forceinline__ void run(float (&d)[128], std::uint64_t a, std::uint64_t b,
-                                             bool accumulate) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%4"
-          "7,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,"
-          "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%9"
-          "2,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-          "}, %128, %129, p, 1, 1, %131, %132;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-            "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-            "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-            "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-            "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-            "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]),
-            "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]),
-            "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]),
-            "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]),
-            "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]),
-            "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]),
-            "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]),
-            "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-            "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]),
-            "+f"(d[127])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-          "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%4"
-          "7,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,"
-          "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%9"
-          "2,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-          "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-          "}, %128, %129, p, 1, 1, %131, %132;}"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-            "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-            "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-            "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-            "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-            "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-            "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-            "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-            "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-            "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]),
-            "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]),
-            "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]),
-            "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]),
-            "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]),
-            "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]),
-            "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]),
-            "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-            "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]),
-            "+f"(d[127])
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0));
-    }
-  }
-};
+#undef RLK_WGMMA
+#undef RLK_WGMMA_AS
+#undef RLK_FLOATS_128
+#undef RLK_FLOATS_64
+#undef RLK_FLOATS_32
+#undef RLK_FLOATS_16
+#undef RLK_FLOATS_4
+#undef RLK_NAMES_128
+#undef RLK_NAMES_64
+#undef RLK_NAMES_32
+#undef RLK_NAMES_16
 
 }  // namespace rlk::cuda::hopper

@@ -1,0 +1,492 @@
+// lm_head products on Hopper's wgmma, fed by the bulk tensor copy engine: the kernel of arithmetic
+// sm90/t25k16 and of sm90/t25k16/r4, which cuts k in four ranges.
+//
+// One persistent block per multiprocessor: one warp streams operand tiles (64 of k a stage) into a ring, one
+// or two warpgroups multiply. Every sum is one chain of 16-wide groups ascending in k in one accumulator,
+// whatever the tile, which is why the tile may be chosen for speed alone. How the sums of the ranges meet
+// (Sums):
+//   whole   k is one range
+//   cluster the blocks of a cluster take a range each and meet in shared memory: no memory needed, but a
+//   cluster has to
+//           find room within one of the GPU's groups of multiprocessors
+//   memory  sums pass through the caller's workspace (they stay in L2). Few tiles: every block takes one
+//   range of a
+//           tile, and the last one done with a tile adds them up. Many: a block takes its tile's ranges in
+//           turn.
+// Tiles:
+//   wide   128x256 by two warpgroups of 64x256, clusters of two along m that share the n operand by
+//   multicast: per
+//          multiply-add the least shared-memory and L2 traffic that fits the registers (128 accumulators a
+//          thread).
+//   narrow 64xN by one warpgroup: N as small as it takes to occupy every multiprocessor when n is small (each
+//   then
+//          streams its few weight rows with everything in flight). Only the batch's real rows are copied; the
+//          tensor core reads whatever lies behind them for the others, and those results are dropped.
+// Outputs leave in lines of 128 bytes where their alignment allows, else one by one.
+#pragma once
+
+#include "lm_head_exchange.cuh"
+#include "lm_head_hopper.cuh"
+#include "lm_head_sm90.h"
+
+namespace rlk::cuda::hopper {
+
+inline constexpr int kStep = 64;  // of k per stage
+inline constexpr int kMaxStages = 32;
+inline constexpr int kBandRows =
+    2048;  // 16 MB of the m operand at K = 4096: stays in L2 while a band crosses n
+inline constexpr int kLineBytes = 16 * 128;  // one warp's 16 rows on their way out; two of them, used in turn
+inline constexpr int kSharedBudget = 227 * 1024 - 1024 - 512;
+
+struct Params {
+  Gemm gemm;
+  std::int64_t clusters_m, clusters_n;
+  int stages, a_rows, band;
+  bool whole_lines;
+  // Sums::memory
+  bool spread;      // a block takes one range of a tile, not all
+  int* arrived;     // per tile: how many ranges are done
+  float4* partial;  // sums by range and tile when spread, else by block
+};
+
+enum class Sums : std::uint8_t { whole, cluster, memory };
+
+template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums>
+struct Plan {
+  static constexpr int kBM = 64 * Groups;
+  using A = Staged<kBM, KA>;
+  using B = Staged<BN, KB>;
+  static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
+  static constexpr int kRanges = sums == Sums::whole ? 1 : kRangesOfK;
+  static constexpr int kBlocks = Cluster * (sums == Sums::cluster ? kRanges : 1);
+  using Meet = Exchange<kMultipliers, BN, sums == Sums::cluster ? kRanges : 1>;
+  static constexpr bool kStoresLines = BN >= 64 && sums != Sums::cluster;
+  // Behind the rings: the outputs' staging, or what the other ranges send.
+  static constexpr int kOutBytes = sums == Sums::cluster ? Meet::kBytes
+                                   : kStoresLines        ? Groups * 4 * 2 * kLineBytes
+                                                         : 0;
+};
+
+// One line of 16 bytes on its way out where it cannot leave whole: the bias, an unaligned output, the last
+// columns.
+template <class Out>
+__device__ __noinline__ void store_elements(const Gemm& g, const Out* line, std::int64_t row,
+                                            std::int64_t column) {
+  for (int e = 0; e < 16 / static_cast<int>(sizeof(Out)) && column + e < g.n; ++e) {
+    Out y = line[e];
+    if (g.bias) y = round_to<Out>(__fadd_rn(to_float(y), load_element(g.bias, g.b.type, column + e)));
+    static_cast<Out*>(g.c)[row * g.ldc + column + e] = y;
+  }
+}
+
+// Writes one warp's 16 rows x BN columns: through its own corner of shared memory, so that every store is 16
+// bytes and a quarter warp covers a line of 128. Bulk tensor stores were no faster; what counts is that this
+// stays a few hundred instructions: it runs once per tile, cold in the instruction cache, while the tensor
+// cores wait. Everything that is not the plain case happens out of line, after the rounding and from shared
+// memory.
+template <class Out, int BN>
+__device__ __forceinline__ void store_lines(const Gemm& g, bool whole_lines, const float (&acc)[BN / 2],
+                                            unsigned char* staging, std::int64_t row0, std::int64_t column0) {
+  constexpr int kColumns = 128 / static_cast<int>(sizeof(Out)),
+                kPerStore = 16 / static_cast<int>(sizeof(Out));
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row0 >= g.m) return;
+  const bool plain = whole_lines && row0 + 16 <= g.m && column0 + BN <= g.n;
+  const int line_row = lane / 8, piece = lane % 8;
+  Out* to = static_cast<Out*>(g.c) + (row0 + line_row) * g.ldc + column0 + piece * kPerStore;
+#pragma unroll
+  for (int chunk = 0; chunk < BN / kColumns; ++chunk) {
+    unsigned char* buffer = staging + chunk % 2 * kLineBytes;
+    if constexpr (sizeof(Out) == 2) {
+      const int row = lane % 16;
+#pragma unroll
+      for (int block = 0; block < kColumns / 8; block += 2) {
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int half = 0; half < 4; ++half) {
+          const float* pair = acc + (chunk * kColumns / 8 + block + half / 2) * 4 + half % 2 * 2;
+          packed[half] = round_pair<Out>(pair[0], pair[1]);
+        }
+        const std::uint32_t at = smem_address(buffer) + row * 128 + ((block + lane / 16) ^ row % 8) * 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
+                     "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+                     : "memory");
+      }
+    } else {
+#pragma unroll
+      for (int block = 0; block < kColumns / 8; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = lane / 4 + half * 8, at = block * 2 + lane % 4 / 2;
+          *reinterpret_cast<float2*>(buffer + row * 128 + (at ^ row % 8) * 16 + lane % 2 * 8) =
+              make_float2(round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2]),
+                          round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2 + 1]));
+        }
+    }
+    __syncwarp();
+    if (plain) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = i * 4 + line_row;
+        __stcs(reinterpret_cast<int4*>(to + i * 4 * g.ldc + chunk * kColumns),
+               *reinterpret_cast<const int4*>(buffer + row * 128 + (piece ^ row % 8) * 16));
+      }
+    } else {
+#pragma unroll 1
+      for (int row = line_row; row < 16 && row0 + row < g.m; row += 4)
+        store_elements(g, reinterpret_cast<const Out*>(buffer + row * 128 + (piece ^ row % 8) * 16),
+                       row0 + row, column0 + chunk * kColumns + piece * kPerStore);
+    }
+  }
+}
+
+// One range's sums of a tile in memory, in the order of the threads: a thread holds the same outputs in every
+// block.
+template <int Threads, int Floats>
+struct Partial {
+  static constexpr int kPieces = Floats / 4;
+  static constexpr std::int64_t kFours = kPieces * Threads;
+  float4* at;
+  __device__ Partial(float4* all, std::int64_t slot) : at(all + slot * kFours + threadIdx.x) {}
+
+  __device__ static float4 four(const float (&acc)[Floats], int piece) {
+    return make_float4(acc[piece * 4], acc[piece * 4 + 1], acc[piece * 4 + 2], acc[piece * 4 + 3]);
+  }
+  __device__ static void set_four(float (&acc)[Floats], int piece, float4 x) {
+    acc[piece * 4] = x.x, acc[piece * 4 + 1] = x.y, acc[piece * 4 + 2] = x.z, acc[piece * 4 + 3] = x.w;
+  }
+  __device__ void put(const float (&acc)[Floats]) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) __stcg(at + i * Threads, four(acc, i));
+  }
+  __device__ float4 get(int piece) const { return __ldcg(at + piece * Threads); }
+};
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+// A block takes the ranges in turn: the running sum waits in its slot. True when acc has become the whole
+// sum.
+template <int Threads, int Floats>
+__device__ bool add_in_turn(float (&acc)[Floats], float4* slots, int range) {
+  using Sum = Partial<Threads, Floats>;
+  const Sum sum(slots, blockIdx.x);
+  if (range > 0) {
+#pragma unroll
+    for (int i = 0; i < Sum::kPieces; ++i) Sum::set_four(acc, i, add(sum.get(i), Sum::four(acc, i)));
+  }
+  if (range + 1 == kRangesOfK) return true;
+  sum.put(acc);
+  return false;
+}
+
+// Every range of a tile by another block: who is done last adds them in the order of the ranges. True for
+// that one.
+template <int Threads, int Floats>
+__device__ bool add_when_last(float (&acc)[Floats], const Params& p, std::int64_t tile, std::int64_t tiles,
+                              int range, int* shared_count) {
+  using Sum = Partial<Threads, Floats>;
+  Sum(p.partial, range * tiles + tile).put(acc);
+  __threadfence();
+  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+  if (threadIdx.x == 0) *shared_count = atomicAdd(p.arrived + tile, 1);
+  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+  if (*shared_count + 1 != kRangesOfK) return false;
+  __threadfence();
+#pragma unroll
+  for (int i = 0; i < Sum::kPieces; ++i) {
+    float4 sum;
+#pragma unroll
+    for (int from = 0; from < kRangesOfK; ++from) {
+      const float4 x = from == range ? Sum::four(acc, i) : Sum(p.partial, from * tiles + tile).get(i);
+      sum = from == 0 ? x : add(sum, x);
+    }
+    Sum::set_four(acc, i, sum);
+  }
+  return true;
+}
+
+template <int BN>
+__device__ void store_direct(const Gemm& g, const float (&acc)[BN / 2], std::int64_t row0,
+                             std::int64_t column0) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row0 >= g.m) return;
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i)
+    store_product(g, row0 + lane / 4 + i % 4 / 2 * 8, column0 + i / 4 * 8 + lane % 4 * 2 + i % 2, acc[i]);
+}
+
+template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums>
+__global__ void __launch_bounds__(128 * Groups + 128, 1)
+    tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b) {
+  using P = Plan<T, Groups, BN, KA, KB, Cluster, sums>;
+  extern __shared__ unsigned char shared_raw[];
+  unsigned char* const shared = shared_raw + (1024 - smem_address(shared_raw) % 1024) % 1024;
+  const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
+  // The operands' rings, the outputs' staging (behind the ring, so that reading past the last real rows stays
+  // inside), barriers.
+  unsigned char* const ring_b = shared;
+  unsigned char* const ring_a = shared + p.stages * P::B::kBytes;
+  unsigned char* const staging = ring_a + (p.stages - 1) * a_bytes + P::A::kBytes;
+  auto* const full = reinterpret_cast<std::uint64_t*>(staging + P::kOutBytes);
+  std::uint64_t* const empty = full + p.stages;
+  std::uint64_t* const meet = empty + p.stages;
+
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // Block `rank` of those that share an operand; of the ranges in a cluster, `cluster_range`.
+  const int rank = P::kBlocks > 1 ? cluster_rank() % Cluster : 0,
+            cluster_range = sums == Sums::cluster ? cluster_rank() / Cluster : 0;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(full + s, 1);
+      barrier_init(empty + s, Cluster * Groups);
+    }
+    if constexpr (sums == Sums::cluster) P::Meet::init(meet);
+    fence_barrier_init();
+  }
+  if constexpr (P::kBlocks > 1)
+    cluster_sync();
+  else
+    __syncthreads();
+
+  // A unit of work is a tile with `ranges_here` ranges of k.
+  const std::int64_t tiles = p.clusters_m * p.clusters_n;
+  const bool spread = sums == Sums::memory && p.spread;
+  const std::int64_t units = spread ? tiles * P::kRanges : tiles;
+  const std::int64_t first = blockIdx.x / P::kBlocks, stride = gridDim.x / P::kBlocks;
+  const int steps = static_cast<int>((p.gemm.k + kStep - 1) / kStep),
+            per_range = (steps + P::kRanges - 1) / P::kRanges,
+            ranges_here = sums == Sums::memory && !spread ? P::kRanges : 1;
+  auto tile_of = [&](std::int64_t unit) { return spread ? unit % tiles : unit; };
+  auto first_range = [&](std::int64_t unit) {
+    return spread ? static_cast<int>(unit / tiles) : cluster_range;
+  };
+  auto step_at = [&](int range) { return range * per_range < steps ? range * per_range : steps; };
+  int stage = 0, phase = 0;
+  auto advance = [&] {
+    if (++stage == p.stages) stage = 0, phase ^= 1;
+  };
+
+  // Accumulators of 128 registers leave no room to move under an even split: the copying warpgroup gives most
+  // of its share up.
+  constexpr bool kRedistribute = Groups == 2 && BN == 256;
+  if (warp >= Groups * 4) {
+    if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == Groups * 128) {
+      for (std::int64_t unit = first; unit < units; unit += stride) {
+        const TilePosition at = place(tile_of(unit), p.clusters_m, p.clusters_n, p.band);
+        const int begin = step_at(first_range(unit)), end = step_at(first_range(unit) + ranges_here);
+        const int row0 = static_cast<int>(at.m * Cluster + rank) * P::kBM,
+                  column0 = static_cast<int>(at.n) * BN;
+        for (int step = begin; step < end; ++step, advance()) {
+          barrier_wait(empty + stage, phase ^ 1);
+          barrier_expect(full + stage, a_bytes + P::B::kBytes);
+          unsigned char* a = ring_a + stage * a_bytes;
+          unsigned char* b = ring_b + stage * P::B::kBytes;
+          const int k = step * kStep;
+          if constexpr (KA) {
+            tensor_load(a, &map_a, full + stage, k, row0);
+          } else {
+#pragma unroll
+            for (int block = 0; block < P::A::kBlocks; ++block)
+              tensor_load(a + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
+          }
+          if constexpr (Cluster == 1) {
+            if constexpr (KB) {
+              tensor_load(b, &map_b, full + stage, k, column0);
+            } else {
+#pragma unroll
+              for (int block = 0; block < P::B::kBlocks; ++block)
+                tensor_load(b + block * P::B::kBlockBytes, &map_b, full + stage, column0 + block * P::B::kBox,
+                            k);
+            }
+          } else {
+            // The blocks that share an operand fetch a part of it each, for all of them.
+            const auto all = static_cast<std::uint16_t>(((1 << Cluster) - 1) << cluster_range * Cluster);
+            if constexpr (KB) {
+              constexpr int kShare = BN / Cluster;
+              tensor_load_multicast(b + rank * kShare * 128, &map_b, full + stage, k, column0 + rank * kShare,
+                                    all);
+            } else {
+              constexpr int kShare = P::B::kBlocks / Cluster;
+#pragma unroll
+              for (int i = 0; i < kShare; ++i) {
+                const int block = rank * kShare + i;
+                tensor_load_multicast(b + block * P::B::kBlockBytes, &map_b, full + stage,
+                                      column0 + block * P::B::kBox, k, all);
+              }
+            }
+          }
+        }
+      }
+    }
+  } else {
+    if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int group = warp / 4;
+    auto release = [&](int which) {
+      if constexpr (Cluster == 1) {
+        if (threadIdx.x % 128 == 0) barrier_arrive(empty + which);
+      } else {
+        if (threadIdx.x % 128 < Cluster)
+          barrier_arrive_at(empty + which, cluster_range * Cluster + static_cast<int>(threadIdx.x) % 128);
+      }
+    };
+    float acc[BN / 2] = {};  // each range's first product overwrites it
+    [[maybe_unused]] int turn = 0;
+    for (std::int64_t unit = first; unit < units; unit += stride) {
+      const std::int64_t tile = tile_of(unit);
+      const TilePosition at = place(tile, p.clusters_m, p.clusters_n, p.band);
+      const std::int64_t row0 = (at.m * Cluster + rank) * P::kBM + warp * 16, column0 = at.n * BN;
+      [[maybe_unused]] bool whole = true;
+      for (int i = 0; i < ranges_here; ++i) {
+        const int range = first_range(unit) + i, begin = step_at(range), end = step_at(range + 1);
+        int previous = -1;
+        for (int step = begin; step < end; ++step, advance()) {
+          barrier_wait(full + stage, phase);
+          const std::uint32_t a = smem_address(ring_a + stage * a_bytes),
+                              b = smem_address(ring_b + stage * P::B::kBytes);
+          wgmma_fence();
+#pragma unroll
+          for (int k = 0; k < kStep; k += 16)
+            Wgmma<T, BN, !KA, !KB>::run(acc, P::A::descriptor(a, group * 64, k), P::B::descriptor(b, 0, k),
+                                        step > begin || k > 0);
+          wgmma_commit();
+          wgmma_wait<1>();  // the previous step's products are done with their stage
+          if (previous >= 0) release(previous);
+          previous = stage;
+        }
+        wgmma_wait<0>();
+        if (previous >= 0) release(previous);
+        if constexpr (sums != Sums::whole) {
+          if (begin == end)
+            for (float& x : acc) x = 0;
+        }
+        if constexpr (sums == Sums::memory)
+          whole = spread ? add_when_last<P::kMultipliers>(acc, p, tile * Cluster + rank, tiles * Cluster,
+                                                          range, reinterpret_cast<int*>(meet))
+                         : add_in_turn<P::kMultipliers>(acc, p.partial, range);
+      }
+      if constexpr (sums == Sums::cluster) {
+        P::Meet::template run<Cluster>(p.gemm, acc, staging, meet, rank, cluster_range, turn, row0, column0);
+      } else if (!whole) {
+        continue;
+      } else if constexpr (!P::kStoresLines) {
+        store_direct<BN>(p.gemm, acc, row0, column0);
+      } else if (p.gemm.out == Dtype::f32) {
+        store_lines<float, BN>(p.gemm, p.whole_lines, acc, staging + warp * 2 * kLineBytes, row0, column0);
+      } else {
+        store_lines<T, BN>(p.gemm, p.whole_lines, acc, staging + warp * 2 * kLineBytes, row0, column0);
+      }
+    }
+  }
+  if constexpr (P::kBlocks > 1)
+    cluster_sync();  // no block may leave while another still writes or signals into it
+}
+
+// The tensor-map encoder comes from the driver at run time, so that this library loads on machines without
+// one.
+using Encode = decltype(&cuTensorMapEncodeTiled);
+inline Encode encoder() {
+  static const Encode found = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess)
+      return Encode{};
+    return reinterpret_cast<Encode>(entry);
+  }();
+  return found;
+}
+
+inline bool encode(CUtensorMap* map, const void* data, Dtype type, std::int64_t inner, std::int64_t outer,
+                   std::int64_t ld, int box_inner, int box_outer) {
+  const auto bytes = static_cast<std::int64_t>(bytes_of(type));
+  const CUtensorMapDataType data_type = type == Dtype::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                        : type == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const std::int64_t line = box_inner * bytes;
+  const CUtensorMapSwizzle swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                  : CU_TENSOR_MAP_SWIZZLE_32B;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer)};
+  // A single line may come with any stride; the encoder wants one that is valid.
+  const cuuint64_t strides[1] = {
+      static_cast<cuuint64_t>(outer > 1 ? ld * bytes : (inner * bytes + 15) / 16 * 16)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_inner), static_cast<cuuint32_t>(box_outer)},
+                   step[2] = {1, 1};
+  return encoder()(map, data_type, 2, const_cast<void*>(data), sizes, strides, box, step,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Where a product in Sums::memory leaves its sums: counters first.
+inline constexpr std::size_t kCounterBytes = 8192;
+struct Space {
+  void* data = nullptr;
+  bool spread = false;
+};
+
+template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums = Sums::whole>
+cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, Space space = {}) {
+  using P = Plan<T, Groups, BN, KA, KB, Cluster, sums>;
+  Params p{};
+  p.gemm = g;
+  p.clusters_m = (g.m + P::kBM * Cluster - 1) / (P::kBM * Cluster);
+  p.clusters_n = (g.n + BN - 1) / BN;
+  p.a_rows = KA && Groups == 1 && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
+  const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
+  p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (a_bytes + P::B::kBytes);
+  if (p.stages > kMaxStages) p.stages = kMaxStages;
+  p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
+                  (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
+  p.band = kBandRows / (P::kBM * Cluster);
+
+  std::int64_t units = p.clusters_m * p.clusters_n;
+  if constexpr (sums == Sums::memory) {
+    p.arrived = static_cast<int*>(space.data);
+    p.partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(space.data) + kCounterBytes);
+    p.spread = space.spread;
+    if (p.spread)
+      if (cudaError_t e =
+              cudaMemsetAsync(p.arrived, 0, static_cast<std::size_t>(units * Cluster) * sizeof(int), stream);
+          e != cudaSuccess)
+        return e;
+    if (p.spread) units *= P::kRanges;
+  }
+
+  CUtensorMap a, b;
+  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows)
+                           : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
+                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / Cluster)
+                           : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
+  if (!encoded) return cudaErrorInvalidValue;
+
+  auto kernel = tensor_core<T, Groups, BN, KA, KB, Cluster, sums>;
+  const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
+                    p.stages * 16 + 16;
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      e != cudaSuccess)
+    return e;
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(P::kThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {P::kBlocks, 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  std::int64_t together = multiprocessors / P::kBlocks;
+  if constexpr (P::kBlocks > 2) {  // a cluster stays inside one group of multiprocessors, so fewer may fit
+    config.gridDim = dim3(P::kBlocks);
+    int fit = 0;
+    if (cudaError_t e = cudaOccupancyMaxActiveClusters(&fit, kernel, &config); e != cudaSuccess) return e;
+    together = fit;
+  }
+  config.gridDim = dim3(static_cast<unsigned>((units < together ? units : together) * P::kBlocks));
+  return cudaLaunchKernelEx(&config, kernel, p, a, b);
+}
+
+}  // namespace rlk::cuda::hopper
