@@ -36,7 +36,8 @@ inline constexpr int kMaxStages = 32;
 inline constexpr int kBandRows =
     2048;  // 16 MB of the m operand at K = 4096: stays in L2 while a band crosses n
 inline constexpr int kLineBytes = 16 * 128;  // one warp's 16 rows on their way out; two of them, used in turn
-inline constexpr int kSharedBudget = 227 * 1024 - 1024 - 512;
+inline constexpr int kMostShared = 227 * 1024;  // of a block
+inline constexpr int kSharedBudget = kMostShared - 1024 - 512;
 
 struct Params {
   Gemm gemm;
@@ -466,7 +467,9 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   auto kernel = tensor_core<T, Groups, BN, KA, KB, Cluster, sums>;
   const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
                     p.stages * 16 + 16;
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be between
+  // setting it and its launch.
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
       e != cudaSuccess)
     return e;
   cudaLaunchConfig_t config{};
