@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -279,10 +280,11 @@ inline Case random_case(const Shape& s, std::uint32_t seed) {
   return c;
 }
 
-// The case as a call of the library.
+// The case as a call of the library. `place` may move a tensor to where the call shall find it.
 class Views {
  public:
-  explicit Views(Case& c) : c_(c), p_(c.p) {}
+  using Place = std::function<void(rlk::Tensor&)>;
+  explicit Views(Case& c, Place place = {}) : c_(c), p_(c.p), place_(std::move(place)) {}
 
   rlk::Status forward(const rlk::Options& options) {
     rlk::KdaFwd a;
@@ -343,7 +345,11 @@ class Views {
   static rlk::DType dtype(Type type) {
     return type == Type::f32 ? rlk::DType::f32 : type == Type::bf16 ? rlk::DType::bf16 : rlk::DType::f16;
   }
-  const rlk::Tensor& keep(const std::string& name, const rlk::Tensor& t) { return kept_[name] = t; }
+  const rlk::Tensor& keep(const std::string& name, const rlk::Tensor& t) {
+    rlk::Tensor& kept = kept_[name] = t;
+    if (place_) place_(kept);
+    return kept;
+  }
   const rlk::Tensor& view(const std::string& name, Buffer& b, std::int64_t heads, std::int64_t width) {
     if (width == 0)
       return keep(name, rlk::Tensor(b.bytes.data(), {p_.batch, p_.tokens, heads}, dtype(b.type)));
@@ -360,6 +366,7 @@ class Views {
 
   Case& c_;
   const Problem& p_;
+  Place place_;
   std::map<std::string, rlk::Tensor> kept_;
 };
 

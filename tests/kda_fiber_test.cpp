@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "backends/native/kda_chunk.hpp"
-#include "kda_case.hpp"
 #include "kda_kernels.hpp"
+#include "kda_promises.hpp"
 
 namespace {
 
@@ -107,6 +107,14 @@ TEST_CASE("kda kernels on fibers: chunked forward and backward have the bits of 
     }
   }
   rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+TEST_CASE("kda kernels on fibers: outputs do not depend on later tokens, be they NaN or infinite") {
+  check_later_tokens({.tokens = 70, .k = 16, .v = 16}, run_fibers);
+}
+
+TEST_CASE("kda kernels on fibers: a prefill cut at a chunk boundary equals one call, bit for bit") {
+  check_cut_prefill({.tokens = 70, .value_heads = 2, .k = 16, .v = 16, .chunk = 32}, run_fibers);
 }
 
 TEST_CASE("kda kernels on fibers: decode has the bits of the native backend in both layouts") {

@@ -4,56 +4,16 @@
 // layout; decode.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-
-#include "kda_case.hpp"
+#include "kda_promises.hpp"
 
 namespace {
 
 using namespace kda_test;
 using rlk::kda::Gate;
 
-const char* const kResults[] = {"o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dh0"};
-
-// The part of a result that belongs to tokens [from, to) of batch row b, or to sequence n of a state.
-std::vector<std::uint8_t> part(const Case& c, const std::string& name, std::int64_t from, std::int64_t to,
-                               std::int64_t n) {
-  const Buffer& b = c.out.at(name);
-  const bool state = name == "ht" || name == "dh0";
-  const std::int64_t rows = state ? c.p.sequences : c.p.batch * c.p.tokens;
-  const auto row = std::int64_t(b.bytes.size()) / rows;
-  const std::int64_t first = state ? n : from, last = state ? n + 1 : to;
-  return {b.bytes.begin() + first * row, b.bytes.begin() + last * row};
-}
-
-// A case made of tokens [from, to) of row-flattened inputs and state n of c.
-Case cut(const Case& c, std::int64_t from, std::int64_t to, std::int64_t n) {
-  Case out;
-  out.p = c.p;
-  out.p.batch = out.p.sequences = 1;
-  out.p.tokens = to - from;
-  out.a_log = c.a_log;
-  out.dt_bias = c.dt_bias;
-  for (const auto& [name, b] : c.in) {
-    const bool state = name == "h0" || name == "dht";
-    const std::int64_t rows = state ? c.p.sequences : c.p.batch * c.p.tokens;
-    const auto row = std::int64_t(b.bytes.size()) / rows;
-    Buffer piece;
-    piece.type = b.type;
-    piece.bytes.assign(b.bytes.begin() + (state ? n : from) * row,
-                       b.bytes.begin() + (state ? n + 1 : to) * row);
-    out.in[name] = piece;
-  }
-  out.bind();
-  return out;
-}
-
-void poison(Case& c, std::int64_t from, std::int64_t to) {
-  for (auto& [name, b] : c.in) {
-    if (name == "h0" || name == "dht") continue;
-    const auto row = std::int64_t(b.bytes.size()) / (c.p.batch * c.p.tokens);
-    std::fill(b.bytes.begin() + from * row, b.bytes.begin() + to * row, std::uint8_t{0xff});
-  }
+void native(Case& c) {
+  const rlk::Status status = run(c, "native.fma32");
+  REQUIRE_MESSAGE(status, status.message());
 }
 
 }  // namespace
@@ -108,37 +68,13 @@ TEST_CASE("kda chunked: the scale default, 32-token chunks and 64-token chunks m
 }
 
 TEST_CASE("kda chunked: a sequence's bits do not depend on the batch or its place in it") {
-  const Shape shape{
-      .batch = 3, .tokens = 130, .heads = 2, .value_heads = 4, .k = 60, .v = 64, .gate = Gate::softplus};
-  Case all = random_case(shape, 11);
-  REQUIRE(run(all, "native.fma32"));
-  for (std::int64_t n = 0; n < 3; ++n) {
-    Case one = cut(all, n * 130, (n + 1) * 130, n);
-    REQUIRE(run(one, "native.fma32"));
-    for (const char* name : kResults) {
-      CAPTURE(name);
-      CHECK(part(one, name, 0, 130, 0) == part(all, name, n * 130, (n + 1) * 130, n));
-    }
-  }
+  check_batch(
+      {.batch = 3, .tokens = 130, .heads = 2, .value_heads = 4, .k = 60, .v = 64, .gate = Gate::softplus},
+      native);
 }
 
 TEST_CASE("kda chunked: a packed sequence's bits do not depend on its neighbours, be they NaN") {
-  const std::vector<std::int64_t> bounds{0, 15, 79, 79, 209};
-  for (bool poisoned : {false, true}) {
-    Case all = random_case({.tokens = 209, .value_heads = 2, .bounds = bounds}, 12);
-    if (poisoned) poison(all, 0, 15);
-    REQUIRE(run(all, "native.fma32"));
-    for (std::size_t n = 1; n + 1 < bounds.size(); ++n) {
-      if (bounds[n] == bounds[n + 1]) continue;
-      Case one = cut(all, bounds[n], bounds[n + 1], std::int64_t(n));
-      REQUIRE(run(one, "native.fma32"));
-      for (const char* name : kResults) {
-        CAPTURE(name);
-        CHECK(part(one, name, 0, one.p.tokens, 0) ==
-              part(all, name, bounds[n], bounds[n + 1], std::int64_t(n)));
-      }
-    }
-  }
+  check_neighbours({.tokens = 209, .value_heads = 2, .bounds = {0, 15, 79, 79, 209}}, native);
 }
 
 TEST_CASE("kda chunked: an empty sequence keeps its state and passes its gradient through") {
@@ -153,47 +89,14 @@ TEST_CASE("kda chunked: an empty sequence keeps its state and passes its gradien
   }
 }
 
-TEST_CASE("kda chunked: outputs do not depend on later tokens, be they NaN") {
-  Case all = random_case({.tokens = 130, .k = 60, .v = 48}, 14),
-       spoiled = random_case({.tokens = 130, .k = 60, .v = 48}, 14);
-  REQUIRE(run(all, "native.fma32"));
-  for (std::int64_t from : {1, 5, 16, 40, 63, 64, 65, 129}) {
-    CAPTURE(from);
-    poison(spoiled, from, 130);
-    Case again = cut(spoiled, 0, 130, 0);
-    REQUIRE(run(again, "native.fma32"));
-    CHECK(part(again, "o", 0, from, 0) == part(all, "o", 0, from, 0));
-    Case prefix = cut(all, 0, from, 0);
-    REQUIRE(run(prefix, "native.fma32"));
-    CHECK(part(prefix, "o", 0, from, 0) == part(all, "o", 0, from, 0));
-    spoiled = random_case({.tokens = 130, .k = 60, .v = 48}, 14);
-  }
+TEST_CASE("kda chunked: outputs do not depend on later tokens, be they NaN or infinite") {
+  check_later_tokens({.tokens = 130, .k = 60, .v = 48}, native);
 }
 
 TEST_CASE("kda chunked: a prefill cut at a chunk boundary equals one call, bit for bit") {
   for (int chunk : {64, 32}) {
     for (bool v_first : {false, true}) {
-      Case all = random_case({.tokens = 200, .value_heads = 2, .v_first = v_first, .chunk = chunk}, 15);
-      REQUIRE(run(all, "native.fma32"));
-      for (std::int64_t at : {std::int64_t(chunk), std::int64_t(2 * chunk)}) {
-        Case head = cut(all, 0, at, 0), tail = cut(all, at, 200, 0);
-        REQUIRE(run(head, "native.fma32"));
-        tail.in["h0"] = head.out.at("ht");
-        tail.bind();
-        REQUIRE(run(tail, "native.fma32"));
-        CHECK(part(head, "o", 0, at, 0) == part(all, "o", 0, at, 0));
-        CHECK(part(tail, "o", 0, 200 - at, 0) == part(all, "o", at, 200, 0));
-        CHECK(tail.out.at("ht") == all.out.at("ht"));
-        // The backward of the tail hands its d_initial_state to the head.
-        head.in["dht"] = tail.out.at("dh0");
-        head.bind();
-        REQUIRE(run(head, "native.fma32"));
-        for (const char* name : {"dq", "dk", "dv", "dg", "dbeta"}) {
-          CAPTURE(name);
-          CHECK(part(head, name, 0, at, 0) == part(all, name, 0, at, 0));
-        }
-        CHECK(head.out.at("dh0") == all.out.at("dh0"));
-      }
+      check_cut_prefill({.tokens = 200, .value_heads = 2, .v_first = v_first, .chunk = chunk}, native);
     }
   }
 }

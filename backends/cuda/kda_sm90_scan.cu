@@ -97,6 +97,21 @@ __device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&a)[4
     mma(acc[2 * np + 1], a, b[2], b[3]);
   }
 }
+// The same for an operand in two terms.
+__device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&lo)[4],
+                                  const std::uint32_t (&hi)[4], std::uint32_t tile, int ks, int from) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int np = 0; np < 4; ++np) {
+    if (np < from) continue;
+    std::uint32_t b[4];
+    ldmatrix(b, tile + row_tile(64, 16 * np + (lane / 16) * 8 + lane % 8, 2 * ks + (lane / 8) % 2));
+    mma(acc[2 * np], lo, b[0], b[1]);
+    mma(acc[2 * np + 1], lo, b[2], b[3]);
+    mma(acc[2 * np], hi, b[0], b[1]);
+    mma(acc[2 * np + 1], hi, b[2], b[3]);
+  }
+}
 // acc[V x 16 Pairs] += operand[V x 16] * tile[16 rows at step ks][16 Pairs columns].
 template <int N>
 __device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a)[4], std::uint32_t tile,
@@ -109,6 +124,23 @@ __device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a
     ldmatrix_t(b, tile + row_tile(64, 16 * ks + lane % 16, 2 * np + lane / 16));
     mma(acc[2 * np], a, b[0], b[1]);
     mma(acc[2 * np + 1], a, b[2], b[3]);
+  }
+}
+
+// The same for an operand in two terms.
+template <int N>
+__device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&lo)[4],
+                                     const std::uint32_t (&hi)[4], std::uint32_t tile, int ks, int to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int np = 0; np < N / 2; ++np) {
+    if (np >= to) continue;
+    std::uint32_t b[4];
+    ldmatrix_t(b, tile + row_tile(64, 16 * ks + lane % 16, 2 * np + lane / 16));
+    mma(acc[2 * np], lo, b[0], b[1]);
+    mma(acc[2 * np + 1], lo, b[2], b[3]);
+    mma(acc[2 * np], hi, b[0], b[1]);
+    mma(acc[2 * np + 1], hi, b[2], b[3]);
   }
 }
 
@@ -174,8 +206,7 @@ __device__ inline void solve(float (&acc)[8][4], const float (&y)[8][4], std::ui
   for (int ks = 0; ks < 4; ++ks) {
     std::uint32_t hi[4], lo[4];
     split(y, ks, hi, lo);
-    times_rows(acc, lo, tile, ks, ks);
-    times_rows(acc, hi, tile, ks, ks);
+    times_rows(acc, lo, hi, tile, ks, ks);
   }
 }
 
@@ -229,10 +260,32 @@ struct Broken {
   }
 };
 
-template <int K, int Warps, bool Out, bool Keep>
+// Where the output is computed: not at all, by the warp that has the state, or by another warp of its own,
+// which has the state's operand and vnew sent to it, so that the recurrence need not wait for it.
+enum class Out { none, here, apart };
+
+__device__ inline void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+constexpr int kPairBarrier = 1, kStateBarrier = 5, kOutputBarrier = 6;  // a pair's is its number further
+
+// Two chunks' worth of what a warp with the state sends: the operands [K / 16] and [4], and Broken::from.
+template <int K>
+struct Letter {
+  static constexpr int kState = 0, kNew = kState + K * 32, kBroken = kNew + 2048, kSize = kBroken + 256;
+};
+template <int K, int Warps>
+struct Apart {
+  static constexpr int kStage = Record<K>::kShort + Warps * 2048,
+                       kTail = Record<K>::kSize - Record<K>::kShort;
+  static constexpr int kTails = 2 * kStage, kLetters = kTails + 2 * kTail;
+  static constexpr int kSize = kLetters + 2 * Warps * Letter<K>::kSize;
+};
+
+template <int K, int Warps, Out out, bool Keep>
 __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
   using R = Record<K>;
-  constexpr int kRecord = Out ? R::kSize : R::kShort, kStage = kRecord + Warps * 2048;
+  constexpr int kRecord = out == Out::here ? R::kSize : R::kShort, kStage = kRecord + Warps * 2048;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const std::int64_t start = sequence_start(p, s.sequence), tokens = sequence_length(p, s.sequence);
   const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
@@ -270,9 +323,11 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     const char* record = smem + (c & 1) * kStage;
     const float* beta = reinterpret_cast<const float*>(record + R::kBeta);
 
-    float y[8][4], o[Out ? 8 : 1][4];
+    char* letter = smem + Apart<K, Warps>::kLetters + ((c & 1) * Warps + warp) * Letter<K>::kSize + lane * 16;
+
+    float y[8][4], o[out == Out::here ? 8 : 1][4];
     clear(y);
-    if constexpr (Out) clear(o);
+    if constexpr (out == Out::here) clear(o);
 #pragma unroll
     for (int ks = 0; ks < K / 16; ++ks) {
       std::uint32_t a[4];
@@ -282,8 +337,11 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
             p.states + ((static_cast<std::int64_t>(slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
             s.column / 8, 2 * ks, a);
       }
+      if constexpr (out == Out::apart) {
+        *reinterpret_cast<uint4*>(letter + Letter<K>::kState + 512 * ks) = make_uint4(a[0], a[1], a[2], a[3]);
+      }
       times_rows(y, a, stage + R::kKeyIn, ks, 0);
-      if constexpr (Out) times_rows(o, a, stage + R::kQuery, ks, 0);
+      if constexpr (out == Out::here) times_rows(o, a, stage + R::kQuery, ks, 0);
     }
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
@@ -311,7 +369,10 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t a[4];
       round_operand(fresh, ks, a);
-      if constexpr (Out) times_rows(o, a, stage + R::kScores, ks, ks);
+      if constexpr (out == Out::here) times_rows(o, a, stage + R::kScores, ks, ks);
+      if constexpr (out == Out::apart) {
+        *reinterpret_cast<uint4*>(letter + Letter<K>::kNew + 512 * ks) = make_uint4(a[0], a[1], a[2], a[3]);
+      }
       times_columns(state.x, a, stage + R::kKeyOut, ks, K / 16);
       if constexpr (Keep) {
         if (any_broken) broken.put(a, ks);
@@ -319,21 +380,28 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
       }
     }
     if (any_broken) {
-      if constexpr (Out) broken.put(o);
+      if constexpr (out == Out::here) broken.put(o);
 #pragma unroll
       for (int n = 0; n < K / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) state.x[n][e] = broken.from[e / 2] < kChunk ? NAN : state.x[n][e];
       }
     }
-    if constexpr (Out) {
+    if constexpr (out == Out::here) {
       bf16* to = row_of(p.out, row, start + c * kChunk, s.head) + s.column;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         store_turned(to, p.out.token, 8 * n, length(c), pack(o[n][0], o[n][1]), pack(o[n][2], o[n][3]));
       }
     }
-    __syncthreads();
+    if constexpr (out == Out::apart) {
+      *reinterpret_cast<int2*>(letter - lane * 8 + Letter<K>::kBroken) =
+          make_int2(broken.from[0], broken.from[1]);
+      meet(kPairBarrier + warp, 64);
+      meet(kStateBarrier, 32 * Warps);
+    } else {
+      __syncthreads();
+    }
   }
   if constexpr (Keep) {
 #pragma unroll
@@ -347,6 +415,62 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint
     }
   }
   state.write(p, p.final, s);
+}
+
+// The outputs of the columns that another warp keeps the state of.
+template <int K, int Warps>
+__device__ void output_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
+  using R = Record<K>;
+  using A = Apart<K, Warps>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Warps;
+  const std::int64_t start = sequence_start(p, s.sequence), tokens = sequence_length(p, s.sequence);
+  const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
+  const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
+  auto load = [&](int c) {
+    if (warp > 0 || lane > 0) return;
+    const std::int64_t item = static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head;
+    barrier_expect(bars + 8 * (c & 1), A::kTail);
+    bulk_copy(shared_address(smem) + A::kTails + (c & 1) * A::kTail, p.records + item * R::kSize + R::kShort,
+              A::kTail, bars + 8 * (c & 1));
+  };
+  if (chunks > 0) load(0);
+  for (int c = 0; c < chunks; ++c) {
+    if (c + 1 < chunks) load(c + 1);
+    barrier_wait(bars + 8 * (c & 1), c >> 1 & 1);
+    meet(kPairBarrier + warp, 64);
+    const std::uint32_t tail = shared_address(smem) + A::kTails + (c & 1) * A::kTail;
+    const char* letter = smem + A::kLetters + ((c & 1) * Warps + warp) * Letter<K>::kSize + lane * 16;
+    auto operand = [&](std::uint32_t(&a)[4], int at, int ks) {
+      const uint4 x = *reinterpret_cast<const uint4*>(letter + at + 512 * ks);
+      a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
+    };
+    float o[8][4];
+    clear(o);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) {
+      std::uint32_t a[4];
+      operand(a, Letter<K>::kState, ks);
+      times_rows(o, a, tail, ks, 0);
+    }
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+      std::uint32_t a[4];
+      operand(a, Letter<K>::kNew, ks);
+      times_rows(o, a, tail + R::kScores - R::kShort, ks, ks);
+    }
+    const int2 from = *reinterpret_cast<const int2*>(letter - lane * 8 + Letter<K>::kBroken);
+    Broken broken;
+    broken.from[0] = from.x, broken.from[1] = from.y;
+    if (__any_sync(~0u, min(from.x, from.y) < kChunk)) broken.put(o);
+    bf16* to = row_of(p.out, row, start + c * kChunk, s.head) + s.column;
+    const int length = static_cast<int>(
+        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      store_turned(to, p.out.token, 8 * n, length, pack(o[n][0], o[n][1]), pack(o[n][2], o[n][3]));
+    }
+    meet(kOutputBarrier, 32 * Warps);
+  }
 }
 
 template <int K, int Warps>
@@ -414,8 +538,7 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t hi[4], lo[4];
       split(dv, ks, hi, lo);
-      times_columns(dx, lo, stage + R::kInverse, ks, ks + 1);
-      times_columns(dx, hi, stage + R::kInverse, ks, ks + 1);
+      times_columns(dx, lo, hi, stage + R::kInverse, ks, ks + 1);
     }
     state.decay(reinterpret_cast<const float*>(record + R::kDecay));
     bf16* to = row_of(p.d_v, row, start + c * kChunk, s.head) + s.column;
@@ -441,41 +564,46 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint
   state.write(p, p.d_initial, s);
 }
 
-template <int K, int Warps>
-constexpr int scan_smem(bool reverse) {
-  return 2 * (Record<K>::kSize + Warps * 2048) + 1024 + (reverse ? 0 : 0);
-}
+// The warps of one block are few enough to give each a second one for its outputs.
+template <int Warps, bool Both>
+constexpr bool kApart = !Both && Warps <= 4;
 
-// Keep: 0 the forward op; 1 both recurrences of the backward, half of the grid each.
 template <int K, int Warps, bool Both>
-__global__ void __launch_bounds__(32 * Warps, 1) scan_kernel(const Job p) {
+constexpr int kScanBytes =
+    1024 + (kApart<Warps, Both> ? Apart<K, Warps>::kSize : 2 * (Record<K>::kSize + Warps * 2048));
+
+// Both: the two recurrences of the backward, half of the grid each; otherwise the forward op.
+template <int K, int Warps, bool Both>
+__global__ void __launch_bounds__(32 * Warps * (kApart<Warps, Both> ? 2 : 1), 1) scan_kernel(const Job p) {
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t bars = shared_address(smem);
-  if (threadIdx.x == 0) {
-    barrier_init(bars, 1);
-    barrier_init(bars + 8, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
+  if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
+  if (threadIdx.x < 4) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncthreads();
   constexpr int kSlices = K / (16 * Warps);
   const unsigned half = Both ? gridDim.x / 2 : gridDim.x;
-  const int block = blockIdx.x % half, cell = block / kSlices;
-  const Slice s{cell / p.value_heads, cell % p.value_heads,
-                block % kSlices * 16 * Warps + static_cast<int>(threadIdx.x) / 32 * 16};
-  if (Both && blockIdx.x >= half) {
+  const int block = blockIdx.x % half, cell = block / kSlices, warp = static_cast<int>(threadIdx.x) / 32;
+  const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * 16 * Warps + warp % Warps * 16};
+  if constexpr (kApart<Warps, Both>) {
+    if (warp < Warps) {
+      forward_scan<K, Warps, Out::apart, false>(p, s, smem + 1024, bars);
+    } else {
+      output_scan<K, Warps>(p, s, smem + 1024, bars + 16);
+    }
+  } else if (Both && blockIdx.x >= half) {
     reverse_scan<K, Warps>(p, s, smem + 1024, bars);
   } else {
-    forward_scan<K, Warps, !Both, Both>(p, s, smem + 1024, bars);
+    forward_scan<K, Warps, Both ? Out::none : Out::here, Both>(p, s, smem + 1024, bars);
   }
 }
 
 template <int K, int Warps, bool Both>
 void launch(const Job& job, cudaStream_t stream) {
-  constexpr int kBytes = scan_smem<K, Warps>(Both);
+  constexpr int kBytes = kScanBytes<K, Warps, Both>, kThreads = 32 * Warps * (kApart<Warps, Both> ? 2 : 1);
   const auto blocks =
       static_cast<unsigned>((Both ? 2 : 1) * job.sequences * job.value_heads * (K / (16 * Warps)));
   cudaFuncSetAttribute(scan_kernel<K, Warps, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  scan_kernel<K, Warps, Both><<<blocks, 32 * Warps, kBytes, stream>>>(job);
+  scan_kernel<K, Warps, Both><<<blocks, kThreads, kBytes, stream>>>(job);
 }
 
 // The widest slice of V that still gives about one block per multiprocessor.

@@ -1,0 +1,140 @@
+// KDA on an NVIDIA GPU: what no result may depend on, bit for bit, for the Hopper and the portable kernels.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "kda_promises.hpp"
+#include "rlk/rlk.hpp"
+
+namespace {
+
+using namespace kda_test;
+using rlk::kda::Gate;
+
+void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, cudaGetErrorString(e)); }
+
+bool gpu(int arch) {
+  int count = 0, major = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (10 * major == arch || (arch == 0 && major > 0)) return true;
+  std::puts("[skip] no CUDA device that runs this");
+  return false;
+}
+
+struct Free {
+  void operator()(void* p) const { cudaFree(p); }
+};
+std::unique_ptr<void, Free> device_memory(std::size_t bytes) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, bytes));
+  check(cudaMemset(data, 0xff, bytes));
+  return std::unique_ptr<void, Free>(data);
+}
+
+// Copies of a call's tensors on the device, for as long as it runs.
+class Mirror {
+ public:
+  void place(rlk::Tensor& t) {
+    DLTensor& dl = t.dl();
+    std::size_t bytes = dl.dtype.bits / 8;
+    for (int i = 0; i < dl.ndim; ++i) bytes *= static_cast<std::size_t>(dl.shape[i]);
+    auto& [memory, size] = copies_[dl.data];
+    if (!memory) {
+      memory = device_memory(bytes + 16);
+      size = bytes;
+      check(cudaMemcpy(memory.get(), dl.data, bytes, cudaMemcpyHostToDevice));
+    }
+    dl.data = memory.get();
+    dl.device = {kDLCUDA, 0};
+  }
+  void bring_back() {
+    check(cudaDeviceSynchronize());
+    for (auto& [host, copy] : copies_)
+      check(cudaMemcpy(host, copy.first.get(), copy.second, cudaMemcpyDeviceToHost));
+  }
+
+ private:
+  std::map<void*, std::pair<std::unique_ptr<void, Free>, std::size_t>> copies_;
+};
+
+// Forward and backward on the device.
+Run on_gpu(const std::string& implementation) {
+  constexpr std::size_t kWorkspace = std::size_t{256} << 20;
+  return [implementation, workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
+    Mirror mirror;
+    Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
+    const rlk::Options options{
+        .backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace};
+    const rlk::Status forward = views.forward(options);
+    REQUIRE_MESSAGE(forward, forward.message());
+    const rlk::Status backward = views.backward(options);
+    REQUIRE_MESSAGE(backward, backward.message());
+    mirror.bring_back();
+    c.collect();
+  };
+}
+
+constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Type::bf16}; }
+
+}  // namespace
+
+TEST_CASE("kda on Hopper: outputs do not depend on later tokens, be they NaN or infinite") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    Shape shape = hopper(width);
+    shape.tokens = 140, shape.value_heads = 2;
+    CAPTURE(width);
+    check_later_tokens(shape, on_gpu("cuda.sm90"));
+  }
+}
+
+TEST_CASE("kda on Hopper: a prefill cut at a chunk boundary equals one call, bit for bit") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    for (bool v_first : {false, true}) {
+      Shape shape = hopper(width);
+      shape.tokens = 200, shape.value_heads = 2, shape.v_first = v_first;
+      CAPTURE(width);
+      check_cut_prefill(shape, on_gpu("cuda.sm90"));
+    }
+  }
+}
+
+TEST_CASE("kda on Hopper: a sequence's bits do not depend on the batch, which decides how V is cut") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    for (std::int64_t batch : {6, 12}) {  // times 8 heads: two and four times as many warps a block as alone
+      Shape shape = hopper(width);
+      shape.batch = batch, shape.tokens = 150, shape.heads = 4, shape.value_heads = 8;
+      CAPTURE(width);
+      CAPTURE(batch);
+      check_batch(shape, on_gpu("cuda.sm90"));
+    }
+  }
+}
+
+TEST_CASE("kda on Hopper: a packed sequence's bits do not depend on its neighbours, be they NaN") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    Shape shape = hopper(width);
+    shape.tokens = 209, shape.value_heads = 2, shape.bounds = {0, 15, 79, 79, 209};
+    CAPTURE(width);
+    check_neighbours(shape, on_gpu("cuda.sm90"));
+  }
+}
+
+TEST_CASE(
+    "kda on CUDA, portable kernels: later tokens, a prefill's cut, batch and neighbours change no bit") {
+  if (!gpu(0)) return;
+  const Run run = on_gpu("cuda.simt");
+  check_later_tokens({.tokens = 130, .value_heads = 2, .k = 60, .v = 48}, run);
+  check_cut_prefill({.tokens = 200, .value_heads = 2}, run);
+  check_neighbours({.tokens = 209, .value_heads = 2, .bounds = {0, 15, 79, 79, 209}}, run);
+  check_batch(
+      {.batch = 3, .tokens = 130, .heads = 2, .value_heads = 4, .k = 60, .v = 64, .gate = Gate::softplus},
+      run);
+}
