@@ -13,8 +13,9 @@
 // in mma accumulators, which as they lie are the A operand of the next product, and so are x and vnew. Warps
 // never exchange anything; every B operand is a tile of the chunk's record, which the bulk copy engine brings
 // two chunks deep. The number of warps per block (the cut of V) follows the size of the call and changes no
-// bit: columns of V never meet. x and dvnew are split into two bf16 terms before they meet A, so that only P,
-// A, vnew and the state operands are rounded.
+// bit: columns of V never meet. Where blocks are narrow the forward's outputs are left to a second warp per
+// warp, which the recurrence does not wait for. x and dvnew are split into two bf16 terms before they meet A,
+// so that only P, A, vnew and the state operands are rounded.
 #include "kda_sm90_device.cuh"
 
 namespace rlk::cuda::kda90 {
