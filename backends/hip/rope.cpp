@@ -1,5 +1,4 @@
-// The rope family on AMD GPUs: one launch for q and k, 16-byte accesses, tables kept in registers across
-// heads.
+// The rope family on AMD GPUs: one launch for q and k, 16-byte accesses. The kernels are the portable ones.
 #include "hip/portable.hpp"
 #include "simt/rope_ops.hpp"
 

@@ -19,7 +19,7 @@ inline bool on_16(std::int64_t stride, std::int64_t element_bytes, std::int64_t 
 inline bool data_vectors(const rotary::Geometry& g) {
   const std::int64_t size = g.bytes_per_element(), vec = 16 / size;
   if (g.offset % vec != 0 || g.rotary_dim % (2 * vec) != 0 || g.head_dim % vec != 0) return false;
-  if (g.rotary_dim / (2 * vec) > kMostLanes) return false;
+  if (g.rotary_dim / vec > kMostLanes) return false;
   for (int i = 0; i < g.parts; ++i) {
     const rotary::Part& p = g.part[i];
     if (!on_16(p.x) || !on_16(p.y)) return false;
@@ -50,21 +50,21 @@ struct Shape {
 // `roles` groups of `lanes` threads for a row. Blocks follow the memory: where neighbouring tokens are closer
 // than neighbouring heads, all tokens come before the next heads.
 inline Shape shape_of(const rotary::Geometry& g, int lanes, int roles, std::int64_t q_heads,
-                      std::int64_t k_heads, bool tokens_close) {
+                      std::int64_t k_heads, bool tokens_close, int block = kBlock) {
   const auto over = [](std::int64_t n, std::int64_t by) { return (n + by - 1) / by; };
   const auto grow = [&](int& n, int limit, std::int64_t most, int other) {
-    while (n < limit && n < most && 2 * n * other * lanes * roles <= kBlock) n *= 2;
+    while (n < limit && n < most && 2 * n * other * lanes * roles <= block) n *= 2;
   };
   const std::int64_t most_heads = std::max(q_heads, k_heads);
   int tokens = 1, heads = 1;
   grow(heads, kShare, most_heads, tokens);
-  grow(tokens, kBlock, g.tokens, heads);
-  grow(heads, kBlock, most_heads, tokens);  // few tokens leave room
+  grow(tokens, block, g.tokens, heads);
+  grow(heads, block, most_heads, tokens);  // few tokens leave room
   Shape s{};
   s.block =
       dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(tokens * heads), static_cast<unsigned>(roles));
   while (1 << s.ground.token_bits < tokens) ++s.ground.token_bits;
-  s.ground.group_heads = heads;
+  s.ground.group_heads = static_cast<std::uint32_t>(heads);
   const std::int64_t tiles = over(g.tokens, tokens), groups = over(q_heads, heads) + over(k_heads, heads);
   s.ground.tiles_first = tokens_close || 2 * tiles > kGridAxis;  // a split has sum tiles too
   s.grid = s.ground.tiles_first ? dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(groups))
@@ -76,20 +76,23 @@ inline Shape shape_of(const rotary::Geometry& g, int lanes, int roles, std::int6
 template <class Go>
 hipError_t launch_batches(const rotary::Geometry& g, Shape& s, const Go& go) {
   if (s.grid.x == 0 || s.grid.y == 0) return hipSuccess;
-  if (s.grid.y > kGridAxis || g.tokens >= INT32_MAX) return hipErrorInvalidValue;
+  if (s.grid.y > kGridAxis || g.tokens >= INT32_MAX || g.batch >= INT32_MAX) return hipErrorInvalidValue;
+  const auto batches = static_cast<std::uint32_t>(g.batch);
   hipError_t error = hipSuccess;
-  for (s.ground.first_batch = 0; s.ground.first_batch < g.batch && error == hipSuccess;
+  for (s.ground.first_batch = 0; s.ground.first_batch < batches && error == hipSuccess;
        s.ground.first_batch += kGridAxis) {
-    s.grid.z = static_cast<unsigned>(std::min<std::int64_t>(g.batch - s.ground.first_batch, kGridAxis));
+    s.grid.z = std::min<unsigned>(batches - s.ground.first_batch, kGridAxis);
     error = go();
   }
   return error;
 }
 
-inline Steps steps_of(const rotary::Geometry& g, int vec) {
+// `heads` of a row's thread: the second pack of adjacent pairs that stay is the next head's, or lies behind
+// all first ones.
+inline Steps steps_of(const rotary::Geometry& g, int vec, int heads) {
   const int half = g.rotary_dim / 2;
   Steps s{};
-  s.slots = half / vec;
+  s.slots = half / vec * heads;
   const bool apart = vec > 1 && g.in_adjacent && g.out_adjacent;  // packs of adjacent pairs, not neighbours
   s.pair_step = apart ? vec / 2 : vec;
   s.pair_gap = apart ? half / 2 : vec / 2;
@@ -105,47 +108,62 @@ inline Steps steps_of(const rotary::Geometry& g, int vec) {
   return s;
 }
 
-template <class T>
-hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
-  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
-  const bool vectors = data_vectors(g);
-  const int vec = vectors ? kVec : 1;
+inline int copy_slots(const rotary::Geometry& g, int vec) {
+  return g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec);
+}
+
+template <class T, class E, int Vec, bool InAdjacent, bool OutAdjacent, bool Full, Find How>
+hipError_t launch_rows(const rotary::Geometry& g, hipStream_t stream) {
+  constexpr int kRowHeads = kHeads<Vec, InAdjacent, OutAdjacent>;
+  const auto rows = [](std::int64_t heads) { return (heads + kRowHeads - 1) / kRowHeads; };
   const rotary::Part &q = g.part[0], &k = g.part[1];
   Cut c{};
-  c.steps = steps_of(g, vec);
-  c.copy_slots = g.in_place ? 0 : (g.head_dim - g.rotary_dim + 2 * vec - 1) / (2 * vec);
+  c.steps = steps_of(g, Vec, kRowHeads);
+  c.copy_slots = copy_slots(g, Vec);
   const int lanes = std::min(c.steps.slots, kMostLanes);
   const int copiers =
       std::min((c.copy_slots + lanes - 1) / lanes, std::min(kThreads / lanes, kMostRoles) - 1);
-  Shape shape = shape_of(g, lanes, 1 + copiers, q.heads, k.heads, q.heads <= 1 || q.x_token <= q.x_head);
-  c.q_groups = static_cast<std::int32_t>((q.heads + shape.ground.group_heads - 1) / shape.ground.group_heads);
-  const auto go = [&](auto kernel) {
-    return launch_batches(g, shape, [&] {
-      c.ground = shape.ground;
-      hipLaunchKernelGGL(kernel, shape.grid, shape.block, 0, stream, g, c);
-      return hipGetLastError();
-    });
-  };
-  // Where entries are read one at a time, one form serves both widths: the second entry of a pair is the
-  // first when the table is half. With one element at a time all forms are one.
-  const int form = (g.in_adjacent ? 2 : 0) + (g.out_adjacent ? 1 : 0);
-  if (!vectors) return go(&rotate_rows<T, 1, false, false, true, true>);
-  if (!table_vectors(g)) {
-    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, true>)
-           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, true>)
-           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, true>)
-                       : go(&rotate_rows<T, kVec, true, true, true, true>);
+  Shape shape =
+      shape_of(g, lanes, 1 + copiers, rows(q.heads), rows(k.heads), q.heads <= 1 || q.x_token <= q.x_head);
+  c.q_groups =
+      static_cast<std::uint32_t>((rows(q.heads) + shape.ground.group_heads - 1) / shape.ground.group_heads);
+  return launch_batches(g, shape, [&] {
+    c.ground = shape.ground;
+    hipLaunchKernelGGL((rotate_rows<T, E, Vec, InAdjacent, OutAdjacent, Full, How>), shape.grid, shape.block,
+                       0, stream, g, c);
+    return hipGetLastError();
+  });
+}
+
+template <class T, class E, bool Full, Find How>
+hipError_t launch_pairing(const rotary::Geometry& g, hipStream_t stream) {
+  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+  if (g.in_adjacent) {
+    return g.out_adjacent ? launch_rows<T, E, kVec, true, true, Full, How>(g, stream)
+                          : launch_rows<T, E, kVec, true, false, Full, How>(g, stream);
   }
-  if (g.table.full) {
-    return form == 0   ? go(&rotate_rows<T, kVec, false, false, true, false>)
-           : form == 1 ? go(&rotate_rows<T, kVec, false, true, true, false>)
-           : form == 2 ? go(&rotate_rows<T, kVec, true, false, true, false>)
-                       : go(&rotate_rows<T, kVec, true, true, true, false>);
+  return g.out_adjacent ? launch_rows<T, E, kVec, false, true, Full, How>(g, stream)
+                        : launch_rows<T, E, kVec, false, false, Full, How>(g, stream);
+}
+
+template <class T, class E, Find How>
+hipError_t launch_width(const rotary::Geometry& g, hipStream_t stream) {
+  return g.table.full ? launch_pairing<T, E, true, How>(g, stream)
+                      : launch_pairing<T, E, false, How>(g, stream);
+}
+
+// Where entries are read one at a time, one form serves both widths: the second entry of a pair is the first
+// when the table is half. With one element at a time all pairings are one.
+template <class T>
+hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
+  constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+  if (!data_vectors(g)) return launch_rows<T, void, 1, false, false, true, Find::entries>(g, stream);
+  if (!table_vectors(g)) return launch_pairing<T, void, true, Find::entries>(g, stream);
+  if (copy_slots(g, kVec) > 0 || !steps_of(g, kVec, 1).rows_are_tokens) {
+    return launch_width<T, void, Find::rows>(g, stream);
   }
-  return form == 0   ? go(&rotate_rows<T, kVec, false, false, false, false>)
-         : form == 1 ? go(&rotate_rows<T, kVec, false, true, false, false>)
-         : form == 2 ? go(&rotate_rows<T, kVec, true, false, false, false>)
-                     : go(&rotate_rows<T, kVec, true, true, false, false>);
+  return g.table.type == rotary::Float::f32 ? launch_width<T, float, Find::tokens>(g, stream)
+                                            : launch_width<T, T, Find::tokens>(g, stream);
 }
 
 inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
