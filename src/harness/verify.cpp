@@ -368,15 +368,16 @@ class Verification {
                  item->problem.name.c_str());
         const std::size_t phase = (c + pass) % stride;
         const auto wide = with_fp32_results(item->problem);
-        // fp32 results show what rounding to 16 bits hides; a short budget takes only them.
-        if (!wide || stride == 1) vary(t, item->problem, deadline, stride, phase);
-        if (wide) vary(t, *wide, deadline, stride, phase);
+        // fp32 results show what rounding to 16 bits hides; a short budget takes only them, where they exist.
+        const bool shown = wide && vary(t, *wide, deadline, stride, phase);
+        if (!shown || stride == 1) vary(t, item->problem, deadline, stride, phase);
       }
   }
 
-  void vary(Target& t, const Problem& p, double deadline, std::size_t stride, std::size_t phase) {
+  // False when the target does not take the problem.
+  bool vary(Target& t, const Problem& p, double deadline, std::size_t stride, std::size_t phase) {
     const Outcome base = execute(p, t.subject);
-    if (base.code != RLK_OK) return;
+    if (base.code != RLK_OK) return false;
     std::size_t count = 0;
     for_variants(p, t.subject, plan_.budget <= 0, [&](const Variant& v) {
       if (count++ % stride != phase) return true;
@@ -386,6 +387,7 @@ class Verification {
       ++t.entry.covered[v.dimension];
       return going() && elapsed() < deadline;
     });
+    return true;
   }
 
   std::vector<Outcome> run_variant(const Target& t, const Variant& v) {

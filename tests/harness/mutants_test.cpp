@@ -78,3 +78,17 @@ TEST_CASE("a predicate that refuses too much is reported, not failed") {
   for (const auto& e : r.entries) over += e.over_refused.size();
   CHECK(over > 0);
 }
+
+TEST_CASE("a short budget examines an implementation that gives 16-bit results only") {
+  Plan plan;
+  plan.op = "lm_head";
+  plan.implementation = "mutant.only_narrow";
+  plan.budget = 10;
+  plan.child = {"/proc/self/exe"};
+  const Report r = rlk::harness::verify(plan);
+  CHECK(r.failures.empty());
+  REQUIRE(r.entries.size() == 1);
+  const auto& promises = r.entries[0].promises;
+  REQUIRE(promises.count("batch invariance") == 1);
+  CHECK(promises.at("batch invariance").tried > 20);
+}

@@ -210,6 +210,10 @@ rlk_verdict refuses_odd(const LmHead& a, const rlk_request& r) {
   return a.weight.dim(1) % 2 ? refuse("K is odd") : plain(a, r);
 }
 
+rlk_verdict only_narrow(const LmHead& a, const rlk_request& r) {
+  return a.out.dtype() == DType::f32 ? refuse("only 16-bit results") : plain(a, r);
+}
+
 // Plain C, no guard around it: the caller's control register reaches its sums.
 int32_t by_control_register(const rlk_slot* slots, const rlk_call* call) {
   return honest(*reinterpret_cast<const LmHead*>(slots), Call(*call));
@@ -306,6 +310,7 @@ const rlk_implementation kImplementations[] = {
     LM_HEAD(by_environment),
     lm_head_with<false_arithmetic>("mutant.false_arithmetic", "fma64"),
     lm_head_with<honest, refuses_odd>("mutant.refuses_odd", "mutant/refuses_odd", kControl),
+    lm_head_with<honest, only_narrow>("mutant.only_narrow", "mutant/only_narrow", kControl, RLK_BF16),
     [] {
       rlk_implementation i = lm_head_with<honest>("mutant.by_control_register", "mutant/by_control_register");
       i.run = by_control_register;
