@@ -457,6 +457,16 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
     if (p.spread) units *= P::kRanges;
   }
 
+  auto kernel = tensor_core<T, Groups, BN, KA, KB, Cluster, sums>;
+  const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
+                    p.stages * 16 + 16;
+  // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be
+  // between setting it and its launch.
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+      e != cudaSuccess)
+    return e;
+  // Only now: the encoder needs the device's context, which a thread has from its first call into the runtime
+  // that does work there; asking which device is current is none.
   CUtensorMap a, b;
   const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows)
                            : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
@@ -464,14 +474,6 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
                            : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
   if (!encoded) return cudaErrorInvalidValue;
 
-  auto kernel = tensor_core<T, Groups, BN, KA, KB, Cluster, sums>;
-  const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
-                    p.stages * 16 + 16;
-  // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be between
-  // setting it and its launch.
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
-      e != cudaSuccess)
-    return e;
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(P::kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);

@@ -236,6 +236,20 @@ TEST_CASE("calls on eight streams at once, from one thread and from four, give t
   }
 }
 
+TEST_CASE("a thread whose first call to the GPU is ours gets the bits of any other") {
+  if (!gpu()) return;
+  for (const auto& w : many()) {
+    const auto expected = w->alone();
+    w->clear();
+    bool ran = false;
+    std::thread([&] { ran = w->run(nullptr); }).join();
+    check(cudaDeviceSynchronize());
+    INFO(w->id, " m=", w->hidden.rows);
+    CHECK(ran);
+    CHECK(w->results() == expected);
+  }
+}
+
 TEST_CASE("a captured call replays to the bits of an eager one, also on operands that changed since") {
   if (!gpu()) return;
   for (const auto& w : many()) {
