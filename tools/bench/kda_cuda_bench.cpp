@@ -3,8 +3,9 @@
 //
 //   kda_cuda_bench
 //
-// Medians of device events. "bytes" is what the kernels behind both scans move per token and head: what the
-// fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
+// Medians of device events; in brackets each kernel alone: preparation, then the scans, then the gradients
+// (one kernel, unfused two) and the sum of d_beta. "bytes" is what the kernels behind both scans move per
+// token and head: what the fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -14,6 +15,7 @@
 #include <functional>
 #include <random>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -77,16 +79,65 @@ double median_ms(const std::function<void()>& run) {
   return times[times.size() / 2];
 }
 
+struct Times {
+  double whole = 0;
+  std::vector<double> parts;  // of each kernel alone, in launch order
+};
+
+// The call is recorded once; a copy of the recording with all kernels but one taken out times that one.
+std::vector<double> parts_of(const std::function<void(void*)>& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamCreate(&stream));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  call(stream);
+  check(cudaStreamEndCapture(stream, &graph));
+  std::size_t count = 0;
+  check(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  check(cudaGraphGetNodes(graph, nodes.data(), &count));
+  std::vector<double> parts;
+  for (const cudaGraphNode_t kept : nodes) {
+    cudaGraph_t one = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    check(cudaGraphClone(&one, graph));
+    for (const cudaGraphNode_t node : nodes) {
+      cudaGraphNode_t copy = nullptr;
+      if (node == kept) continue;
+      check(cudaGraphNodeFindInClone(&copy, node, one));
+      check(cudaGraphDestroyNode(copy));
+    }
+    check(cudaGraphInstantiate(&ready, one, 0));
+    parts.push_back(median_ms([&] { check(cudaGraphLaunch(ready, nullptr)); }));
+    cudaGraphExecDestroy(ready), cudaGraphDestroy(one);
+  }
+  cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+  return parts;
+}
+
 template <class Args>
-double time_of(const Args& args, std::string_view backend,
-               rlk::Status (*call)(const Args&, const rlk::Options&)) {
+Times time_of(const Args& args, std::string_view backend,
+              rlk::Status (*call)(const Args&, const rlk::Options&)) {
   rlk::Options options{.backend = backend};
   const auto bytes = rlk::workspace(args, options);
   if (!bytes) throw std::runtime_error("no implementation on this machine");
   const Memory workspace(static_cast<int64_t>(*bytes));
   options.workspace = workspace.data;
   options.workspace_bytes = *bytes;
-  return median_ms([&] { rlk::check(call(args, options)); });
+  Times times;
+  times.whole = median_ms([&] { rlk::check(call(args, options)); });
+  times.parts = parts_of([&](void* stream) {
+    options.stream = stream;
+    rlk::check(call(args, options));
+  });
+  return times;
+}
+
+std::string text_of(const char* name, const Times& times) {
+  std::string text = fmt::format("{} {:.3f} (", name, times.whole);
+  for (std::size_t i = 0; i < times.parts.size(); ++i)
+    text += fmt::format("{}{:.3f}", i == 0 ? "" : " + ", times.parts[i]);
+  return text + ")";
 }
 
 void measure(int64_t batch, int64_t tokens, int64_t heads) {
@@ -124,17 +175,16 @@ void measure(int64_t batch, int64_t tokens, int64_t heads) {
                              .d_v = dv,
                              .d_g = dg,
                              .d_beta = db};
-  const double f = time_of(forward, "cuda.sm90", rlk::kda_fwd),
-               b = time_of(backward, "cuda.sm90", rlk::kda_bwd),
-               u = time_of(backward, "cuda.sm90_unfused", rlk::kda_bwd);
+  const Times f = time_of(forward, "cuda.sm90", rlk::kda_fwd),
+              b = time_of(backward, "cuda.sm90", rlk::kda_bwd),
+              u = time_of(backward, "cuda.sm90_unfused", rlk::kda_bwd);
   // States 2 x 2KK / 64; v_new, dx, do, q, k, v at 2K; g and dg at 4K; dq and dk at 2K. Unfused: three fp32
   // tiles of 64 x K and, for each 64 channels, dP and dM go out and come back, and q, k, g are read again.
   constexpr double kFused = 4.0 * kK * kK / 64 + 12.0 * kK + 8.0 * kK + 4.0 * kK;
   constexpr double kUnfused = kFused + 2 * (12.0 * kK + 512.0 * kK / 64) + 8.0 * kK;
-  fmt::print(
-      "(B={}, T={}, H={})  forward {:.3f} ms  backward {:.3f} ms  unfused {:.3f} ms: {:.3f} ms more for "
-      "{:.0f} against {:.0f} bytes\n",
-      batch, tokens, heads, f, b, u, u - b, kUnfused, kFused);
+  fmt::print("(B={}, T={}, H={})  ms  {}  {}  {}: {:.3f} more for {:.0f} against {:.0f} bytes\n", batch,
+             tokens, heads, text_of("forward", f), text_of("backward", b), text_of("unfused", u),
+             u.whole - b.whole, kUnfused, kFused);
 }
 
 }  // namespace
