@@ -2,6 +2,8 @@
 // packing: 16 x 16 tiles of the weight are transposed in registers and used at once, so that one token costs
 // one read of the weight and nothing else (memory bound: 4 elements per cycle against about 3 that memory
 // delivers).
+#include <algorithm>
+
 #include "lm_head_chain.hpp"
 
 #if defined(__x86_64__)
@@ -86,8 +88,8 @@ struct F32Lanes {
     return cols;
   }
 
-  RLK_ISA static void direct(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
-                             std::int64_t k0, std::int64_t depth, const float* a, float* c, bool more);
+  RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                             std::int64_t cols, float* upcast, float* sums);
   RLK_ISA static void rows_in_lanes(const ChainProduct& p, std::int64_t row, std::int64_t rows,
                                     std::int64_t col, std::int64_t cols, float* packed_a, float* sums);
 };
@@ -107,54 +109,64 @@ RLK_INLINE void accumulate_tile(__m512 (&sum)[Rows], const char* const* columns,
   }
 }
 
-// One half of the panel after the other: 16 rows of the weight at a time are as many streams as the hardware
-// gets ahead of.
+// 16 columns over one depth block: as many streams as the hardware gets ahead of.
 template <int Rows, Element type>
 RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* c,
                          bool more) {
-  for (int half = 0; half < 32; half += 16) {
-    __m512 sum[Rows];
+  __m512 sum[Rows];
 #  pragma GCC unroll 4
-    for (int i = 0; i < Rows; ++i) sum[i] = _mm512_setzero_ps();
-    std::int64_t k = 0;
-    for (; k + Tile<type>::kDepth <= depth; k += Tile<type>::kDepth)
-      accumulate_tile<Rows, type, true>(sum, columns + half, k, 0, a + k);
-    if (k < depth) accumulate_tile<Rows, type, false>(sum, columns + half, k, depth - k, a + k);
+  for (int i = 0; i < Rows; ++i) sum[i] = _mm512_setzero_ps();
+  std::int64_t k = 0;
+  for (; k + Tile<type>::kDepth <= depth; k += Tile<type>::kDepth)
+    accumulate_tile<Rows, type, true>(sum, columns, k, 0, a + k);
+  if (k < depth) accumulate_tile<Rows, type, false>(sum, columns, k, depth - k, a + k);
 #  pragma GCC unroll 4
-    for (int i = 0; i < Rows; ++i) {
-      float* to = c + i * Blocking<F32Lanes>::kColBlock + half;
-      _mm512_storeu_ps(to, more ? _mm512_add_ps(_mm512_loadu_ps(to), sum[i]) : sum[i]);
-    }
+  for (int i = 0; i < Rows; ++i) {
+    float* to = c + i * Blocking<F32Lanes>::kColBlock;
+    _mm512_storeu_ps(to, more ? _mm512_add_ps(_mm512_loadu_ps(to), sum[i]) : sum[i]);
   }
 }
 
+using DirectRows = void (*)(const char* const*, std::int64_t, const float*, float*, bool);
 template <Element type>
-RLK_ISA void direct_typed(std::int64_t rows, const char* const* columns, std::int64_t depth, const float* a,
-                          float* c, bool more) {
-  switch (rows) {
-    case 1:
-      return direct_rows<1, type>(columns, depth, a, c, more);
-    case 2:
-      return direct_rows<2, type>(columns, depth, a, c, more);
-    case 3:
-      return direct_rows<3, type>(columns, depth, a, c, more);
-    default:
-      return direct_rows<4, type>(columns, depth, a, c, more);
-  }
+DirectRows direct_rows_of(std::int64_t rows) {
+  constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
+                                direct_rows<4, type>};
+  return kOf[rows - 1];
 }
 
-RLK_ISA void F32Lanes::direct(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
-                              std::int64_t k0, std::int64_t depth, const float* a, float* c, bool more) {
-  const char* columns[32];
-  for (int j = 0; j < 32; ++j) columns[j] = element_address(b, k0, col + (j < cols ? j : cols - 1));
-  switch (b.type) {
-    case Element::f32:
-      return direct_typed<Element::f32>(rows, columns, depth, a, c, more);
-    case Element::bf16:
-      return direct_typed<Element::bf16>(rows, columns, depth, a, c, more);
-    default:
-      return direct_typed<Element::f16>(rows, columns, depth, a, c, more);
+// Each 16 columns to their whole depth before the next, so that every row of the weight is one long stream;
+// rows longer than what of a fits in its place come in several turns.
+RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                              std::int64_t cols, float* upcast, float* sums) {
+  using B = Blocking<F32Lanes>;
+  const auto run = p.b.type == Element::f32    ? direct_rows_of<Element::f32>(rows)
+                   : p.b.type == Element::bf16 ? direct_rows_of<Element::bf16>(rows)
+                                               : direct_rows_of<Element::f16>(rows);
+  constexpr std::int64_t kSpan = B::kPackedA / (kDirectRows * B::kDepthBlock) * B::kDepthBlock;
+  for (std::int64_t start = 0; start < p.depth; start += kSpan) {
+    const std::int64_t end = std::min(start + kSpan, p.depth);
+    for (std::int64_t k0 = start; k0 < end; k0 += B::kDepthBlock)
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const std::int64_t depth = std::min(B::kDepthBlock, end - k0);
+        const char* first = element_address(p.a, row + i, k0);
+        float* line = upcast + (k0 - start) * kDirectRows + i * B::kDepthBlock;
+        if (p.a.col_stride == 1)
+          upcast_run(first, p.a.type, depth, line);
+        else
+          for (std::int64_t k = 0; k < depth; ++k)
+            line[k] = load_element(first, p.a.type, k * p.a.col_stride);
+      }
+    for (std::int64_t j = 0; j < cols; j += 16)
+      for (std::int64_t k0 = start; k0 < end; k0 += B::kDepthBlock) {
+        const char* columns[16];
+        for (int c = 0; c < 16; ++c) columns[c] = element_address(p.b, k0, col + std::min(j + c, cols - 1));
+        run(columns, std::min(B::kDepthBlock, end - k0), upcast + (k0 - start) * kDirectRows, sums + j,
+            k0 > 0);
+      }
   }
+  for (std::int64_t i = 0; i < rows; ++i)
+    finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
 
 // ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast. Nothing is transposed but
@@ -171,28 +183,36 @@ RLK_ISA void lane_tile(const float* const* columns, const float* const* ahead, s
 #  pragma GCC unroll 4
     for (int v = 0; v < Vecs; ++v) sum[c][v] = _mm512_setzero_ps();
   alignas(64) float buffer[2][Cols * 16];
-  const auto fill = [&](float* to, std::int64_t k) RLK_ISA {
-    const __mmask16 mask = first_lanes(depth - k);
-    for (int c = 0; c < Cols; ++c) {
-      _mm512_store_ps(to + c * 16, _mm512_maskz_loadu_ps(mask, columns[c] + k));
-      __builtin_prefetch(ahead[c] + k, 0, 2);
-    }
+  const auto fill = [&](float* to, int c, std::int64_t k) RLK_ISA {
+    _mm512_store_ps(to + c * 16, _mm512_maskz_loadu_ps(first_lanes(depth - k), columns[c] + k));
+    __builtin_prefetch(ahead[c] + k, 0, 2);
   };
-  fill(buffer[0], 0);
+  const auto step = [&](const float* b, int i) RLK_ISA {
+    __m512 rows[Vecs];
+#  pragma GCC unroll 4
+    for (int v = 0; v < Vecs; ++v) rows[v] = _mm512_loadu_ps(a + v * 16);
+#  pragma GCC unroll 24
+    for (int c = 0; c < Cols; ++c) {
+      const __m512 value = _mm512_set1_ps(b[c * 16 + i]);
+#  pragma GCC unroll 4
+      for (int v = 0; v < Vecs; ++v) sum[c][v] = _mm512_fmadd_ps(rows[v], value, sum[c][v]);
+    }
+    a += Vecs * 16;
+  };
+  for (int c = 0; c < Cols; ++c) fill(buffer[0], c, 0);
   for (std::int64_t k = 0; k < depth; k += 16) {
     const float* b = buffer[k / 16 % 2];
-    if (k + 16 < depth) fill(buffer[(k / 16 + 1) % 2], k + 16);
-    const int steps = depth - k < 16 ? static_cast<int>(depth - k) : 16;
-    for (int i = 0; i < steps; ++i, a += Vecs * 16) {
-      __m512 rows[Vecs];
-#  pragma GCC unroll 4
-      for (int v = 0; v < Vecs; ++v) rows[v] = _mm512_loadu_ps(a + v * 16);
-#  pragma GCC unroll 24
-      for (int c = 0; c < Cols; ++c) {
-        const __m512 value = _mm512_set1_ps(b[c * 16 + i]);
-#  pragma GCC unroll 4
-        for (int v = 0; v < Vecs; ++v) sum[c][v] = _mm512_fmadd_ps(rows[v], value, sum[c][v]);
+    float* next = buffer[(k / 16 + 1) % 2];
+    if (k + 16 < depth) {
+      // One column's next 16 elements per step: all at once they would stall the products.
+#  pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+#  pragma GCC unroll 2
+        for (int c = i; c < Cols; c += 16) fill(next, c, k + 16);
+        step(b, i);
       }
+    } else {
+      for (int i = 0; i < static_cast<int>(depth - k); ++i) step(b, i);
     }
   }
 #  pragma GCC unroll 24
@@ -220,12 +240,20 @@ RLK_ISA void lane_block(const ChainProduct& p, std::int64_t row, std::int64_t ro
                                      Vecs * 16);
       k += packed;
     }
+    // Columns past the end repeat the last one: computed, and dropped.
+    const auto column = [&](std::int64_t k, std::int64_t j) RLK_ISA {
+      return reinterpret_cast<const float*>(element_address(p.b, k, std::min(j, p.cols - 1)));
+    };
     const float* columns[2 * kCols];
     for (std::int64_t j = 0; j < cols; j += kCols) {
-      // Columns past the end repeat the last one: computed, and dropped.
-      for (int c = 0; c < 2 * kCols; ++c)
-        columns[c] =
-            reinterpret_cast<const float*>(element_address(p.b, k0, col + (j + c < cols ? j + c : cols - 1)));
+      // After the last columns of a depth block come the first of the next one.
+      const bool last = j + kCols >= cols;
+      const bool deeper = last && k0 + B::kDepthBlock < p.depth;
+      for (int c = 0; c < kCols; ++c) {
+        columns[c] = column(k0, std::min(col + j + c, col + cols - 1));
+        columns[kCols + c] =
+            deeper ? column(k0 + B::kDepthBlock, col + c) : column(last ? 0 : k0, col + j + kCols + c);
+      }
       lane_tile<Vecs, kCols>(columns, columns + kCols, depth, packed_a, totals + j * Vecs * 16, k0 != 0);
     }
   }
@@ -235,9 +263,9 @@ RLK_ISA void F32Lanes::rows_in_lanes(const ChainProduct& p, std::int64_t row, st
                                      std::int64_t col, std::int64_t cols, float* packed_a, float* sums) {
   using B = Blocking<F32Lanes>;
   const std::int64_t vecs = (rows + 15) / 16;
-  float* line = sums;                   // one finished row
-  float* totals = sums + B::kColBlock;  // [column][row]
-  static_assert(B::kColBlock + (B::kColBlock + 24) * kLaneRows <= B::kSums);
+  const std::int64_t pitch = vecs * 16;
+  float* totals = sums + kLaneRows * B::kColBlock;  // [column][row]
+  static_assert((2 * B::kColBlock + 24) * kLaneRows <= B::kSums);
   switch (vecs) {
     case 1:
       lane_block<1>(p, row, rows, col, cols, packed_a, totals);
@@ -251,10 +279,16 @@ RLK_ISA void F32Lanes::rows_in_lanes(const ChainProduct& p, std::int64_t row, st
     default:
       lane_block<4>(p, row, rows, col, cols, packed_a, totals);
   }
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < cols; ++j) line[j] = p.depth ? totals[j * vecs * 16 + i] : 0.0f;
-    finish_row<F32Lanes>(p, row + i, col, cols, line);
+  if (p.depth == 0) std::fill_n(totals, cols * pitch, 0.0f);
+  for (std::int64_t j = 0; j < cols; j += 16) {
+    const char* lines[16];
+    for (int c = 0; c < 16; ++c)
+      lines[c] = reinterpret_cast<const char*>(totals + std::min(j + c, cols - 1) * pitch);
+    for (std::int64_t i = 0; i < pitch; i += 16)
+      pack_tile(lines, Element::f32, i, 16, sums + i * B::kColBlock + j, B::kColBlock);
   }
+  for (std::int64_t i = 0; i < rows; ++i)
+    finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
 
 struct F64Lanes {

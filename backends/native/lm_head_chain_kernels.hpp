@@ -78,20 +78,6 @@ RLK_ISA void pack_a(const MatrixView& a, std::int64_t row, std::int64_t rows, st
   }
 }
 
-// The same rows one after the other, kDepthBlock apart, for the path that broadcasts from few rows.
-template <class Lanes>
-RLK_ISA void upcast_a(const MatrixView& a, std::int64_t row, std::int64_t rows, std::int64_t k0,
-                      std::int64_t depth, typename Lanes::Scalar* dst) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const char* first = element_address(a, row + i, k0);
-    typename Lanes::Scalar* line = dst + i * Blocking<Lanes>::kDepthBlock;
-    if (a.col_stride == 1)
-      Lanes::upcast_run(first, a.type, depth, line);
-    else
-      for (std::int64_t k = 0; k < depth; ++k) line[k] = load_element(first, a.type, k * a.col_stride);
-  }
-}
-
 // One panel of b: dst[k][0 .. kPanel) for k0 <= k < k0+depth. Columns past col_end repeat the last one: they
 // are computed and dropped, and no memory outside the matrix is read.
 template <class Lanes>
@@ -254,25 +240,18 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
     if (rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 && p.b.type == Element::f32 &&
         p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
-  const bool direct = rows <= Lanes::kDirectRows && p.b.row_stride == 1;
+  if constexpr (Lanes::kDirectRows > 0)
+    if (rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+      return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
   for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {
     const std::int64_t depth = p.depth - k0 < B::kDepthBlock ? p.depth - k0 : B::kDepthBlock;
     const bool first = k0 == 0;
-    if (direct)
-      upcast_a<Lanes>(p.a, row, rows, k0, depth, packed_a);
-    else
-      for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
-        pack_a<Lanes>(p.a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, k0, depth,
-                      packed_a + i / Lanes::kRows * B::kTileA);
+    for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
+      pack_a<Lanes>(p.a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, k0, depth,
+                    packed_a + i / Lanes::kRows * B::kTileA);
     for (std::int64_t j = 0; j < cols; j += B::kPanel) {
       const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
-      if constexpr (Lanes::kDirectRows > 0) {
-        if (direct) {
-          Lanes::direct(p.b, rows, col + j, width, k0, depth, packed_a, sums + j, !first);
-          continue;
-        }
-      }
       Scalar* to = B::kWide ? sums + j : partial;
       const std::int64_t pitch = B::kWide ? B::kColBlock : B::kPanel;
       const bool start = !B::kWide || first;
