@@ -1,15 +1,15 @@
 // The chain product's loops, written once and compiled once per instruction set. The including file provides
 // RLK_ISA (a target attribute, so that no compiler flag and no other file is affected) and two lane types:
 //
-//   struct Lanes { using Scalar; using Vec;
-//     static constexpr int kLanes, kVecs, kRows;    // a register tile is kRows x (kVecs * kLanes)
-//     static constexpr int kLaneRows;               // up to so many rows may lie in the lanes, b's elements
-//     broadcast; 0: never static constexpr int kDirectRows;             // rows served without packing b; 0
-//     where there is no such path zero, load, store, broadcast, fma, add; upcast_run(src, type, index, count,
-//     dst);     // contiguous elements to Scalar kTile, pack_tile(rows, type, k, count, dst, dst_stride) ->
-//     packed depth;
-//     // transposes kTile columns of b store_row(...) -> columns written;            // the vector part of
-//     finish_element, may write none
+//   struct Lanes {
+//     using Scalar, Vec;
+//     kLanes, kVecs, kRows   a register tile is kRows x (kVecs * kLanes)
+//     kLaneRows              up to so many rows lie in the lanes, b's elements broadcast (rows_in_lanes)
+//     kDirectRows            up to so many rows b is not packed (direct); both 0 where there is no such path
+//     zero, load, store, broadcast, fma, add
+//     upcast_run(src, type, index, count, dst)                         contiguous elements to Scalar
+//     kTile, pack_tile(rows, type, k, count, dst, stride) -> depth     transposes kTile columns of b
+//     store_row(...) -> columns written                                the vector part of finish_element
 //   };
 //
 // Where things live: a block of a (kRowBlock x kDepthBlock) is upcast once into L2; b is transposed on the
