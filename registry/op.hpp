@@ -49,7 +49,8 @@ struct Case {
   std::vector<CaseTensor> inputs;
   std::vector<std::pair<std::string, DType>> results;
   std::vector<std::pair<std::string, std::variant<int64_t, double, std::string>>> attributes{};
-  bool large = false;  // left out of short budgets
+  bool large = false;        // left out of short budgets
+  int64_t most_rows = 4096;  // how far a batch of such rows is grown: fewer where a row is a whole sequence
   // Batch axes of arguments or results that differ from the schema's in this case: a layout attribute moved
   // the axis, or rows depend on each other (-1).
   std::vector<std::pair<std::string, int32_t>> batch_axes{};

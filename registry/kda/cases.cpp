@@ -2,6 +2,7 @@
 // one, every gate, both layouts, and data that breaks careless inverses and careless exponentials.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "registry/op.hpp"
@@ -83,6 +84,7 @@ Case make(const Shape& s, DType t, const Options& o) {
                   {"chunk_size", o.chunk},
                   {"gate", std::string(raw ? o.gating == kSoftplus ? "softplus" : "bounded" : "none")}};
   c.large = s.tokens * s.value_heads * s.k * s.v > 1'000'000;
+  c.most_rows = std::max<int64_t>(33, 4096 / s.tokens);
   return c;
 }
 
@@ -161,6 +163,7 @@ void kda_decode_cases(const CaseSink& sink) {
                      {Fill::normal, 0, 0.5}}};
         c.results = {{"out", t}, {"state_out", DType::f32}};
         c.attributes = {{"state_v_first", v_first}};
+        c.most_rows = s.value_heads * s.k * s.v > 4096 ? 257 : 4096;
         sink(std::move(c));
       }
 }

@@ -26,6 +26,7 @@ struct Problem {
   uint64_t seed = 0;
   int64_t reduction = 0;
   bool large = false, exact = false, cancels = false;  // as in registry::Case
+  int64_t most_rows = 4096;                            // likewise
   // By argument of the schema.
   std::vector<std::optional<Array>> inputs;
   std::vector<std::vector<int64_t>> strides;  // of inputs; empty: dense

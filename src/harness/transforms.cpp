@@ -62,6 +62,7 @@ class Maker {
     if (thorough_) sizes.insert(sizes.end(), {127, 128, 129, 255, 256, 257, 509, 511, 512, 513});
     if (thorough_ && !p_.large) sizes.insert(sizes.end(), {1000, 1024, 2048, 4096});
     for (int64_t m : sizes) {
+      if (m > p_.most_rows) continue;
       // The original's rows first, spread with fillers to m rows; or a part of them.
       std::vector<int64_t> source(static_cast<std::size_t>(m), -1);
       const int64_t kept = std::min(m, *rows_), step = m / kept;
@@ -70,11 +71,16 @@ class Maker {
     }
   }
   void positions() {
-    const int64_t probe = *rows_ / 2, last = thorough_ ? 64 : 17;
-    for (int64_t at = 0; at < last; ++at) {
+    // The probe stands at several places of one batch, rows of others between; together the batches reach
+    // every place.
+    const bool many = thorough_ && p_.most_rows >= 64;
+    const int64_t probe = *rows_ / 2, last = many ? 64 : 17, apart = many ? 8 : last;
+    for (int64_t group = 0; group < apart; ++group) {
       std::vector<int64_t> source(static_cast<std::size_t>(last), -1);
-      source[static_cast<std::size_t>(at)] = probe;
-      rows("position", fmt::format("row {} at {} of {}", probe, at, last), source, Filler::other);
+      for (int64_t block = 0; block * apart < last; ++block)
+        source[static_cast<std::size_t>(block * apart + (block + group) % apart)] = probe;
+      rows("position", fmt::format("row {} at {} of every {} of {}", probe, group, apart, last), source,
+           Filler::other);
     }
     rows("position", "permutation", permutation(*rows_, p_.seed), Filler::other);
   }
@@ -95,12 +101,14 @@ class Maker {
   void padding() {
     std::vector<int64_t> extra{1, 3, 16, 127};
     if (thorough_) extra = {1, 2, 3, 5, 8, 15, 16, 31, 64, 100, 127};
-    for (int64_t n : extra)
+    for (int64_t n : extra) {
+      if (n > p_.most_rows) continue;
       for (Filler f : {Filler::zeros, Filler::other, Filler::nan}) {
         std::vector<int64_t> source = iota(0, *rows_);
         source.insert(source.end(), static_cast<std::size_t>(n), -1);
         rows("padding", fmt::format("{} rows of {}", n, name_of(f)), source, f);
       }
+    }
   }
   void shape() {
     if (auto q = reshaped(p_)) give({"shape view", "leading axes", std::move(*q), iota(0, *rows_), {}});

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -51,6 +53,7 @@ struct Target {
   Subject subject;
   DType dtype;
   Entry entry;
+  double seconds = 0;               // that accuracy and purity took
   std::vector<Distance> distances;  // by result and its dtype, in order of first use
   std::vector<std::string> distance_names;
 };
@@ -70,7 +73,7 @@ class Verification {
     for (std::size_t i = 0; i < steps && going(); ++i)
       basics(targets_[i], 0.35 * static_cast<double>(i) / static_cast<double>(steps));
     equal_arithmetic();
-    for (std::size_t i = 0; i < steps && going(); ++i) invariance(targets_[i], i);
+    invariances();
     other_processes();
     for (Target& t : targets_) {
       for (const Distance& d : t.distances) t.entry.accuracy.push_back(d.summary());
@@ -86,14 +89,16 @@ class Verification {
  private:
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   bool going() {
+    const std::lock_guard lock(mutex_);
     if ((plan_.stop && plan_.stop->load()) || (plan_.budget > 0 && elapsed() > plan_.budget))
       report_.complete = false;
     return !(plan_.stop && plan_.stop->load()) && (plan_.budget <= 0 || elapsed() < plan_.budget);
   }
   void progress(double done, const Target& t, const char* what) {
-    if (plan_.progress)
-      plan_.progress(done,
-                     fmt::format("{} {} {}: {}", t.entry.op, t.entry.implementation, t.entry.dtype, what));
+    if (!plan_.progress) return;
+    const std::lock_guard lock(mutex_);
+    plan_.progress(shown_ = std::max(shown_, done),
+                   fmt::format("{} {} {}: {}", t.entry.op, t.entry.implementation, t.entry.dtype, what));
   }
 
   bool chosen(const rlk_implementation& i, const Backend& b) const {
@@ -145,6 +150,7 @@ class Verification {
       Target t{{&schema, &i, e.backend, e.backend->devices().front(), nullptr},
                static_cast<DType>(bit),
                {},
+               0,
                {},
                {}};
       if (i.device_type != kDLCPU) {
@@ -182,9 +188,11 @@ class Verification {
 
   void fail(Target& t, const char* promise, const Problem& p, std::string transform,
             const std::string& result, const Difference* d, std::string text) {
-    Tally& tally = t.entry.promises[promise];
+    Tally& tally =
+        t.entry.promises[promise];  // a target is one thread's at a time, the report is everybody's
     ++tally.failed;
     if (!tally.promised) return;
+    const std::lock_guard lock(mutex_);
     Failure f;
     f.promise = promise;
     f.op = t.entry.op;
@@ -227,6 +235,7 @@ class Verification {
   // implementations.
   void basics(Target& t, double done) {
     progress(done, t, "accuracy and purity");
+    const double start = elapsed();
     for (const Item& item : items_[t.entry.op]) {
       if (item.problem.input_dtype() != t.dtype || !going()) continue;
       if (!item.given.order_probe.empty()) {
@@ -243,6 +252,7 @@ class Verification {
       accuracy(t, item.problem, true);
       if (auto wide = with_fp32_results(item.problem)) accuracy(t, *wide, false);
     }
+    t.seconds = elapsed() - start;
   }
 
   void accuracy(Target& t, const Problem& p, bool keep) {
@@ -341,7 +351,26 @@ class Verification {
         }
   }
 
-  void invariance(Target& t, std::size_t index) {
+  // On the CPU the targets are tried side by side, those that took longest so far first; a GPU's are tried
+  // one after the other, so that what is seen of its memory is the call's own.
+  void invariances() {
+    std::vector<Target*> order;
+    for (Target& t : targets_) order.push_back(&t);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Target* a, const Target* b) { return a->seconds > b->seconds; });
+    const std::size_t jobs = plan_.device == "cpu" ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+    std::atomic<std::size_t> next = 0;
+    const auto work = [&] {
+      for (std::size_t i = next++; i < order.size() && going(); i = next++)
+        invariance(*order[i], i, std::min(jobs, order.size() - i));
+    };
+    std::vector<std::thread> workers;
+    for (std::size_t j = 1; j < std::min(jobs, order.size()); ++j) workers.emplace_back(work);
+    work();
+    for (std::thread& w : workers) w.join();
+  }
+
+  void invariance(Target& t, std::size_t index, std::size_t jobs) {
     std::vector<const Item*> list;
     for (const Item& item : items_[t.entry.op])
       if (item.problem.input_dtype() == t.dtype && item.given.order_probe.empty()) list.push_back(&item);
@@ -349,9 +378,10 @@ class Verification {
     std::stable_sort(list.begin(), list.end(), [](const Item* a, const Item* b) {
       return row_count(a->problem).value_or(0) > row_count(b->problem).value_or(0);
     });
-    const double deadline = plan_.budget > 0 ? elapsed() + (plan_.budget - elapsed()) /
-                                                               static_cast<double>(targets_.size() - index)
-                                             : 1e300;
+    const double deadline = plan_.budget > 0
+                                ? elapsed() + (plan_.budget - elapsed()) * static_cast<double>(jobs) /
+                                                  static_cast<double>(targets_.size() - index)
+                                : 1e300;
     // A short budget spreads the variants over the cases, each variant once, before any comes a second time.
     const std::size_t stride =
         plan_.budget > 0 && plan_.transform.empty() ? std::max<std::size_t>(1, list.size()) : 1;
@@ -359,7 +389,10 @@ class Verification {
       for (std::size_t c = 0; c < list.size(); ++c) {
         const Item* item = list[c];
         if (!going() || elapsed() > deadline) {
-          if (pass == 0) report_.complete = false;
+          if (pass == 0) {
+            const std::lock_guard lock(mutex_);
+            report_.complete = false;
+          }
           return;
         }
         const double part =
@@ -368,9 +401,15 @@ class Verification {
                  item->problem.name.c_str());
         const std::size_t phase = (c + pass) % stride;
         const auto wide = with_fp32_results(item->problem);
-        // fp32 results show what rounding to 16 bits hides; a short budget takes only them, where they exist.
+        // fp32 results show what rounding to 16 bits hides: where they exist they get every variant, and the
+        // rounded ones, which differ in their last step, every fourth, or none when the budget is short.
         const bool shown = wide && vary(t, *wide, deadline, stride, phase);
-        if (!shown || stride == 1) vary(t, item->problem, deadline, stride, phase);
+        if (!shown)
+          vary(t, item->problem, deadline, stride, phase);
+        else if (plan_.budget <= 0 && plan_.transform.empty())
+          vary(t, item->problem, deadline, 4, c % 4);
+        else if (stride == 1)
+          vary(t, item->problem, deadline, 1, 0);
       }
   }
 
@@ -519,6 +558,8 @@ class Verification {
   };
   const Plan& plan_;
   const Clock::time_point start_;
+  std::mutex mutex_;  // of report_ and shown_ while targets are tried side by side
+  double shown_ = 0;
   Report report_;
   std::vector<Target> targets_;
   std::map<std::string, std::vector<Item>> items_;
