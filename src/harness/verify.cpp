@@ -506,10 +506,15 @@ class Verification {
   }
 
   void compare_process(const ChildResult& child, const std::string& transform, bool hostile) {
-    if (!child.started || child.lines.empty()) {
-      report_.not_covered.push_back(transform + ": the child program gave nothing");
+    if (!child.started || child.signal != 0 || child.exit != 0) {
+      report_.not_covered.push_back(
+          !child.started ? transform + ": the child program did not start"
+          : child.signal != 0
+              ? fmt::format("{}: the child program ended by signal {}", transform, child.signal)
+              : fmt::format("{}: the child program ended with {}", transform, child.exit));
       return;
     }
+    std::size_t compared = 0;
     std::map<std::string, std::string> there;  // op, implementation, dtype, case -> hash
     for (const std::string& line : child.lines)
       if (const auto tab = line.rfind('\t'); tab != std::string::npos)
@@ -522,6 +527,7 @@ class Verification {
             fmt::format("{}\t{}\t{}\t{}", t.entry.op, t.entry.implementation, t.entry.dtype, name));
         // Absent there: refused, which a strict implementation may do under a variable it cannot undo.
         if (here == t.entry.corpus.end() || at == there.end()) continue;
+        ++compared;
         const char* promise = hostile ? "strict" : "repeats";
         ++t.entry.covered[hostile ? "hostile variables" : "other processes"];
         ++t.entry.promises[promise].tried;
@@ -529,6 +535,7 @@ class Verification {
         fail(t, promise, item.problem, transform, {}, nullptr,
              fmt::format("another process has other bits: hash {} there, {} here", at->second, here->second));
       }
+    if (compared == 0) report_.not_covered.push_back(transform + ": every call was refused there");
   }
 
  public:
