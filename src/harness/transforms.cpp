@@ -73,8 +73,11 @@ class Maker {
   void positions() {
     // The probe stands at several places of one batch, rows of others between; together the batches reach
     // every place.
-    const bool many = thorough_ && p_.most_rows >= 64;
-    const int64_t probe = *rows_ / 2, last = many ? 64 : 17, apart = many ? 8 : last;
+    const int64_t probe = *rows_ / 2,
+                  last = !thorough_           ? 17
+                         : p_.most_rows >= 64 ? 64
+                                              : 16,
+                  apart = thorough_ ? 8 : last;
     for (int64_t group = 0; group < apart; ++group) {
       std::vector<int64_t> source(static_cast<std::size_t>(last), -1);
       for (int64_t block = 0; block * apart < last; ++block)
