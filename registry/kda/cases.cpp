@@ -84,7 +84,7 @@ Case make(const Shape& s, DType t, const Options& o) {
                   {"chunk_size", o.chunk},
                   {"gate", std::string(raw ? o.gating == kSoftplus ? "softplus" : "bounded" : "none")}};
   c.large = s.tokens * s.value_heads * s.k * s.v > 1'000'000;
-  c.most_rows = std::max<int64_t>(17, 4096 / s.tokens);
+  c.most_rows = c.large ? 5 : std::max<int64_t>(17, 4096 / s.tokens);
   return c;
 }
 
