@@ -287,10 +287,6 @@ __device__ inline void bulk_copy(std::uint32_t shared, const void* global, std::
       "l"(global), "r"(bytes), "r"(bar)
       : "memory");
 }
-__device__ inline void bulk_prefetch(const void* global, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
-}
-__device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Reduces N values per lane over a warp; afterwards v[0] of lane l is the total of value l * N / 32.
 template <int N, int Off = 16, class T, int Size, class Op>

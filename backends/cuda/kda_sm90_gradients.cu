@@ -1,6 +1,5 @@
 // KDA backward, everything that is local to a chunk, in one kernel: a block per (chunk, value head, 64
-// channels of K), two blocks on a multiprocessor, so that one loads or multiplies while the other walks along
-// its channels.
+// channels of K), two blocks on a multiprocessor, so that one loads while the other multiplies.
 //
 // With S the state before the chunk, dS the gradient of the state after it, D = A^T dvnew (from the reverse
 // scan):
@@ -11,17 +10,26 @@
 //   dq = Q     dk = U + beta W     dbeta = D . v + W . k     dG = q Q + beta k W - k U,
 //   and on the last row also e^{G_L} rowsum(S dS) + sum_j e^{G_L - G_j} k_j (dS v_new_j)
 // The gradient of the inverse needs no 64^3 products: x = (I + M) v_new is a linear solve, so dM = -stril(D
-// v_new^T).
+// v_new^T). The code leaves the signs and the scale where they are cheapest: it holds P = dP / scale, M =
+// -dM, Q / scale and -W, and multiplies scale q and -beta k.
 //
-// Decays: a 16-token block I has p_i = e^{G_i - G_a} (a its first row) and s_j = e^{G_a' - G_j} (a' the next
-// block's first row), running products in registers. Between blocks the accumulators are carried from anchor
-// to anchor by per-channel factors (Horner), so each token has one scaled copy per role and no factor
-// exceeds 1. Inside a 16-token block every pair is summed in fp32, E_ij as a running product. The products
-// between blocks run in tf32.
+// Everything lies as wgmma leaves it, channels down and tokens across: a warp owns 16 channels of 32 tokens,
+// a lane the channels g, g + 8 (g = lane / 4) of the tokens 2t, 2t + 1 (t = lane % 4) of each group of 8.
+// What was accumulated is the next operand, so nothing is moved between lanes.
 //
-// The products over V are wgmma straight from the tiles as they arrive: 64 tokens x 32 channels (or x 32
-// columns of dP and dM) per warpgroup; do comes as swizzled rows, the rest as 8 x 8 blocks, which wgmma takes
-// turned.
+// Decays: pairs of tokens meet by halving. Blocks of 16 tokens are taken one after the other; inside a block
+// the upper 8 tokens meet the lower 8, then 4 meet 4, 2 meet 2, by tensor cores, and neighbours in fp32. Each
+// factor runs from a token to the bound between the two sides, so none exceeds 1: the upper side has p_i, the
+// product of e^{g} from the bound to i, the lower side s_j, the product behind j up to the bound. Sums
+// already taken are carried from bound to bound by the product of the group crossed (Horner).
+//
+// All products of this kind run in tf32. dP and dM are rounded to it once and serve both tokens of a pair, so
+// their rounding cancels in dG as the pair does; inside a block, where gates leave most of the weight, k s, q
+// p and k p are in two terms and theirs nearly does. In one term d_a_log, a sum over all tokens of what is
+// left, was up to 7 times further off.
+//
+// The products over V are wgmma straight from the tiles as they arrive: 64 channels x 32 tokens (or 64 x 32
+// of dP and dM) per warpgroup; do comes as swizzled rows, the rest as 8 x 8 blocks, which wgmma takes turned.
 //
 // Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K
 // (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
@@ -36,56 +44,25 @@ namespace {
 
 enum class Part { all, inter, intra };
 
-// One channel of 16 tokens of q, k (bf16, as the halves of a word) and g (bf16 or fp32); steps in bytes. One
-// predicate per token and no branch, so that all loads are in flight together.
-template <bool HalfG>
-__device__ inline void load_column(std::uint32_t (&qk)[16], float (&g)[16], const char* q,
-                                   std::int64_t q_step, const char* k, std::int64_t k_step, const char* from,
-                                   std::int64_t g_step, int left) {
-  std::uint16_t x[16], y[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if constexpr (HalfG) {
-      std::uint16_t z;
-      asm("{\n.reg .pred p;\nsetp.gt.s32 p, %6, %7;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\nmov.b16 %2, 0;\n"
-          "@p ld.global.nc.u16 %0, [%3];\n@p ld.global.nc.u16 %1, [%4];\n@p ld.global.nc.u16 %2, [%5];\n}"
-          : "=&h"(x[i]), "=&h"(y[i]), "=&h"(z)
-          : "l"(q), "l"(k), "l"(from), "r"(left), "r"(i));
-      g[i] = __uint_as_float(static_cast<std::uint32_t>(z) << 16);
-    } else {
-      asm("{\n.reg .pred p;\nsetp.gt.s32 p, %6, %7;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\nmov.f32 %2, "
-          "0f00000000;\n"
-          "@p ld.global.nc.u16 %0, [%3];\n@p ld.global.nc.u16 %1, [%4];\n@p ld.global.nc.f32 %2, [%5];\n}"
-          : "=&h"(x[i]), "=&h"(y[i]), "=&f"(g[i])
-          : "l"(q), "l"(k), "l"(from), "r"(left), "r"(i));
-    }
-    q += q_step, k += k_step, from += g_step;
-  }
-#pragma unroll
-  for (int i = 0; i < 16; ++i) qk[i] = x[i] | static_cast<std::uint32_t>(y[i]) << 16;
-}
-
 // What wgmma reads, 16 steps of V at byte `at`: a tile of 8 x 8 blocks, [V / 8][8], whose columns are the
-// operand's rows; and a tile of swizzled rows.
-__device__ inline std::uint64_t of_blocks(std::uint32_t at) {
-  return (at >> 4 & 0x3fff) | std::uint64_t{1024 / 16} << 16 | std::uint64_t{128 / 16} << 32;
+// operand's rows; and a tile of swizzled rows. Addresses count 16 bytes and fill the lowest 14 bits.
+__device__ inline std::uint64_t of_blocks(std::uint32_t base, std::uint32_t at) {
+  return std::uint64_t{128 / 16} << 32 | ((base >> 4 | 1024 / 16 << 16) + (at >> 4));
 }
-__device__ inline std::uint64_t of_rows(std::uint32_t at) {
-  return (at >> 4 & 0x3fff) | std::uint64_t{1} << 16 | std::uint64_t{1024 / 16} << 32 |
-         std::uint64_t{1} << 62;
+__device__ inline std::uint64_t of_rows(std::uint32_t base, std::uint32_t at) {
+  return std::uint64_t{1024 / 16 | 1u << 30} << 32 | ((base >> 4 | 1 << 16) + (at >> 4));
 }
-template <int N, bool TurnedA>
-__device__ inline void multiply(float (&acc)[N / 2], std::uint64_t a, std::uint64_t b, bool more) {
-  hopper::Wgmma<bf16, N, TurnedA, true>::run(acc, a, b, more);
+template <bool TurnedA, bool TurnedB, int Size>
+__device__ inline void multiply(float (&acc)[Size], std::uint64_t a, std::uint64_t b, bool more) {
+  hopper::Wgmma<bf16, 2 * Size, TurnedA, TurnedB>::run(acc, a, b, more);
 }
 
-// tf32 operands are cut, not rounded, by the tensor cores: this factor, part of a scaling that happens
-// anyhow, takes out the mean of what is cut (0.361 units in the last of 11 bits), which leaves the error of
-// rounding.
-constexpr float kNudge = 1.f + 0.361f / 1024;
-
-constexpr int kPad = 4;     // floats between rows of the scaled copies
-constexpr int kPitch = 20;  // of a 16 x 16 block of dP or dM
+// Tensor cores cut tf32 operands: rounded first, they have no bias.
+__device__ inline std::uint32_t tf32(float x) {
+  std::uint32_t y;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
 
 constexpr int kSlice = 64;             // channels of K per block
 constexpr unsigned kGridRows = 32768;  // chunk slots along the grid's second dimension
@@ -98,83 +75,91 @@ struct Layout {
   static constexpr int kDx = kNew + 128 * V;               // D        blocks
   static constexpr int kDOut = kDx + 128 * V;              // do       rows
   static constexpr int kTilesEnd = kDOut + 128 * V;
-  // In their place, once the products are done: q p, beta k p of blocks 1-3, k s of blocks 0-2, and dS v_new;
-  // then the accumulators of Q, W, U in the place of the former.
-  static constexpr int kRow = kSlice + kPad;
-  static constexpr int kQ = 0, kKb = kQ + 48 * kRow * 4, kKs = kKb + 48 * kRow * 4;
-  static constexpr int kSums = 0;  // [Q, W, U][64][kSlice]
-  static constexpr int kPlain = 3 * 64 * kSlice * 4;
-  static constexpr int kPlainEnd = kPlain + 64 * kSlice * 4;
-  static_assert(kKs + 48 * kRow * 4 <= kPlain);
-  static constexpr int kLow = kTilesEnd > kPlainEnd ? kTilesEnd : kPlainEnd;  // [6 pairs][dP, dM][16][kPitch]
-  static constexpr int kPairs = kLow + 6 * 2 * 16 * kPitch * 4;               // [4][i][j]{dP, dM}
-  static constexpr int kFirst = kPairs + 4 * 256 * 8;
-  static constexpr int kRest = kFirst + 16 * kSlice;
-  static constexpr int kBlockSum = kRest + 16 * kSlice;
-  static constexpr int kKeySum = kBlockSum + 16 * kSlice;
-  static constexpr int kLast = kKeySum + 16 * kSlice;  // rowsum(S dS)
-  static constexpr int kBetaV = kLast + 4 * kSlice;    // [64]
-  static constexpr int kBetaK = kBetaV + 256;          // [2][64]
-  static constexpr int kBeta = kBetaK + 512;
-  static constexpr int kBar = kBeta + 256;
+  // In their place, once the products are done.
+  static constexpr int kCells = 0;                    // [i / 8][j / 8][P, M][8][8], see cell_row
+  static constexpr int kLower = kCells + 64 * 512;    // k s of 8-groups 0-5: [group][strip][lane] fragments
+  static constexpr int kUpper = kLower + 6 * 2048;    // scale q p of 8-groups 2-7
+  static constexpr int kWrite = kUpper + 6 * 2048;    // -beta k p of 8-groups 2-7
+  static constexpr int kPass = kWrite + 6 * 2048;     // [16-block][channel]: product of its e^{g}
+  static constexpr int kKey = kPass + 16 * kSlice;    // [half][channel]
+  static constexpr int kGates = kKey + 8 * kSlice;    // [channel]: sum of dG over the later half
+  static constexpr int kBetaK = kGates + 4 * kSlice;  // [strip][token]
+  static constexpr int kBias = kBetaK + 1024;         // [half][d_dt_bias, d_a_log][channel]
+  static constexpr int kAfterEnd = kBias + 16 * kSlice;
+  // Throughout.
+  static constexpr int kQ = kTilesEnd > kAfterEnd ? kTilesEnd : kAfterEnd;  // q, later dq   rows
+  static constexpr int kK = kQ + 8192;                                      // k, later dk   rows
+  static constexpr int kG = kK + 8192;        // g: bf16 rows, or fp32 with pieces permuted, see gate_word
+  static constexpr int kBeta = kG + 16384;    // [token]
+  static constexpr int kBetaV = kBeta + 256;  // D . v
+  static constexpr int kLast = kBetaV + 256;  // rowsum(S dS)
+  static constexpr int kBar = kLast + 4 * kSlice;
   static constexpr int kSize = kBar + 16;
+  static_assert(kQ % 128 == 0 && kSize <= 113 * 1024);
 };
 
-// Swapping groups of 8 floats by row keeps the fragments' float2 stores free of bank conflicts.
-__device__ inline int sum_index(int row, int channel) { return row * kSlice + (channel ^ ((row & 3) << 3)); }
+// Rows of an 8 x 8 fp32 cell are permuted so that lanes which read (g, 2t), (g, 2t + 1) and lanes which read
+// (2t, g) or (2t + 1, g) all meet 32 banks.
+__device__ inline int cell_row(int i) { return (i >> 2) * 32 + ((i >> 1 & 1) + 2 * ((i ^ i >> 2) & 1)) * 8; }
 
-// Brings into L2 what the block that will follow on this multiprocessor reads. Blocks start in order and last
-// equally long, so without this they wait for memory all at once, at its full speed, and then leave it idle.
-constexpr unsigned kAhead = 2 * 132;  // blocks at a time on an H100 or H200; a wrong guess costs speed only
-template <int K>
-__device__ inline void prefetch_inputs(const Job& p) {
-  const unsigned next = blockIdx.x + kAhead, column = next % gridDim.x;
-  const unsigned row = blockIdx.y + next / gridDim.x + blockIdx.z * kGridRows;
-  Chunk c;
-  if (row >= p.slots() || !find_chunk(p, static_cast<int>(row), c)) return;
-  constexpr int kSlices = K / kSlice;
-  const int slice = column % kSlices, hv = column / kSlices, tid = threadIdx.x;
-  const int h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
-  if (tid == 0) {
-    const std::int64_t item = static_cast<std::int64_t>(row) * p.value_heads + hv;
-    const std::int64_t state = (static_cast<std::int64_t>(row) + c.sequence) * p.value_heads + hv;
-    bulk_prefetch(p.v_new + item * 64 * K + slice * 64 * K / kSlices, 128 * K / kSlices);
-    bulk_prefetch(p.d_x + item * 64 * K + slice * 64 * K / kSlices, 128 * K / kSlices);
-    bulk_prefetch(p.d_states + (item * K + slice * kSlice) * K, 2 * K * kSlice);
-    bulk_prefetch(p.states + (state * K + slice * kSlice) * K, 2 * K * kSlice);
+// What a lane's tokens 2t, 2t + 1 need to know of the others of its channel in the same 8 tokens: the product
+// over the neighbouring pair and over the other four, and that of all eight.
+struct Group {
+  float pair, four, eight;
+
+  __device__ explicit Group(float e0, float e1) {
+    const float own = e0 * e1;
+    pair = __shfl_xor_sync(~0u, own, 1);
+    const float half = own * pair;
+    four = __shfl_xor_sync(~0u, half, 2);
+    eight = half * four;
   }
-  const int t = tid % 64, what = tid / 64;  // 256 threads: 64 tokens of q and k, v and do, g
-  if (t >= c.length) return;
-  const std::int64_t token = c.token + t;
-  if (what == 0) {
-    prefetch_line(p.l2norm ? p.q_norm + ((c.row * p.tokens + token) * p.heads + h) * K + slice * 64
-                           : row_of(p.q, c.row, token, h) + slice * 64);
-    prefetch_line(p.l2norm ? p.k_norm + ((c.row * p.tokens + token) * p.heads + h) * K + slice * 64
-                           : row_of(p.k, c.row, token, h) + slice * 64);
-  } else if (what == 1) {
-    prefetch_line(row_of(p.v, c.row, token, hv) + slice * 64);
-    prefetch_line(row_of(p.d_out, c.row, token, hv) + slice * 64);
-  } else {
-    const std::int64_t at = index_of(p.g, c.row, token, hv) + slice * 64 + (what - 2) * 32;
-    prefetch_line(static_cast<const char*>(p.g.data) + at * (p.g.bf16 ? 2 : 4));
-  }
+  // Steps over the lower side for a token on the upper one, and the reverse; 1 for the others.
+  __device__ float down2(int t) const { return t & 1 ? pair : 1.f; }
+  __device__ float down4(int t) const { return t & 2 ? four : 1.f; }
+  __device__ float up2(int t) const { return t & 1 ? 1.f : pair; }
+  __device__ float up4(int t) const { return t & 2 ? 1.f : four; }
+};
+
+__device__ inline void store_rows(std::uint32_t address, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
-template <int K, Part part, bool Gated>
+// A row of the batch along the grid's third dimension, if it can be: dividing to find it takes longer than
+// what it is for.
+__host__ __device__ inline bool by_sequence(const Job& p) {
+  return !p.cu_seqlens && p.slots_each < 65536 && p.sequences < 65536;
+}
+__device__ inline bool chunk_of_block(const Job& p, Chunk& c) {
+  if (!by_sequence(p)) {
+    const std::int64_t slot = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * kGridRows;
+    return slot < p.slots() && find_chunk(p, static_cast<int>(slot), c);
+  }
+  c.sequence = blockIdx.z, c.index = blockIdx.y, c.slot = c.sequence * p.slots_each + c.index;
+  c.row = c.sequence, c.token = c.index * kChunk;
+  c.length = static_cast<int>(min(p.tokens - c.token, std::int64_t{kChunk}));
+  return true;
+}
+
+template <int K, Part part, bool Gated, bool Parts>
 __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   using L = Layout<K>;
   constexpr int C = kSlice, kThreads = 256, kSlices = K / C;
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t base = shared_address(smem), bar = base + L::kBar;
   auto floats = [&](int at) { return reinterpret_cast<float*>(smem + at); };
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const int lc = tid % C, block = tid / C;  // of the walk along tokens: channel of the slice, 16-token block
-  const int tokens16 = warp % 4, quarter = warp / 4;  // of the products: 16 tokens x 32 channels
-  const int slice = blockIdx.x % kSlices, hv = blockIdx.x / kSlices, channel = slice * C + lc;
-  const int slot = blockIdx.y + blockIdx.z * kGridRows, item = slot * p.value_heads + hv;
+  const unsigned thread = threadIdx.x;  // unsigned: division by powers of two is a shift
+  const int tid = thread, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
+  const int strip = warp & 3, half = warp >> 2;  // this warp's 16 channels and 32 tokens
+  const int g = thread % 32 / 4, t = thread % 4, lc = 16 * strip + g;
+  const int slice = blockIdx.x % kSlices, hv = blockIdx.x / kSlices;
   Chunk c;
-  if (slot >= static_cast<int>(p.slots()) || !find_chunk(p, slot, c)) return;
+  if (!chunk_of_block(p, c)) return;
+  const int item = c.slot * p.value_heads + hv;
   const int h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
+  // Unfused: what one kernel leaves to the next, by thread; [80] registers, then D . v and rowsum(S dS).
   float* inter = p.inter + (static_cast<std::int64_t>(item) * kSlices + slice) * kInter;
 
   if constexpr (part != Part::intra) {
@@ -190,445 +175,544 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
                 2 * K * C, bar);
       bulk_copy(base + L::kState, p.states + (state * K + slice * C) * K, 2 * K * C, bar);
     }
-    const bf16* from = row_of(p.d_out, c.row, c.token, hv);
-    const int step = static_cast<int>(p.d_out.token);
+  }
+  // 64 rows of 16-byte pieces, rows of the tile `pitch` bytes apart; past the end zeros.
+  auto load_rows = [&](auto pieces, const void* from, std::int64_t step, int pitch, auto place) {
+    constexpr unsigned kPieces = decltype(pieces)::value, kRows = kThreads / kPieces;
+    const int row = thread / kPieces, piece = thread % kPieces;
+    const char* at = static_cast<const char*>(from) + 16 * piece;
+    const char* next = at + row * step;
+    const std::uint32_t to = base + place(row, piece);
 #pragma unroll
-    for (int i = tid; i < 8 * K; i += kThreads) {
-      const int row = i / (K / 8), piece = i % (K / 8);
-      const bool valid = row < c.length;
-      copy16(base + L::kDOut + row_tile(64, row, piece), from + (valid ? row : 0) * step + 8 * piece, valid);
+    for (int i = 0; i < static_cast<int>(64 / kRows); ++i, next += kRows * step) {
+      const bool valid = row + static_cast<int>(kRows) * i < c.length;
+      copy16(to + i * kRows * pitch, valid ? next : at, valid);
     }
-    copy_commit();
+  };
+  auto tile_at = [](int at) { return [at](int row, int piece) { return at + row_tile(64, row, piece); }; };
+  if constexpr (part != Part::intra) {
+    load_rows(std::integral_constant<int, K / 8>{}, row_of(p.d_out, c.row, c.token, hv), 2 * p.d_out.token,
+              128, tile_at(L::kDOut));
   }
-
-  // e^{g} and q, k of this thread's channel and 16 tokens.
-  float e[16];
-  std::uint32_t qk[16];
-  float rate = 1.f, bias = 0.f;
-  if (Gated) {
-    if (p.a_log) rate = expf(p.a_log[hv]);
-    if (p.dt_bias) bias = p.dt_bias[hv * K + channel];
-  }
-  const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + channel;
-  {
-    const char *q_row, *k_row;
-    std::int64_t q_step = p.q.token, k_step = p.k.token;
-    const std::int64_t token = c.token + 16 * block;
+  const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + slice * C;
+  if constexpr (part != Part::inter) {
+    constexpr std::integral_constant<int, 8> kEight;
     if (p.l2norm) {
-      const std::int64_t row = (c.row * p.tokens + token) * p.heads + h;
-      q_row = reinterpret_cast<const char*>(p.q_norm + row * K + channel);
-      k_row = reinterpret_cast<const char*>(p.k_norm + row * K + channel);
-      q_step = k_step = p.heads * K;
+      const std::int64_t row = ((c.row * p.tokens + c.token) * p.heads + h) * K + slice * C;
+      load_rows(kEight, p.q_norm + row, 2 * p.heads * K, 128, tile_at(L::kQ));
+      load_rows(kEight, p.k_norm + row, 2 * p.heads * K, 128, tile_at(L::kK));
     } else {
-      q_row = reinterpret_cast<const char*>(row_of(p.q, c.row, token, h) + channel);
-      k_row = reinterpret_cast<const char*>(row_of(p.k, c.row, token, h) + channel);
+      load_rows(kEight, row_of(p.q, c.row, c.token, h) + slice * C, 2 * p.q.token, 128, tile_at(L::kQ));
+      load_rows(kEight, row_of(p.k, c.row, c.token, h) + slice * C, 2 * p.k.token, 128, tile_at(L::kK));
     }
-    const int left = c.length - 16 * block;  // tokens from here on; those past the end count as zero
-    by_type(p.g, [&](auto is_bf16) {
-      constexpr bool kHalf = is_bf16.value;
-      const char* from =
-          static_cast<const char*>(p.g.data) + (g_row + 16 * block * p.g.token) * (kHalf ? 2 : 4);
-      const std::int64_t g_step = p.g.token * (kHalf ? 2 : 4);
-      load_column<kHalf>(qk, e, q_row, 2 * q_step, k_row, 2 * k_step, from, g_step, left);
-    });
-  }
-  for (int i = tid; i < 64; i += kThreads) {
-    floats(L::kBeta)[i] =
-        i < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + i, hv))) : 0.f;
-  }
-  {
-    float product = 1.f;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (Gated) e[i] = 16 * block + i < c.length ? gate_value(p, e[i] + bias, rate) : 0.f;
-      e[i] = exp2_fast(e[i] * kLog2e);
-      if (i > 0) product *= e[i];
+    if (p.g.bf16) {
+      load_rows(kEight, static_cast<const bf16*>(p.g.data) + g_row, 2 * p.g.token, 128, tile_at(L::kG));
+    } else {
+      load_rows(std::integral_constant<int, 16>{}, static_cast<const float*>(p.g.data) + g_row, 4 * p.g.token,
+                256, [](int row, int piece) { return L::kG + row * 256 + ((piece ^ (row & 6)) << 4); });
     }
-    floats(L::kFirst)[block * C + lc] = e[0];
-    floats(L::kRest)[block * C + lc] = product;
+    if (tid < 64) {
+      floats(L::kBeta)[tid] =
+          tid < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + tid, hv))) : 0.f;
+    }
   }
-  __syncthreads();  // A: first and rest are written, the barrier is initialised
-  // From here `rest` is the step from this block's anchor to the next one's.
-  if (block < 3) floats(L::kRest)[block * C + lc] *= floats(L::kFirst)[(block + 1) * C + lc];
+  copy_commit();
   // v for D . v: this warp's 8 tokens, 64 columns.
   std::uint32_t v[8];
   if constexpr (part != Part::intra) {
-    const int token = 8 * warp + lane / 4;
-    const bf16* from = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * (lane % 4);
+    const int token = 8 * warp + g;
+    const bf16* from = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * t;
 #pragma unroll
     for (int x = 0; x < 8; ++x) v[x] = load32(from + 8 * x, token < c.length);
   }
+  copy_wait<0>();
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();  // A: what threads copied is there, the barrier is initialised
+
+  // [4 n + 2 r + x]: token 8 n + 2 t + x of this half, channel g + 8 r of this strip; of P and M: row 16
+  // strip
+  // + g + 8 r, column 8 n + 2 t + x of this half.
+  float entries[32], aq[16], aw[16], au[16];
   if constexpr (part != Part::intra) {
-    copy_wait<0>();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     barrier_wait(bar, 0);
-  }
-  __syncthreads();  // B: all tiles are there
-
-  if constexpr (part == Part::all) prefetch_inputs<K>(p);
-  float aq[16], aw[16], au[16];
-  if constexpr (part != Part::intra) {
-    // 32 columns of dP and dM per warpgroup, then 32 channels of the products with the states.
-    float dp[16], dm[16];
+    const std::uint32_t tokens = base + 512 * half, token_rows = base + 4096 * half;  // of this half
     wgmma_fence();
+    if (half == 0) {
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks)
+        multiply<false, true>(entries, of_rows(base, L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
+                              of_blocks(base, L::kNew + 2048 * ks), ks > 0);
+    } else {
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks)
+        multiply<true, true>(entries, of_blocks(base, L::kDx + 2048 * ks),
+                             of_blocks(base, L::kNew + 2048 * ks), ks > 0);
+    }
 #pragma unroll
     for (int ks = 0; ks < K / 16; ++ks) {
-      const std::uint32_t at = 2048 * ks, half = at + 512 * quarter;
-      multiply<32, false>(dp, of_rows(base + L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
-                          of_blocks(base + L::kNew + half), ks > 0);
-      multiply<32, true>(dm, of_blocks(base + L::kDx + at), of_blocks(base + L::kNew + half), ks > 0);
+      const std::uint32_t at = 2048 * ks, rows = L::kDOut + ks / 4 * 8192 + ks % 4 * 32;
+      multiply<true, false>(aq, of_blocks(base, L::kState + at), of_rows(token_rows, rows), ks > 0);
+      multiply<true, true>(aw, of_blocks(base, L::kState + at), of_blocks(tokens, L::kDx + at), ks > 0);
+      multiply<true, true>(au, of_blocks(base, L::kDState + at), of_blocks(tokens, L::kNew + at), ks > 0);
     }
     wgmma_commit();
-    // D . v: this warp's 8 tokens and 64 columns of V.
+    // D . v of this warp's 8 tokens over 64 columns of V, and rowsum(S dS) of 8 channels over all of V: the
+    // diagonals of 8 x 8 products.
     {
-      const int token = 8 * warp + lane / 4, mat = lane / 8, r = lane % 8;
-      float sum = 0.f;
+      const int token = 8 * warp + g, mat = lane / 8, r = lane % 8;
+      // Of a product's 16 rows one 8 are wanted, so the other half of its operand may be anything at hand.
+      float x[4] = {0.f, 0.f, 0.f, 0.f}, x8[4] = {0.f, 0.f, 0.f, 0.f}, y[4] = {0.f, 0.f, 0.f, 0.f};
+      std::uint32_t d[4];
 #pragma unroll
-      for (int x = 0; x < 8; x += 4) {
-        std::uint32_t d[4];
-        ldmatrix_t(d, base + L::kDx + (((8 * slice + x + mat) * 8 + warp) * 8 + r) * 16);
-#pragma unroll
-        for (int y = 0; y < 4; ++y) {
-          sum = fmaf(low(d[y]), low(v[x + y]), sum);
-          sum = fmaf(high(d[y]), high(v[x + y]), sum);
-        }
+      for (int i = 0; i < 8; i += 4) {
+        const int block = 8 * slice + i + (mat >> 1) + 2 * (mat & 1);
+        ldmatrix_t(d, base + L::kDx + ((block * 8 + warp) * 8 + r) * 16);
+        mma(x, d, v[i], v[i + 1]);
+        mma(x8, d, v[i + 2], v[i + 3]);
       }
-      sum = token < c.length ? sum : 0.f;
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if (lane % 4 == 0) floats(L::kBetaV)[token] = sum;
-    }
-    // rowsum over V of S dS: warp = block column of 8 channels.
-    {
-      float2 sum = make_float2(0.f, 0.f);
+      x[0] += x8[2], x[1] += x8[3];
 #pragma unroll
-      for (int vb = 0; vb < K / 8; ++vb) {
-        const int word = (vb * 8 + warp) * 32 + lane;
-        const std::uint32_t x = reinterpret_cast<const std::uint32_t*>(smem + L::kState)[word];
-        const std::uint32_t y = reinterpret_cast<const std::uint32_t*>(smem + L::kDState)[word];
-        sum.x = fmaf(low(x), low(y), sum.x);
-        sum.y = fmaf(high(x), high(y), sum.y);
+      for (int vb = 0; vb < K / 8; vb += 2) {
+        ldmatrix_t(d,
+                   base + (mat & 1 ? L::kDState : L::kState) + (((vb + (mat >> 1)) * 8 + warp) * 8 + r) * 16);
+        mma(y, d, d[1], d[3]);
       }
-#pragma unroll
-      for (int off = 4; off < 32; off *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, off);
-        sum.y += __shfl_xor_sync(~0u, sum.y, off);
-      }
-      if (lane < 4) *reinterpret_cast<float2*>(floats(L::kLast) + 8 * warp + 2 * lane) = sum;
-    }
-    wgmma_wait<0>();
-    // Lane (g, t) holds rows g, g + 8 and columns 2t, 2t + 1 of each 8 columns.
-    {
-      const int g = lane / 4, t = lane % 4;
-      float* on_diagonal = floats(L::kPairs) + ((tokens16 * 16 + g) * 16 + 2 * t) * 2;
-      float* below = floats(L::kLow) + (tokens16 * (tokens16 - 1) * 16 + g) * kPitch + 2 * t;
-      float* out = inter + 3 * 64 * C + (16 * tokens16 + g) * 64 + 32 * quarter + 2 * t;
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const int column = 2 * quarter + b;
-#pragma unroll
-        for (int y = 0; y < 4; ++y) {
-          const int at = 8 * b + 2 * y, i = y % 2 * 8, j = y / 2 * 8;  // less g and 2t
-          const float2 x = make_float2(dp[at] * p.scale, dp[at + 1] * p.scale);
-          const float2 z = make_float2(-dm[at], -dm[at + 1]);
-          if constexpr (part == Part::inter) {
-            *reinterpret_cast<float2*>(out + i * 64 + b * 16 + j) = x;
-            *reinterpret_cast<float2*>(out + i * 64 + b * 16 + j + 4096) = z;
-          } else if (column == tokens16) {
-            const int above = j + 2 * t - i - g;  // column less row
-            *reinterpret_cast<float4*>(on_diagonal + (i * 16 + j) * 2) =
-                make_float4(above > 0 ? 0.f : x.x, above >= 0 ? 0.f : z.x, above >= 0 ? 0.f : x.y,
-                            above >= -1 ? 0.f : z.y);
-          } else if (column < tokens16) {
-            float* to = below + (column * 32 + i) * kPitch + j;
-            *reinterpret_cast<float2*>(to) = make_float2(x.x * kNudge, x.y * kNudge);
-            *reinterpret_cast<float2*>(to + 16 * kPitch) = make_float2(z.x * kNudge, z.y * kNudge);
-          }
-        }
+      if (g / 2 == t) {
+        floats(L::kBetaV)[token] = g % 2 ? x[1] : x[0];
+        floats(L::kLast)[token] = g % 2 ? y[1] : y[0];
       }
     }
-    wgmma_fence();
-#pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      const std::uint32_t at = 2048 * ks, half = at + 512 * quarter;
-      multiply<32, false>(aq, of_rows(base + L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
-                          of_blocks(base + L::kState + half), ks > 0);
-      multiply<32, true>(aw, of_blocks(base + L::kDx + at), of_blocks(base + L::kState + half), ks > 0);
-      multiply<32, true>(au, of_blocks(base + L::kNew + at), of_blocks(base + L::kDState + half), ks > 0);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-  }
-  const int r0 = 16 * tokens16 + lane / 4;  // rows r0, r0 + 8 of the fragments
-  auto each = [&](auto body) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int ch = 32 * quarter + 8 * n + 2 * (lane % 4);
-      body(n, ch);
-    }
-  };
-  if constexpr (part == Part::inter) {
-    each([&](int n, int ch) {
-#pragma unroll
-      for (int y = 0; y < 2; ++y) {
-        const int at = (r0 + 8 * y) * C + ch;
-        *reinterpret_cast<float2*>(inter + at) = make_float2(aq[4 * n + 2 * y], aq[4 * n + 2 * y + 1]);
-        *reinterpret_cast<float2*>(inter + 64 * C + at) =
-            make_float2(aw[4 * n + 2 * y], aw[4 * n + 2 * y + 1]);
-        *reinterpret_cast<float2*>(inter + 2 * 64 * C + at) =
-            make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
-      }
-    });
-    __syncthreads();
-    if (tid < 64) inter[3 * 64 * C + 8192 + tid] = floats(L::kBetaV)[tid];
-    if (tid < C) inter[3 * 64 * C + 8256 + tid] = floats(L::kLast)[tid];
-    return;
-  }
-  if constexpr (part == Part::intra) {
-    each([&](int n, int ch) {
-#pragma unroll
-      for (int y = 0; y < 4; ++y) {
-        const float* at = inter + (r0 + y / 2 * 8) * C + ch + y % 2;
-        aq[4 * n + y] = at[0], aw[4 * n + y] = at[64 * C], au[4 * n + y] = at[2 * 64 * C];
-      }
-    });
-    for (int x = tid; x < 8192; x += kThreads) {
-      const int m = x / 4096, i = x / 64 % 64, j = x % 64, ib = i / 16, jb = j / 16;
-      if (jb > ib) continue;
-      const float value = inter[3 * 64 * C + x];
-      if (ib == jb) {
-        floats(L::kPairs)[((jb * 16 + i % 16) * 16 + j % 16) * 2 + m] = (m ? i <= j : i < j) ? 0.f : value;
-      } else {
-        floats(L::kLow)[(((ib * (ib - 1) / 2 + jb) * 2 + m) * 16 + i % 16) * kPitch + j % 16] =
-            value * kNudge;
-      }
-    }
-    if (tid < 64) floats(L::kBetaV)[tid] = inter[3 * 64 * C + 8192 + tid];
-    if (tid < C) floats(L::kLast)[tid] = inter[3 * 64 * C + 8256 + tid];
-  }
-  __syncthreads();  // C: the tiles are free
-  if (block > 0) {
-    float f = kNudge;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (i > 0) f *= e[i];
-      const int at = (16 * (block - 1) + i) * L::kRow + lc;
-      floats(L::kQ)[at] = low(qk[i]) * f;
-      floats(L::kKb)[at] = high(qk[i]) * f * floats(L::kBeta)[16 * block + i];
-    }
-  }
-  if (block < 3) {
-    float f = floats(L::kFirst)[(block + 1) * C + lc] * kNudge;
-#pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      floats(L::kKs)[(16 * block + i) * L::kRow + lc] = high(qk[i]) * f;
-      f *= e[i];
-    }
-  }
-
-  // dS v_new as it is, for the last row's share of dG.
-  each([&](int n, int ch) {
-#pragma unroll
-    for (int y = 0; y < 2; ++y) {
-      *reinterpret_cast<float2*>(floats(L::kPlain) + sum_index(r0 + 8 * y, ch)) =
-          make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
-    }
-  });
-  __syncthreads();  // the scaled copies, dP and dM are written
-  // Between the 16-token blocks.
-  {
-    auto scale_by = [&](float(&acc)[16], float2 f, int n) {
-      acc[4 * n] *= f.x, acc[4 * n + 1] *= f.y, acc[4 * n + 2] *= f.x, acc[4 * n + 3] *= f.y;
-    };
-    auto factor = [&](int at, int block, int ch) {
-      return *reinterpret_cast<const float2*>(floats(at) + block * C + ch);
-    };
-    auto bits = [&](int at) { return __float_as_uint(*reinterpret_cast<const float*>(smem + at)); };
-    const int g = lane / 4, t = lane % 4;
-    each([&](int n, int ch) {
-      const float2 f = factor(L::kFirst, 0, ch);
-      scale_by(aq, make_float2(p.scale * f.x, p.scale * f.y), n);
-      scale_by(aw, make_float2(-f.x, -f.y), n);
-    });
-#pragma unroll 1
-    for (int jb = 0; jb < tokens16; ++jb) {
-      each([&](int n, int ch) {
-        const float2 f = factor(L::kRest, jb, ch);
-        scale_by(aq, f, n), scale_by(aw, f, n);
-      });
-      const int pair = tokens16 * (tokens16 - 1) / 2 + jb;
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        std::uint32_t a[2][4];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const int at = L::kLow + (((pair * 2 + m) * 16 + g) * kPitch + 8 * s + t) * 4;
-          a[m][0] = bits(at), a[m][1] = bits(at + 8 * kPitch * 4);
-          a[m][2] = bits(at + 16), a[m][3] = bits(at + 8 * kPitch * 4 + 16);
-        }
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const int at = L::kKs + ((16 * jb + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
-          const std::uint32_t b0 = bits(at), b1 = bits(at + 4 * L::kRow * 4);
-          mma_tf32(aq + 4 * n, a[0], b0, b1);
-          mma_tf32(aw + 4 * n, a[1], b0, b1);
-        }
-      }
-    }
-#pragma unroll 1
-    for (int ib = 3; ib > tokens16; --ib) {
-      each([&](int n, int ch) { scale_by(au, factor(L::kRest, ib, ch), n); });
-      const int pair = ib * (ib - 1) / 2 + tokens16;
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        std::uint32_t a[2][4];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const int at = L::kLow + (((pair * 2 + m) * 16 + 8 * s + t) * kPitch + g) * 4;
-          a[m][0] = bits(at), a[m][1] = bits(at + 32);
-          a[m][2] = bits(at + 4 * kPitch * 4), a[m][3] = bits(at + 4 * kPitch * 4 + 32);
-        }
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const int at = ((16 * (ib - 1) + 8 * s + t) * L::kRow + 32 * quarter + 8 * n + g) * 4;
-          mma_tf32(au + 4 * n, a[0], bits(L::kQ + at), bits(L::kQ + at + 4 * L::kRow * 4));
-          mma_tf32(au + 4 * n, a[1], bits(L::kKb + at), bits(L::kKb + at + 4 * L::kRow * 4));
-        }
-      }
-    }
-  }
-  __syncthreads();  // D: the scaled copies are free
-  each([&](int n, int ch) {
-#pragma unroll
-    for (int y = 0; y < 2; ++y) {
-      float* at = floats(L::kSums) + sum_index(r0 + 8 * y, ch);
-      *reinterpret_cast<float2*>(at) = make_float2(aq[4 * n + 2 * y], aq[4 * n + 2 * y + 1]);
-      *reinterpret_cast<float2*>(at + 64 * C) = make_float2(aw[4 * n + 2 * y], aw[4 * n + 2 * y + 1]);
-      *reinterpret_cast<float2*>(at + 2 * 64 * C) = make_float2(au[4 * n + 2 * y], au[4 * n + 2 * y + 1]);
-    }
-  });
-  __syncthreads();  // E: the sums are there
-
-  // Rows i from the last to the first, each against the j before it: U_i is complete when its turn comes,
-  // so Q and W need no arrays. d_gate[i] = dG_i + ... + dG_15.
-  float d_gate[16], wk[16];
-  {
-    const float* sums = floats(L::kSums);
-    float u[16], k[16], before[16];
-    {
-      float key_sum = 0.f, f = 1.f, to_end = 1.f;
-      if (block < 3) to_end = floats(L::kFirst)[(block + 1) * C + lc];
-      for (int b = block + 1; b < 4; ++b) to_end *= floats(L::kRest)[b * C + lc];
-#pragma unroll
-      for (int i = 15; i >= 0; --i) {
-        k[i] = high(qk[i]);
-        key_sum = fmaf(k[i] * f, floats(L::kPlain)[sum_index(16 * block + i, lc)], key_sum);
-        f *= e[i];
-      }
-      key_sum *= to_end;
-      if (block == 0) key_sum = fmaf(to_end * f, floats(L::kLast)[lc], key_sum);  // e^{G_L} rowsum(S dS)
-      floats(L::kKeySum)[block * C + lc] = key_sum;
-      f = block < 3 ? floats(L::kFirst)[(block + 1) * C + lc] : 1.f;
-#pragma unroll
-      for (int i = 15; i >= 0; --i) {
-        u[i] = f * sums[sum_index(16 * block + i, lc) + 2 * 64 * C];
-        f *= e[i];
-      }
-      before[0] = 1.f;
-#pragma unroll
-      for (int i = 1; i < 16; ++i) before[i] = before[i - 1] * e[i];
-    }
-    const float* beta = floats(L::kBeta) + 16 * block;
-    const float4* pairs = reinterpret_cast<const float4*>(smem + L::kPairs) + block * 128;
-    // Pointers to the row at hand; dq and dk go out as bf16, or as fp32 parts of a sum over heads.
-    const bool parts = p.q_part != nullptr;
-    const int q_step = static_cast<int>(p.d_q.token), k_step = static_cast<int>(p.d_k.token);
-    const int part_step = p.value_heads * K;
-    const std::int64_t token = c.token + 16 * block + 15;
-    const std::int64_t at_part = ((c.row * p.tokens + token) * p.value_heads + hv) * K + channel;
-    float *q_part = p.q_part + at_part, *k_part = p.k_part + at_part;
-    bf16 *dq = row_of(p.d_q, c.row, token, hv) + channel, *dk = row_of(p.d_k, c.row, token, hv) + channel;
-    float carry = 0.f;
-#pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      const int at = sum_index(16 * block + i, lc), t = 16 * block + i;
-      const float q = low(qk[i]), b = beta[i], bk = b * k[i];
-      float x = before[i] * sums[at], w = before[i] * sums[at + 64 * C], decay = e[i];
-      auto visit = [&](int j, float dp, float dm) {
-        if (j > i) return;
-        if (j == i) {
-          x = fmaf(dp, k[i], x);
-          u[i] = fmaf(dp, q, u[i]);
-          return;
-        }
-        const float kd = k[j] * decay;
-        x = fmaf(dp, kd, x);
-        w = fmaf(dm, kd, w);
-        u[j] = fmaf(decay, fmaf(dp, q, dm * bk), u[j]);
-        decay *= e[j];
-      };
-#pragma unroll
-      for (int j = i / 2 * 2; j >= 0; j -= 2) {
-        const float4 d = pairs[i * 8 + j / 2];
-        visit(j + 1, d.z, d.w);
-        visit(j, d.x, d.y);
-      }
-      const float bw = b * w, d_k = u[i] + bw;
-      const bool valid = t < c.length;
-      if (!parts) {
-        store16(dq, x, valid), store16(dk, d_k, valid);
-        dq -= q_step, dk -= k_step;
-      } else {
-        store32(q_part, x, valid), store32(k_part, d_k, valid);
-        q_part -= part_step, k_part -= part_step;
-      }
-      carry += fmaf(q, x, k[i] * (bw - u[i]));
-      d_gate[i] = carry;
-      wk[i] = w * k[i];
-    }
-  }
-  floats(L::kBlockSum)[block * C + lc] = d_gate[0];
-  reduce_many<16>(wk, [](float a, float b) { return a + b; });
-  if (lane % 2 == 0) floats(L::kBetaK)[lc / 32 * 64 + 16 * block + lane / 2] = wk[0];
-  __syncthreads();  // F
-
-  float after = 0.f;
-#pragma unroll
-  for (int b = 0; b < 4; ++b) after += floats(L::kKeySum)[b * C + lc];
-  for (int b = 3; b > block; --b) after += floats(L::kBlockSum)[b * C + lc];
-  float bias_sum = 0.f, rate_sum = 0.f;
-  {
-    const int step = static_cast<int>(p.d_g.token);
-    const std::int64_t out = index_of(p.d_g, c.row, c.token, hv) + channel;
-    if constexpr (Gated) {
-      const int g_step = static_cast<int>(p.g.token);
+    if constexpr (part == Part::inter) {
+      wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const int t = 16 * block + i;
-        if (t >= c.length) continue;
-        float of_rate;
-        d_gate[i] =
-            gate_gradient(p, load_real(p.g, g_row + t * g_step) + bias, rate, d_gate[i] + after, of_rate);
-        bias_sum += d_gate[i], rate_sum += of_rate;
+        float* to = inter + i * kThreads + tid;
+        to[0] = entries[i], to[16 * kThreads] = entries[16 + i];
+        to[32 * kThreads] = aq[i], to[48 * kThreads] = aw[i], to[64 * kThreads] = au[i];
       }
-      after = 0.f;
+      __syncthreads();
+      if (tid < 64) inter[80 * kThreads + tid] = floats(L::kBetaV)[tid];
+      if (tid < C) inter[80 * kThreads + 64 + tid] = floats(L::kLast)[tid];
+      return;
     }
-    by_type(p.d_g, [&](auto is_bf16) {
-      using T = std::conditional_t<is_bf16.value, bf16, float>;
-      T* to = static_cast<T*>(p.d_g.data) + out + 16 * block * p.d_g.token;
-      const int left = c.length - 16 * block;
+  } else {
 #pragma unroll
-      for (int i = 0; i < 16; ++i, to += step) {
-        if constexpr (is_bf16.value) {
-          store16(to, d_gate[i] + after, i < left);
-        } else {
-          store32(to, d_gate[i] + after, i < left);
+    for (int i = 0; i < 16; ++i) {
+      const float* from = inter + i * kThreads + tid;
+      entries[i] = from[0], entries[16 + i] = from[16 * kThreads];
+      aq[i] = from[32 * kThreads], aw[i] = from[48 * kThreads], au[i] = from[64 * kThreads];
+    }
+    if (tid < 64) floats(L::kBetaV)[tid] = inter[80 * kThreads + tid];
+    if (tid < C) floats(L::kLast)[tid] = inter[80 * kThreads + 64 + tid];
+  }
+
+  // e^{g} by the same index.
+  float e[16], rate = 1.f, bias[2] = {0.f, 0.f};
+  if (Gated) {
+    if (p.a_log) rate = expf(p.a_log[hv]);
+    if (p.dt_bias) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) bias[r] = p.dt_bias[hv * K + slice * C + lc + 8 * r];
+    }
+  }
+  // Of a tile of rows: 8-groups n, n + 1 and channels r = 0, 1 as pairs of tokens, [2 n + r]; ldmatrix and
+  // stmatrix.
+  const int pieces = row_tile(64, 32 * half + lane / 16 * 8 + lane % 8, 2 * strip + lane / 8 % 2);
+  // Token of entry i of such an array, channel row of it.
+  auto token_of = [&](int i) { return 32 * half + i / 4 * 8 + 2 * t + i % 2; };
+  if (p.g.bf16) {
+#pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+      std::uint32_t x[4];
+      ldmatrix_t(x, base + L::kG + pieces + n * 1024);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) e[4 * n + 2 * i] = low(x[i]), e[4 * n + 2 * i + 1] = high(x[i]);
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const char* from = smem + L::kG + (32 * half + 2 * t) * 256 +
+                         (((4 * strip + 2 * r + g / 4) ^ (2 * t)) << 4) + g % 4 * 4;
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        e[i / 2 * 4 + 2 * r + i % 2] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * 256);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (Gated) e[i] = token_of(i) < c.length ? gate_value(p, e[i] + bias[i / 2 % 2], rate) : 0.f;
+    e[i] = exp2_fast(e[i] * kLog2e);
+  }
+  if constexpr (part == Part::all) wgmma_wait<0>();
+  __syncthreads();  // B: the tiles are free
+
+  auto cell = [](int ig, int jg) { return L::kCells + (ig * 8 + jg) * 512; };
+  const int by_row = (cell_row(g) + 2 * t) * 4;  // (g, 2t), (g, 2t + 1) of a cell
+  const int by_column = (cell_row(2 * t) + g) * 4, next_row = (cell_row(2 * t + 1) - cell_row(2 * t)) * 4;
+  const float unit = half == 0 ? p.scale : 1.f;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int ig = 2 * strip + r, i = 4 * n + 2 * r;
+      if (n > ig) continue;
+      *reinterpret_cast<uint2*>(smem + cell(ig, n) + by_row + 256 * half) =
+          make_uint2(tf32(entries[i] * unit), tf32(entries[i + 1] * unit));
+    }
+  }
+  // This lane's pairs of e^{g} wait where g was, [2 n + r][thread], and q and k where they came.
+  float2* pairs = reinterpret_cast<float2*>(smem + L::kG) + tid;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) pairs[i * kThreads] = make_float2(e[2 * i], e[2 * i + 1]);
+  // One tf32 operand of 8 tokens: k_j s_j; q_i p_i and k_i p_i. `step` carries the factor on from the pair,
+  // whose e^{g} are `d`.
+  using Operand = float[4];
+  using Rounded = std::uint32_t[4];
+  auto lower_operand = [](Operand& a, int r, std::uint32_t kk, float2 d, float step) {
+    a[r] = low(kk) * (step * d.y);
+    a[2 + r] = high(kk) * step;
+  };
+  auto upper_operands = [](Operand& a, Operand& b, int r, std::uint32_t qq, std::uint32_t kk, float2 d,
+                           float step, float2 beta) {
+    const float f0 = step * d.x, f1 = f0 * d.y;
+    a[r] = low(qq) * f0;
+    a[2 + r] = high(qq) * f1;
+    b[r] = low(kk) * (beta.x * f0);
+    b[2 + r] = high(kk) * (beta.y * f1);
+  };
+  auto beta_of = [&](int n) {
+    const float2 b = *reinterpret_cast<const float2*>(floats(L::kBeta) + 32 * half + 8 * n + 2 * t);
+    return make_float2(-b.x, -b.y);
+  };
+  auto store_operand = [&](int at, int group, const Operand& a) {
+    *reinterpret_cast<uint4*>(smem + at + ((group * 4 + strip) * 32 + lane) * 16) =
+        make_uint4(tf32(a[0]), tf32(a[1]), tf32(a[2]), tf32(a[3]));
+  };
+  auto load_operand = [&](Rounded& a, int at, int group) {
+    const uint4 x = *reinterpret_cast<const uint4*>(smem + at + ((group * 4 + strip) * 32 + lane) * 16);
+    a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
+  };
+
+  // Between 16-token blocks: operands and the products to pass, for both halves; and of the last row's share
+  // sum_j s_j k_j (dS v_new_j), s_j up to the end of the block.
+  float key[2][2];
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+    const int block = 2 * half + b;
+    Operand lo[2], up[2], wr[2];
+    std::uint32_t q[4], k[4];
+    ldmatrix_t(q, base + L::kQ + pieces + b * 2048);
+    ldmatrix_t(k, base + L::kK + pieces + b * 2048);
+    const float2 beta0 = beta_of(2 * b), beta1 = beta_of(2 * b + 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = 8 * b + 2 * r;
+      const float2 d0 = make_float2(e[i], e[i + 1]), d1 = make_float2(e[i + 4], e[i + 5]);
+      const Group first(d0.x, d0.y), second(d1.x, d1.y);
+      lower_operand(lo[0], r, k[r], d0, first.up2(t) * first.up4(t) * second.eight);
+      lower_operand(lo[1], r, k[2 + r], d1, second.up2(t) * second.up4(t));
+      upper_operands(up[0], wr[0], r, q[r], k[r], d0, first.down2(t) * first.down4(t), beta0);
+      upper_operands(up[1], wr[1], r, q[2 + r], k[2 + r], d1, second.down2(t) * second.down4(t) * first.eight,
+                     beta1);
+      if (t == 0) floats(L::kPass)[block * C + lc + 8 * r] = first.eight * second.eight;
+      float sum = lo[0][r] * au[i];
+      sum = fmaf(lo[0][2 + r], au[i + 1], sum);
+      sum = fmaf(lo[1][r], au[i + 4], sum);
+      key[b][r] = fmaf(lo[1][2 + r], au[i + 5], sum);
+    }
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      if (block < 3) store_operand(L::kLower, 2 * block + s, lo[s]);
+      if (block > 0) store_operand(L::kUpper, 2 * block - 2 + s, up[s]);
+      if (block > 0) store_operand(L::kWrite, 2 * block - 2 + s, wr[s]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) aq[i] *= p.scale;
+  __syncthreads();  // C: cells, operands and products are written
+
+  auto pass = [&](int block, int r) { return floats(L::kPass)[block * C + lc + 8 * r]; };
+  {
+    float to_end[2] = {1.f, 1.f}, sum[2];
+    for (int b = 3; b > 2 * half + 1; --b) to_end[0] *= pass(b, 0), to_end[1] *= pass(b, 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = key[1][r] * to_end[r];
+      to_end[r] *= pass(2 * half + 1, r);
+      sum[r] = fmaf(key[0][r], to_end[r], sum[r]);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+      if (half == 0) sum[r] = fmaf(to_end[r] * pass(0, r), floats(L::kLast)[lc + 8 * r], sum[r]);
+      if (t == 0) floats(L::kKey)[half * C + lc + 8 * r] = sum[r];
+    }
+  }
+  auto scale_by = [](float* acc, float f0, float f1) {
+    acc[0] *= f0, acc[1] *= f0, acc[2] *= f1, acc[3] *= f1;
+  };
+  struct Entries {
+    std::uint32_t p[2], m[2];
+  };
+  auto row_entries = [&](int at) {
+    const uint2 x = *reinterpret_cast<const uint2*>(smem + at + by_row);
+    const uint2 y = *reinterpret_cast<const uint2*>(smem + at + by_row + 256);
+    return Entries{{x.x, x.y}, {y.x, y.y}};
+  };
+  auto column_entries = [&](int at) {
+    const char* from = smem + at + by_column;
+    auto word = [&](int offset) { return *reinterpret_cast<const std::uint32_t*>(from + offset); };
+    return Entries{{word(0), word(next_row)}, {word(256), word(256 + next_row)}};
+  };
+  auto query_step = [&](int n, const Rounded& a, const Entries& x) {
+    mma_tf32(aq + 4 * n, a, x.p[0], x.p[1]);
+    mma_tf32(aw + 4 * n, a, x.m[0], x.m[1]);
+  };
+  auto key_step = [&](int n, const Rounded& a, const Rounded& b, const Entries& x) {
+    mma_tf32(au + 4 * n, a, x.p[0], x.p[1]);
+    mma_tf32(au + 4 * n, b, x.m[0], x.m[1]);
+  };
+  // The same with operands in two terms.
+  auto split = [](const Operand& a, Rounded& hi, Rounded& rest) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      hi[i] = tf32(a[i]);
+      rest[i] = __float_as_uint(a[i] - __uint_as_float(hi[i]));
+    }
+  };
+  auto near_queries = [&](int n, const Operand& a, const Entries& x) {
+    Rounded hi, rest;
+    split(a, hi, rest);
+    query_step(n, rest, x);
+    query_step(n, hi, x);
+  };
+  auto near_keys = [&](int n, const Operand& a, const Operand& b, const Entries& x) {
+    Rounded a_hi, a_rest, b_hi, b_rest;
+    split(a, a_hi, a_rest);
+    split(b, b_hi, b_rest);
+    key_step(n, a_rest, b_rest, x);
+    key_step(n, a_hi, b_hi, x);
+  };
+  // Q and W of 8-groups from `first` on against block jb; U of the 8-groups before `end` against block ib.
+  auto queries = [&](auto first, int jb) {
+    const float f0 = pass(jb, 0), f1 = pass(jb, 1);
+#pragma unroll
+    for (int n = decltype(first)::value; n < 4; ++n) {
+      scale_by(aq + 4 * n, f0, f1);
+      scale_by(aw + 4 * n, f0, f1);
+    }
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      Rounded a;
+      load_operand(a, L::kLower, 2 * jb + s);
+#pragma unroll
+      for (int n = decltype(first)::value; n < 4; ++n)
+        query_step(n, a, row_entries(cell(4 * half + n, 2 * jb + s)));
+    }
+  };
+  auto keys = [&](auto end, int ib) {
+    const float f0 = pass(ib, 0), f1 = pass(ib, 1);
+#pragma unroll
+    for (int n = 0; n < decltype(end)::value; ++n) scale_by(au + 4 * n, f0, f1);
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      Rounded a, b;
+      load_operand(a, L::kUpper, 2 * ib - 2 + s);
+      load_operand(b, L::kWrite, 2 * ib - 2 + s);
+#pragma unroll
+      for (int n = 0; n < decltype(end)::value; ++n)
+        key_step(n, a, b, column_entries(cell(2 * ib + s, 4 * half + n)));
+    }
+  };
+#pragma unroll 1
+  for (int jb = 0; jb < 2 * half; ++jb) queries(std::integral_constant<int, 0>{}, jb);
+  queries(std::integral_constant<int, 2>{}, 2 * half);
+#pragma unroll 1
+  for (int ib = 3; ib > 2 * half + 1; --ib) keys(std::integral_constant<int, 4>{}, ib);
+  keys(std::integral_constant<int, 2>{}, 2 * half + 1);
+
+  // Inside the blocks. d_gate is dG without the pairs of a token with itself, which cancel; wk[2 n + x] sums
+  // -W k over this lane's channels.
+  float d_gate[16], wk[8];
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+    const int n0 = 2 * b;
+    std::uint32_t q[4], k[4];  // [2 s + r]: of 8-group n0 + s
+    ldmatrix_t(q, base + L::kQ + pieces + b * 2048);
+    ldmatrix_t(k, base + L::kK + pieces + b * 2048);
+    float2 d[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] = pairs[(4 * b + i) * kThreads];
+    float up2[2][2], up4[2][2], down2[2][2], down4[2][2];
+    {
+      Operand lo, up, wr;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float eight[2];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const Group x(d[2 * s + r].x, d[2 * s + r].y);
+          up2[s][r] = x.up2(t), up4[s][r] = x.up4(t), down2[s][r] = x.down2(t), down4[s][r] = x.down4(t);
+          eight[s] = x.eight;
+        }
+        lower_operand(lo, r, k[r], d[r], up2[0][r] * up4[0][r]);
+        upper_operands(up, wr, r, q[2 + r], k[2 + r], d[2 + r], down2[1][r] * down4[1][r], beta_of(n0 + 1));
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+          aq[4 * (n0 + 1) + 2 * r + y] *= eight[0], aw[4 * (n0 + 1) + 2 * r + y] *= eight[0];
+          au[4 * n0 + 2 * r + y] *= eight[1];
         }
       }
-    });
+      const int at = cell(4 * half + n0 + 1, 4 * half + n0);
+      near_queries(n0 + 1, lo, row_entries(at));
+      near_keys(n0, up, wr, column_entries(at));
+    }
+    std::uint32_t dq[4], dk[4];
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int n = n0 + s, at = cell(4 * half + n, 4 * half + n);
+      const float2 beta = beta_of(n);
+      const Entries rows = row_entries(at), columns = column_entries(at);
+      // Entries of one level: 4 tokens against 4, or 2 against 2; the rest of the cell reads as zero.
+      auto masked = [](const Entries& x, bool keep) {
+        return Entries{{keep ? x.p[0] : 0u, keep ? x.p[1] : 0u}, {keep ? x.m[0] : 0u, keep ? x.m[1] : 0u}};
+      };
+      Operand lo, up, wr;
+      scale_by(aq + 4 * n, down4[s][0], down4[s][1]);
+      scale_by(aw + 4 * n, down4[s][0], down4[s][1]);
+      scale_by(au + 4 * n, up4[s][0], up4[s][1]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], up2[s][r]);
+        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], down2[s][r], beta);
+      }
+      near_queries(n, lo, masked(rows, g >= 4 && t < 2));
+      near_keys(n, up, wr, masked(columns, g < 4 && t >= 2));
+      scale_by(aq + 4 * n, down2[s][0], down2[s][1]);
+      scale_by(aw + 4 * n, down2[s][0], down2[s][1]);
+      scale_by(au + 4 * n, up2[s][0], up2[s][1]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], 1.f);
+        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], 1.f, beta);
+      }
+      near_queries(n, lo, masked(rows, t % 2 == 0 && g / 2 == t + 1));
+      near_keys(n, up, wr, masked(columns, t % 2 == 1 && g / 2 == t - 1));
+
+      // Tokens 2t and 2t + 1 in fp32.
+      const char* own = smem + at + (cell_row(2 * t) + 2 * t) * 4;
+      const float p00 = *reinterpret_cast<const float*>(own);
+      const float2 p1 = *reinterpret_cast<const float2*>(own + next_row);
+      const float p10 = p1.x, p11 = p1.y;
+      const float m10 = *reinterpret_cast<const float*>(own + next_row + 256);
+      const float bm10 = m10 * beta.y;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * n + 2 * r;
+        const float k0 = low(k[2 * s + r]), k1 = high(k[2 * s + r]);
+        const float q0 = low(q[2 * s + r]), q1 = high(q[2 * s + r]);
+        const float e0 = d[2 * s + r].x, e1 = d[2 * s + r].y;
+        const float x0 = aq[i] * e0, x1 = fmaf(aq[i + 1], e0, p10 * k0) * e1;
+        const float w0 = aw[i] * e0, w1 = fmaf(aw[i + 1], e0, m10 * k0) * e1;
+        const float bw0 = beta.x * w0, bw1 = beta.y * w1;
+        const float u0 = fmaf(p10, q1, fmaf(bm10, k1, au[i])) * e1, u1 = au[i + 1];
+        d_gate[i] = fmaf(q0, x0, k0 * (bw0 - u0));
+        d_gate[i + 1] = fmaf(q1, x1, k1 * (bw1 - u1));
+        wk[2 * n] = r ? fmaf(w0, k0, wk[2 * n]) : w0 * k0;
+        wk[2 * n + 1] = r ? fmaf(w1, k1, wk[2 * n + 1]) : w1 * k1;
+        const float dq0 = fmaf(p00, k0, x0), dq1 = fmaf(p11, k1, x1);
+        const float dk0 = fmaf(p00, q0, u0 + bw0), dk1 = fmaf(p11, q1, u1 + bw1);
+        dq[2 * s + r] = pack(dq0, dq1), dk[2 * s + r] = pack(dk0, dk1);
+        if constexpr (Parts) {  // fp32 parts of a sum over heads, or before the l2norm
+          const std::int64_t token = c.token + token_of(i), step = p.value_heads * K;
+          const std::int64_t to =
+              ((c.row * p.tokens + token) * p.value_heads + hv) * K + slice * C + lc + 8 * r;
+          const bool valid0 = token_of(i) < c.length, valid1 = token_of(i) + 1 < c.length;
+          store32(p.q_part + to, dq0, valid0), store32(p.q_part + to + step, dq1, valid1);
+          store32(p.k_part + to, dk0, valid0), store32(p.k_part + to + step, dk1, valid1);
+        }
+      }
+    }
+    store_rows(base + L::kQ + pieces + n0 * 1024, dq);
+    store_rows(base + L::kK + pieces + n0 * 1024, dk);
+  }
+  // dbeta: sums over the strip's channels; lane (g, t) ends with token 8 (g / 2) + 2 t + g % 2.
+#pragma unroll
+  for (int off = 16, count = 4; count > 0; off /= 2, count /= 2) {
+    const bool upper = lane & off;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const float send = upper ? wk[j] : wk[j + count], keep = upper ? wk[j + count] : wk[j];
+      wk[j] = keep + __shfl_xor_sync(~0u, send, off);
+    }
+  }
+  floats(L::kBetaK)[64 * strip + 32 * half + g / 2 * 8 + 2 * t + g % 2] = wk[0];
+  // dG summed from the end of this half.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float later = 0.f;
+#pragma unroll
+    for (int n = 3; n >= 0; --n) {
+      float* d = d_gate + 4 * n + 2 * r;
+      d[0] += d[1];
+      const float pair = __shfl_xor_sync(~0u, d[0], 1), half_sum = d[0] + pair;
+      const float four = __shfl_xor_sync(~0u, half_sum, 2);
+      const float behind = later + ((t & 1 ? 0.f : pair) + (t & 2 ? 0.f : four));
+      later += half_sum + four;
+      d[0] += behind, d[1] += behind;
+    }
+    if (half == 1 && t == 0) floats(L::kGates)[lc + 8 * r] = later;
+  }
+  __syncthreads();  // D: the sums, dq and dk are written
+
+  float after[2], bias_sum[2] = {0.f, 0.f}, rate_sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = lc + 8 * r;
+    after[r] = floats(L::kKey)[at] + floats(L::kKey)[C + at];
+    if (half == 0) after[r] += floats(L::kGates)[at];
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) d_gate[i] += after[i / 2 % 2];
+  if constexpr (Gated) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = i / 2 % 2;
+      if (token_of(i) >= c.length) continue;
+      const float raw = load_real(p.g, g_row + token_of(i) * p.g.token + lc + 8 * r);
+      float of_rate;
+      d_gate[i] = gate_gradient(p, raw + bias[r], rate, d_gate[i], of_rate);
+      bias_sum[r] += d_gate[i], rate_sum[r] += of_rate;
+    }
+  }
+  by_type(p.d_g, [&](auto is_bf16) {
+    using T = std::conditional_t<is_bf16.value, bf16, float>;
+    T* to = static_cast<T*>(p.d_g.data) + index_of(p.d_g, c.row, c.token + 32 * half + 2 * t, hv) +
+            slice * C + lc;
+    const int step = static_cast<int>(p.d_g.token);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      T* at = to + (i / 4 * 8 + i % 2) * step + i / 2 % 2 * 8;
+      if constexpr (is_bf16.value) {
+        store16(at, d_gate[i], token_of(i) < c.length);
+      } else {
+        store32(at, d_gate[i], token_of(i) < c.length);
+      }
+    }
+  });
+  if constexpr (!Parts) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tid / 8 + 32 * i, piece = tid % 8;
+      if (row >= c.length) continue;
+      *reinterpret_cast<uint4*>(row_of(p.d_q, c.row, c.token + row, hv) + slice * C + 8 * piece) =
+          *reinterpret_cast<const uint4*>(smem + L::kQ + row_tile(64, row, piece));
+      *reinterpret_cast<uint4*>(row_of(p.d_k, c.row, c.token + row, hv) + slice * C + 8 * piece) =
+          *reinterpret_cast<const uint4*>(smem + L::kK + row_tile(64, row, piece));
+    }
   }
   if (tid < c.length) {
-    const float d = floats(L::kBetaV)[tid] + floats(L::kBetaK)[tid] + floats(L::kBetaK)[64 + tid];
+    float d = floats(L::kBetaV)[tid];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) d -= floats(L::kBetaK)[64 * s + tid];
     if constexpr (kSlices > 1) {
       p.beta_part[(static_cast<std::int64_t>(item) * kSlices + slice) * 64 + tid] = d;
     } else {
@@ -637,16 +721,24 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   }
   if (p.bias_part) {
-    __syncthreads();
-    floats(L::kSums)[block * C + lc] = bias_sum;
-    floats(L::kSums)[(4 + block) * C + lc] = rate_sum;
-    __syncthreads();
-    if (block == 0) {
-      float b = 0.f, r = 0.f;
 #pragma unroll
-      for (int x = 0; x < 4; ++x) b += floats(L::kSums)[x * C + lc], r += floats(L::kSums)[(4 + x) * C + lc];
-      p.bias_part[static_cast<std::int64_t>(item) * K + channel] = b;
-      p.a_log_part[static_cast<std::int64_t>(item) * K + channel] = r;
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int off = 1; off < 4; off *= 2) {
+        bias_sum[r] += __shfl_xor_sync(~0u, bias_sum[r], off);
+        rate_sum[r] += __shfl_xor_sync(~0u, rate_sum[r], off);
+      }
+      if (t == 0) {
+        floats(L::kBias)[(2 * half) * C + lc + 8 * r] = bias_sum[r];
+        floats(L::kBias)[(2 * half + 1) * C + lc + 8 * r] = rate_sum[r];
+      }
+    }
+    __syncthreads();
+    if (tid < C) {
+      const float* from = floats(L::kBias) + tid;
+      const std::int64_t to = static_cast<std::int64_t>(item) * K + slice * C + tid;
+      p.bias_part[to] = from[0] + from[2 * C];
+      p.a_log_part[to] = from[C] + from[3 * C];
     }
   }
 }
@@ -654,11 +746,15 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
 template <int K, Part part, bool Gated>
 void launch(const Job& job, cudaStream_t stream) {
   const auto slots = static_cast<unsigned>(job.slots());
-  const dim3 blocks(static_cast<unsigned>(job.value_heads) * (K / kSlice), std::min(slots, kGridRows),
-                    (slots + kGridRows - 1) / kGridRows);
-  cudaFuncSetAttribute(gradients_kernel<K, part, Gated>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       Layout<K>::kSize);
-  gradients_kernel<K, part, Gated><<<blocks, 256, Layout<K>::kSize, stream>>>(job);
+  dim3 blocks(static_cast<unsigned>(job.value_heads) * (K / kSlice), std::min(slots, kGridRows),
+              (slots + kGridRows - 1) / kGridRows);
+  if (by_sequence(job)) {
+    blocks.y = static_cast<unsigned>(job.slots_each), blocks.z = static_cast<unsigned>(job.sequences);
+  }
+  const auto kernel =
+      job.q_part ? gradients_kernel<K, part, Gated, true> : gradients_kernel<K, part, Gated, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
+  kernel<<<blocks, 256, Layout<K>::kSize, stream>>>(job);
 }
 
 // dbeta from the two slices of K.
