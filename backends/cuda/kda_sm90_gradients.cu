@@ -10,12 +10,11 @@
 //   dq = Q     dk = U + beta W     dbeta = D . v + W . k     dG = q Q + beta k W - k U,
 //   and on the last row also e^{G_L} rowsum(S dS) + sum_j e^{G_L - G_j} k_j (dS v_new_j)
 // The gradient of the inverse needs no 64^3 products: x = (I + M) v_new is a linear solve, so dM = -stril(D
-// v_new^T). The code leaves the signs and the scale where they are cheapest: it holds P = dP / scale, M =
-// -dM, Q / scale and -W, and multiplies scale q and -beta k.
+// v_new^T). The code holds -dM and -W and multiplies -beta k: no sign is ever changed.
 //
 // Everything lies as wgmma leaves it, channels down and tokens across: a warp owns 16 channels of 32 tokens,
 // a lane the channels g, g + 8 (g = lane / 4) of the tokens 2t, 2t + 1 (t = lane % 4) of each group of 8.
-// What was accumulated is the next operand, so nothing is moved between lanes.
+// What was accumulated is the next operand, so no sum moves between lanes.
 //
 // Decays: pairs of tokens meet by halving. Blocks of 16 tokens are taken one after the other; inside a block
 // the upper 8 tokens meet the lower 8, then 4 meet 4, 2 meet 2, by tensor cores, and neighbours in fp32. Each
@@ -28,8 +27,9 @@
 // p and k p are in two terms and theirs nearly does. In one term d_a_log, a sum over all tokens of what is
 // left, was up to 7 times further off.
 //
-// The products over V are wgmma straight from the tiles as they arrive: 64 channels x 32 tokens (or 64 x 32
-// of dP and dM) per warpgroup; do comes as swizzled rows, the rest as 8 x 8 blocks, which wgmma takes turned.
+// The products over V are wgmma straight from the tiles as they arrive: 64 channels x 32 tokens
+// per warpgroup, and all of dP by the first, all of dM by the second; do comes as swizzled rows, the rest as
+// 8 x 8 blocks, which wgmma takes turned.
 //
 // Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K
 // (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
@@ -78,7 +78,7 @@ struct Layout {
   // In their place, once the products are done.
   static constexpr int kCells = 0;                    // [i / 8][j / 8][P, M][8][8], see cell_row
   static constexpr int kLower = kCells + 64 * 512;    // k s of 8-groups 0-5: [group][strip][lane] fragments
-  static constexpr int kUpper = kLower + 6 * 2048;    // scale q p of 8-groups 2-7
+  static constexpr int kUpper = kLower + 6 * 2048;    // q p of 8-groups 2-7
   static constexpr int kWrite = kUpper + 6 * 2048;    // -beta k p of 8-groups 2-7
   static constexpr int kPass = kWrite + 6 * 2048;     // [16-block][channel]: product of its e^{g}
   static constexpr int kKey = kPass + 16 * kSlice;    // [half][channel]
@@ -229,9 +229,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();  // A: what threads copied is there, the barrier is initialised
 
-  // [4 n + 2 r + x]: token 8 n + 2 t + x of this half, channel g + 8 r of this strip; of P and M: row 16
-  // strip
-  // + g + 8 r, column 8 n + 2 t + x of this half.
+  // [4 n + 2 r + x]: token 8 n + 2 t + x of this half, channel g + 8 r of this strip. Of the entries (dP in
+  // the first half, -dM in the second): row 16 strip + g + 8 r, column 8 n + 2 t + x.
   float entries[32], aq[16], aw[16], au[16];
   if constexpr (part != Part::intra) {
     barrier_wait(bar, 0);
@@ -318,7 +317,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   // Of a tile of rows: 8-groups n, n + 1 and channels r = 0, 1 as pairs of tokens, [2 n + r]; ldmatrix and
   // stmatrix.
   const int pieces = row_tile(64, 32 * half + lane / 16 * 8 + lane % 8, 2 * strip + lane / 8 % 2);
-  // Token of entry i of such an array, channel row of it.
+  // The token of entry i of such an array.
   auto token_of = [&](int i) { return 32 * half + i / 4 * 8 + 2 * t + i % 2; };
   if (p.g.bf16) {
 #pragma unroll
