@@ -15,4 +15,11 @@ __device__ __forceinline__ void mma_f64(double (&c)[4], const double (&a)[8], co
         "d"(b[1]), "d"(b[2]), "d"(b[3]));
 }
 
+// Four of k, m16n8k4: the same chain.
+__device__ __forceinline__ void mma_f64(double (&c)[4], double low, double high, double b) {
+  asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+               : "d"(low), "d"(high), "d"(b));
+}
+
 }  // namespace rlk::cuda

@@ -1,5 +1,5 @@
-// Logits in arithmetic fma64 for 17 to 64 rows on Hopper's FP64 tensor cores: lm_head_fma64_sm90.cu has the
-// rest and what both share. Both operands are k-contiguous and of one dtype.
+// Logits in arithmetic fma64 for 17 to 64 rows on Hopper's FP64 tensor cores: lm_head_fma64_sm90.cu says
+// which kernel serves what. Both operands are k-contiguous and of one dtype.
 //
 // With so few rows a weight is used little, and upcasting it is what costs: that unit takes 16 numbers a
 // clock and multiprocessor. So each number is upcast once per block: the weight's in registers, since a warp

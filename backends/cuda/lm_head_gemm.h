@@ -50,6 +50,8 @@ cudaError_t launch_fma64(const Gemm&, int compute_capability, cudaStream_t);
 cudaError_t launch_fma64_sm90(const Gemm&, cudaStream_t);
 // Up to 64 rows, both operands k-contiguous and of one dtype, Hopper.
 cudaError_t launch_fma64_few(const Gemm&, cudaStream_t);
+// Any number of rows, layout and dtypes, Hopper.
+cudaError_t launch_fma64_tiles(const Gemm&, cudaStream_t);
 
 // arithmetic fma32/kb1024; a may be fp32 beside a 16-bit b. CUDA cores, compute capability 8.0 and up.
 cudaError_t launch_fma32(const Gemm&, cudaStream_t);

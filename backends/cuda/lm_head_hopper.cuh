@@ -63,6 +63,9 @@ __device__ __forceinline__ void tensor_load_multicast(void* to, const CUtensorMa
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "h"(mask)
       : "memory");
 }
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 __device__ __forceinline__ int cluster_rank() {
   int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -96,13 +99,20 @@ struct Staged {
   static constexpr int kBlocks = KContiguous ? 1 : Rows / kBox;
   static constexpr int kBlockBytes = kBytes / kBlocks;
 
-  // Descriptor of the 16 of k at `k`, rows from `row` (a multiple of 64 for row-contiguous operands).
-  __device__ static std::uint64_t descriptor(std::uint32_t base, int row, int k) {
-    constexpr std::uint64_t kSwizzle = kLineBytes == 128 ? 1 : kLineBytes == 64 ? 2 : 3;
-    constexpr std::uint64_t kEight = 8 * kLineBytes / 16, kNext = KContiguous ? 1 : 64 * kLineBytes / 16;
-    const std::uint32_t at =
-        KContiguous ? base + row * 128 + k * 2 : base + row / 64 * kBlockBytes + k * kLineBytes;
-    return (at >> 4 & 0x3fff) | kNext << 16 | kEight << 32 | kSwizzle << 62;
+  // Descriptor of a stage at `base`, rows from `row` (a multiple of 64 for row-contiguous operands); at(k) is
+  // that of the 16 of k from there, which differs in the address alone.
+  struct Descriptor {
+    std::uint32_t low, high;
+    __device__ std::uint64_t at(int k) const {
+      return std::uint64_t{high} << 32 | (low + k * (KContiguous ? 2 : kLineBytes) / 16);
+    }
+  };
+  __device__ static Descriptor descriptor(std::uint32_t base, int row) {
+    constexpr std::uint32_t kSwizzle = kLineBytes == 128 ? 1 : kLineBytes == 64 ? 2 : 3;
+    constexpr std::uint32_t kEight = 8 * kLineBytes / 16, kNext = KContiguous ? 1 : 64 * kLineBytes / 16;
+    const std::uint32_t at = KContiguous ? base + row * 128 : base + row / 64 * kBlockBytes;
+    // Above the 18 bits of an offset the address names the block within its cluster.
+    return {(at >> 4 & 0x3fff) | kNext << 16, kEight | kSwizzle << 30};
   }
 };
 

@@ -141,7 +141,16 @@ std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
   }
   if (!library_only && copy_engine && !narrow_first) {
     own(few_rows ? Sm90Tile::narrow32 : Sm90Tile::wide);
-    if (!few_rows && g.a.k_contiguous) own(Sm90Tile::square);
+    if (!few_rows && g.a.k_contiguous) {
+      own(Sm90Tile::square);
+      // A chain is a wait for one product after the other: where all tiles of 32 columns run at once, narrow
+      // ones wait least.
+      const auto at_once = [&](std::int64_t rows) {
+        return (g.m + rows - 1) / rows * ((g.n + 31) / 32) <= multiprocessors(place.device);
+      };
+      if (at_once(128)) own(Sm90Tile::tall32);
+      if (at_once(64)) own(Sm90Tile::narrow32);
+    }
   }
   if (all.empty()) all.push_back({});
   return all;

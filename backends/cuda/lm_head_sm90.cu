@@ -11,23 +11,27 @@ template <class T>
 cudaError_t start(const Gemm& g, Sm90Tile tile, int multiprocessors, cudaStream_t stream) {
   if (g.a.k_contiguous && g.b.k_contiguous) switch (tile) {
       case Sm90Tile::wide:
-        return start_tile<T, 2, 256, true, true, 2>(g, multiprocessors, stream);
+        return start_tile<T, 2, 256, true, true, 2, 1>(g, multiprocessors, stream);
       case Sm90Tile::square:
-        return start_tile<T, 2, 128, true, true, 1>(g, multiprocessors, stream);
+        return start_tile<T, 2, 128, true, true, 1, 1>(g, multiprocessors, stream);
+      case Sm90Tile::tall32:
+        return start_tile<T, 2, 32, true, true, 1, 1>(g, multiprocessors, stream);
       case Sm90Tile::narrow128:
-        return start_tile<T, 1, 128, true, true, 1>(g, multiprocessors, stream);
+        return start_tile<T, 1, 128, true, true, 1, 1>(g, multiprocessors, stream);
       case Sm90Tile::narrow32:
-        return start_tile<T, 1, 32, true, true, 1>(g, multiprocessors, stream);
+        return start_tile<T, 1, 32, true, true, 1, 1>(g, multiprocessors, stream);
     }
   if (g.a.k_contiguous) switch (tile) {
       case Sm90Tile::wide:
-        return start_tile<T, 2, 256, true, false, 2>(g, multiprocessors, stream);
+        return start_tile<T, 2, 256, true, false, 2, 1>(g, multiprocessors, stream);
       case Sm90Tile::square:
-        return start_tile<T, 2, 128, true, false, 1>(g, multiprocessors, stream);
+        return start_tile<T, 2, 128, true, false, 1, 1>(g, multiprocessors, stream);
+      case Sm90Tile::tall32:
+        return start_tile<T, 2, 32, true, false, 1, 1>(g, multiprocessors, stream);
       default:
-        return start_tile<T, 1, 32, true, false, 1>(g, multiprocessors, stream);
+        return start_tile<T, 1, 32, true, false, 1, 1>(g, multiprocessors, stream);
     }
-  return start_tile<T, 2, 256, false, false, 2>(g, multiprocessors, stream);
+  return start_tile<T, 2, 256, false, false, 2, 1>(g, multiprocessors, stream);
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 
 namespace rlk::cuda {
 
-// Rows x columns of C per block: 128x256, 128x128, 64x128, 64x32. The narrow ones are for up to 64 rows; a
-// product whose a is row-contiguous has the wide one only, one whose b is row-contiguous takes narrow32 for
-// narrow128.
-enum class Sm90Tile : std::uint8_t { wide, square, narrow128, narrow32 };
+// Rows x columns of C per block: 128x256, 128x128, 128x32, 64x128, 64x32. The last two are for up to 64 rows,
+// or for so few columns that all tiles run at once; a product whose a is row-contiguous has the wide one
+// only, one whose b is row-contiguous takes narrow32 for narrow128.
+enum class Sm90Tile : std::uint8_t { wide, square, tall32, narrow128, narrow32 };
 
 // Whether the driver offers the tensor-map encoder these kernels need.
 bool sm90_available();

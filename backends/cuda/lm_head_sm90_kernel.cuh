@@ -1,10 +1,10 @@
 // lm_head products on Hopper's wgmma, fed by the bulk tensor copy engine: the kernel of arithmetic
 // sm90/t25k16 and of sm90/t25k16/r4, which cuts k in four ranges.
 //
-// One persistent block per multiprocessor: one warp streams operand tiles (64 of k a stage) into a ring, one
-// or two warpgroups multiply. Every sum is one chain of 16-wide groups ascending in k in one accumulator,
-// whatever the tile, which is why the tile may be chosen for speed alone. How the sums of the ranges meet
-// (Sums):
+// One persistent block per multiprocessor: a thread for each operand streams its tiles (64 of k a stage)
+// into a ring, one or two warpgroups multiply. Every sum is one chain of 16-wide groups ascending in k in one
+// accumulator, whatever the tile, which is why the tile may be chosen for speed alone. How the sums of the
+// ranges meet (Sums):
 //   whole   k is one range
 //   cluster the blocks of a cluster take a range each and meet in shared memory: no memory needed, but a
 //   cluster has to
@@ -52,14 +52,15 @@ struct Params {
 
 enum class Sums : std::uint8_t { whole, cluster, memory };
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums>
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums>
 struct Plan {
   static constexpr int kBM = 64 * Groups;
   using A = Staged<kBM, KA>;
   using B = Staged<BN, KB>;
   static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
   static constexpr int kRanges = sums == Sums::whole ? 1 : kRangesOfK;
-  static constexpr int kBlocks = Cluster * (sums == Sums::cluster ? kRanges : 1);
+  static constexpr int kCluster = ClusterM * ClusterN;
+  static constexpr int kBlocks = kCluster * (sums == Sums::cluster ? kRanges : 1);
   using Meet = Exchange<kMultipliers, BN, sums == Sums::cluster ? kRanges : 1>;
   static constexpr bool kStoresLines = BN >= 64 && sums != Sums::cluster;
   // Behind the rings: the outputs' staging, or what the other ranges send.
@@ -217,11 +218,18 @@ __device__ void store_direct(const Gemm& g, const float (&acc)[BN / 2], std::int
     store_product(g, row0 + lane / 4 + i % 4 / 2 * 8, column0 + i / 4 * 8 + lane % 4 * 2 + i % 2, acc[i]);
 }
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums>
+// `Count` bits, `Step` apart.
+template <int Step, int Count>
+inline constexpr unsigned every = every<Step, Count - 1> << Step | 1;
+template <int Step>
+inline constexpr unsigned every<Step, 0> = 0;
+
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums>
 __global__ void __launch_bounds__(128 * Groups + 128, 1)
     tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
-  using P = Plan<T, Groups, BN, KA, KB, Cluster, sums>;
+  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
+  constexpr int Cluster = P::kCluster;
   extern __shared__ unsigned char shared_raw[];
   unsigned char* const shared = shared_raw + (1024 - smem_address(shared_raw) % 1024) % 1024;
   const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
@@ -234,13 +242,17 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   std::uint64_t* const empty = full + p.stages;
   std::uint64_t* const meet = empty + p.stages;
 
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  // Block `rank` of those that share an operand; of the ranges in a cluster, `cluster_range`.
-  const int rank = P::kBlocks > 1 ? cluster_rank() % Cluster : 0,
-            cluster_range = sums == Sums::cluster ? cluster_rank() / Cluster : 0;
+  // Read from one lane, so that the compiler sees that a warp stays together and keeps stages and descriptors
+  // in uniform registers: moving them there before each product took longer than a narrow product.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  // Block `rank` of those that share operands, at (rank_m, rank_n) of their tiles; of the ranges in a
+  // cluster, `cluster_range`.
+  const int rank = P::kBlocks > 1 ? cluster_rank() % Cluster : 0, rank_m = rank % ClusterM,
+            rank_n = rank / ClusterM, cluster_range = sums == Sums::cluster ? cluster_rank() / Cluster : 0;
   if (threadIdx.x == 0) {
+    prefetch_map(&map_a), prefetch_map(&map_b);
     for (int s = 0; s < p.stages; ++s) {
-      barrier_init(full + s, 1);
+      barrier_init(full + s, 2);
       barrier_init(empty + s, Cluster * Groups);
     }
     if constexpr (sums == Sums::cluster) P::Meet::init(meet);
@@ -265,8 +277,10 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   };
   auto step_at = [&](int range) { return range * per_range < steps ? range * per_range : steps; };
   int stage = 0, phase = 0;
+  auto after = [&](int s) { return s + 1 == p.stages ? 0 : s + 1; };
   auto advance = [&] {
-    if (++stage == p.stages) stage = 0, phase ^= 1;
+    stage = after(stage);
+    if (stage == 0) phase ^= 1;
   };
 
   // Accumulators of 128 registers leave no room to move under an even split: the copying warpgroup gives most
@@ -274,54 +288,66 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   constexpr bool kRedistribute = Groups == 2 && BN == 256;
   if (warp >= Groups * 4) {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == Groups * 128) {
+    // One thread each for the two operands: filling a stage has to take less time than a narrow product.
+    auto each_step = [&](int bytes, auto&& load) {
       for (std::int64_t unit = first; unit < units; unit += stride) {
         const TilePosition at = place(tile_of(unit), p.clusters_m, p.clusters_n, p.band);
         const int begin = step_at(first_range(unit)), end = step_at(first_range(unit) + ranges_here);
-        const int row0 = static_cast<int>(at.m * Cluster + rank) * P::kBM,
-                  column0 = static_cast<int>(at.n) * BN;
         for (int step = begin; step < end; ++step, advance()) {
           barrier_wait(empty + stage, phase ^ 1);
-          barrier_expect(full + stage, a_bytes + P::B::kBytes);
-          unsigned char* a = ring_a + stage * a_bytes;
-          unsigned char* b = ring_b + stage * P::B::kBytes;
-          const int k = step * kStep;
-          if constexpr (KA) {
-            tensor_load(a, &map_a, full + stage, k, row0);
-          } else {
-#pragma unroll
-            for (int block = 0; block < P::A::kBlocks; ++block)
-              tensor_load(a + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
-          }
-          if constexpr (Cluster == 1) {
-            if constexpr (KB) {
-              tensor_load(b, &map_b, full + stage, k, column0);
-            } else {
-#pragma unroll
-              for (int block = 0; block < P::B::kBlocks; ++block)
-                tensor_load(b + block * P::B::kBlockBytes, &map_b, full + stage, column0 + block * P::B::kBox,
-                            k);
-            }
-          } else {
-            // The blocks that share an operand fetch a part of it each, for all of them.
-            const auto all = static_cast<std::uint16_t>(((1 << Cluster) - 1) << cluster_range * Cluster);
-            if constexpr (KB) {
-              constexpr int kShare = BN / Cluster;
-              tensor_load_multicast(b + rank * kShare * 128, &map_b, full + stage, k, column0 + rank * kShare,
-                                    all);
-            } else {
-              constexpr int kShare = P::B::kBlocks / Cluster;
-#pragma unroll
-              for (int i = 0; i < kShare; ++i) {
-                const int block = rank * kShare + i;
-                tensor_load_multicast(b + block * P::B::kBlockBytes, &map_b, full + stage,
-                                      column0 + block * P::B::kBox, k, all);
-              }
-            }
-          }
+          barrier_expect(full + stage, bytes);
+          load(at, step * kStep);
         }
       }
-    }
+    };
+    // Blocks that share an operand fetch a part of it each, for all of them.
+    auto load_a = [&](const TilePosition& at, int k) {
+      const int row0 = static_cast<int>(at.m * ClusterM + rank_m) * P::kBM;
+      unsigned char* const to = ring_a + stage * a_bytes;
+      if constexpr (ClusterN > 1) {
+        static_assert(KA);
+        const int share = a_bytes / 128 / ClusterN;
+        const auto same_rows =
+            static_cast<std::uint16_t>(every<ClusterM, ClusterN> << rank_m << cluster_range * Cluster);
+        tensor_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
+                              same_rows);
+      } else if constexpr (KA) {
+        tensor_load(to, &map_a, full + stage, k, row0);
+      } else {
+#pragma unroll
+        for (int block = 0; block < P::A::kBlocks; ++block)
+          tensor_load(to + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
+      }
+    };
+    auto load_b = [&](const TilePosition& at, int k) {
+      const int column0 = static_cast<int>(at.n * ClusterN + rank_n) * BN;
+      unsigned char* const to = ring_b + stage * P::B::kBytes;
+      [[maybe_unused]] const auto same_columns =
+          static_cast<std::uint16_t>(every<1, ClusterM> << rank_n * ClusterM << cluster_range * Cluster);
+      if constexpr (KB && ClusterM > 1) {
+        constexpr int kShare = BN / ClusterM;
+        tensor_load_multicast(to + rank_m * kShare * 128, &map_b, full + stage, k, column0 + rank_m * kShare,
+                              same_columns);
+      } else if constexpr (KB) {
+        tensor_load(to, &map_b, full + stage, k, column0);
+      } else {
+        static_assert(P::B::kBlocks % ClusterM == 0);
+        constexpr int kShare = P::B::kBlocks / ClusterM;
+#pragma unroll
+        for (int i = 0; i < kShare; ++i) {
+          const int block = rank_m * kShare + i, column = column0 + block * P::B::kBox;
+          if constexpr (ClusterM > 1)
+            tensor_load_multicast(to + block * P::B::kBlockBytes, &map_b, full + stage, column, k,
+                                  same_columns);
+          else
+            tensor_load(to + block * P::B::kBlockBytes, &map_b, full + stage, column, k);
+        }
+      }
+    };
+    if (threadIdx.x == Groups * 128)
+      each_step(a_bytes, load_a);
+    else if (threadIdx.x == Groups * 128 + 32)
+      each_step(P::B::kBytes, load_b);
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = warp / 4;
@@ -338,27 +364,28 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
     for (std::int64_t unit = first; unit < units; unit += stride) {
       const std::int64_t tile = tile_of(unit);
       const TilePosition at = place(tile, p.clusters_m, p.clusters_n, p.band);
-      const std::int64_t row0 = (at.m * Cluster + rank) * P::kBM + warp * 16, column0 = at.n * BN;
+      const std::int64_t row0 = (at.m * ClusterM + rank_m) * P::kBM + warp * 16,
+                         column0 = (at.n * ClusterN + rank_n) * BN;
       [[maybe_unused]] bool whole = true;
       for (int i = 0; i < ranges_here; ++i) {
         const int range = first_range(unit) + i, begin = step_at(range), end = step_at(range + 1);
-        int previous = -1;
+        // Stages whose products may still be running.
+        constexpr int kRunning = BN <= 64 ? 3 : 1;
+        int oldest = stage;
         for (int step = begin; step < end; ++step, advance()) {
           barrier_wait(full + stage, phase);
-          const std::uint32_t a = smem_address(ring_a + stage * a_bytes),
-                              b = smem_address(ring_b + stage * P::B::kBytes);
+          const auto a = P::A::descriptor(smem_address(ring_a + stage * a_bytes), group * 64);
+          const auto b = P::B::descriptor(smem_address(ring_b + stage * P::B::kBytes), 0);
           wgmma_fence();
 #pragma unroll
           for (int k = 0; k < kStep; k += 16)
-            Wgmma<T, BN, !KA, !KB>::run(acc, P::A::descriptor(a, group * 64, k), P::B::descriptor(b, 0, k),
-                                        step > begin || k > 0);
+            Wgmma<T, BN, !KA, !KB>::run(acc, a.at(k), b.at(k), step > begin || k > 0);
           wgmma_commit();
-          wgmma_wait<1>();  // the previous step's products are done with their stage
-          if (previous >= 0) release(previous);
-          previous = stage;
+          wgmma_wait<kRunning>();
+          if (step - begin >= kRunning) release(oldest), oldest = after(oldest);
         }
         wgmma_wait<0>();
-        if (previous >= 0) release(previous);
+        for (; oldest != stage; oldest = after(oldest)) release(oldest);
         if constexpr (sums != Sums::whole) {
           if (begin == end)
             for (float& x : acc) x = 0;
@@ -429,20 +456,22 @@ struct Space {
   bool spread = false;
 };
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Cluster, Sums sums = Sums::whole>
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums = Sums::whole>
 cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, Space space = {}) {
-  using P = Plan<T, Groups, BN, KA, KB, Cluster, sums>;
+  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
   Params p{};
   p.gemm = g;
-  p.clusters_m = (g.m + P::kBM * Cluster - 1) / (P::kBM * Cluster);
-  p.clusters_n = (g.n + BN - 1) / BN;
-  p.a_rows = KA && Groups == 1 && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
+  p.clusters_m = (g.m + P::kBM * ClusterM - 1) / (P::kBM * ClusterM);
+  p.clusters_n = (g.n + BN * ClusterN - 1) / (BN * ClusterN);
+  constexpr int kEight = 8 * ClusterN;  // every block that shares them copies whole groups of eight rows
+  p.a_rows =
+      KA && Groups == 1 && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
   const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
   p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (a_bytes + P::B::kBytes);
   if (p.stages > kMaxStages) p.stages = kMaxStages;
   p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
                   (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
-  p.band = kBandRows / (P::kBM * Cluster);
+  p.band = kBandRows / (P::kBM * ClusterM);
 
   std::int64_t units = p.clusters_m * p.clusters_n;
   if constexpr (sums == Sums::memory) {
@@ -450,14 +479,14 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
     p.partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(space.data) + kCounterBytes);
     p.spread = space.spread;
     if (p.spread)
-      if (cudaError_t e =
-              cudaMemsetAsync(p.arrived, 0, static_cast<std::size_t>(units * Cluster) * sizeof(int), stream);
+      if (cudaError_t e = cudaMemsetAsync(
+              p.arrived, 0, static_cast<std::size_t>(units * P::kCluster) * sizeof(int), stream);
           e != cudaSuccess)
         return e;
     if (p.spread) units *= P::kRanges;
   }
 
-  auto kernel = tensor_core<T, Groups, BN, KA, KB, Cluster, sums>;
+  auto kernel = tensor_core<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
   const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
                     p.stages * 16 + 16;
   // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be
@@ -468,9 +497,9 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   // Only now: the encoder needs the device's context, which a thread has from its first call into the runtime
   // that does work there; asking which device is current is none.
   CUtensorMap a, b;
-  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows)
+  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows / ClusterN)
                            : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
-                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / Cluster)
+                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / ClusterM)
                            : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
   if (!encoded) return cudaErrorInvalidValue;
 

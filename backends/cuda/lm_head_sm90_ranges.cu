@@ -11,16 +11,19 @@ namespace {
 using hopper::start_tile;
 using hopper::Sums;
 
-// Up to so many rows, a cluster of four blocks and a tile wide enough that all clusters find room at once.
-constexpr std::int64_t kFewRows = 64, kManyClusters = 28;
-// Up to so many rows, tiles of 128x128; beyond, pairs of 128x256.
+// Up to so many rows, a cluster of four blocks, one range each.
+constexpr std::int64_t kFewRows = 64;
+// So many clusters of four find room at once; a narrow product takes the narrowest tile that needs no more.
+constexpr std::int64_t kManyClusters = 28;
+// Up to so many rows, pairs of 128x128 side by side, which share their rows; beyond, of 128x256 below each
+// other, which share their columns.
 constexpr std::int64_t kOneRowOfTiles = 128;
 
 struct Grid {
   std::int64_t tiles, slot_bytes;
 };
 Grid grid_of(const Gemm& g) {
-  if (g.m <= kOneRowOfTiles) return {(g.n + 127) / 128, 128 * 128 * 4};
+  if (g.m <= kOneRowOfTiles) return {(g.n + 255) / 256 * 2, 128 * 128 * 4};
   return {(g.m + 255) / 256 * 2 * ((g.n + 255) / 256), 128 * 256 * 4};
 }
 std::size_t bytes_for(std::int64_t slots, const Grid& grid) {
@@ -38,21 +41,25 @@ cudaError_t start(const Gemm& g, int multiprocessors, void* workspace, std::size
   if (g.m <= kFewRows) {
     if constexpr (KB) {
       if (g.n <= 64 * kManyClusters)
-        return start_tile<T, 1, 64, true, KB, 1, Sums::cluster>(g, multiprocessors, stream);
+        return start_tile<T, 1, 64, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
       if (g.n <= 128 * kManyClusters)
-        return start_tile<T, 1, 128, true, KB, 1, Sums::cluster>(g, multiprocessors, stream);
+        return start_tile<T, 1, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
     }
-    return start_tile<T, 1, 256, true, KB, 1, Sums::cluster>(g, multiprocessors, stream);
+    return start_tile<T, 1, 256, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
   }
+  if (g.m <= kOneRowOfTiles && g.n <= 64 * kManyClusters)
+    return start_tile<T, 2, 64, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
   const Grid grid = grid_of(g);
   const bool spread =
       worth_spreading(grid, multiprocessors) && bytes >= bytes_for(kRangesOfK * grid.tiles, grid);
-  if (!spread && bytes < bytes_for(std::min<std::int64_t>(grid.tiles, multiprocessors), grid))
-    return start_tile<T, 2, 128, true, KB, 1, Sums::cluster>(g, multiprocessors, stream);
-  return g.m <= kOneRowOfTiles ? start_tile<T, 2, 128, true, KB, 1, Sums::memory>(g, multiprocessors, stream,
-                                                                                  {workspace, spread})
-                               : start_tile<T, 2, 256, true, KB, 2, Sums::memory>(g, multiprocessors, stream,
-                                                                                  {workspace, spread});
+  const bool no_room =
+      !spread && bytes < bytes_for(std::min<std::int64_t>(grid.tiles, multiprocessors), grid);
+  if (no_room || (g.m <= kOneRowOfTiles && g.n <= 128 * kManyClusters))
+    return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
+  return g.m <= kOneRowOfTiles ? start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(
+                                     g, multiprocessors, stream, {workspace, spread})
+                               : start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(
+                                     g, multiprocessors, stream, {workspace, spread});
 }
 
 }  // namespace
