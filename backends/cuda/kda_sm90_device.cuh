@@ -24,7 +24,9 @@ constexpr int kChunk = 64;
 
 // The call plus its workspace.
 struct Job : Call {
-  int slots_each = 0;                  // chunks per sequence, when not packed
+  int slots_each = 0;        // chunks per sequence, when not packed
+  unsigned slots_magic = 0;  // for sequence_of
+  int slots_shift = 0;
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
   char* records = nullptr;             // [slots, HV] of Record<K>
   bf16* states = nullptr;    // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
@@ -75,6 +77,12 @@ __device__ inline int first_slot(const Job& p, int n) {
   return p.cu_seqlens ? static_cast<int>(p.cu_seqlens[n] / kChunk) + n : n * p.slots_each;
 }
 
+// slot / slots_each without a division, which would be most of what a block does before its first load.
+__device__ inline int sequence_of(const Job& p, int slot) {
+  const auto n = static_cast<unsigned>(slot);
+  return static_cast<int>((__umulhi(n, p.slots_magic) + n) >> p.slots_shift);
+}
+
 // False for a slot that no chunk uses.
 __device__ inline bool find_chunk(const Job& p, int slot, Chunk& c) {
   int n;
@@ -82,7 +90,7 @@ __device__ inline bool find_chunk(const Job& p, int slot, Chunk& c) {
     n = p.slot_sequence[slot];
     if (n < 0) return false;
   } else {
-    n = slot / p.slots_each;
+    n = sequence_of(p, slot);
   }
   c.sequence = n;
   c.slot = slot;

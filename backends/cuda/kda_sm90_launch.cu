@@ -143,6 +143,12 @@ struct Arena {
 std::size_t lay_out(Job& job, void* workspace, bool backward) {
   Arena arena{static_cast<char*>(workspace)};
   job.slots_each = static_cast<int>((job.tokens + kChunk - 1) / kChunk);
+  // n / d = (floor(n m / 2^32) + n) / 2^s for all n < 2^31, with 2^s >= d and m = 2^32 (2^s - d) / d + 1.
+  while ((std::int64_t{1} << job.slots_shift) < job.slots_each) ++job.slots_shift;
+  job.slots_magic = static_cast<unsigned>(
+      ((std::int64_t{1} << 32) * ((std::int64_t{1} << job.slots_shift) - job.slots_each)) /
+          std::max(job.slots_each, 1) +
+      1);
   const std::int64_t k = job.dim, items = job.slots() * job.value_heads, rows = job.batch * job.tokens;
   if (job.cu_seqlens) job.slot_sequence = arena.take<int>(job.slots());
   job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));

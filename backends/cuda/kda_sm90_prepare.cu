@@ -230,6 +230,8 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
   const int tid = threadIdx.x, lane = tid % 32, strip = tid / 32;
   char* record = p.records + (static_cast<std::int64_t>(slot) * p.value_heads + hv) * R::kSize;
 
+  float beta = 0.f;  // of token `tid`
+  if (tid < c.length) beta = load_real(p.beta, index_of(p.beta, c.row, c.token + tid, hv));
   // e^{g}, q and k of this lane's channels.
   float e[8][C];
   std::uint32_t q[8][N], k[8][N];
@@ -250,6 +252,12 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
     // Rows past the end repeat the last one, then count as zero: loads without branches overlap.
     const int last = c.length - 1, g_step = static_cast<int>(p.g.token);
     const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + C * lane;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int t = min(8 * strip + i, last);
+      load_words(q[i], q_row + t * q_step);
+      load_words(k[i], k_row + t * k_step);
+    }
     by_type(p.g, [&](auto is_bf16) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -267,12 +275,6 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
         }
       }
     });
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int t = min(8 * strip + i, last);
-      load_words(q[i], q_row + t * q_step);
-      load_words(k[i], k_row + t * k_step);
-    }
     float rate = 1.f, bias[C] = {};
     if constexpr (Gated) {
       if (p.a_log) rate = expf(p.a_log[hv]);
@@ -311,9 +313,33 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
     }
     store_floats(totals(strip), total);
   }
+  // A row's largest exponent is to become kExponent by adding to the bits of its elements; a row with a NaN
+  // or an infinity gets NaN as its scale.
+  {
+    unsigned largest[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      unsigned x = q[i][0] & 0x7fff7fffu, y = k[i][0] & 0x7fff7fffu;
+#pragma unroll
+      for (int n = 1; n < N; ++n) {
+        x = __vmaxu2(x, q[i][n] & 0x7fff7fffu), y = __vmaxu2(y, k[i][n] & 0x7fff7fffu);
+      }
+      largest[i] = __vmaxu2(__byte_perm(x, y, 0x5410), __byte_perm(x, y, 0x7632));
+    }
+    reduce_many<8>(largest, [](unsigned a, unsigned b) { return __vmaxu2(a, b); });
+    if (lane % 4 == 0) {
+      auto scale_of = [&](unsigned bits, int which) {
+        const int exponent = static_cast<int>(bits >> 7), x = max(exponent, kExponent);
+        unscale[64 * which + 8 * strip + lane / 4] =
+            exponent == 255 ? NAN : __uint_as_float(static_cast<unsigned>(x + 15 - kExponent) << 23);
+        return static_cast<unsigned>((kExponent - x) << 7 & 0xffff) * 0x10001u;
+      };
+      shift[8 * strip + lane / 4] =
+          make_uint2(scale_of(largest[0] & 0xffff, 0), scale_of(largest[0] >> 16, 1));
+    }
+  }
   if (tid < 64) {
-    float b = 0.f;
-    if (tid < c.length) b = beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + tid, hv)));
+    const float b = tid < c.length ? beta_value(p, beta) : 0.f;
     beta_s[tid] = b;
     reinterpret_cast<float*>(record + R::kBeta)[tid] = b;
   }
@@ -375,31 +401,8 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
     }
   }
 
-  // q and k as scaled fp16, in place. A row's largest exponent becomes kExponent by adding to the bits of its
-  // elements; a row with a NaN or an infinity gets NaN as its scale.
+  // q and k as scaled fp16, in place.
   {
-    unsigned largest[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      unsigned x = q[i][0] & 0x7fff7fffu, y = k[i][0] & 0x7fff7fffu;
-#pragma unroll
-      for (int n = 1; n < N; ++n) {
-        x = __vmaxu2(x, q[i][n] & 0x7fff7fffu), y = __vmaxu2(y, k[i][n] & 0x7fff7fffu);
-      }
-      largest[i] = __vmaxu2(__byte_perm(x, y, 0x5410), __byte_perm(x, y, 0x7632));
-    }
-    reduce_many<8>(largest, [](unsigned a, unsigned b) { return __vmaxu2(a, b); });
-    if (lane % 4 == 0) {
-      auto scale_of = [&](unsigned bits, int which) {
-        const int exponent = static_cast<int>(bits >> 7), x = max(exponent, kExponent);
-        unscale[64 * which + 8 * strip + lane / 4] =
-            exponent == 255 ? NAN : __uint_as_float(static_cast<unsigned>(x + 15 - kExponent) << 23);
-        return static_cast<unsigned>((kExponent - x) << 7 & 0xffff) * 0x10001u;
-      };
-      shift[8 * strip + lane / 4] =
-          make_uint2(scale_of(largest[0] & 0xffff, 0), scale_of(largest[0] >> 16, 1));
-    }
-    __syncwarp();
     auto scaled = [](std::uint32_t x, unsigned by) {
       return __viaddmax_s16x2(x & 0x7fff7fffu, by, 0u) << 3 | (x & 0x80008000u);
     };
