@@ -135,8 +135,7 @@ __device__ void feed(Ring ring, const Gemm& p, std::int64_t row0, std::int64_t c
       barrier_wait(ring.empty + ring.stage, ring.phase ^ 1);
       from_a.put(piece.a, ring.a()), from_b.put(piece.b, ring.b());
       from_a.load(piece.a), from_b.load(piece.b);
-      __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(ring.full + ring.stage);
+      barrier_arrive(ring.full + ring.stage);
       ring.advance();
     }
   }
@@ -154,8 +153,9 @@ __global__ void __launch_bounds__(kThreads, 1) tiles(Gemm p, bool vector) {
             lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < Ring::kStages; ++s) {
-      barrier_init(ring.full + s, kFeeders / 32);
-      barrier_init(ring.empty + s, kMultipliers / 32);
+      // Every thread arrives: a step lasts over a thousand cycles, and racecheck follows no warp's spokesman.
+      barrier_init(ring.full + s, kFeeders);
+      barrier_init(ring.empty + s, kMultipliers);
     }
     hopper::fence_barrier_init();
   }
@@ -205,8 +205,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiles(Gemm p, bool vector) {
           for (int j = 0; j < kColumns; ++j)
             mma_f64(acc[i][j], now.a[i].x, now.a[i].y, j % 2 ? now.b[j / 2].y : now.b[j / 2].x);
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(done);
+      barrier_arrive(done);
     }
     auto store = [&](auto type) {
 #pragma unroll
