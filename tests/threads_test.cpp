@@ -3,6 +3,7 @@
 // results stay right and nothing is torn. The thread sanitizer watches this one.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <array>
 #include <atomic>
@@ -11,7 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "child_process.hpp"
 #include "rlk/rlk.hpp"
+#include "rlk/workers.hpp"
 
 using namespace rlk;
 
@@ -137,4 +140,20 @@ TEST_CASE("64 threads resolve and call while backends register and the environme
   // A clash after the storm is still an error that names both.
   CHECK(rlk_register_backend(&backends[0].backend, "threads_test again") == RLK_PLUGIN);
   CHECK(std::string(rlk_last_error()).find("is already registered by threads_test") != std::string::npos);
+}
+
+TEST_CASE("a call uses the CPUs that the process may use, not those of the machine") {
+  cpu_set_t mine;
+  REQUIRE(sched_getaffinity(0, sizeof mine, &mine) == 0);
+  CHECK(rlk::workers::workers_for(0, 1000) == std::min(256, CPU_COUNT(&mine)));
+  CHECK(rlk::workers::workers_for(3, 1000) == 3);
+  CHECK(rlk::workers::workers_for(0, 1) == 1);
+  if (CPU_COUNT(&mine) == 1) return;
+  int first = 0;
+  while (!CPU_ISSET(first, &mine)) ++first;
+  const auto child =
+      rlk::test::run({"/usr/bin/taskset", "-c", std::to_string(first),
+                      std::filesystem::read_symlink("/proc/self/exe").string(), "-tc=a call uses the CPUs*"});
+  INFO(child.out);
+  CHECK(child.exit == 0);
 }

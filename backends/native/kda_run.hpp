@@ -4,20 +4,20 @@
 #include <string>
 
 #include "../simt/kda_bind.hpp"
-#include "workers.hpp"
+#include "rlk/workers.hpp"
 
 namespace rlk::kda {
 
 inline constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
 inline constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 
-using native::line;
-using native::run_tasks;
-using native::workers_for;
-using native::workspace_for;
+using workers::line;
+using workers::run_tasks;
+using workers::workers_for;
+using workers::workspace_for;
 
 inline double* shared_part(const Call& call) {
-  return reinterpret_cast<double*>(native::shared_workspace(call));
+  return reinterpret_cast<double*>(workers::shared_workspace(call));
 }
 
 // Bounds of packed sequences must start at 0, never fall, and end at T.

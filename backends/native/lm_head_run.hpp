@@ -6,9 +6,11 @@
 #include "lm_head_chain.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
-#include "workers.hpp"
+#include "rlk/workers.hpp"
 
 namespace rlk::native {
+
+using namespace workers;
 
 inline constexpr std::uint32_t kLmHeadTypes = RLK_F32 | RLK_BF16 | RLK_F16;
 inline constexpr std::uint32_t kPinned = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;

@@ -1,63 +1,22 @@
-// Workers for this backend's tasks: each has its own part of the call's workspace and takes the next task
-// when free.
+// This backend's workers: oneDNN at one thread, float mode at its default.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <thread>
-
-#if defined(__linux__)
-#  include <sched.h>
-#endif
-
 #include "matmul.hpp"
-#include "rlk/backend.hpp"
+#include "rlk/workers.hpp"
 
 namespace rlk::onednn {
 
-inline std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+using namespace workers;
 
-// CPUs this process may use, which a container or taskset can make fewer than the machine has. Asked once: a
-// call and the workspace computed for it must see one number.
-inline std::int64_t processors() {
-  static const std::int64_t count = [] {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }();
-  return count;
-}
+struct Mode {
+  const OneThread one;
+  const DefaultFloatMode floats;
+  Mode() {}
+};
 
-inline std::int64_t workers_for(std::int32_t threads, std::int64_t tasks) {
-  const std::int64_t all = threads > 0 ? threads : processors();
-  return std::max<std::int64_t>(1, std::min({all, tasks, std::int64_t{256}}));
-}
-
-inline std::uint64_t workspace_for(std::int32_t threads, std::int64_t tasks, std::size_t scratch,
-                                   std::size_t shared = 0) {
-  return 64 + line(shared) + static_cast<std::size_t>(workers_for(threads, tasks)) * line(scratch);
-}
-
-inline std::byte* shared_workspace(const Call& call) {
-  std::byte* base = call.workspace().data();
-  return base + (64 - reinterpret_cast<std::uintptr_t>(base) % 64) % 64;
-}
-
-// run(task, room) for every task, oneDNN at one thread, float mode at its default.
 template <class Run>
 void run_tasks(const Call& call, std::int64_t tasks, std::size_t scratch, std::size_t shared, Run run) {
-  std::byte* base = shared_workspace(call) + line(shared);
-  std::atomic<std::int64_t> next{0};
-  call.parallel_for(workers_for(call.threads(), tasks), [&](std::int64_t worker) {
-    const OneThread one;
-    const DefaultFloatMode mode;
-    std::byte* room = base + static_cast<std::size_t>(worker) * line(scratch);
-    for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) run(task, room);
-  });
+  workers::run_tasks<Mode>(call, tasks, scratch, shared, run);
 }
 
 }  // namespace rlk::onednn

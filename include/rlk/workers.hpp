@@ -1,5 +1,5 @@
-// Workers for native kernels: each with its own piece of the call's workspace, taking the next task when
-// free.
+// Workers for a CPU backend's tasks: each with its own part of the call's workspace, taking the next task
+// when free.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,30 @@
 #include <cstdint>
 #include <thread>
 
+#if defined(__linux__)
+#  include <sched.h>
+#endif
+
 #include "rlk/backend.hpp"
 
-namespace rlk::native {
+namespace rlk::workers {
+
+// CPUs this process may use, which a container or taskset can make fewer than the machine has. Asked once: a
+// call and the workspace computed for it must see one number.
+inline std::int64_t processors() {
+  static const std::int64_t count = [] {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }();
+  return count;
+}
 
 // Threads worth having; the number changes speed and workspace, never a bit.
 inline std::int64_t workers_for(std::int32_t threads, std::int64_t tasks) {
-  const std::int64_t all = threads > 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+  const std::int64_t all = threads > 0 ? threads : processors();
   return std::max<std::int64_t>(1, std::min({all, tasks, std::int64_t{256}}));
 }
 
@@ -32,15 +49,19 @@ inline std::byte* shared_workspace(const Call& call) {
   return base + (64 - reinterpret_cast<std::uintptr_t>(base) % 64) % 64;
 }
 
-// run(task, scratch) for every task, workers taking the next task when they are free.
-template <class Run>
+struct Plain {};
+
+// run(task, scratch) for every task, workers taking the next task when they are free; a Mode lives as long as
+// its worker.
+template <class Mode = Plain, class Run>
 void run_tasks(const Call& call, std::int64_t tasks, std::uint64_t scratch, std::uint64_t shared, Run run) {
   std::byte* base = shared_workspace(call) + line(shared);
   std::atomic<std::int64_t> next{0};
   call.parallel_for(workers_for(call.threads(), tasks), [&](std::int64_t worker) {
+    [[maybe_unused]] const Mode mode;
     std::byte* mine = base + static_cast<std::uint64_t>(worker) * line(scratch);
     for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) run(task, mine);
   });
 }
 
-}  // namespace rlk::native
+}  // namespace rlk::workers
