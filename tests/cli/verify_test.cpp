@@ -74,3 +74,10 @@ TEST_CASE("deliberate errors are caught and named in the certificate") {
   CHECK(written.at("mutants_caught").size() >= 26);
   for (const Json& e : written.at("entries")) CHECK(e.at("implementation") == "native.golden");
 }
+
+TEST_CASE("--verify where nothing matches says so and does not end well") {
+  const Ran r = rlk::test::run({RLK_DISPATCH, "--verify", "lm_head", "--impl", "no.such", "--budget", "1"});
+  CHECK(r.exit == 3);
+  CHECK_SAYS(r.out, "nothing was verified");
+  CHECK(r.out.find("kept in") == r.out.npos);
+}

@@ -102,8 +102,11 @@ void print_text(const harness::Report& r, const Mutants& mutants) {
   if (!mutants.caught.empty()) std::printf("%zu deliberate errors caught\n", mutants.caught.size());
   for (const std::string& id : mutants.missed) std::printf("deliberate error not caught: %s\n", id.c_str());
   for (const std::string& id : mutants.blamed) std::printf("control blamed: %s\n", id.c_str());
-  std::printf("%s in %.1f s%s\n", r.failures.empty() ? "all promises kept" : "promises broken", r.seconds,
-              r.complete ? "" : "; partial: the budget or an interrupt ended it");
+  std::printf("%s in %.1f s%s\n",
+              r.entries.empty()    ? "nothing was verified"
+              : r.failures.empty() ? "all promises kept"
+                                   : "promises broken",
+              r.seconds, r.complete ? "" : "; partial: the budget or an interrupt ended it");
 }
 
 }  // namespace
