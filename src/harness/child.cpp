@@ -14,6 +14,7 @@ namespace {
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> out;
+  out.reserve(words.size() + 1);
   for (std::string& w : words) out.push_back(w.data());
   out.push_back(nullptr);
   return out;

@@ -46,7 +46,7 @@ class Maker {
 
  private:
   bool wanted() const { return going_; }
-  void give(Variant v) {
+  void give(const Variant& v) {
     if (going_) going_ = take_(v);
   }
   void rows(const char* dimension, std::string text, const std::vector<int64_t>& source, Filler filler) {

@@ -355,6 +355,7 @@ class Verification {
   // one after the other, so that what is seen of its memory is the call's own.
   void invariances() {
     std::vector<Target*> order;
+    order.reserve(targets_.size());
     for (Target& t : targets_) order.push_back(&t);
     std::stable_sort(order.begin(), order.end(),
                      [](const Target* a, const Target* b) { return a->seconds > b->seconds; });
@@ -443,6 +444,7 @@ class Verification {
       return outs;
     }
     std::vector<std::thread> users;
+    users.reserve(outs.size());
     for (Outcome& out : outs) users.emplace_back([&] { out = execute(v.problem, t.subject, v.manner); });
     for (std::thread& u : users) u.join();
     return outs;

@@ -76,5 +76,6 @@ TEST_CASE("cuBLAS obeys NVIDIA_TF32_OVERRIDE; a strict call does not") {
   CHECK(holds(kCuda, "NVIDIA_TF32_OVERRIDE=1"));
   for (const char* variable : {"CUBLAS_WORKSPACE_CONFIG=:16:8", "CUBLAS_EMULATE_SINGLE_PRECISION=1",
                                "CUBLAS_EMULATION_STRATEGY=eager"})
-    if (!holds(kCuda, variable)) MESSAGE(variable, " changed no product of cuBLAS here: no control");
+    if (!holds(kCuda, variable))
+      MESSAGE(std::string(variable), " changed no product of cuBLAS here: no control");
 }
