@@ -128,7 +128,7 @@ class Maker {
     if (!wanted()) return;
     Variant hostile{"float environment", "flush to zero, round toward zero", p_, {}, {}};
     hostile.hostile = true;
-    give(std::move(hostile));
+    give(hostile);
   }
   void streams() {
     const rlk_device_services& d = *subject_.services;
