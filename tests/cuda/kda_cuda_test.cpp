@@ -14,13 +14,13 @@ namespace {
 using namespace kda_test;
 using rlk::kda::Gate;
 
-void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, cudaGetErrorString(e)); }
+void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, std::string(cudaGetErrorString(e))); }
 
 bool gpu(int arch) {
   int count = 0, major = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  if (10 * major == arch || (arch == 0 && major > 0)) return true;
+  if (major > 0 && (arch == 0 || 10 * major == arch)) return true;
   std::puts("[skip] no CUDA device that runs this");
   return false;
 }
