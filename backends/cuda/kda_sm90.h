@@ -2,13 +2,14 @@
 // workspace, and the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
 //
 // Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
-// e^{g}; the chunk's two 64 x 64 products P and M in strips of 8 tokens, between strips with the decays to and
-// from their bounds and inside one by halving (level s = 4, 2, 1 pairs each aligned group of s tokens with the
-// group before it, anchored between them), so every factor is at most 1 and anchors depend on the past only;
-// their operands in fp16 scaled by the row's largest exponent; the inverse of 16 x 16 blocks by fp32
-// substitution, of the rest by fp64 products; states in fp32, rounded to bf16 as operands. Gradients inside a
-// chunk: dP and dM rounded to 11 significant bits, times decayed q and k; between blocks of 16 tokens those are
-// rounded alike, inside a block by halving (level s = 8, 4, 2) they keep 22 bits, and neighbours meet in fp32.
+// e^{g}; the chunk's two 64 x 64 products P and M in strips of 8 tokens, between strips with the decays to
+// and from their bounds and inside one by halving (level s = 4, 2, 1 pairs each aligned group of s tokens
+// with the group before it, anchored between them), so every factor is at most 1 and anchors depend on the
+// past only; their operands in fp16 scaled by the row's largest exponent; the inverse of 16 x 16 blocks by
+// fp32 substitution, of the rest by fp64 products; states in fp32, rounded to bf16 as operands. Gradients
+// inside a chunk: dP and dM rounded to 11 significant bits, times decayed q and k; between blocks of 16
+// tokens those are rounded alike, inside a block by halving (level s = 8, 4, 2) they keep 22 bits, and
+// neighbours meet in fp32.
 #pragma once
 
 #include <cuda_bf16.h>
