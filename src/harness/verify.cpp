@@ -11,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <thread>
 
 #include "registry/op.hpp"
@@ -188,11 +189,10 @@ class Verification {
 
   void fail(Target& t, const char* promise, const Problem& p, std::string transform,
             const std::string& result, const Difference* d, std::string text) {
-    Tally& tally =
-        t.entry.promises[promise];  // a target is one thread's at a time, the report is everybody's
+    Tally& tally = t.entry.promises[promise];
     ++tally.failed;
     if (!tally.promised) return;
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);  // a target is one thread's at a time, the report is everybody's
     Failure f;
     f.promise = promise;
     f.op = t.entry.op;
@@ -422,6 +422,13 @@ class Verification {
     for_variants(p, t.subject, plan_.budget <= 0, [&](const Variant& v) {
       if (count++ % stride != phase) return true;
       if (!plan_.transform.empty() && plan_.transform != v.dimension + " " + v.text) return true;
+      // Who finds the thread pool busy runs alone: a variant about threads has it to itself.
+      std::shared_lock beside(pool_, std::defer_lock);
+      std::unique_lock alone(pool_, std::defer_lock);
+      if (v.manner.threads != 0 || v.users > 1)
+        alone.lock();
+      else
+        beside.lock();
       for (int32_t repeat = 0; repeat < v.repeats; ++repeat)
         for (const Outcome& out : run_variant(t, v)) compare_rows(t, p, v, base, out);
       ++t.entry.covered[v.dimension];
@@ -569,6 +576,7 @@ class Verification {
   const Clock::time_point start_;
   std::mutex mutex_;  // of report_ and shown_ while targets are tried side by side
   double shown_ = 0;
+  std::shared_mutex pool_;  // the library's threads
   Report report_;
   std::vector<Target> targets_;
   std::map<std::string, std::vector<Item>> items_;
