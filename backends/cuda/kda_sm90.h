@@ -7,9 +7,9 @@
 // with the group before it, anchored between them), so every factor is at most 1 and anchors depend on the
 // past only; their operands in fp16 scaled by the row's largest exponent; the inverse of 16 x 16 blocks by
 // fp32 substitution, of the rest by fp64 products; states in fp32, rounded to bf16 as operands. Gradients
-// inside a chunk: dP and dM rounded to 11 significant bits, times decayed q and k; between blocks of 16
-// tokens those are rounded alike, inside a block by halving (level s = 8, 4, 2) they keep 22 bits, and
-// neighbours meet in fp32.
+// inside a chunk: dP and dM rounded to 11 significant bits, times decayed q and k; those are rounded alike
+// between blocks of 16 tokens and, inside a block by halving (level s = 8, 4, 2), where log decays are given
+// (`gate` none); where the gate is computed here they keep 22 bits inside a block. Neighbours meet in fp32.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -23,9 +23,10 @@
 // already taken are carried from bound to bound by the product of the group crossed (Horner).
 //
 // All products of this kind run in tf32. dP and dM are rounded to it once and serve both tokens of a pair, so
-// their rounding cancels in dG as the pair does; inside a block, where gates leave most of the weight, k s, q
-// p and k p are in two terms and theirs nearly does. In one term d_a_log, a sum over all tokens of what is
-// left, was up to 7 times further off.
+// their rounding cancels in dG as the pair does. Where the gate is computed here d_a_log, a sum over all
+// tokens of what is left, needs more: inside a block, where gates leave most of the weight, k s, q p and k p
+// are in two terms and their rounding nearly cancels too. In one term d_a_log was up to 7 times further off;
+// no other gradient was, so log decays that come from outside make do with one.
 //
 // The products over V are wgmma straight from the tiles as they arrive: 64 channels x 32 tokens
 // per warpgroup, and all of dP by the first, all of dM by the second; do comes as swizzled rows, the rest as
@@ -51,6 +52,13 @@ __device__ inline std::uint64_t of_blocks(std::uint32_t base, std::uint32_t at) 
 }
 __device__ inline std::uint64_t of_rows(std::uint32_t base, std::uint32_t at) {
   return std::uint64_t{1024 / 16 | 1u << 30} << 32 | ((base >> 4 | 1 << 16) + (at >> 4));
+}
+// Until wgmma_wait the results belong to the tensor cores; unless told so for each, the compiler moves what
+// uses them ahead of it, and then waits after every single instruction instead.
+template <int Size>
+__device__ inline void arrived(float (&acc)[Size]) {
+#pragma unroll
+  for (int i = 0; i < Size; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 template <bool TurnedA, bool TurnedB, int Size>
 __device__ inline void multiply(float (&acc)[Size], std::uint64_t a, std::uint64_t b, bool more) {
@@ -283,6 +291,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
     if constexpr (part == Part::inter) {
       wgmma_wait<0>();
+      arrived(entries), arrived(aq), arrived(aw), arrived(au);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         float* to = inter + i * kThreads + tid;
@@ -342,7 +351,10 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     if (Gated) e[i] = token_of(i) < c.length ? gate_value(p, e[i] + bias[i / 2 % 2], rate) : 0.f;
     e[i] = exp2_fast(e[i] * kLog2e);
   }
-  if constexpr (part == Part::all) wgmma_wait<0>();
+  if constexpr (part == Part::all) {
+    wgmma_wait<0>();
+    arrived(entries), arrived(aq), arrived(aw), arrived(au);
+  }
   __syncthreads();  // B: the tiles are free
 
   auto cell = [](int ig, int jg) { return L::kCells + (ig * 8 + jg) * 512; };
@@ -469,7 +481,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     mma_tf32(au + 4 * n, a, x.p[0], x.p[1]);
     mma_tf32(au + 4 * n, b, x.m[0], x.m[1]);
   };
-  // The same with operands in two terms.
+  // The same inside a block.
   auto split = [](const Operand& a, Rounded& hi, Rounded& rest) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -480,14 +492,14 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   auto near_queries = [&](int n, const Operand& a, const Entries& x) {
     Rounded hi, rest;
     split(a, hi, rest);
-    query_step(n, rest, x);
+    if constexpr (Gated) query_step(n, rest, x);
     query_step(n, hi, x);
   };
   auto near_keys = [&](int n, const Operand& a, const Operand& b, const Entries& x) {
     Rounded a_hi, a_rest, b_hi, b_rest;
     split(a, a_hi, a_rest);
     split(b, b_hi, b_rest);
-    key_step(n, a_rest, b_rest, x);
+    if constexpr (Gated) key_step(n, a_rest, b_rest, x);
     key_step(n, a_hi, b_hi, x);
   };
   // Q and W of 8-groups from `first` on against block jb; U of the 8-groups before `end` against block ib.
