@@ -79,12 +79,7 @@ struct F32Lanes {
   RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
                                         const float* sums) {
     if (p.out_col_stride != 1 || (p.bias != nullptr && p.bias_stride != 1)) return 0;
-    for (std::int64_t j = 0; j < cols; j += 16) {
-      __m512 x = _mm512_loadu_ps(sums + j);
-      if (p.bias != nullptr)
-        x = _mm512_add_ps(round_as_16(x, p.out_type), upcast_16(p.bias, p.bias_type, col + j, cols - j));
-      store_16(out, p.out_type, j, first_lanes(cols - j), x);
-    }
+    store_sums(p, out, col, cols, sums);
     return cols;
   }
 

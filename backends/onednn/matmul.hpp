@@ -6,6 +6,7 @@
 // whose bits change with M and with the number of threads.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,27 +20,21 @@ namespace rlk::onednn {
 
 inline constexpr std::int64_t kPanel = 128;
 inline constexpr std::int64_t kDepthBlock = 4096;  // of 16-bit products: beyond it oneDNN cuts K its own way
-inline constexpr std::array<std::int64_t, 5> kHeights{128, 64, 32, 16, 8};
+inline constexpr std::array<std::int64_t, 6> kHeights{128, 96, 64, 32, 16, 8};
 
-// How rows are cut into heights: from the tallest down, the last one the lowest that holds what is left,
-// filled up with zero rows. (Two low ones instead of a taller one would read the weight twice.)
+// How rows are cut into heights: the tallest as often as it fits, then the lowest that holds what is left,
+// filled up with zero rows. (Two low ones instead would read the weight twice.)
 struct Cut {
-  std::int64_t rows, tall, count;
+  std::int64_t rows, count;
   explicit Cut(std::int64_t m) {
-    const std::int64_t left = m % 32;
-    rows = m - left + (left == 0 ? 0 : left <= 8 ? 8 : left <= 16 ? 16 : 32);
-    tall = rows / kHeights[0];
-    count = tall;
-    for (std::int64_t bit = kHeights.back(); bit < kHeights[0]; bit *= 2) count += (rows & bit) != 0;
+    const std::int64_t tall = m / kHeights[0] * kHeights[0];
+    rows = tall;
+    for (const std::int64_t h : kHeights)
+      if (m > tall && h >= m - tall) rows = tall + h;
+    count = (rows + kHeights[0] - 1) / kHeights[0];
   }
-  std::int64_t height(std::int64_t i) const { return row(i + 1) - row(i); }
-  std::int64_t row(std::int64_t i) const {
-    if (i <= tall) return i * kHeights[0];
-    std::int64_t at = tall * kHeights[0];
-    for (std::int64_t bit = kHeights[1]; i > tall; bit /= 2)
-      if ((rows & bit) != 0) at += bit, --i;
-    return at;
-  }
+  std::int64_t row(std::int64_t i) const { return i * kHeights[0]; }
+  std::int64_t height(std::int64_t i) const { return std::min(kHeights[0], rows - row(i)); }
 };
 
 // oneDNN at one OpenMP thread for a scope, on this thread only: the setting belongs to the calling thread and
