@@ -105,6 +105,7 @@ struct Case {
   std::map<std::string, std::vector<float>> truth;
   std::vector<std::int64_t> cu_seqlens;
   std::vector<float> a_log, dt_bias, d_a_log, d_dt_bias;
+  std::vector<std::uint8_t> records;  // chunk_records; empty: backward recomputes
 
   Case() = default;
   Case(const Case&) = delete;
@@ -164,6 +165,12 @@ struct Case {
     p.d_a_log = a_log.empty() ? nullptr : d_a_log.data();
     p.d_dt_bias = dt_bias.empty() ? nullptr : d_dt_bias.data();
   }
+
+  // Memory for chunk_records, 0xff until written.
+  void keep_records(std::int64_t each) {
+    records.assign(std::size_t(p.slots() * p.value_heads * each), 0xff);
+  }
+  std::int64_t record_bytes() const { return 17408 + 384 * p.k_dim; }
 
   // Copies d_a_log and d_dt_bias next to the other outputs.
   void collect() {
@@ -295,6 +302,7 @@ class Views {
       a.chunk_states = state("chunk_states", c_.out.at("chunk_states"), p_.slots());
     if (c_.out.count("chunk_inverses"))
       a.chunk_inverses = view("chunk_inverses", c_.out.at("chunk_inverses"), p_.value_heads, p_.chunk);
+    if (!c_.records.empty()) a.chunk_records = records();
     return rlk::kda_fwd(a, options);
   }
 
@@ -303,6 +311,7 @@ class Views {
     common(a);
     if (c_.out.count("chunk_states"))
       a.chunk_states = state("chunk_states", c_.out.at("chunk_states"), p_.slots());
+    if (!c_.records.empty()) a.chunk_records = records();
     a.d_out = view("do", c_.in.at("do"), p_.value_heads, p_.v_dim);
     if (c_.in.count("dht")) a.d_final_state = state("dht", c_.in.at("dht"), p_.sequences);
     a.d_q = view("dq", c_.out.at("dq"), p_.heads, p_.k_dim);
@@ -362,6 +371,12 @@ class Views {
   const rlk::Tensor& floats(const std::string& name, std::vector<float>& x,
                             std::initializer_list<std::int64_t> shape) {
     return keep(name, rlk::Tensor(x.data(), shape, rlk::DType::f32));
+  }
+
+  const rlk::Tensor& records() {
+    const auto each = std::int64_t(c_.records.size()) / (p_.slots() * p_.value_heads);
+    return keep("chunk_records",
+                rlk::Tensor(c_.records.data(), {p_.slots(), p_.value_heads, each}, rlk::DType::u8));
   }
 
   Case& c_;

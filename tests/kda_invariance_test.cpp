@@ -136,6 +136,26 @@ TEST_CASE("kda chunked: states kept by the forward give the same bits as states 
   }
 }
 
+TEST_CASE("kda: chunk_records belong to one arithmetic, the others say so; their size is the schema's") {
+  Case c = random_case({.tokens = 130, .value_heads = 2, .bounds = {0, 65, 65, 130}}, 20);
+  c.keep_records(c.record_bytes());
+  for (const char* implementation : {"native.golden", "native.fma32", "native"}) {
+    CAPTURE(implementation);
+    Views views(c);
+    for (const rlk::Status& status :
+         {views.forward({.backend = implementation}), views.backward({.backend = implementation})}) {
+      CHECK(status.code() == RLK_NO_IMPLEMENTATION);
+      CHECK_MESSAGE(std::string(status.message()).find("chunk_records is given") != std::string::npos,
+                    status.message());
+    }
+  }
+  c.keep_records(c.record_bytes() - 16);
+  Views views(c);
+  const rlk::Status forward = views.forward({}), backward = views.backward({});
+  CHECK(forward.message() == "kda_fwd: chunk_records is [5, 2, 29680], expected [5, 2, 29696]");
+  CHECK(backward.message() == "kda_bwd: chunk_records has size 29680 in dimension 2, expected 29696");
+}
+
 TEST_CASE("kda: the two state layouts agree") {
   const auto turn = [](Buffer& b, std::size_t rows, std::size_t columns) {
     const std::vector<float> from = b.values();

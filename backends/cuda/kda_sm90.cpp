@@ -5,8 +5,9 @@
 //   kernels: the
 //                                   same bits, more traffic; there to show what the fusion is worth
 //
-// Neither reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A
-// forward that is asked to keep them is refused.
+// None reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A forward
+// that is asked to keep them is refused. What it can keep are its own records of every chunk, chunk_records,
+// which spare the backward its preparation.
 #include "kda_sm90.h"
 
 #include <cstdint>
@@ -96,22 +97,26 @@ rlk_verdict check_problem(const Problem& p) {
   return kAccept;
 }
 
+template <class Args>
+rlk_verdict check_call(const Args& a) {
+  if (const rlk_verdict v = ::rlk::kda::check(a, true); v.code != RLK_OK) return v;
+  if (reinterpret_cast<std::uintptr_t>(a.chunk_records.template data<char>()) % 16 != 0)
+    return refuse("chunk_records does not start on 16 bytes", {}, "align it to 16 bytes");
+  return check_problem(::rlk::kda::problem_of(a));
+}
 rlk_verdict supports_forward(const KdaFwd& a, const rlk_request&) {
-  if (const rlk_verdict v = ::rlk::kda::check(a); v.code != RLK_OK) return v;
   if (a.chunk_states || a.chunk_inverses)
     return refuse("chunk_states or chunk_inverses are asked for", {},
-                  "leave them out: the backward recomputes them");
-  return check_problem(::rlk::kda::problem_of(a));
+                  "leave them out: the backward recomputes them, or reads chunk_records");
+  return check_call(a);
 }
-rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) {
-  if (const rlk_verdict v = ::rlk::kda::check(a); v.code != RLK_OK) return v;
-  return check_problem(::rlk::kda::problem_of(a));
-}
+rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) { return check_call(a); }
 
 template <bool unfused, class Args>
 kda90::Call prepared(const Args& a) {
   kda90::Call c = call_of(::rlk::kda::problem_of(a));
   c.unfused = unfused;
+  c.records = const_cast<char*>(a.chunk_records.template data<char>());
   return c;
 }
 

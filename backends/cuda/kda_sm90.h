@@ -62,6 +62,10 @@ struct Call {
   float* d_a_log = nullptr;
   float* d_dt_bias = nullptr;
 
+  // What the caller keeps between the two: Record<dim> of every chunk and value head, written by forward, and
+  // read by backward, which then prepares nothing. Null: backward prepares the same once more.
+  char* records = nullptr;
+
   int skip = 0;          // gradients the caller does not want
   bool unfused = false;  // backward: keep the inter-chunk gradients in memory between two kernels
 

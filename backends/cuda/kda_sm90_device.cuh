@@ -22,13 +22,12 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kChunk = 64;
 
-// The call plus its workspace.
+// The call plus its workspace; `records`, [slots, HV] of Record<K>, lies there when the caller keeps none.
 struct Job : Call {
   int slots_each = 0;        // chunks per sequence, when not packed
   unsigned slots_magic = 0;  // for sequence_of
   int slots_shift = 0;
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
-  char* records = nullptr;             // [slots, HV] of Record<K>
   bf16* states = nullptr;    // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
   bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
   bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
@@ -57,6 +56,8 @@ struct Record {
   static constexpr int kScores = kQuery + 128 * K;    // P              rows
   static constexpr int kSize = kScores + 8192;
 };
+// chunk_records of the schema.
+static_assert(Record<64>::kSize == 17408 + 384 * 64 && Record<128>::kSize == 17408 + 384 * 128);
 
 // Unfused backward, floats per chunk, head and 64 channels: Q, W, U before the part inside the chunk, dP, dM,
 // D . v, S dS.

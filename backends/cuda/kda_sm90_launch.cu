@@ -151,7 +151,8 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
       1);
   const std::int64_t k = job.dim, items = job.slots() * job.value_heads, rows = job.batch * job.tokens;
   if (job.cu_seqlens) job.slot_sequence = arena.take<int>(job.slots());
-  job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
+  if (!job.records)
+    job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
   if (job.l2norm) {
     job.q_norm = arena.take<bf16>(rows * job.heads * k);
     job.k_norm = arena.take<bf16>(rows * job.heads * k);
@@ -252,7 +253,7 @@ cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream) {
 cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream) {
   const Job job = plan_job(call, workspace, true);
   launch_before(job, stream);
-  launch_prepare(job, stream);
+  if (!call.records) launch_prepare(job, stream);
   launch_both_scans(job, stream);
   launch_gradients(job, stream);
   launch_after(job, stream);

@@ -166,11 +166,21 @@ rlk_verdict check_matrices(const View&... views) {
 }
 inline rlk_verdict both(const rlk_verdict& a, const rlk_verdict& b) { return a.code != RLK_OK ? a : b; }
 
-inline rlk_verdict check(const KdaFwd& a) {
+// `records` says whether the implementation makes and reads chunk_records.
+template <class Args>
+rlk_verdict check_records(const Args& a, bool records) {
+  if (a.chunk_records && !records)
+    return refuse("chunk_records is given, which only the arithmetic sm90/kda64 makes and reads", {},
+                  "leave it out of the forward and of the backward, which then recomputes");
+  return kAccept;
+}
+inline rlk_verdict check(const KdaFwd& a, bool records = false) {
+  if (const rlk_verdict v = check_records(a, records); v.code != RLK_OK) return v;
   return both(check_views(a.out, a.final_state, a.chunk_states, a.chunk_inverses),
               check_matrices(a.initial_state, a.final_state, a.chunk_states));
 }
-inline rlk_verdict check(const KdaBwd& a) {
+inline rlk_verdict check(const KdaBwd& a, bool records = false) {
+  if (const rlk_verdict v = check_records(a, records); v.code != RLK_OK) return v;
   if (a.chunk_states && a.chunk_states.dtype() != DType::f32)
     return refuse("chunk_states in 16 bits", {}, "keep them in fp32, or leave them out and recompute");
   return both(check_views(a.d_q, a.d_k, a.d_v, a.d_g, a.d_beta, a.d_initial_state, a.d_a_log, a.d_dt_bias),

@@ -29,7 +29,7 @@ constexpr uint32_t kParameter = RLK_OPTIONAL | RLK_SAVED;
 
 enum { kQ, kK, kV, kG, kBeta, kInitial, kALog, kDtBias, kCuSeqlens, kInputs };
 
-enum { kOut = kInputs, kFinal, kStates, kInverses, kForwardArguments };
+enum { kOut = kInputs, kFinal, kStates, kInverses, kRecords, kForwardArguments };
 constexpr rlk_argument kForward[] = {
     RLK_KDA_INPUTS(RLK_SAVED),
     {"out", "[B, T, HV, V]", RLK_WRITE, kResults, 4, 4, 0, RLK_STRIDED},
@@ -38,11 +38,15 @@ constexpr rlk_argument kForward[] = {
      kResults, 4, 4, -1, RLK_OPTIONAL | RLK_SAVED},
     {"chunk_inverses", "kept for the backward: (I + M)^-1 of every chunk [B, T, HV, chunk_size]", RLK_WRITE,
      kResults, 4, 4, 0, RLK_OPTIONAL | RLK_SAVED},
+    {"chunk_records",
+     "kept for the backward: what the arithmetic sm90/kda64 prepares, [slots, HV, 17408 + 384 K] bytes",
+     RLK_WRITE, RLK_U8, 3, 3, -1, RLK_OPTIONAL | RLK_SAVED},
 };
 
 enum {
   kKeptStates = kInputs,
   kKeptInverses,
+  kKeptRecords,
   kDOut,
   kDFinal,
   kDQ,
@@ -61,6 +65,7 @@ constexpr rlk_argument kBackward[] = {
     {"chunk_states", "as the forward left it; absent: recomputed", RLK_READ, kFloats, 4, 4, -1, RLK_OPTIONAL},
     {"chunk_inverses", "as the forward left it; absent: recomputed", RLK_READ, kFloats, 4, 4, 0,
      RLK_OPTIONAL},
+    {"chunk_records", "as the forward left it; absent: recomputed", RLK_READ, RLK_U8, 3, 3, -1, RLK_OPTIONAL},
     {"d_out", "gradient of out [B, T, HV, V]", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED},
     {"d_final_state", "gradient of final_state; absent: zeros", RLK_READ, RLK_F32, 4, 4, 0,
      RLK_OPTIONAL | RLK_STRIDED},
@@ -174,6 +179,10 @@ int64_t slots_of(const Sizes& z, bool packed, int64_t chunk) {
   return packed ? z.tokens / chunk + z.sequences : z.sequences * ((z.tokens + chunk - 1) / chunk);
 }
 
+// What sm90/kda64 knows of a chunk and head once it is prepared: three 64 x K and two 64 x 64 tiles in 16
+// bits, and 1 KiB for the write strengths and the decay.
+int64_t record_bytes(const Sizes& z) { return 3 * 128 * z.k + 2 * 8192 + 1024; }
+
 uint32_t or_fp32(const DLTensor* t) { return static_cast<uint32_t>(dtype(t)) | RLK_F32 | RLK_F64; }
 
 int32_t infer_forward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
@@ -185,8 +194,10 @@ int32_t infer_forward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host
   const int64_t chunk = attributes[kChunkAt].i;
   shapes[kOut] = shape_of({z.batch, z.tokens, z.value_heads, z.v}, or_fp32(q), dtype(q));
   shapes[kFinal] = state_shape(z.sequences, z, v_first, RLK_F32 | RLK_F64);
-  shapes[kStates] = state_shape(slots_of(z, s[kCuSeqlens].tensor, chunk), z, v_first, or_fp32(q));
+  const int64_t slots = slots_of(z, s[kCuSeqlens].tensor, chunk);
+  shapes[kStates] = state_shape(slots, z, v_first, or_fp32(q));
   shapes[kInverses] = shape_of({z.batch, z.tokens, z.value_heads, chunk}, or_fp32(q), DType::f32);
+  shapes[kRecords] = shape_of({slots, z.value_heads, record_bytes(z)}, RLK_U8, DType::u8);
   return RLK_OK;
 }
 
@@ -203,6 +214,10 @@ int32_t infer_backward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* hos
   if (s[kKeptInverses].tensor)
     if (int32_t code = expect(host, op, "chunk_inverses", s[kKeptInverses].tensor,
                               {z.batch, z.tokens, z.value_heads, chunk}))
+      return code;
+  if (s[kKeptRecords].tensor)
+    if (int32_t code = expect(host, op, "chunk_records", s[kKeptRecords].tensor,
+                              {kept.sequences, z.value_heads, record_bytes(z)}))
       return code;
   if (int32_t code = expect(host, op, "d_out", s[kDOut].tensor, {z.batch, z.tokens, z.value_heads, z.v}))
     return code;
@@ -348,7 +363,7 @@ extern const rlk_op_schema kda_fwd_schema = {
     .attributes = kAttributes,
     .num_attributes = std::size(kAttributes),
     .backward = "kda_bwd",
-    .saves = "q,k,v,g,beta,initial_state,a_log,dt_bias,cu_seqlens,chunk_states,chunk_inverses",
+    .saves = "q,k,v,g,beta,initial_state,a_log,dt_bias,cu_seqlens,chunk_states,chunk_inverses,chunk_records",
     .infer = infer_forward,
     .may_alias = ""};
 

@@ -78,6 +78,19 @@ Run on_gpu(const std::string& implementation) {
   };
 }
 
+// What a backward reads must stay as the forward left it.
+Run forward_on_gpu(const std::string& implementation) {
+  constexpr std::size_t kWorkspace = std::size_t{16} << 20;
+  return [implementation, workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
+    Mirror mirror;
+    Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
+    const rlk::Status status = views.forward(
+        {.backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace});
+    REQUIRE_MESSAGE(status, status.message());
+    mirror.bring_back();
+  };
+}
+
 constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Type::bf16}; }
 
 }  // namespace
@@ -125,6 +138,60 @@ TEST_CASE("kda on Hopper: a packed sequence's bits do not depend on its neighbou
     CAPTURE(width);
     check_neighbours(shape, on_gpu("cuda.sm90"));
   }
+}
+
+TEST_CASE("kda on Hopper: records kept by the forward change no bit and are only read by the backward") {
+  if (!gpu(90)) return;
+  const Shape variants[] = {
+      {.batch = 2, .tokens = 150, .heads = 2, .value_heads = 2},
+      {.tokens = 130, .heads = 1, .value_heads = 3, .gate = Gate::softplus},
+      {.tokens = 64, .heads = 2, .value_heads = 4, .gate = Gate::bounded, .v_first = true, .norm = true},
+      {.tokens = 209, .value_heads = 2, .norm = true, .sigmoid = true, .bounds = {0, 15, 79, 79, 209}},
+      {.tokens = 100, .sigmoid = true, .negative = true, .masked = 0.1},
+  };
+  for (int width : {64, 128}) {
+    for (Shape shape : variants) {
+      shape.k = shape.v = width, shape.type = Type::bf16;
+      CAPTURE(width);
+      CAPTURE(shape.tokens);
+      Case recomputed = random_case(shape, 21), kept = random_case(shape, 21), fresh = random_case(shape, 21);
+      on_gpu("cuda.sm90")(recomputed);
+      for (Case* c : {&kept, &fresh}) c->keep_records(c->record_bytes());
+      on_gpu("cuda.sm90")(kept);
+      forward_on_gpu("cuda.sm90")(fresh);
+      for (const auto& [name, b] : recomputed.out) {
+        CAPTURE(name);
+        CHECK(kept.out.at(name) == b);
+      }
+      CHECK(kept.records == fresh.records);
+      CHECK(kept.records != std::vector<std::uint8_t>(kept.records.size(), 0xff));
+      CHECK(kept.in == recomputed.in);
+    }
+  }
+}
+
+TEST_CASE("kda on Hopper: records that are misaligned or of the wrong size are refused, and so elsewhere") {
+  if (!gpu(0)) return;
+  Case c = random_case(hopper(64), 22);
+  Mirror mirror;
+  c.keep_records(c.record_bytes());
+  std::ptrdiff_t shift = 0;
+  Views views(c, [&](rlk::Tensor& t) {
+    mirror.place(t);
+    if (t.dl().dtype.code == kDLUInt) t.dl().byte_offset = static_cast<std::uint64_t>(shift);
+  });
+  const auto refused = [&](const char* implementation, const char* why) {
+    for (const rlk::Status& status :
+         {views.forward({.backend = implementation}), views.backward({.backend = implementation})}) {
+      CHECK(!status);
+      CHECK_MESSAGE(std::string(status.message()).find(why) != std::string::npos, status.message());
+    }
+  };
+  refused("cuda.simt", "chunk_records is given");
+  shift = 8;
+  if (gpu(90)) refused("cuda.sm90", "chunk_records does not start on 16 bytes");
+  c.keep_records(c.record_bytes() + 16);
+  refused("cuda.sm90", "expected");
 }
 
 TEST_CASE(

@@ -3,6 +3,7 @@
 //
 //   kda_cuda_bench
 //
+// "keep" is forward and backward with chunk_records, where the backward's first kernel is a scan.
 // Medians of device events; in brackets each kernel alone: preparation, then the scans, then the gradients
 // (one kernel, unfused two) and the sum of d_beta. "bytes" is what the kernels behind both scans move per
 // token and head: what the fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
@@ -163,18 +164,18 @@ void measure(int64_t batch, int64_t tokens, int64_t heads) {
                tg = view(g, DType::f32), tb = thin(beta), to = view(out, DType::bf16),
                td = view(d_out, DType::bf16), dq = view(d_q, DType::bf16), dk = view(d_k, DType::bf16),
                dv = view(d_v, DType::bf16), dg = view(d_g, DType::f32), db = thin(d_beta);
-  const rlk::KdaFwd forward{.q = tq, .k = tk, .v = tv, .g = tg, .beta = tb, .out = to};
-  const rlk::KdaBwd backward{.q = tq,
-                             .k = tk,
-                             .v = tv,
-                             .g = tg,
-                             .beta = tb,
-                             .d_out = td,
-                             .d_q = dq,
-                             .d_k = dk,
-                             .d_v = dv,
-                             .d_g = dg,
-                             .d_beta = db};
+  rlk::KdaFwd forward{.q = tq, .k = tk, .v = tv, .g = tg, .beta = tb, .out = to};
+  rlk::KdaBwd backward{.q = tq,
+                       .k = tk,
+                       .v = tv,
+                       .g = tg,
+                       .beta = tb,
+                       .d_out = td,
+                       .d_q = dq,
+                       .d_k = dk,
+                       .d_v = dv,
+                       .d_g = dg,
+                       .d_beta = db};
   const Times f = time_of(forward, "cuda.sm90", rlk::kda_fwd),
               b = time_of(backward, "cuda.sm90", rlk::kda_bwd),
               u = time_of(backward, "cuda.sm90_unfused", rlk::kda_bwd);
@@ -185,6 +186,18 @@ void measure(int64_t batch, int64_t tokens, int64_t heads) {
   fmt::print("(B={}, T={}, H={})  ms  {}  {}  {}: {:.3f} more for {:.0f} against {:.0f} bytes\n", batch,
              tokens, heads, text_of("forward", f), text_of("backward", b), text_of("unfused", u),
              u.whole - b.whole, kUnfused, kFused);
+
+  const auto records = rlk::infer(forward, "chunk_records");
+  if (!records) throw std::runtime_error(std::string(records.status().message()));
+  const int64_t kept = records->shape[0] * records->shape[1] * records->shape[2];
+  const Memory memory(kept);
+  const Tensor tr(memory.data, records->shape, DType::u8, kGpu);
+  forward.chunk_records = tr, backward.chunk_records = tr;
+  const Times kf = time_of(forward, "cuda.sm90", rlk::kda_fwd),
+              kb = time_of(backward, "cuda.sm90", rlk::kda_bwd);
+  fmt::print("  keep  {}  {}: both {:.3f} against {:.3f} for {} bytes a token and head kept\n",
+             text_of("forward", kf), text_of("backward", kb), kf.whole + kb.whole, f.whole + b.whole,
+             kept / rows);
 }
 
 }  // namespace
