@@ -365,8 +365,9 @@ TEST_CASE("the backward's three results are the chains they promise, at every la
     }
 }
 
-TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch and thread count") {
-  const std::string id = "onednn.bf16";
+namespace {
+
+void backward_on_amx(const std::string& id) {
   struct Size {
     std::int64_t m, k, v;
   };
@@ -414,6 +415,12 @@ TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch
       first[0] = dh, first[1] = dw, first[2] = db;
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch and thread count") {
+  for (const std::string id : {"native.amx", "onednn.bf16"}) backward_on_amx(id);
 }
 
 // ---- a weight kept packed

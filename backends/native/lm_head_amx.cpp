@@ -1,63 +1,22 @@
-// lm_head on the matrix unit of Intel processors (AMX), bf16, arithmetic amx/k32.
+// lm_head on Intel's matrix unit, bf16, arithmetic amx/k32.
 //
-// Rows of the weight are the first operand of a tile product and are read as they lie: 16 rows, 32 steps of
-// depth each, any stride. hidden is small and is packed once per call, 16 rows a group, pairs of steps beside
-// each other, which the second operand asks for. So the tile of results lies transposed and is turned on its
-// way out. Rejected: oneDNN's way round, which packs the weight.
+// Rows of the weight are the first operand and are read as they lie. hidden is small and is packed once per
+// call, 16 rows a group. So the tile of results lies transposed and is turned on its way out. Rejected:
+// oneDNN's way round, which packs the weight.
 //
 // A task is a panel of the weight, which stays in the second-level cache while every group of rows passes
 // over it. Rows of either operand never meet, so neither the panels nor the threads can move a bit.
+#include "lm_head_amx.hpp"
+
 #include "lm_head_run.hpp"
-
-#if defined(__x86_64__)
-#  include <sys/syscall.h>
-#  include <unistd.h>
-
-#  include "lm_head_avx512.hpp"
-#endif
 
 namespace rlk::native {
 namespace {
 
-#if defined(__x86_64__) && defined(__linux__)
-#  define RLK_AMX \
-    __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#if RLK_HAS_AMX
 
-constexpr std::int64_t kSide = 16;          // rows of a tile
-constexpr std::int64_t kStep = 32;          // depth of a tile
-constexpr std::int64_t kTile = kSide * 64;  // bytes of one
-constexpr std::int64_t kDepthBlock = 4096;  // summed apart
-constexpr std::int64_t kUnit = 4 * kSide;   // rows of the weight are taken in these
-constexpr std::int64_t kGroups = 2;         // of hidden, at a time
-constexpr std::int64_t kWidth = kGroups * kSide;
-
-// Linux hands the tiles' registers to processes that ask for them.
-bool processor_has_amx() {
-  static const bool has = [] {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    return processor_has_avx512() && __builtin_cpu_supports("amx-tile") &&
-           __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
-}
-
-// A worker's tiles: eight full ones. (Static: the compiler sees no read of the configuration.)
-struct Tiles {
-  struct alignas(64) Configuration {
-    std::uint8_t palette = 1, start = 0, reserved[14] = {};
-    std::uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  };
-  const DefaultFloatMode floats;
-  RLK_AMX Tiles() {
-    static const Configuration full;
-    asm volatile("" ::"r"(&full) : "memory");
-    _tile_loadconfig(&full);
-  }
-  RLK_AMX ~Tiles() { _tile_release(); }
-};
-
-std::int64_t up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+constexpr std::int64_t kUnit = 4 * kSide;  // rows of the weight are taken in these
+constexpr std::int64_t kGroups = kWidth / kSide;
 
 struct Plan {
   std::int64_t rows, cols, depth;
@@ -75,9 +34,8 @@ struct Plan {
         copies(padded != depth || cols % kUnit != 0) {
     // With few panels the groups are cut into ranges as well.
     const std::int64_t tasks = 4 * workers_for(threads, std::int64_t{1} << 30);
-    ranges = std::max<std::int64_t>(
-        1, std::min(up(tasks, std::max<std::int64_t>(panels, 1)) / std::max<std::int64_t>(panels, 1),
-                    up(groups, kGroups) / kGroups));
+    const std::int64_t wanted = (tasks + panels - 1) / std::max<std::int64_t>(panels, 1);
+    ranges = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, up(groups, kGroups) / kGroups));
   }
   std::int64_t group_bytes() const { return kSide * padded * 2; }
   std::uint64_t shared(const LmHead& a) const {
@@ -89,49 +47,15 @@ struct Plan {
   }
 };
 
-// 16 rows of hidden from `first` on as second operands, one tile per step; zeros where there is no row or
-// depth.
+// 16 rows of hidden from `first` on as second operands, one tile per step.
 RLK_ISA void pack_group(const ReadRows& hidden, std::int64_t first, std::byte* to) {
-  const auto* data = static_cast<const std::uint16_t*>(hidden.data);
+  const auto* from = static_cast<const std::uint16_t*>(hidden.data) + first * hidden.stride;
   for (std::int64_t k = 0; k < hidden.width; k += kStep, to += kTile) {
-    const std::int64_t left = hidden.width - k;
-    const __mmask32 mask = left < kStep ? (1u << left) - 1 : 0xffffffffu;
     __m512 tile[kSide];
-    for (std::int64_t i = 0; i < kSide; ++i)
-      tile[i] = _mm512_castsi512_ps(
-          first + i < hidden.rows ? _mm512_maskz_loadu_epi16(mask, data + (first + i) * hidden.stride + k)
-                                  : _mm512_setzero_si512());
+    load_rows(tile, from + k, hidden.stride, hidden.rows - first, hidden.width - k);
     transpose_16x16(tile);
-    for (std::int64_t i = 0; i < kSide; ++i) _mm512_storeu_ps(to + i * 64, tile[i]);
+    store_tile(tile, to);
   }
-}
-
-// The compiler does not know that tile loads read memory.
-RLK_INLINE void operands_written() { asm volatile("" ::: "memory"); }
-
-// [32 rows of the weight][32 rows of hidden] over `steps`, two tiles by two.
-RLK_AMX void multiply(const std::byte* weight, std::int64_t stride, const std::byte* group,
-                      std::int64_t group_bytes, std::int64_t steps, float* sums) {
-  operands_written();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const std::byte *below = weight + kSide * stride, *beside = group + group_bytes;
-  for (std::int64_t s = 0; s < steps; ++s) {
-    _tile_loadd(4, weight + 64 * s, stride);
-    _tile_loadd(5, group + kTile * s, 64);
-    _tile_loadd(6, beside + kTile * s, 64);
-    _tile_loadd(7, below + 64 * s, stride);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_dpbf16ps(2, 7, 5);
-    _tile_dpbf16ps(3, 7, 6);
-  }
-  _tile_stored(0, sums, 4 * kWidth);
-  _tile_stored(1, sums + kSide, 4 * kWidth);
-  _tile_stored(2, sums + kSide * kWidth, 4 * kWidth);
-  _tile_stored(3, sums + kSide * kWidth + kSide, 4 * kWidth);
 }
 
 // [64 rows of the weight][16 rows of hidden]: four tiles by one, for a group that has no neighbour.
@@ -190,7 +114,7 @@ void multiply_panel(const Plan& p, const Weight& w, std::int64_t count, const st
         for (std::int64_t i = 0; i < kUnit; i += kSide)
           turn(tiles + i * kSide, kSide, sums + j + i, p.panel, k == 0);
       } else {
-        multiply(rows, w.stride, from, p.group_bytes(), steps, tiles);
+        multiply(rows_as_they_lie(rows, w.stride), from, p.group_bytes(), steps, tiles, kWidth);
         for (std::int64_t i = 0; i < kWidth; i += kSide)
           for (std::int64_t n = 0; n < kWidth; n += kSide)
             turn(tiles + i * kWidth + n, kWidth, sums + n * p.panel + j + i, p.panel, k == 0);
@@ -252,14 +176,14 @@ std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
   return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch(), p.shared(a));
 }
 rlk_verdict supports(const LmHead&, const rlk_request&) {
-  return processor_has_amx() ? kAccept : refuse("this processor or system lacks AMX with bf16");
+  return processor_has_amx() ? kAccept : refuse(kNoAmx);
 }
 
 #else
 
 rlk_code run(const LmHead&, const Call&) { return RLK_UNSUPPORTED; }
 std::uint64_t workspace(const LmHead&, const rlk_request&) { return 0; }
-rlk_verdict supports(const LmHead&, const rlk_request&) { return refuse("AMX needs Linux on x86-64"); }
+rlk_verdict supports(const LmHead&, const rlk_request&) { return refuse(kNoAmx); }
 
 #endif
 

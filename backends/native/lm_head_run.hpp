@@ -165,6 +165,17 @@ inline std::uint64_t backward_copies(const LmHeadBwd& a) {
 // A column of ones, read with stride 0: the column sums of d_out are a product with it.
 inline constexpr float kOne = 1.0f;
 
+// d_bias[v] = sum over m, ascending, of 1 * d_out[m, v]
+inline void bias_gradient(const LmHeadBwd& a, const Call& call, const ReadRows& d_out,
+                          const ChainKernels& kernels, Chain chain, std::uint64_t shared) {
+  ChainProduct p;
+  p.rows = 1, p.cols = d_out.width, p.depth = d_out.rows;
+  p.a = {&kOne, Element::f32, 0, 0};
+  p.b = d_out.matrix();
+  p.out = a.d_bias.data<void>(), p.out_type = element(a.d_bias.dtype()), p.out_row_stride = d_out.width;
+  run_chain(call, p, kernels, chain, shared);
+}
+
 inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKernels& kernels, Chain chain) {
   std::byte* room = shared_workspace(call);
   const ReadRows d_out(a.d_out, room), hidden(a.hidden, room);
@@ -202,14 +213,7 @@ inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKe
     p.out_row_stride = a.d_weight.stride(0);
     run_chain(call, p, kernels, chain, shared);
   }
-  if (a.d_bias) {
-    ChainProduct p;  // d_bias[v] = sum over m, ascending, of 1 * d_out[m, v]
-    p.rows = 1, p.cols = d_out.width, p.depth = d_out.rows;
-    p.a = {&kOne, Element::f32, 0, 0};
-    p.b = d_out.matrix();
-    p.out = a.d_bias.data<void>(), p.out_type = element(a.d_bias.dtype()), p.out_row_stride = d_out.width;
-    run_chain(call, p, kernels, chain, shared);
-  }
+  if (a.d_bias) bias_gradient(a, call, d_out, kernels, chain, shared);
   return RLK_OK;
 }
 

@@ -1,12 +1,12 @@
 // lm_head on the CPU against what this machine can do, all measured in the same run: fused multiply-adds
-// against the measured peak, weight traffic against the measured read bandwidth, oneDNN through dispatch
-// against one primitive of the caller's shape. Figures are the fastest of several
-// rounds, those beside oneDNN medians, taken in turn, so that a busy moment hits all.
+// against the measured peak, weight traffic against the measured read bandwidth, oneDNN through dispatch and
+// our own matrix-unit kernel against one primitive of the caller's shape. The first table has the fastest of
+// several rounds, the others medians, taken in turn, so that a busy moment hits all.
 //
-//   lm_head_bench [V [cpu|onednn]]   V defaults to 16384, K is 4096; onednn: that comparison alone; cpu:
-//   count
-//                                    processor time instead of wall time, for a machine that is busy with
-//                                    other things (rates are then per core-second, times cores)
+//   lm_head_bench [V [onednn|backward|cpu]]
+//
+// V defaults to 16384, K is 4096. onednn, backward: those comparisons alone. cpu: processor time instead of
+// wall time, for a machine that is busy with other things (rates are then per core-second, times cores).
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <time.h>
@@ -239,6 +239,35 @@ void onednn_row(const char* id, DType type, std::int64_t m, std::int64_t v) {
 }
 #endif
 
+// Each gradient alone, bf16 results, by everybody who offers it, in milliseconds.
+void backward_rows(std::int64_t v) {
+  const char* const ids[] = {"native.amx", "onednn.bf16", "native.avx512"};
+  fmt::print("\n{:<9} {:>5}", "backward", "M");
+  for (const char* id : ids) fmt::print(" {:>14}", id);
+  fmt::print("   (ms)\n");
+  for (const bool hidden : {true, false})
+    for (const std::int64_t m : {1, 8, 32, 128, 512, 1024}) {
+      const Problem p(DType::bf16, m, v);
+      std::vector<std::uint8_t> d_out = numbers(DType::bf16, m * v);
+      std::vector<std::uint8_t> result(static_cast<std::size_t>(2 * kK * (hidden ? m : v)));
+      const Tensor dy(d_out.data(), {m, v}, DType::bf16),
+          to(result.data(), {hidden ? m : v, kK}, DType::bf16);
+      std::vector<std::function<void()>> runs;
+      fmt::print("{:<9} {:>5}", hidden ? "d_hidden" : "d_weight", m);
+      for (const char* id : ids) {
+        rlk::LmHeadBwd args{.d_out = dy, .hidden = p.h, .weight = p.w};
+        (hidden ? args.d_hidden : args.d_weight) = to;
+        if (!rlk::resolve(args, {.backend = id})) {
+          fmt::print(" {:>14}", "-");
+          continue;
+        }
+        fmt::print(" {:>14.2f}",
+                   1e3 * medians({[&] { rlk::check(rlk::lm_head_bwd(args, {.backend = id})); }}, 3)[0]);
+      }
+      fmt::print("\n");
+    }
+}
+
 void native_rows(std::int64_t v) {
   fmt::print("{:<20} {:<5} {:>5} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}\n", "implementation", "dtype", "M",
              "GFLOP/s", "peak", "of it", "GB/s", "read", "of it");
@@ -257,12 +286,13 @@ int main(int argc, char** argv) {
   const std::int64_t v = argc > 1 ? std::atoll(argv[1]) : 16384;
   const std::string only = argc > 2 ? argv[2] : "";
   count_processor_time = only == "cpu";
-  if (v <= 0 || (!only.empty() && only != "cpu" && only != "onednn")) {
-    fmt::print(stderr, "usage: lm_head_bench [V [cpu|onednn]]\n");
+  if (v <= 0 || (!only.empty() && only != "cpu" && only != "onednn" && only != "backward")) {
+    fmt::print(stderr, "usage: lm_head_bench [V [onednn|backward|cpu]]\n");
     return 2;
   }
   fmt::print("K={} V={} on {} cores, fp32 results, {} time\n\n", kK, v, cores(),
              count_processor_time ? "processor" : "wall");
+  if (only == "backward") return backward_rows(v), 0;
   if (only != "onednn") native_rows(v);
 #if RLK_BENCH_DNNL
   fmt::print(
