@@ -141,15 +141,17 @@ std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
   }
   if (!library_only && copy_engine && !narrow_first) {
     own(few_rows ? Sm90Tile::narrow32 : Sm90Tile::wide);
+    // A chain is a wait for one product after the other: where all tiles run at once, narrow ones wait least.
+    const auto at_once = [&](std::int64_t rows, std::int64_t columns) {
+      return (g.m + rows - 1) / rows * ((g.n + columns - 1) / columns) <= multiprocessors(place.device);
+    };
+    if (few_rows && !g.b.k_contiguous) own(Sm90Tile::narrow64);
     if (!few_rows && g.a.k_contiguous) {
       own(Sm90Tile::square);
-      // A chain is a wait for one product after the other: where all tiles of 32 columns run at once, narrow
-      // ones wait least.
-      const auto at_once = [&](std::int64_t rows) {
-        return (g.m + rows - 1) / rows * ((g.n + 31) / 32) <= multiprocessors(place.device);
-      };
-      if (at_once(128)) own(Sm90Tile::tall32);
-      if (at_once(64)) own(Sm90Tile::narrow32);
+      if (at_once(128, 32)) own(Sm90Tile::tall32);
+      if (at_once(64, 32)) own(Sm90Tile::narrow32);
+      if (!g.b.k_contiguous && at_once(64, 64)) own(Sm90Tile::stacked64);
+      if (!g.b.k_contiguous && at_once(64, 128)) own(Sm90Tile::stacked128);
     }
   }
   if (all.empty()) all.push_back({});
@@ -164,43 +166,42 @@ bool capturing(cudaStream_t stream) {
 }
 
 // Runs every plan on the call's own operands and returns the fastest. Rounds are interleaved, so that a clock
-// that moves moves for all; medians count, because the first rounds run on a GPU that is not yet at its power
-// limit.
+// that moves moves for all, and medians count. Those far behind leave after their first runs.
 std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& place) {
   constexpr int kRounds = 7;
+  constexpr float kFarBehind = 1.3f, kFailed = std::numeric_limits<float>::max();
   struct Events {
     cudaEvent_t begin = nullptr, end = nullptr;
     Events() { cudaEventCreate(&begin), cudaEventCreate(&end); }
     ~Events() { cudaEventDestroy(begin), cudaEventDestroy(end); }
   } events;
+  // The time of one run, in ms, behind another one of the same plan: without that the time of the library's
+  // launch counted too, 20 us of 300, and so did what the plan before had left behind.
+  const auto time = [&](std::size_t i, float estimate) {
+    const int repeats = std::clamp(static_cast<int>(0.3f / estimate), 1, 20);
+    cudaError_t error = run(g, plans[i], place);
+    cudaEventRecord(events.begin, place.stream);
+    for (int r = 0; r < repeats && error == cudaSuccess; ++r) error = run(g, plans[i], place);
+    cudaEventRecord(events.end, place.stream);
+    float ms = 0;
+    if (error == cudaSuccess) error = cudaEventSynchronize(events.end);
+    if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, events.begin, events.end);
+    if (error == cudaSuccess) return std::max(ms, 1e-4f) / static_cast<float>(repeats);
+    cudaGetLastError();
+    return kFailed;
+  };
+  std::vector<float> estimates;  // from the second look: the first loads the kernel
+  for (std::size_t i = 0; i < plans.size(); ++i) estimates.push_back(time(i, time(i, 1)));
+  const float best = *std::min_element(estimates.begin(), estimates.end());
   std::vector<std::vector<float>> times(plans.size());
-  std::vector<bool> fails(plans.size());
   for (int round = 0; round < kRounds; ++round)
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-      if (fails[i]) continue;
-      // Short products are repeated, or the time would be that of a launch. The first round loads kernels.
-      const int repeats = round < 2 ? 1 : std::clamp(static_cast<int>(0.3f / times[i].back()), 1, 20);
-      cudaEventRecord(events.begin, place.stream);
-      cudaError_t error = cudaSuccess;
-      for (int r = 0; r < repeats && error == cudaSuccess; ++r) error = run(g, plans[i], place);
-      cudaEventRecord(events.end, place.stream);
-      float ms = 0;
-      if (error == cudaSuccess) error = cudaEventSynchronize(events.end);
-      if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, events.begin, events.end);
-      if (error != cudaSuccess) {
-        fails[i] = true;
-        cudaGetLastError();
-      } else if (round > 0) {
-        times[i].push_back(std::max(ms, 1e-4f) / static_cast<float>(repeats));
-      }
-    }
+    for (std::size_t i = 0; i < plans.size(); ++i)
+      times[i].push_back(estimates[i] < kFarBehind * best ? time(i, estimates[i]) : kFailed);
   std::size_t winner = 0;
-  float best = std::numeric_limits<float>::max();
+  float least = kFailed;
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    if (fails[i]) continue;
-    std::sort(times[i].begin() + 1, times[i].end());  // the first is of one launch
-    const float median = times[i][1 + (times[i].size() - 1) / 2];
-    if (median < best) winner = i, best = median;
+    std::sort(times[i].begin(), times[i].end());
+    if (const float median = times[i][kRounds / 2]; median < least) winner = i, least = median;
   }
   return winner;
 }

@@ -6,32 +6,36 @@ namespace rlk::cuda {
 namespace {
 
 using hopper::start_tile;
+using hopper::Sums;
+
+template <class T, int Groups, int BN, bool KB, int ClusterM, int Parts>
+constexpr auto tile_of = start_tile<T, Groups, BN, true, KB, ClusterM, 1, Sums::whole, Parts>;
 
 template <class T>
 cudaError_t start(const Gemm& g, Sm90Tile tile, int multiprocessors, cudaStream_t stream) {
-  if (g.a.k_contiguous && g.b.k_contiguous) switch (tile) {
-      case Sm90Tile::wide:
-        return start_tile<T, 2, 256, true, true, 2, 1>(g, multiprocessors, stream);
+  const auto launch = [&] {
+    if (!g.a.k_contiguous) return start_tile<T, 2, 256, false, false, 2, 1>;
+    const bool kb = g.b.k_contiguous;
+    switch (tile) {
       case Sm90Tile::square:
-        return start_tile<T, 2, 128, true, true, 1, 1>(g, multiprocessors, stream);
+        return kb ? tile_of<T, 2, 128, true, 1, 1> : tile_of<T, 2, 128, false, 1, 1>;
       case Sm90Tile::tall32:
-        return start_tile<T, 2, 32, true, true, 1, 1>(g, multiprocessors, stream);
+        return kb ? tile_of<T, 2, 32, true, 1, 2> : tile_of<T, 2, 32, false, 1, 2>;
       case Sm90Tile::narrow128:
-        return start_tile<T, 1, 128, true, true, 1, 1>(g, multiprocessors, stream);
+        return tile_of<T, 1, 128, true, 1, 1>;
+      case Sm90Tile::narrow64:
+        return tile_of<T, 1, 64, false, 1, 4>;
       case Sm90Tile::narrow32:
-        return start_tile<T, 1, 32, true, true, 1, 1>(g, multiprocessors, stream);
-    }
-  if (g.a.k_contiguous) switch (tile) {
-      case Sm90Tile::wide:
-        return start_tile<T, 2, 256, true, false, 2, 1>(g, multiprocessors, stream);
-      case Sm90Tile::square:
-        return start_tile<T, 2, 128, true, false, 1, 1>(g, multiprocessors, stream);
-      case Sm90Tile::tall32:
-        return start_tile<T, 2, 32, true, false, 1, 1>(g, multiprocessors, stream);
+        return kb ? tile_of<T, 1, 32, true, 1, 4> : tile_of<T, 1, 32, false, 1, 1>;
+      case Sm90Tile::stacked64:
+        return tile_of<T, 1, 64, false, 2, 2>;
+      case Sm90Tile::stacked128:
+        return tile_of<T, 1, 128, false, 2, 1>;
       default:
-        return start_tile<T, 1, 32, true, false, 1, 1>(g, multiprocessors, stream);
+        return kb ? tile_of<T, 2, 256, true, 2, 1> : tile_of<T, 2, 256, false, 2, 1>;
     }
-  return start_tile<T, 2, 256, false, false, 2, 1>(g, multiprocessors, stream);
+  }();
+  return launch(g, multiprocessors, stream, {});
 }
 
 }  // namespace

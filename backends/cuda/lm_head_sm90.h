@@ -6,10 +6,19 @@
 
 namespace rlk::cuda {
 
-// Rows x columns of C per block: 128x256, 128x128, 128x32, 64x128, 64x32. The last two are for up to 64 rows,
-// or for so few columns that all tiles run at once; a product whose a is row-contiguous has the wide one
-// only, one whose b is row-contiguous takes narrow32 for narrow128.
-enum class Sm90Tile : std::uint8_t { wide, square, tall32, narrow128, narrow32 };
+// Rows x columns of C per block. The blocks of a pair lie below each other and share their columns. The
+// narrow ones are for up to 64 rows, or for so few columns that all tiles run at once. A product whose a is
+// row-contiguous has the wide one only.
+enum class Sm90Tile : std::uint8_t {
+  wide,        // 128x256
+  square,      // 128x128
+  tall32,      // 128x32
+  narrow128,   // 64x128; b k-contiguous
+  narrow64,    // 64x64; b row-contiguous
+  narrow32,    // 64x32
+  stacked64,   // pairs of 64x64; b row-contiguous
+  stacked128,  // pairs of 64x128; b row-contiguous
+};
 
 // Whether the driver offers the tensor-map encoder these kernels need.
 bool sm90_available();

@@ -10,9 +10,8 @@
 //   cluster has to
 //           find room within one of the GPU's groups of multiprocessors
 //   memory  sums pass through the caller's workspace (they stay in L2). Few tiles: every block takes one
-//   range of a
-//           tile, and the last one done with a tile adds them up. Many: a block takes its tile's ranges in
-//           turn.
+//           range of a tile, and each adds a quarter of what they leave there. Many: a block takes its tile's
+//           ranges in turn.
 // Tiles:
 //   wide   128x256 by two warpgroups of 64x256, clusters of two along m that share the n operand by
 //   multicast: per
@@ -31,7 +30,7 @@
 
 namespace rlk::cuda::hopper {
 
-inline constexpr int kStep = 64;  // of k per stage
+inline constexpr int kStep = 64;  // of k per part of a stage
 inline constexpr int kMaxStages = 32;
 inline constexpr int kBandRows =
     2048;  // 16 MB of the m operand at K = 4096: stays in L2 while a band crosses n
@@ -52,8 +51,11 @@ struct Params {
 
 enum class Sums : std::uint8_t { whole, cluster, memory };
 
-template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums>
+// What one thread does per stage around the products, some 250 cycles of them one after the other, is longer
+// than four narrow products: where k is one range, stages of narrow tiles hold several parts.
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums, int Parts>
 struct Plan {
+  static_assert(Parts == 1 || sums == Sums::whole);  // a range may end within a stage
   static constexpr int kBM = 64 * Groups;
   using A = Staged<kBM, KA>;
   using B = Staged<BN, KB>;
@@ -154,13 +156,11 @@ struct Partial {
   __device__ static float4 four(const float (&acc)[Floats], int piece) {
     return make_float4(acc[piece * 4], acc[piece * 4 + 1], acc[piece * 4 + 2], acc[piece * 4 + 3]);
   }
-  __device__ static void set_four(float (&acc)[Floats], int piece, float4 x) {
+  template <int Count>
+  __device__ static void set_four(float (&acc)[Count], int piece, float4 x) {
     acc[piece * 4] = x.x, acc[piece * 4 + 1] = x.y, acc[piece * 4 + 2] = x.z, acc[piece * 4 + 3] = x.w;
   }
-  __device__ void put(const float (&acc)[Floats]) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) __stcg(at + i * Threads, four(acc, i));
-  }
+  __device__ void put(int piece, float4 x) const { __stcg(at + piece * Threads, x); }
   __device__ float4 get(int piece) const { return __ldcg(at + piece * Threads); }
 };
 __device__ __forceinline__ float4 add(float4 a, float4 b) {
@@ -178,35 +178,117 @@ __device__ bool add_in_turn(float (&acc)[Floats], float4* slots, int range) {
     for (int i = 0; i < Sum::kPieces; ++i) Sum::set_four(acc, i, add(sum.get(i), Sum::four(acc, i)));
   }
   if (range + 1 == kRangesOfK) return true;
-  sum.put(acc);
+#pragma unroll
+  for (int i = 0; i < Sum::kPieces; ++i) sum.put(i, Sum::four(acc, i));
   return false;
 }
 
-// Every range of a tile by another block: who is done last adds them in the order of the ranges. True for
-// that one.
-template <int Threads, int Floats>
-__device__ bool add_when_last(float (&acc)[Floats], const Params& p, std::int64_t tile, std::int64_t tiles,
-                              int range, int* shared_count) {
-  using Sum = Partial<Threads, Floats>;
-  Sum(p.partial, range * tiles + tile).put(acc);
-  __threadfence();
-  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
-  if (threadIdx.x == 0) *shared_count = atomicAdd(p.arrived + tile, 1);
-  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
-  if (*shared_count + 1 != kRangesOfK) return false;
-  __threadfence();
+// The sums of one thread for `Floats / 4` blocks of eight columns: pairs of neighbours leave together where
+// the output's alignment allows.
+template <int Floats>
+__device__ void store_sums(const Gemm& g, bool whole_lines, const float (&sums)[Floats], std::int64_t row0,
+                           std::int64_t column0) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-  for (int i = 0; i < Sum::kPieces; ++i) {
-    float4 sum;
-#pragma unroll
-    for (int from = 0; from < kRangesOfK; ++from) {
-      const float4 x = from == range ? Sum::four(acc, i) : Sum(p.partial, from * tiles + tile).get(i);
-      sum = from == 0 ? x : add(sum, x);
+  for (int i = 0; i < Floats; i += 2) {
+    const std::int64_t row = row0 + lane / 4 + i % 4 / 2 * 8, column = column0 + i / 4 * 8 + lane % 4 * 2;
+    if (row >= g.m) continue;
+    if (!whole_lines || column + 1 >= g.n) {
+      store_product(g, row, column, sums[i]), store_product(g, row, column + 1, sums[i + 1]);
+      continue;
     }
-    Sum::set_four(acc, i, sum);
+    const std::int64_t at = (row * g.ldc + column) / 2;
+    if (g.out == Dtype::f32)
+      static_cast<float2*>(g.c)[at] = make_float2(round_to<float>(sums[i]), round_to<float>(sums[i + 1]));
+    else
+      static_cast<std::uint32_t*>(g.c)[at] = g.out == Dtype::f16
+                                                 ? round_pair<__half>(sums[i], sums[i + 1])
+                                                 : round_pair<__nv_bfloat16>(sums[i], sums[i + 1]);
   }
-  return true;
 }
+
+// Every range of a tile by another block. Each leaves its sums in memory and waits for the others; then each
+// adds a quarter of the tile's columns in the order of the ranges. One block that did it all, the last, took
+// 16 us of the 330 of d_hidden at 128 rows.
+//
+// The blocks of a tile need not run at the same time, so nobody waits for long. Who gives up leaves its own
+// quarter in memory too, and says so; the last to arrive adds what was left. Both are one atomic operation on
+// the tile's counter, so exactly one block adds each quarter.
+template <int Threads, int BN>
+class Meeting {
+ public:
+  // `patient`: this block has nothing else to do.
+  __device__ static void run(const Params& p, const float (&acc)[BN / 2], std::int64_t tile,
+                             std::int64_t tiles, int range, bool patient, int* shared, std::int64_t row0,
+                             std::int64_t column0) {
+    const Sum mine(p.partial, range * tiles + tile);
+    float4 own[kPieces];
+#pragma unroll
+    for (int quarter = 0; quarter < kRangesOfK; ++quarter)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const float4 four = Sum::four(acc, quarter * kPieces + i);
+        if (quarter == range) own[i] = four;
+        if (quarter != range || !patient) mine.put(quarter * kPieces + i, four);
+      }
+    int* const counter = p.arrived + tile;
+    int quarters = everyone([&] { return arrive(counter, range, patient); }, shared);
+    if (quarters == 0 && patient) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) mine.put(range * kPieces + i, own[i]);
+      quarters = everyone([&] { return give_up(counter, range); }, shared);
+    }
+    if (quarters == 0) return;
+    __threadfence();
+#pragma unroll 1
+    for (int quarter = 0; quarter < kRangesOfK; ++quarter) {
+      if ((quarters >> quarter & 1) == 0) continue;
+      float4 parts[kRangesOfK][kPieces];
+#pragma unroll
+      for (int from = 0; from < kRangesOfK; ++from)
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+          parts[from][i] = from == range && quarter == range
+                               ? own[i]
+                               : Sum(p.partial, from * tiles + tile).get(quarter * kPieces + i);
+      float sums[kPieces * 4];
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        Sum::set_four(sums, i, add(add(add(parts[0][i], parts[1][i]), parts[2][i]), parts[3][i]));
+      store_sums(p.gemm, p.whole_lines, sums, row0, column0 + quarter * (BN / kRangesOfK));
+    }
+  }
+
+ private:
+  using Sum = Partial<Threads, BN / 2>;
+  static_assert(kRangesOfK == 4);
+  static constexpr int kPieces = Sum::kPieces / kRangesOfK;
+  // A counter: how many have arrived, and which of them gave up.
+  static constexpr int kArrived = 7, kGaveUp = 4;
+  static constexpr int kPatience = 400;  // polls of about half a microsecond
+
+  // One thread acts, after what every thread has stored; all get the answer.
+  template <class Act>
+  __device__ static int everyone(Act&& act, int* shared) {
+    __threadfence();
+    asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+    if (threadIdx.x == 0) *shared = act();
+    asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+    return *shared;
+  }
+  // The quarters this block is to add, a bit each: none when it has not seen the others arrive.
+  __device__ static int arrive(int* counter, int range, bool patient) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // for the counters' zeros
+    const int before = atomicAdd(counter, patient ? 1 : 1 | 1 << range << kGaveUp);
+    if ((before & kArrived) + 1 == kRangesOfK) return before >> kGaveUp | 1 << range;
+    for (int polls = patient ? kPatience : 0; polls > 0; --polls)
+      if ((*static_cast<volatile int*>(counter) & kArrived) == kRangesOfK) return 1 << range;
+    return 0;
+  }
+  __device__ static int give_up(int* counter, int range) {
+    return (atomicOr(counter, 1 << range << kGaveUp) & kArrived) == kRangesOfK ? 1 << range : 0;
+  }
+};
 
 template <int BN>
 __device__ void store_direct(const Gemm& g, const float (&acc)[BN / 2], std::int64_t row0,
@@ -224,11 +306,11 @@ inline constexpr unsigned every = every<Step, Count - 1> << Step | 1;
 template <int Step>
 inline constexpr unsigned every<Step, 0> = 0;
 
-template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums>
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums, int Parts>
 __global__ void __launch_bounds__(128 * Groups + 128, 1)
     tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
-  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
+  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
   constexpr int Cluster = P::kCluster;
   extern __shared__ unsigned char shared_raw[];
   unsigned char* const shared = shared_raw + (1024 - smem_address(shared_raw) % 1024) % 1024;
@@ -236,8 +318,8 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   // The operands' rings, the outputs' staging (behind the ring, so that reading past the last real rows stays
   // inside), barriers.
   unsigned char* const ring_b = shared;
-  unsigned char* const ring_a = shared + p.stages * P::B::kBytes;
-  unsigned char* const staging = ring_a + (p.stages - 1) * a_bytes + P::A::kBytes;
+  unsigned char* const ring_a = shared + p.stages * Parts * P::B::kBytes;
+  unsigned char* const staging = ring_a + (p.stages * Parts - 1) * a_bytes + P::A::kBytes;
   auto* const full = reinterpret_cast<std::uint64_t*>(staging + P::kOutBytes);
   std::uint64_t* const empty = full + p.stages;
   std::uint64_t* const meet = empty + p.stages;
@@ -268,7 +350,7 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   const bool spread = sums == Sums::memory && p.spread;
   const std::int64_t units = spread ? tiles * P::kRanges : tiles;
   const std::int64_t first = blockIdx.x / P::kBlocks, stride = gridDim.x / P::kBlocks;
-  const int steps = static_cast<int>((p.gemm.k + kStep - 1) / kStep),
+  const int steps = static_cast<int>((p.gemm.k + kStep * Parts - 1) / (kStep * Parts)),
             per_range = (steps + P::kRanges - 1) / P::kRanges,
             ranges_here = sums == Sums::memory && !spread ? P::kRanges : 1;
   auto tile_of = [&](std::int64_t unit) { return spread ? unit % tiles : unit; };
@@ -295,47 +377,57 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
         const int begin = step_at(first_range(unit)), end = step_at(first_range(unit) + ranges_here);
         for (int step = begin; step < end; ++step, advance()) {
           barrier_wait(empty + stage, phase ^ 1);
-          barrier_expect(full + stage, bytes);
-          load(at, step * kStep);
+          barrier_expect(full + stage, bytes * Parts);
+          load(at, step * kStep * Parts);
         }
       }
     };
     // Blocks that share an operand fetch a part of it each, for all of them.
-    auto load_a = [&](const TilePosition& at, int k) {
+    auto load_a = [&](const TilePosition& at, int k0) {
       const int row0 = static_cast<int>(at.m * ClusterM + rank_m) * P::kBM;
-      unsigned char* const to = ring_a + stage * a_bytes;
-      if constexpr (ClusterN > 1) {
-        static_assert(KA);
-        const int share = a_bytes / 128 / ClusterN;
-        const auto same_rows =
-            static_cast<std::uint16_t>(every<ClusterM, ClusterN> << rank_m << cluster_range * Cluster);
-        tensor_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
-                              same_rows);
-      } else if constexpr (KA) {
-        tensor_load(to, &map_a, full + stage, k, row0);
-      } else {
 #pragma unroll
-        for (int block = 0; block < P::A::kBlocks; ++block)
-          tensor_load(to + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
+      for (int part = 0; part < Parts; ++part) {
+        unsigned char* const to = ring_a + (stage * Parts + part) * a_bytes;
+        const int k = k0 + part * kStep;
+        if constexpr (ClusterN > 1) {
+          static_assert(KA);
+          const int share = a_bytes / 128 / ClusterN;
+          const auto same_rows =
+              static_cast<std::uint16_t>(every<ClusterM, ClusterN> << rank_m << cluster_range * Cluster);
+          tensor_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
+                                same_rows);
+        } else if constexpr (KA) {
+          tensor_load(to, &map_a, full + stage, k, row0);
+        } else {
+#pragma unroll
+          for (int block = 0; block < P::A::kBlocks; ++block)
+            tensor_load(to + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
+        }
       }
     };
-    auto load_b = [&](const TilePosition& at, int k) {
+    auto load_b = [&](const TilePosition& at, int k0) {
       const int column0 = static_cast<int>(at.n * ClusterN + rank_n) * BN;
-      unsigned char* const to = ring_b + stage * P::B::kBytes;
+      unsigned char* const to = ring_b + stage * Parts * P::B::kBytes;
       [[maybe_unused]] const auto same_columns =
           static_cast<std::uint16_t>(every<1, ClusterM> << rank_n * ClusterM << cluster_range * Cluster);
-      if constexpr (KB && ClusterM > 1) {
+      if constexpr (KB) {
         constexpr int kShare = BN / ClusterM;
-        tensor_load_multicast(to + rank_m * kShare * 128, &map_b, full + stage, k, column0 + rank_m * kShare,
-                              same_columns);
-      } else if constexpr (KB) {
-        tensor_load(to, &map_b, full + stage, k, column0);
+#pragma unroll
+        for (int part = 0; part < Parts; ++part) {
+          unsigned char* const share = to + part * P::B::kBytes + rank_m * kShare * 128;
+          const int k = k0 + part * kStep, column = column0 + rank_m * kShare;
+          if constexpr (ClusterM > 1)
+            tensor_load_multicast(share, &map_b, full + stage, k, column, same_columns);
+          else
+            tensor_load(share, &map_b, full + stage, k, column);
+        }
       } else {
-        static_assert(P::B::kBlocks % ClusterM == 0);
-        constexpr int kShare = P::B::kBlocks / ClusterM;
+        static_assert(Parts * P::B::kBlocks % ClusterM == 0);
+        constexpr int kShare = Parts * P::B::kBlocks / ClusterM;
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
-          const int block = rank_m * kShare + i, column = column0 + block * P::B::kBox;
+          const int block = rank_m * kShare + i, k = k0 + block / P::B::kBlocks * kStep,
+                    column = column0 + block % P::B::kBlocks * P::B::kBox;
           if constexpr (ClusterM > 1)
             tensor_load_multicast(to + block * P::B::kBlockBytes, &map_b, full + stage, column, k,
                                   same_columns);
@@ -370,16 +462,20 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
       for (int i = 0; i < ranges_here; ++i) {
         const int range = first_range(unit) + i, begin = step_at(range), end = step_at(range + 1);
         // Stages whose products may still be running.
-        constexpr int kRunning = BN <= 64 ? 3 : 1;
+        constexpr int kRunning = BN <= 64 && Parts == 1 ? 3 : 1;
         int oldest = stage;
         for (int step = begin; step < end; ++step, advance()) {
           barrier_wait(full + stage, phase);
-          const auto a = P::A::descriptor(smem_address(ring_a + stage * a_bytes), group * 64);
-          const auto b = P::B::descriptor(smem_address(ring_b + stage * P::B::kBytes), 0);
           wgmma_fence();
 #pragma unroll
-          for (int k = 0; k < kStep; k += 16)
-            Wgmma<T, BN, !KA, !KB>::run(acc, a.at(k), b.at(k), step > begin || k > 0);
+          for (int part = 0; part < Parts; ++part) {
+            const int at = stage * Parts + part;
+            const auto a = P::A::descriptor(smem_address(ring_a + at * a_bytes), group * 64);
+            const auto b = P::B::descriptor(smem_address(ring_b + at * P::B::kBytes), 0);
+#pragma unroll
+            for (int k = 0; k < kStep; k += 16)
+              Wgmma<T, BN, !KA, !KB>::run(acc, a.at(k), b.at(k), step > begin || part > 0 || k > 0);
+          }
           wgmma_commit();
           wgmma_wait<kRunning>();
           if (step - begin >= kRunning) release(oldest), oldest = after(oldest);
@@ -390,10 +486,15 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
           if (begin == end)
             for (float& x : acc) x = 0;
         }
-        if constexpr (sums == Sums::memory)
-          whole = spread ? add_when_last<P::kMultipliers>(acc, p, tile * Cluster + rank, tiles * Cluster,
-                                                          range, reinterpret_cast<int*>(meet))
-                         : add_in_turn<P::kMultipliers>(acc, p.partial, range);
+        if constexpr (sums == Sums::memory) {
+          whole = !spread && add_in_turn<P::kMultipliers>(acc, p.partial, range);
+          if (spread) {
+            Meeting<P::kMultipliers, BN>::run(p, acc, tile * Cluster + rank, tiles * Cluster, range,
+                                              unit + stride >= units, reinterpret_cast<int*>(meet), row0,
+                                              column0);
+            for (float& x : acc) x = 0;  // nobody reads them: their registers were free in there
+          }
+        }
       }
       if constexpr (sums == Sums::cluster) {
         P::Meet::template run<Cluster>(p.gemm, acc, staging, meet, rank, cluster_range, turn, row0, column0);
@@ -449,6 +550,12 @@ inline bool encode(CUtensorMap* map, const void* data, Dtype type, std::int64_t 
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// Lets the product after it in the stream begin at once; that waits when it comes to the counters.
+static __global__ void zero_counters(int* counters, int count) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) counters[i] = 0;
+}
+
 // Where a product in Sums::memory leaves its sums: counters first.
 inline constexpr std::size_t kCounterBytes = 8192;
 struct Space {
@@ -456,9 +563,10 @@ struct Space {
   bool spread = false;
 };
 
-template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums = Sums::whole>
+template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums = Sums::whole,
+          int Parts = 1>
 cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, Space space = {}) {
-  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
+  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
   Params p{};
   p.gemm = g;
   p.clusters_m = (g.m + P::kBM * ClusterM - 1) / (P::kBM * ClusterM);
@@ -467,7 +575,7 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   p.a_rows =
       KA && Groups == 1 && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
   const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
-  p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (a_bytes + P::B::kBytes);
+  p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (Parts * (a_bytes + P::B::kBytes));
   if (p.stages > kMaxStages) p.stages = kMaxStages;
   p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
                   (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
@@ -478,17 +586,16 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
     p.arrived = static_cast<int*>(space.data);
     p.partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(space.data) + kCounterBytes);
     p.spread = space.spread;
-    if (p.spread)
-      if (cudaError_t e = cudaMemsetAsync(
-              p.arrived, 0, static_cast<std::size_t>(units * P::kCluster) * sizeof(int), stream);
-          e != cudaSuccess)
-        return e;
-    if (p.spread) units *= P::kRanges;
+    if (p.spread) {
+      zero_counters<<<1, 128, 0, stream>>>(p.arrived, static_cast<int>(units * P::kCluster));
+      if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
+      units *= P::kRanges;
+    }
   }
 
-  auto kernel = tensor_core<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums>;
-  const int bytes = 1024 + p.stages * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) + P::kOutBytes +
-                    p.stages * 16 + 16;
+  auto kernel = tensor_core<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
+  const int bytes = 1024 + p.stages * Parts * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) +
+                    P::kOutBytes + p.stages * 16 + 16;
   // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be
   // between setting it and its launch.
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
@@ -507,11 +614,14 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   config.blockDim = dim3(P::kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {P::kBlocks, 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {P::kBlocks, 1, 1};
+  // Does not wait for zero_counters, which itself waits for what came before.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = p.spread ? 2 : 1;
   std::int64_t together = multiprocessors / P::kBlocks;
   if constexpr (P::kBlocks > 2) {  // a cluster stays inside one group of multiprocessors, so fewer may fit
     config.gridDim = dim3(P::kBlocks);

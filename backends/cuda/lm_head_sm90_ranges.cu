@@ -15,15 +15,15 @@ using hopper::Sums;
 constexpr std::int64_t kFewRows = 64;
 // So many clusters of four find room at once; a narrow product takes the narrowest tile that needs no more.
 constexpr std::int64_t kManyClusters = 28;
-// Up to so many rows, pairs of 128x128 side by side, which share their rows; beyond, of 128x256 below each
-// other, which share their columns.
+// Up to so many rows, pairs of 64x256 below each other, which share their columns, or, where a block takes
+// its ranges in turn, of 128x128 side by side; beyond, pairs of 128x256 below each other.
 constexpr std::int64_t kOneRowOfTiles = 128;
 
 struct Grid {
   std::int64_t tiles, slot_bytes;
 };
 Grid grid_of(const Gemm& g) {
-  if (g.m <= kOneRowOfTiles) return {(g.n + 255) / 256 * 2, 128 * 128 * 4};
+  if (g.m <= kOneRowOfTiles) return {(g.n + 255) / 256 * 2, 64 * 256 * 4};
   return {(g.m + 255) / 256 * 2 * ((g.n + 255) / 256), 128 * 256 * 4};
 }
 std::size_t bytes_for(std::int64_t slots, const Grid& grid) {
@@ -56,10 +56,13 @@ cudaError_t start(const Gemm& g, int multiprocessors, void* workspace, std::size
       !spread && bytes < bytes_for(std::min<std::int64_t>(grid.tiles, multiprocessors), grid);
   if (no_room || (g.m <= kOneRowOfTiles && g.n <= 128 * kManyClusters))
     return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-  return g.m <= kOneRowOfTiles ? start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(
-                                     g, multiprocessors, stream, {workspace, spread})
-                               : start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(
-                                     g, multiprocessors, stream, {workspace, spread});
+  if (g.m > kOneRowOfTiles)
+    return start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
+                                                               {workspace, spread});
+  return spread ? start_tile<T, 1, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
+                                                                      {workspace, true})
+                : start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(g, multiprocessors, stream,
+                                                                      {workspace, false});
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // lm_head on an NVIDIA GPU, as users get it, against the fastest of the first 8 algorithms cuBLASLt offers
 // for the same product with 64 MB of workspace (split-K allowed), in the same run:
 //
-//   lm_head_cuda_bench [forward] [small] [backward] [golden]        all four without arguments
+//   lm_head_cuda_bench [forward] [small] [backward] [golden] [M ...]        all four, every size, without
+//   arguments
 //
 // One line per size: the medians, their ratio (above 1: we are faster), what that is in TFLOP/s and TB/s, and
 // whether any bit of the first rows differs from the same rows of the largest batch; cuda.sm90, and beside it
@@ -280,6 +281,7 @@ struct Bench {
   // fma64 beside the library's DGEMM on copies of the operands in fp64, which ours never makes; then
   // fma32/kb1024.
   void golden(const std::vector<int64_t>& sizes) {
+    if (sizes.empty()) return;
     const Memory wide(kV * kK * 8), wide_out(sizes.back() * kV * 8), wide_rows(sizes.back() * kK * 8);
     fill_f64(wide, kV * kK, 8), fill_f64(wide_rows, sizes.back() * kK, 9);
     for (int64_t m : sizes) {
@@ -335,17 +337,29 @@ int main(int argc, char** argv) try {
     fmt::print("[skip] no CUDA device\n");
     return 0;
   }
+  std::vector<std::string> parts;
+  std::vector<int64_t> only;
+  for (const std::string a : std::vector<const char*>(argv + 1, argv + argc))
+    if (a.find_first_not_of("0123456789") == std::string::npos)
+      only.push_back(std::stoll(a));
+    else
+      parts.push_back(a);
   auto asked = [&](const char* part) {
-    return argc == 1 ||
-           std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, part) == 0; });
+    return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+  };
+  auto of = [&](std::vector<int64_t> all) {
+    if (!only.empty())
+      std::erase_if(all, [&](int64_t m) { return std::find(only.begin(), only.end(), m) == only.end(); });
+    return all;
   };
   Bench bench;
-  const std::vector<int64_t> sizes{8192, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+  const std::vector<int64_t> sizes = of({8192, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096});
   if (asked("forward")) bench.forward("forward", kV, sizes, false);
   if (asked("small"))
-    for (int64_t n : {4096, 1024}) bench.forward("small", n, {8192, 1, 4, 16, 32, 64, 128}, true);
+    for (int64_t n : {4096, 1024}) bench.forward("small", n, of({8192, 1, 4, 16, 32, 64, 128}), true);
   if (asked("backward")) bench.backward(sizes);
-  if (asked("golden")) bench.golden({1, 8, 16, 32, 64, 128, 256, 512}), bench.golden_backward({16, 64, 512});
+  if (asked("golden"))
+    bench.golden(of({1, 8, 16, 32, 64, 128, 256, 512})), bench.golden_backward(of({16, 64, 512}));
   return 0;
 } catch (const std::exception& e) {
   fmt::print(stderr, "lm_head_cuda_bench: {}\n", e.what());
