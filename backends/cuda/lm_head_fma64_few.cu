@@ -1,41 +1,42 @@
-// Logits in arithmetic fma64 for 17 to 64 rows on Hopper's FP64 tensor cores: lm_head_fma64_sm90.cu says
+// Logits in arithmetic fma64 for 17 to 32 rows on Hopper's FP64 tensor cores: lm_head_fma64_sm90.cu says
 // which kernel serves what. Both operands are k-contiguous and of one dtype.
 //
 // With so few rows a weight is used little, and upcasting it is what costs: that unit takes 16 numbers a
 // clock and multiprocessor. So each number is upcast once per block: the weight's in registers, since a warp
 // owns 16 of its rows for all rows of the batch; the batch's into shared memory, a step ahead, in the order
-// in which fragments are read. From 128 rows on, tiles of 128x128 are as fast.
+// in which fragments are read.
 //
-// Tiles: BM x 128 by 8 warps of BM x 16, BM 32 or 64, k in steps of 32, 4 stages (3 in fp32).
+// Tiles: 32x128 by 8 warps of 32x16, k in steps of 32, 4 stages (3 in fp32).
 #include "lm_head_fma64.cuh"
 
 namespace rlk::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = 16, kBN = kWarps * kColumns, kDepth = 32;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = 16, kBM = 32, kBN = kWarps * kColumns,
+              kDepth = 32;
 
-template <class T, int BM>
+template <class T>
 struct Plan {
-  using A = Tile<T, BM, kDepth, true>;
+  using A = Tile<T, kBM, kDepth, true>;
   using B = Tile<T, kBN, kDepth, true>;
   static constexpr int kStages = sizeof(T) == 4 ? 3 : 4;
-  static constexpr int kUpcast = BM * kDepth / 2;  // pairs of fp64 in one step of A
+  static constexpr int kUpcast = kBM * kDepth / 2;  // pairs of fp64 in one step of A
   static constexpr int kBytes = 2 * kUpcast * static_cast<int>(sizeof(double2)) +
                                 kStages * static_cast<int>(sizeof(T) * (A::kElements + B::kElements));
 };
 
 // Two blocks share a multiprocessor, so that one multiplies while the other waits.
-template <class T, int BM>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
-  using P = Plan<T, BM>;
-  constexpr int kStages = P::kStages, kBlocks = BM / 16;  // blocks of 16 rows
+  using P = Plan<T>;
+  constexpr int kStages = P::kStages, kBlocks = kBM / 16;  // blocks of 16 rows
   extern __shared__ __align__(16) unsigned char shared[];
   auto* const upcast = reinterpret_cast<double2*>(shared);
   auto* const stages_a = reinterpret_cast<T*>(upcast + 2 * P::kUpcast);
   auto* const stages_b = stages_a + kStages * P::A::kElements;
 
-  const TilePosition tile = place(blockIdx.x, (p.m + BM - 1) / BM, (p.n + kBN - 1) / kBN);
-  const std::int64_t row0 = tile.m * BM, column0 = tile.n * kBN;
+  const TilePosition tile = place(blockIdx.x, (p.m + kBM - 1) / kBM, (p.n + kBN - 1) / kBN);
+  const std::int64_t row0 = tile.m * kBM, column0 = tile.n * kBN;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
 
   const std::int64_t steps = (p.k + kDepth - 1) / kDepth;
@@ -117,14 +118,14 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
     store(T{});
 }
 
-template <class T, int BM>
+template <class T>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
-  constexpr int kBytes = Plan<T, BM>::kBytes;
-  auto kernel = few_rows<T, BM>;
+  constexpr int kBytes = Plan<T>::kBytes;
+  auto kernel = few_rows<T>;
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       e != cudaSuccess)
     return e;
-  const std::int64_t blocks = ((p.m + BM - 1) / BM) * ((p.n + kBN - 1) / kBN);
+  const std::int64_t blocks = ((p.m + kBM - 1) / kBM) * ((p.n + kBN - 1) / kBN);
   kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(p, aligned16(p.a) && aligned16(p.b));
   return cudaGetLastError();
 }
@@ -132,10 +133,7 @@ cudaError_t start(const Gemm& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_fma64_few(const Gemm& p, cudaStream_t stream) {
-  return with_float_type(p.b.type, [&](auto type) {
-    using T = decltype(type);
-    return p.m <= 32 ? start<T, 32>(p, stream) : start<T, 64>(p, stream);
-  });
+  return with_float_type(p.b.type, [&](auto type) { return start<decltype(type)>(p, stream); });
 }
 
 }  // namespace rlk::cuda

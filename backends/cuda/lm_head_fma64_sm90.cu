@@ -1,6 +1,6 @@
 // lm_head products in arithmetic fma64 on Hopper's FP64 tensor cores, whose products are an ascending FMA
 // chain bit for bit: inputs upcast exactly, one chain per output, one rounding. Which kernel serves a
-// product, and the one for up to 16 rows; lm_head_fma64_few.cu has the logits of 17 to 64,
+// product, and the one for up to 16 rows; lm_head_fma64_few.cu has the logits of 17 to 32,
 // lm_head_fma64_tiles.cu the rest.
 //
 // Memory: operands stay in their own dtype in global memory, so no upcast copy of the weight ever exists. The
@@ -102,16 +102,33 @@ cudaError_t start(const Gemm& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// The tile that takes the fewest steps of all multiprocessors, weighed by what a step of one takes.
+Fma64Tile tile_for(const Gemm& p) {
+  int device = 0, multiprocessors = 132;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const auto cost = [&](std::int64_t rows, std::int64_t columns, std::int64_t step) {
+    const std::int64_t tiles = (p.m + rows - 1) / rows * ((p.n + columns - 1) / columns);
+    return (tiles + multiprocessors - 1) / multiprocessors * step;
+  };
+  constexpr int kSquareStep = 5, kNarrowStep = 1;  // measured
+  if (!p.a.k_contiguous) return Fma64Tile::square;
+  if (p.b.k_contiguous) return p.m <= 64 ? Fma64Tile::few : Fma64Tile::square;
+  return cost(64, 32, kNarrowStep) < cost(128, 128, kSquareStep) ? Fma64Tile::narrow : Fma64Tile::square;
+}
+
 }  // namespace
 
 cudaError_t launch_fma64_sm90(const Gemm& p, cudaStream_t stream) {
-  if (!p.a.k_contiguous || p.a.type != p.b.type) return launch_fma64_tiles(p, stream);
-  if (p.m <= kRows)
-    return with_float_type(p.b.type, [&](auto type) {
-      using T = decltype(type);
-      return p.b.k_contiguous ? start<T, true>(p, stream) : start<T, false>(p, stream);
-    });
-  return p.m <= 64 && p.b.k_contiguous ? launch_fma64_few(p, stream) : launch_fma64_tiles(p, stream);
+  if (p.a.k_contiguous && p.a.type == p.b.type) {
+    if (p.m <= kRows)
+      return with_float_type(p.b.type, [&](auto type) {
+        using T = decltype(type);
+        return p.b.k_contiguous ? start<T, true>(p, stream) : start<T, false>(p, stream);
+      });
+    if (p.m <= 32 && p.b.k_contiguous) return launch_fma64_few(p, stream);
+  }
+  return launch_fma64_tiles(p, tile_for(p), stream);
 }
 
 }  // namespace rlk::cuda

@@ -48,10 +48,12 @@ inline bool aligned16(const Operand& o) {
 // is 9.0, double FMA elsewhere: the same bits.
 cudaError_t launch_fma64(const Gemm&, int compute_capability, cudaStream_t);
 cudaError_t launch_fma64_sm90(const Gemm&, cudaStream_t);
-// Up to 64 rows, both operands k-contiguous and of one dtype, Hopper.
+// Up to 32 rows, both operands k-contiguous and of one dtype, Hopper.
 cudaError_t launch_fma64_few(const Gemm&, cudaStream_t);
-// Any number of rows, layout and dtypes, Hopper.
-cudaError_t launch_fma64_tiles(const Gemm&, cudaStream_t);
+// Any number of rows, layout and dtypes, Hopper. Tiles of 128x128; 64x192, for both operands k-contiguous;
+// 64x32, for a alone k-contiguous.
+enum class Fma64Tile : std::uint8_t { square, few, narrow };
+cudaError_t launch_fma64_tiles(const Gemm&, Fma64Tile, cudaStream_t);
 
 // arithmetic fma32/kb1024; a may be fp32 beside a 16-bit b. CUDA cores, compute capability 8.0 and up.
 cudaError_t launch_fma32(const Gemm&, cudaStream_t);

@@ -197,11 +197,17 @@ std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& 
   for (int round = 0; round < kRounds; ++round)
     for (std::size_t i = 0; i < plans.size(); ++i)
       times[i].push_back(estimates[i] < kFarBehind * best ? time(i, estimates[i]) : kFailed);
+  // Here the GPU rests between runs. Under full load the library's favourite for d_hidden of 256 rows went
+  // from 0.50 to 0.58 ms, stacked pairs from 0.51 to 0.54: they win what is nearly even.
+  const auto handicap = [](const Way& way) {
+    const bool stacked = way.tile == Sm90Tile::stacked64 || way.tile == Sm90Tile::stacked128;
+    return way.kind == Way::Kind::sm90 && stacked ? 0.96f : 1.0f;
+  };
   std::size_t winner = 0;
   float least = kFailed;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     std::sort(times[i].begin(), times[i].end());
-    if (const float median = times[i][kRounds / 2]; median < least) winner = i, least = median;
+    if (const float ms = times[i][kRounds / 2] * handicap(plans[i].way); ms < least) winner = i, least = ms;
   }
   return winner;
 }
