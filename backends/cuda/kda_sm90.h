@@ -8,8 +8,10 @@
 // past only; their operands in fp16 scaled by the row's largest exponent; the inverse of 16 x 16 blocks by
 // fp32 substitution, of the rest by fp64 products; states in fp32, rounded to bf16 as operands. Gradients
 // inside a chunk: dP and dM rounded to 11 significant bits, times decayed q and k; those are rounded alike
-// between blocks of 16 tokens and, inside a block by halving (level s = 8, 4, 2), where log decays are given
-// (`gate` none); where the gate is computed here they keep 22 bits inside a block. Neighbours meet in fp32.
+// between blocks of 16 tokens, and inside a block by halving (level s = 8, 4, 2) keep 22 bits; where log
+// decays are given (`gate` none) they are everywhere cut to 11 bits, after a factor that makes cutting
+// unbiased. Neighbours meet in fp32. d_beta = D . v + W . k; where log decays are given and |beta| is 2^-64
+// or more, the same as D . v_new / beta.
 #pragma once
 
 #include <cuda_bf16.h>

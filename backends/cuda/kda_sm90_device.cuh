@@ -38,10 +38,10 @@ struct Job : Call {
   bf16* k_norm = nullptr;
   float* q_factor = nullptr;
   float* k_factor = nullptr;
-  float* beta_part = nullptr;   // K = 128: [slots, HV][2][64], the two halves of dbeta
-  float* bias_part = nullptr;   // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
-  float* a_log_part = nullptr;  // [slots, HV, K]: the same for d_a_log
-  float* inter = nullptr;       // unfused only: [slots, HV][kInter]
+  unsigned* beta_half = nullptr;  // K = 128: [slots, HV][64], see gradients_kernel
+  float* bias_part = nullptr;     // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
+  float* a_log_part = nullptr;    // [slots, HV, K]: the same for d_a_log
+  float* inter = nullptr;         // unfused only: [slots, HV][kInter]
 };
 
 // Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
@@ -106,6 +106,12 @@ __device__ inline bool find_chunk(const Job& p, int slot, Chunk& c) {
 template <class T>
 __device__ inline T* row_of(const Strided<T>& t, std::int64_t row, std::int64_t token, int head) {
   return t.data + row * t.batch + token * t.token + head * t.head;
+}
+// `row` rows of `step` elements further on: one instruction, where 64-bit steps take six.
+template <class T>
+__device__ inline T* rows_on(T* from, int row, int step) {
+  const std::int64_t bytes = static_cast<std::int64_t>(row) * (step * static_cast<int>(sizeof(T)));
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(bytes));
 }
 __device__ inline std::int64_t index_of(const Real& t, std::int64_t row, std::int64_t token, int head) {
   return row * t.batch + token * t.token + head * t.head;

@@ -7,8 +7,10 @@
 //   Q_i = scale e^{G_i} (S do_i) + sum_j dP_ij E_ij k_j
 //   W_i = -e^{G_i} (S D_i) + sum_j dM_ij E_ij k_j
 //   U_j = e^{G_L - G_j} (dS v_new_j) + sum_i E_ij (dP_ij q_i + dM_ij beta_i k_i)
-//   dq = Q     dk = U + beta W     dbeta = D . v + W . k     dG = q Q + beta k W - k U,
+//   dq = Q     dk = U + beta W     dbeta = D . v_new / beta     dG = q Q + beta k W - k U,
 //   and on the last row also e^{G_L} rowsum(S dS) + sum_j e^{G_L - G_j} k_j (dS v_new_j)
+// A beta too small to divide by has dbeta = D . v + W . k, which is the same but for rounding, and for that
+// cancels where keys are nearly parallel.
 // The gradient of the inverse needs no 64^3 products: x = (I + M) v_new is a linear solve, so dM = -stril(D
 // v_new^T). The code holds -dM and -W and multiplies -beta k: no sign is ever changed.
 //
@@ -32,7 +34,7 @@
 // per warpgroup, and all of dP by the first, all of dM by the second; do comes as swizzled rows, the rest as
 // 8 x 8 blocks, which wgmma takes turned.
 //
-// Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k, v: 2K each, less v) + 4K
+// Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k: 2K each) + 4K
 // (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
 // same code in two kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
 #include <algorithm>
@@ -72,6 +74,8 @@ __device__ inline std::uint32_t tf32(float x) {
   return y;
 }
 
+constexpr float kFaint = 0x1p-64f;     // a beta below this is not divided by
+constexpr unsigned kNoHalf = ~0u;      // a NaN that no sum gives
 constexpr int kSlice = 64;             // channels of K per block
 constexpr unsigned kGridRows = 32768;  // chunk slots along the grid's second dimension
 
@@ -185,22 +189,22 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   }
   // 64 rows of 16-byte pieces, rows of the tile `pitch` bytes apart; past the end zeros.
-  auto load_rows = [&](auto pieces, const void* from, std::int64_t step, int pitch, auto place) {
+  auto load_rows = [&](auto pieces, const void* from, int step, int pitch, auto place) {
     constexpr unsigned kPieces = decltype(pieces)::value, kRows = kThreads / kPieces;
     const int row = thread / kPieces, piece = thread % kPieces;
     const char* at = static_cast<const char*>(from) + 16 * piece;
-    const char* next = at + row * step;
     const std::uint32_t to = base + place(row, piece);
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(64 / kRows); ++i, next += kRows * step) {
-      const bool valid = row + static_cast<int>(kRows) * i < c.length;
-      copy16(to + i * kRows * pitch, valid ? next : at, valid);
+    for (int i = 0; i < static_cast<int>(64 / kRows); ++i) {
+      const int r = row + static_cast<int>(kRows) * i;
+      const bool valid = r < c.length;
+      copy16(to + i * kRows * pitch, rows_on(at, valid ? r : 0, step), valid);
     }
   };
   auto tile_at = [](int at) { return [at](int row, int piece) { return at + row_tile(64, row, piece); }; };
   if constexpr (part != Part::intra) {
-    load_rows(std::integral_constant<int, K / 8>{}, row_of(p.d_out, c.row, c.token, hv), 2 * p.d_out.token,
-              128, tile_at(L::kDOut));
+    load_rows(std::integral_constant<int, K / 8>{}, row_of(p.d_out, c.row, c.token, hv),
+              2 * static_cast<int>(p.d_out.token), 128, tile_at(L::kDOut));
   }
   const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + slice * C;
   if constexpr (part != Part::inter) {
@@ -210,32 +214,32 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       load_rows(kEight, p.q_norm + row, 2 * p.heads * K, 128, tile_at(L::kQ));
       load_rows(kEight, p.k_norm + row, 2 * p.heads * K, 128, tile_at(L::kK));
     } else {
-      load_rows(kEight, row_of(p.q, c.row, c.token, h) + slice * C, 2 * p.q.token, 128, tile_at(L::kQ));
-      load_rows(kEight, row_of(p.k, c.row, c.token, h) + slice * C, 2 * p.k.token, 128, tile_at(L::kK));
+      load_rows(kEight, row_of(p.q, c.row, c.token, h) + slice * C, 2 * static_cast<int>(p.q.token), 128,
+                tile_at(L::kQ));
+      load_rows(kEight, row_of(p.k, c.row, c.token, h) + slice * C, 2 * static_cast<int>(p.k.token), 128,
+                tile_at(L::kK));
     }
     if (p.g.bf16) {
-      load_rows(kEight, static_cast<const bf16*>(p.g.data) + g_row, 2 * p.g.token, 128, tile_at(L::kG));
+      load_rows(kEight, static_cast<const bf16*>(p.g.data) + g_row, 2 * static_cast<int>(p.g.token), 128,
+                tile_at(L::kG));
     } else {
-      load_rows(std::integral_constant<int, 16>{}, static_cast<const float*>(p.g.data) + g_row, 4 * p.g.token,
-                256, [](int row, int piece) { return L::kG + row * 256 + ((piece ^ (row & 6)) << 4); });
-    }
-    if (tid < 64) {
-      floats(L::kBeta)[tid] =
-          tid < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + tid, hv))) : 0.f;
+      load_rows(std::integral_constant<int, 16>{}, static_cast<const float*>(p.g.data) + g_row,
+                4 * static_cast<int>(p.g.token), 256,
+                [](int row, int piece) { return L::kG + row * 256 + ((piece ^ (row & 6)) << 4); });
     }
   }
   copy_commit();
-  // v for D . v: this warp's 8 tokens, 64 columns.
-  std::uint32_t v[8];
-  if constexpr (part != Part::intra) {
-    const int token = 8 * warp + g;
-    const bf16* from = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * t;
-#pragma unroll
-    for (int x = 0; x < 8; ++x) v[x] = load32(from + 8 * x, token < c.length);
+  bool faint = false;
+  if (tid < 64) {
+    const float beta =
+        tid < c.length ? beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + tid, hv))) : 0.f;
+    floats(L::kBeta)[tid] = beta;
+    faint = tid < c.length && fabsf(beta) < kFaint;
   }
   copy_wait<0>();
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  __syncthreads();  // A: what threads copied is there, the barrier is initialised
+  // A: what threads copied is there, the barrier is initialised
+  const bool by_sums = __syncthreads_or(faint) || Gated;
 
   // [4 n + 2 r + x]: token 8 n + 2 t + x of this half, channel g + 8 r of this strip. Of the entries (dP in
   // the first half, -dM in the second): row 16 strip + g + 8 r, column 8 n + 2 t + x.
@@ -256,38 +260,46 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
                              of_blocks(base, L::kNew + 2048 * ks), ks > 0);
     }
 #pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      const std::uint32_t at = 2048 * ks, rows = L::kDOut + ks / 4 * 8192 + ks % 4 * 32;
-      multiply<true, false>(aq, of_blocks(base, L::kState + at), of_rows(token_rows, rows), ks > 0);
-      multiply<true, true>(aw, of_blocks(base, L::kState + at), of_blocks(tokens, L::kDx + at), ks > 0);
-      multiply<true, true>(au, of_blocks(base, L::kDState + at), of_blocks(tokens, L::kNew + at), ks > 0);
-    }
+    for (int ks = 0; ks < K / 16; ++ks)
+      multiply<true, false>(aq, of_blocks(base, L::kState + 2048 * ks),
+                            of_rows(token_rows, L::kDOut + ks / 4 * 8192 + ks % 4 * 32), ks > 0);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks)
+      multiply<true, true>(aw, of_blocks(base, L::kState + 2048 * ks), of_blocks(tokens, L::kDx + 2048 * ks),
+                           ks > 0);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks)
+      multiply<true, true>(au, of_blocks(base, L::kDState + 2048 * ks),
+                           of_blocks(tokens, L::kNew + 2048 * ks), ks > 0);
     wgmma_commit();
-    // D . v of this warp's 8 tokens over 64 columns of V, and rowsum(S dS) of 8 channels over all of V: the
-    // diagonals of 8 x 8 products.
-    {
-      const int token = 8 * warp + g, mat = lane / 8, r = lane % 8;
+    // rowsum(S dS) of this warp's 8 channels over all of V, and for a faint beta D . v of its 8 tokens over
+    // 64 columns: the diagonals of 8 x 8 products.
+    const int mat = lane / 8, r = lane % 8;
+    std::uint32_t d[4];
+    if (by_sums) {
+      const int token = 8 * warp + g;
+      const bf16* v = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * t;
       // Of a product's 16 rows one 8 are wanted, so the other half of its operand may be anything at hand.
-      float x[4] = {0.f, 0.f, 0.f, 0.f}, x8[4] = {0.f, 0.f, 0.f, 0.f}, y[4] = {0.f, 0.f, 0.f, 0.f};
-      std::uint32_t d[4];
+      float x[4] = {0.f, 0.f, 0.f, 0.f}, x8[4] = {0.f, 0.f, 0.f, 0.f};
+      auto pair = [&](int i) { return load32(v + 8 * i, token < c.length); };
 #pragma unroll
       for (int i = 0; i < 8; i += 4) {
         const int block = 8 * slice + i + (mat >> 1) + 2 * (mat & 1);
         ldmatrix_t(d, base + L::kDx + ((block * 8 + warp) * 8 + r) * 16);
-        mma(x, d, v[i], v[i + 1]);
-        mma(x8, d, v[i + 2], v[i + 3]);
+        mma(x, d, pair(i), pair(i + 1));
+        mma(x8, d, pair(i + 2), pair(i + 3));
       }
-      x[0] += x8[2], x[1] += x8[3];
+      if (g / 2 == t) floats(L::kBetaV)[token] = g % 2 ? x[1] + x8[3] : x[0] + x8[2];
+    }
+    {
+      float y[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
       for (int vb = 0; vb < K / 8; vb += 2) {
         ldmatrix_t(d,
                    base + (mat & 1 ? L::kDState : L::kState) + (((vb + (mat >> 1)) * 8 + warp) * 8 + r) * 16);
         mma(y, d, d[1], d[3]);
       }
-      if (g / 2 == t) {
-        floats(L::kBetaV)[token] = g % 2 ? x[1] : x[0];
-        floats(L::kLast)[token] = g % 2 ? y[1] : y[0];
-      }
+      if (g / 2 == t) floats(L::kLast)[8 * warp + g] = g % 2 ? y[1] : y[0];
     }
     if constexpr (part == Part::inter) {
       wgmma_wait<0>();
@@ -299,7 +311,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         to[32 * kThreads] = aq[i], to[48 * kThreads] = aw[i], to[64 * kThreads] = au[i];
       }
       __syncthreads();
-      if (tid < 64) inter[80 * kThreads + tid] = floats(L::kBetaV)[tid];
+      if (tid < 64 && by_sums) inter[80 * kThreads + tid] = floats(L::kBetaV)[tid];
       if (tid < C) inter[80 * kThreads + 64 + tid] = floats(L::kLast)[tid];
       return;
     }
@@ -310,7 +322,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       entries[i] = from[0], entries[16 + i] = from[16 * kThreads];
       aq[i] = from[32 * kThreads], aw[i] = from[48 * kThreads], au[i] = from[64 * kThreads];
     }
-    if (tid < 64) floats(L::kBetaV)[tid] = inter[80 * kThreads + tid];
+    if (tid < 64 && by_sums) floats(L::kBetaV)[tid] = inter[80 * kThreads + tid];
     if (tid < C) floats(L::kLast)[tid] = inter[80 * kThreads + 64 + tid];
   }
 
@@ -375,6 +387,10 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   float2* pairs = reinterpret_cast<float2*>(smem + L::kG) + tid;
 #pragma unroll
   for (int i = 0; i < 8; ++i) pairs[i * kThreads] = make_float2(e[2 * i], e[2 * i + 1]);
+  // What goes into one term is rounded, or cut by the tensor cores and made larger beforehand by what cutting
+  // takes from it on the average.
+  constexpr float kCut = Gated ? 1.f : 1.f + 0.361f / 1024;
+  auto one_term = [](float x) { return Gated ? tf32(x) : __float_as_uint(x); };
   // One tf32 operand of 8 tokens: k_j s_j; q_i p_i and k_i p_i. `step` carries the factor on from the pair,
   // whose e^{g} are `d`.
   using Operand = float[4];
@@ -397,7 +413,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   };
   auto store_operand = [&](int at, int group, const Operand& a) {
     *reinterpret_cast<uint4*>(smem + at + ((group * 4 + strip) * 32 + lane) * 16) =
-        make_uint4(tf32(a[0]), tf32(a[1]), tf32(a[2]), tf32(a[3]));
+        make_uint4(one_term(a[0]), one_term(a[1]), one_term(a[2]), one_term(a[3]));
   };
   auto load_operand = [&](Rounded& a, int at, int group) {
     const uint4 x = *reinterpret_cast<const uint4*>(smem + at + ((group * 4 + strip) * 32 + lane) * 16);
@@ -420,11 +436,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       const int i = 8 * b + 2 * r;
       const float2 d0 = make_float2(e[i], e[i + 1]), d1 = make_float2(e[i + 4], e[i + 5]);
       const Group first(d0.x, d0.y), second(d1.x, d1.y);
-      lower_operand(lo[0], r, k[r], d0, first.up2(t) * first.up4(t) * second.eight);
-      lower_operand(lo[1], r, k[2 + r], d1, second.up2(t) * second.up4(t));
-      upper_operands(up[0], wr[0], r, q[r], k[r], d0, first.down2(t) * first.down4(t), beta0);
-      upper_operands(up[1], wr[1], r, q[2 + r], k[2 + r], d1, second.down2(t) * second.down4(t) * first.eight,
-                     beta1);
+      lower_operand(lo[0], r, k[r], d0, first.up2(t) * first.up4(t) * second.eight * kCut);
+      lower_operand(lo[1], r, k[2 + r], d1, second.up2(t) * second.up4(t) * kCut);
+      upper_operands(up[0], wr[0], r, q[r], k[r], d0, first.down2(t) * first.down4(t) * kCut, beta0);
+      upper_operands(up[1], wr[1], r, q[2 + r], k[2 + r], d1,
+                     second.down2(t) * second.down4(t) * first.eight * kCut, beta1);
       if (t == 0) floats(L::kPass)[block * C + lc + 8 * r] = first.eight * second.eight;
       float sum = lo[0][r] * au[i];
       sum = fmaf(lo[0][2 + r], au[i + 1], sum);
@@ -448,9 +464,9 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     for (int b = 3; b > 2 * half + 1; --b) to_end[0] *= pass(b, 0), to_end[1] *= pass(b, 1);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum[r] = key[1][r] * to_end[r];
+      sum[r] = key[1][r] * (to_end[r] * (1 / kCut));
       to_end[r] *= pass(2 * half + 1, r);
-      sum[r] = fmaf(key[0][r], to_end[r], sum[r]);
+      sum[r] = fmaf(key[0][r], to_end[r] * (1 / kCut), sum[r]);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
       if (half == 0) sum[r] = fmaf(to_end[r] * pass(0, r), floats(L::kLast)[lc + 8 * r], sum[r]);
@@ -482,10 +498,10 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     mma_tf32(au + 4 * n, b, x.m[0], x.m[1]);
   };
   // The same inside a block.
-  auto split = [](const Operand& a, Rounded& hi, Rounded& rest) {
+  auto split = [&](const Operand& a, Rounded& hi, Rounded& rest) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      hi[i] = tf32(a[i]);
+      hi[i] = one_term(a[i]);
       rest[i] = __float_as_uint(a[i] - __uint_as_float(hi[i]));
     }
   };
@@ -540,9 +556,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   for (int ib = 3; ib > 2 * half + 1; --ib) keys(std::integral_constant<int, 4>{}, ib);
   keys(std::integral_constant<int, 2>{}, 2 * half + 1);
 
-  // Inside the blocks. d_gate is dG without the pairs of a token with itself, which cancel; wk[2 n + x] sums
-  // -W k over this lane's channels.
-  float d_gate[16], wk[8];
+  // Inside the blocks. d_gate is dG without the pairs of a token with itself, which cancel.
+  float d_gate[16];
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
     const int n0 = 2 * b;
@@ -564,8 +579,9 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
           up2[s][r] = x.up2(t), up4[s][r] = x.up4(t), down2[s][r] = x.down2(t), down4[s][r] = x.down4(t);
           eight[s] = x.eight;
         }
-        lower_operand(lo, r, k[r], d[r], up2[0][r] * up4[0][r]);
-        upper_operands(up, wr, r, q[2 + r], k[2 + r], d[2 + r], down2[1][r] * down4[1][r], beta_of(n0 + 1));
+        lower_operand(lo, r, k[r], d[r], up2[0][r] * up4[0][r] * kCut);
+        upper_operands(up, wr, r, q[2 + r], k[2 + r], d[2 + r], down2[1][r] * down4[1][r] * kCut,
+                       beta_of(n0 + 1));
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
           aq[4 * (n0 + 1) + 2 * r + y] *= eight[0], aw[4 * (n0 + 1) + 2 * r + y] *= eight[0];
@@ -592,8 +608,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       scale_by(au + 4 * n, up4[s][0], up4[s][1]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], up2[s][r]);
-        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], down2[s][r], beta);
+        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], up2[s][r] * kCut);
+        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], down2[s][r] * kCut, beta);
       }
       near_queries(n, lo, masked(rows, g >= 4 && t < 2));
       near_keys(n, up, wr, masked(columns, g < 4 && t >= 2));
@@ -602,8 +618,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       scale_by(au + 4 * n, up2[s][0], up2[s][1]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], 1.f);
-        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], 1.f, beta);
+        lower_operand(lo, r, k[2 * s + r], d[2 * s + r], kCut);
+        upper_operands(up, wr, r, q[2 * s + r], k[2 * s + r], d[2 * s + r], kCut, beta);
       }
       near_queries(n, lo, masked(rows, t % 2 == 0 && g / 2 == t + 1));
       near_keys(n, up, wr, masked(columns, t % 2 == 1 && g / 2 == t - 1));
@@ -615,6 +631,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       const float p10 = p1.x, p11 = p1.y;
       const float m10 = *reinterpret_cast<const float*>(own + next_row + 256);
       const float bm10 = m10 * beta.y;
+      float wk[2] = {0.f, 0.f};  // -W k over this lane's channels
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = 4 * n + 2 * r;
@@ -623,14 +640,12 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         const float e0 = d[2 * s + r].x, e1 = d[2 * s + r].y;
         const float x0 = aq[i] * e0, x1 = fmaf(aq[i + 1], e0, p10 * k0) * e1;
         const float w0 = aw[i] * e0, w1 = fmaf(aw[i + 1], e0, m10 * k0) * e1;
-        const float bw0 = beta.x * w0, bw1 = beta.y * w1;
         const float u0 = fmaf(p10, q1, fmaf(bm10, k1, au[i])) * e1, u1 = au[i + 1];
-        d_gate[i] = fmaf(q0, x0, k0 * (bw0 - u0));
-        d_gate[i + 1] = fmaf(q1, x1, k1 * (bw1 - u1));
-        wk[2 * n] = r ? fmaf(w0, k0, wk[2 * n]) : w0 * k0;
-        wk[2 * n + 1] = r ? fmaf(w1, k1, wk[2 * n + 1]) : w1 * k1;
+        d_gate[i] = fmaf(q0, x0, k0 * fmaf(beta.x, w0, -u0));
+        d_gate[i + 1] = fmaf(q1, x1, k1 * fmaf(beta.y, w1, -u1));
+        if (by_sums) wk[0] = fmaf(w0, k0, wk[0]), wk[1] = fmaf(w1, k1, wk[1]);
         const float dq0 = fmaf(p00, k0, x0), dq1 = fmaf(p11, k1, x1);
-        const float dk0 = fmaf(p00, q0, u0 + bw0), dk1 = fmaf(p11, q1, u1 + bw1);
+        const float dk0 = fmaf(p00, q0, fmaf(beta.x, w0, u0)), dk1 = fmaf(p11, q1, fmaf(beta.y, w1, u1));
         dq[2 * s + r] = pack(dq0, dq1), dk[2 * s + r] = pack(dk0, dk1);
         if constexpr (Parts) {  // fp32 parts of a sum over heads, or before the l2norm
           const std::int64_t token = c.token + token_of(i), step = p.value_heads * K;
@@ -641,21 +656,18 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
           store32(p.k_part + to, dk0, valid0), store32(p.k_part + to + step, dk1, valid1);
         }
       }
+      if (by_sums) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+#pragma unroll
+          for (int off = 16; off > 2; off /= 2) wk[x] += __shfl_xor_sync(~0u, wk[x], off);
+          if (g == 0) floats(L::kBetaK)[64 * strip + token_of(4 * n + x)] = wk[x];
+        }
+      }
     }
     store_rows(base + L::kQ + pieces + n0 * 1024, dq);
     store_rows(base + L::kK + pieces + n0 * 1024, dk);
   }
-  // dbeta: sums over the strip's channels; lane (g, t) ends with token 8 (g / 2) + 2 t + g % 2.
-#pragma unroll
-  for (int off = 16, count = 4; count > 0; off /= 2, count /= 2) {
-    const bool upper = lane & off;
-#pragma unroll
-    for (int j = 0; j < count; ++j) {
-      const float send = upper ? wk[j] : wk[j + count], keep = upper ? wk[j + count] : wk[j];
-      wk[j] = keep + __shfl_xor_sync(~0u, send, off);
-    }
-  }
-  floats(L::kBetaK)[64 * strip + 32 * half + g / 2 * 8 + 2 * t + g % 2] = wk[0];
   // dG summed from the end of this half.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -696,12 +708,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   }
   by_type(p.d_g, [&](auto is_bf16) {
     using T = std::conditional_t<is_bf16.value, bf16, float>;
-    T* to = static_cast<T*>(p.d_g.data) + index_of(p.d_g, c.row, c.token + 32 * half + 2 * t, hv) +
-            slice * C + lc;
+    T* to = static_cast<T*>(p.d_g.data) + index_of(p.d_g, c.row, c.token, hv) + slice * C + lc;
     const int step = static_cast<int>(p.d_g.token);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      T* at = to + (i / 4 * 8 + i % 2) * step + i / 2 % 2 * 8;
+      T* at = rows_on(to, token_of(i), step) + i / 2 % 2 * 8;
       if constexpr (is_bf16.value) {
         store16(at, d_gate[i], token_of(i) < c.length);
       } else {
@@ -710,25 +721,41 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   });
   if constexpr (!Parts) {
+    const int piece = tid % 8;
+    bf16 *d_q = row_of(p.d_q, c.row, c.token, hv) + slice * C + 8 * piece,
+         *d_k = row_of(p.d_k, c.row, c.token, hv) + slice * C + 8 * piece;
+    const int q_step = static_cast<int>(p.d_q.token), k_step = static_cast<int>(p.d_k.token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = tid / 8 + 32 * i, piece = tid % 8;
+      const int row = tid / 8 + 32 * i, at = row_tile(64, row, piece);
       if (row >= c.length) continue;
-      *reinterpret_cast<uint4*>(row_of(p.d_q, c.row, c.token + row, hv) + slice * C + 8 * piece) =
-          *reinterpret_cast<const uint4*>(smem + L::kQ + row_tile(64, row, piece));
-      *reinterpret_cast<uint4*>(row_of(p.d_k, c.row, c.token + row, hv) + slice * C + 8 * piece) =
-          *reinterpret_cast<const uint4*>(smem + L::kK + row_tile(64, row, piece));
+      *reinterpret_cast<uint4*>(rows_on(d_q, row, q_step)) =
+          *reinterpret_cast<const uint4*>(smem + L::kQ + at);
+      *reinterpret_cast<uint4*>(rows_on(d_k, row, k_step)) =
+          *reinterpret_cast<const uint4*>(smem + L::kK + at);
     }
   }
   if (tid < c.length) {
-    float d = floats(L::kBetaV)[tid];
-#pragma unroll
-    for (int s = 0; s < 4; ++s) d -= floats(L::kBetaK)[64 * s + tid];
-    if constexpr (kSlices > 1) {
-      p.beta_part[(static_cast<std::int64_t>(item) * kSlices + slice) * 64 + tid] = d;
+    const float beta = floats(L::kBeta)[tid];
+    bool whole = slice == 0;
+    float d;
+    if (!Gated && !(fabsf(beta) < kFaint)) {
+      const float* own = floats(cell(tid / 8, tid / 8) + 256);
+      d = own[cell_row(tid % 8) + tid % 8] / beta;
     } else {
-      store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + tid, hv),
-                 beta_gradient(p, floats(L::kBeta)[tid], d));
+      d = floats(L::kBetaV)[tid];
+#pragma unroll
+      for (int s = 0; s < 4; ++s) d -= floats(L::kBetaK)[64 * s + tid];
+      // Of the two slices of K, the first to get here leaves its half and the second adds: a + b is b + a.
+      if constexpr (kSlices > 1) {
+        const unsigned other =
+            atomicExch(p.beta_half + 64 * static_cast<std::int64_t>(item) + tid, __float_as_uint(d));
+        whole = other != kNoHalf;
+        d += __uint_as_float(other);
+      }
+    }
+    if (whole) {
+      store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + tid, hv), beta_gradient(p, beta, d));
     }
   }
   if (p.bias_part) {
@@ -768,28 +795,16 @@ void launch(const Job& job, cudaStream_t stream) {
   kernel<<<blocks, 256, Layout<K>::kSize, stream>>>(job);
 }
 
-// dbeta from the two slices of K.
-__global__ void beta_kernel(const Job p) {
-  const int item = blockIdx.x * 4 + threadIdx.x / 64, i = threadIdx.x % 64, hv = item % p.value_heads;
-  Chunk c;
-  if (item >= static_cast<int>(p.slots()) * p.value_heads || !find_chunk(p, item / p.value_heads, c) ||
-      i >= c.length)
-    return;
-  const float* part = p.beta_part + static_cast<std::int64_t>(item) * 128 + i;
-  const float b = beta_value(p, load_real(p.beta, index_of(p.beta, c.row, c.token + i, hv)));
-  store_real(p.d_beta, index_of(p.d_beta, c.row, c.token + i, hv), beta_gradient(p, b, part[0] + part[64]));
-}
-
 template <int K, bool Gated>
 void launch_parts(const Job& job, cudaStream_t stream) {
+  if (K > kSlice) {
+    cudaMemsetAsync(job.beta_half, 0xff, sizeof(unsigned) * 64 * job.slots() * job.value_heads, stream);
+  }
   if (job.unfused) {
     launch<K, Part::inter, Gated>(job, stream);
     launch<K, Part::intra, Gated>(job, stream);
   } else {
     launch<K, Part::all, Gated>(job, stream);
-  }
-  if (K > kSlice) {
-    beta_kernel<<<static_cast<unsigned>((job.slots() * job.value_heads + 3) / 4), 256, 0, stream>>>(job);
   }
 }
 

@@ -168,7 +168,7 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
       job.q_part = arena.take<float>(rows * job.value_heads * k);
       job.k_part = arena.take<float>(rows * job.value_heads * k);
     }
-    if (k == 128) job.beta_part = arena.take<float>(items * 128);
+    if (k == 128) job.beta_half = arena.take<unsigned>(items * kChunk);
     if (job.d_a_log || job.d_dt_bias) {
       job.bias_part = arena.take<float>(items * k);
       job.a_log_part = arena.take<float>(items * k);

@@ -255,21 +255,21 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int t = min(8 * strip + i, last);
-      load_words(q[i], q_row + t * q_step);
-      load_words(k[i], k_row + t * k_step);
+      load_words(q[i], rows_on(q_row, t, q_step));
+      load_words(k[i], rows_on(k_row, t, k_step));
     }
     by_type(p.g, [&](auto is_bf16) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const std::int64_t at = g_row + min(8 * strip + i, last) * g_step;
+        const int t = min(8 * strip + i, last);
         if constexpr (is_bf16.value) {
           std::uint32_t x[N];
-          load_words(x, static_cast<const bf16*>(p.g.data) + at);
+          load_words(x, rows_on(static_cast<const bf16*>(p.g.data) + g_row, t, g_step));
 #pragma unroll
           for (int n = 0; n < N; ++n) e[i][2 * n] = low(x[n]), e[i][2 * n + 1] = high(x[n]);
         } else {
           std::uint32_t x[C];
-          load_words(x, static_cast<const float*>(p.g.data) + at);
+          load_words(x, rows_on(static_cast<const float*>(p.g.data) + g_row, t, g_step));
 #pragma unroll
           for (int n = 0; n < C; ++n) e[i][n] = __uint_as_float(x[n]);
         }

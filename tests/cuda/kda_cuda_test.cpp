@@ -62,21 +62,25 @@ class Mirror {
 };
 
 // Forward and backward on the device.
-Run on_gpu(const std::string& implementation) {
+Run on_gpu(const std::string& implementation, const std::string& for_backward) {
   constexpr std::size_t kWorkspace = std::size_t{256} << 20;
-  return [implementation, workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
-    Mirror mirror;
-    Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
-    const rlk::Options options{
-        .backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace};
-    const rlk::Status forward = views.forward(options);
-    REQUIRE_MESSAGE(forward, forward.message());
-    const rlk::Status backward = views.backward(options);
-    REQUIRE_MESSAGE(backward, backward.message());
-    mirror.bring_back();
-    c.collect();
-  };
+  return
+      [implementation, for_backward, workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
+        Mirror mirror;
+        Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
+        rlk::Options options{
+            .backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace};
+        const rlk::Status forward = views.forward(options);
+        REQUIRE_MESSAGE(forward, forward.message());
+        options.backend = for_backward;
+        const rlk::Status backward = views.backward(options);
+        REQUIRE_MESSAGE(backward, backward.message());
+        mirror.bring_back();
+        c.collect();
+      };
 }
+
+Run on_gpu(const std::string& implementation) { return on_gpu(implementation, implementation); }
 
 // What a backward reads must stay as the forward left it.
 Run forward_on_gpu(const std::string& implementation) {
@@ -137,6 +141,41 @@ TEST_CASE("kda on Hopper: a packed sequence's bits do not depend on its neighbou
     shape.tokens = 209, shape.value_heads = 2, shape.bounds = {0, 15, 79, 79, 209};
     CAPTURE(width);
     check_neighbours(shape, on_gpu("cuda.sm90"));
+  }
+}
+
+TEST_CASE("kda on Hopper: a beta of zero, or too small to divide by, has its gradient, fused or not") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    for (Gate gate : {Gate::none, Gate::softplus}) {
+      Shape shape = hopper(width);
+      shape.tokens = 200, shape.value_heads = 2, shape.gate = gate;
+      Case fused = random_case(shape, 23), unfused = random_case(shape, 23), host = random_case(shape, 23);
+      constexpr float kFaint[] = {0.f, 1e-30f, -1e-25f, 0.f};
+      std::vector<std::size_t> faint;
+      for (std::size_t i = 0; i < 2 * 200; i += 1 + i % 5) faint.push_back(i);
+      for (Case* c : {&fused, &unfused, &host}) {
+        for (std::size_t i : faint)
+          rlk::kda::store(c->in.at("beta").bytes.data(), Type::f32, std::int64_t(i), kFaint[i % 4]);
+      }
+      on_gpu("cuda.sm90")(fused);
+      on_gpu("cuda.sm90", "cuda.sm90_unfused")(unfused);
+      Views views(host);
+      REQUIRE(views.forward({.backend = "native.fma32"}));
+      REQUIRE(views.backward({.backend = "native.fma32"}));
+      const auto of_faint = [&](Case& c) {
+        std::vector<float> x;
+        for (std::size_t i : faint) x.push_back(c.out.at("dbeta")[i]);
+        return x;
+      };
+      CAPTURE(width);
+      CHECK(rms_ratio(Buffer(Type::f32, of_faint(fused)), of_faint(host)) < 0.02);
+      CHECK(rms_ratio(fused.out.at("dbeta"), host.out.at("dbeta").values()) < 0.02);
+      for (const auto& [name, b] : fused.out) {
+        CAPTURE(name);
+        CHECK(unfused.out.at(name) == b);
+      }
+    }
   }
 }
 
