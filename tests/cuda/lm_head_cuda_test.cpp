@@ -208,6 +208,26 @@ TEST_CASE(
       }
 }
 
+TEST_CASE("a row's bits are the same in every batch, whichever kernel serves it") {
+  if (!gpu()) return;
+  for (const char* id : kImplementations) {
+    if (!can_run(id)) continue;
+    const Work whole(id, 512, 4096, 520, 3);
+    if (!whole.served()) continue;
+    whole.alone();
+    const auto logits = whole.logits.host(), d_hidden = whole.d_hidden.host();
+    for (const int64_t m : {1, 16, 17, 33, 64, 65, 128, 256, 300}) {
+      const Work w(id, m, 4096, 520, 3);
+      if (!w.served()) continue;
+      w.alone();
+      const auto y = w.logits.host(), dh = w.d_hidden.host();
+      INFO(id, " m=", m);
+      CHECK(std::memcmp(y.data(), logits.data(), y.size()) == 0);
+      CHECK(std::memcmp(dh.data(), d_hidden.data(), dh.size()) == 0);
+    }
+  }
+}
+
 TEST_CASE("calls on eight streams at once, from one thread and from four, give the bits of a call alone") {
   if (!gpu()) return;
   const auto works = many();
