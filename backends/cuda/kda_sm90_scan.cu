@@ -9,14 +9,17 @@
 // exactly. Once the preparation is done neither recurrence needs the other, so the backward runs both in one
 // grid.
 //
-// Every matrix is kept transposed, V first. A warp owns 16 columns of V and all of K: its 16 x K state stays
-// in mma accumulators, which as they lie are the A operand of the next product, and so are x and vnew. Warps
-// never exchange anything; every B operand is a tile of the chunk's record, which the bulk copy engine brings
-// two chunks deep. The number of warps per block (the cut of V) follows the size of the call and changes no
-// bit: columns of V never meet. Where blocks are narrow the forward's outputs are left to a second warp per
-// warp, which the recurrence does not wait for. x and dvnew are split into two bf16 terms before they meet A,
-// so that only P, A, vnew and the state operands are rounded.
-#include "kda_sm90_device.cuh"
+// Every matrix is kept transposed, V first. A warpgroup owns 64 columns of V and all of K: its 64 x K state
+// stays in wgmma accumulators, which as they lie are the A operand of the next product, and so are x and
+// vnew. Warps exchange nothing but whether a token is NaN; every B operand is a tile of the chunk's record as
+// it lies, which the bulk copy engine brings one to three chunks ahead. What the next chunk does not wait for
+// - the outputs, all stores - is done while the tensor cores work. The number of warpgroups per block (the
+// cut of V) follows the size of the call and changes no bit: columns of V never meet. x and dvnew are split
+// into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are rounded.
+//
+// Fragments are flat: [n][e] with e as in mma, rows (columns of V) lane / 4 and that + 8, columns 8 n + 2
+// (lane % 4) and the next.
+#include "kda_sm90_wgmma.cuh"
 
 namespace rlk::cuda::kda90 {
 namespace {
@@ -25,50 +28,61 @@ struct Slice {
   int sequence, head, column;  // first column of V of this warp
 };
 
+// The A operand of step `ks` of a fragment, rounded to bf16.
+template <int Size>
+__device__ inline void round_operand(const float (&x)[Size], int ks, std::uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = pack(x[8 * ks + 2 * i], x[8 * ks + 2 * i + 1]);
+}
+// In two terms: rounded, and what the rounding left.
+__device__ inline void split(const float (&x)[32], int ks, std::uint32_t (&hi)[4], std::uint32_t (&lo)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float a = x[8 * ks + 2 * i], b = x[8 * ks + 2 * i + 1];
+    hi[i] = pack(a, b);
+    lo[i] = pack(a - low(hi[i]), b - high(hi[i]));
+  }
+}
+
+// Whatever reads x from here on comes after what is before, though nothing says so.
+template <int Size>
+__device__ inline void not_before_here(float (&x)[Size]) {
+#pragma unroll
+  for (int i = 0; i < Size; ++i) asm volatile("" : "+f"(x[i]));
+}
+
 template <int K>
 struct State {
-  float x[K / 8][4];  // 16 columns of V (rows of the fragment) x K
+  float x[K / 2];  // 16 columns of V x K
 
-  __device__ void read(const Job& p, const float* from, const Slice& s) {
+  __device__ static std::int64_t place(const Job& p, const Slice& s, int i) {
     const int lane = threadIdx.x % 32;
-    const float* base =
-        from ? from + (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K : nullptr;
+    const int v = s.column + lane / 4 + (i / 2 % 2) * 8, k = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+    return (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K +
+           (p.v_first ? v * K + k : k * K + v);
+  }
+  __device__ void read(const Job& p, const float* from, const Slice& s) {
+    if (from) {
 #pragma unroll
-    for (int n = 0; n < K / 8; ++n) {
+      for (int i = 0; i < K / 2; ++i) x[i] = from[place(p, s, i)];
+    } else {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int v = s.column + lane / 4 + (e / 2) * 8, k = 8 * n + 2 * (lane % 4) + e % 2;
-        x[n][e] = base ? base[p.v_first ? v * K + k : k * K + v] : 0.f;
-      }
+      for (int i = 0; i < K / 2; ++i) x[i] = 0.f;
     }
   }
   __device__ void write(const Job& p, float* to, const Slice& s) const {
     if (!to) return;
-    const int lane = threadIdx.x % 32;
-    float* base = to + (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K;
 #pragma unroll
-    for (int n = 0; n < K / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int v = s.column + lane / 4 + (e / 2) * 8, k = 8 * n + 2 * (lane % 4) + e % 2;
-        base[p.v_first ? v * K + k : k * K + v] = x[n][e];
-      }
-    }
-  }
-  // The A operand of k step `ks`, rounded to bf16.
-  __device__ void operand(std::uint32_t (&a)[4], int ks) const {
-    a[0] = pack(x[2 * ks][0], x[2 * ks][1]);
-    a[1] = pack(x[2 * ks][2], x[2 * ks][3]);
-    a[2] = pack(x[2 * ks + 1][0], x[2 * ks + 1][1]);
-    a[3] = pack(x[2 * ks + 1][2], x[2 * ks + 1][3]);
+    for (int i = 0; i < K / 2; ++i) to[place(p, s, i)] = x[i];
   }
   __device__ void decay(const float* factors) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < K / 8; ++n) {
       const float2 f = *reinterpret_cast<const float2*>(factors + 8 * n + 2 * t);
-      x[n][0] *= f.x, x[n][1] *= f.y, x[n][2] *= f.x, x[n][3] *= f.y;
+      x[4 * n] *= f.x, x[4 * n + 1] *= f.y, x[4 * n + 2] *= f.x, x[4 * n + 3] *= f.y;
     }
+    not_before_here(x);
   }
 };
 
@@ -84,78 +98,17 @@ __device__ inline void store_blocks(bf16* base, int vb, int cb, const std::uint3
   to[9 * 32] = a[3];
 }
 
-// acc[V x 64] += operand(ks)[V x 16] * tile[64 rows][16 columns at step ks]^T: the tile's rows are the
-// result's columns.
-__device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&a)[4], std::uint32_t tile, int ks,
-                                  int from) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int np = 0; np < 4; ++np) {
-    if (np < from) continue;
-    std::uint32_t b[4];
-    ldmatrix(b, tile + row_tile(64, 16 * np + (lane / 16) * 8 + lane % 8, 2 * ks + (lane / 8) % 2));
-    mma(acc[2 * np], a, b[0], b[1]);
-    mma(acc[2 * np + 1], a, b[2], b[3]);
-  }
-}
-// The same for an operand in two terms.
-__device__ inline void times_rows(float (&acc)[8][4], const std::uint32_t (&lo)[4],
-                                  const std::uint32_t (&hi)[4], std::uint32_t tile, int ks, int from) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int np = 0; np < 4; ++np) {
-    if (np < from) continue;
-    std::uint32_t b[4];
-    ldmatrix(b, tile + row_tile(64, 16 * np + (lane / 16) * 8 + lane % 8, 2 * ks + (lane / 8) % 2));
-    mma(acc[2 * np], lo, b[0], b[1]);
-    mma(acc[2 * np + 1], lo, b[2], b[3]);
-    mma(acc[2 * np], hi, b[0], b[1]);
-    mma(acc[2 * np + 1], hi, b[2], b[3]);
-  }
-}
-// acc[V x 16 Pairs] += operand[V x 16] * tile[16 rows at step ks][16 Pairs columns].
-template <int N>
-__device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&a)[4], std::uint32_t tile,
-                                     int ks, int to) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int np = 0; np < N / 2; ++np) {
-    if (np >= to) continue;
-    std::uint32_t b[4];
-    ldmatrix_t(b, tile + row_tile(64, 16 * ks + lane % 16, 2 * np + lane / 16));
-    mma(acc[2 * np], a, b[0], b[1]);
-    mma(acc[2 * np + 1], a, b[2], b[3]);
-  }
-}
-
-// The same for an operand in two terms.
-template <int N>
-__device__ inline void times_columns(float (&acc)[N][4], const std::uint32_t (&lo)[4],
-                                     const std::uint32_t (&hi)[4], std::uint32_t tile, int ks, int to) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int np = 0; np < N / 2; ++np) {
-    if (np >= to) continue;
-    std::uint32_t b[4];
-    ldmatrix_t(b, tile + row_tile(64, 16 * ks + lane % 16, 2 * np + lane / 16));
-    mma(acc[2 * np], lo, b[0], b[1]);
-    mma(acc[2 * np + 1], lo, b[2], b[3]);
-    mma(acc[2 * np], hi, b[0], b[1]);
-    mma(acc[2 * np + 1], hi, b[2], b[3]);
-  }
-}
-
 // This warp's 16 columns of a [token][V] tensor, 64 tokens, in its own 2 KiB of shared memory: 32-byte rows,
 // the two halves of a row swapped in every second group of four rows.
 __device__ inline int slim_tile(int row, int piece) { return row * 32 + ((piece ^ (row >> 2 & 1)) << 4); }
 
-__device__ inline void load_slim(std::uint32_t shared, const bf16* from, std::int64_t step, int length) {
-  const int lane = threadIdx.x % 32;
+__device__ inline void load_slim(std::uint32_t shared, const bf16* from, int step, int length) {
+  const int row = threadIdx.x % 32 / 2, piece = threadIdx.x % 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = 8 * 2 * i + lane / 2, piece = lane % 2;
-    const bool valid = row < length;
-    copy16(shared + slim_tile(row, piece), from + (valid ? row : 0) * step + 8 * piece, valid);
+    const bool valid = 16 * i + row < length;
+    copy16(shared + slim_tile(row, piece) + 512 * i, from + 8 * piece + (valid ? (16 * i + row) * step : 0),
+           valid);
   }
 }
 // Fragment [V][16 tokens at step ks] of a slim tile.
@@ -164,51 +117,44 @@ __device__ inline void slim_operand(std::uint32_t (&a)[4], std::uint32_t tile, i
   ldmatrix_t(a, tile + slim_tile(16 * ks + (lane / 16) * 8 + lane % 8, (lane / 8) % 2));
 }
 
-// Writes a fragment pair (16 columns of V, 8 tokens, bf16 pairs along tokens) to a [token][V] tensor.
-__device__ inline void store_turned(bf16* to, std::int64_t step, int token, int length, std::uint32_t r0,
-                                    std::uint32_t r1) {
-  const int lane = threadIdx.x % 32, t = lane % 4, row = token + lane / 4;
+// Writes a fragment pair (16 columns of V, 8 tokens, bf16 pairs along tokens) to a [token][V] tensor at this
+// lane's place, see turned_place.
+__device__ inline void store_turned(bf16* to, bool valid, std::uint32_t r0, std::uint32_t r1) {
+  const bool odd = threadIdx.x & 1;
   r0 = movmatrix(r0), r1 = movmatrix(r1);
-  const bool odd = t & 1;
   const std::uint32_t got = __shfl_xor_sync(~0u, odd ? r0 : r1, 1);
-  if (row < length) {
-    *reinterpret_cast<uint2*>(to + row * step + (t & 1) * 8 + (t >> 1) * 4) =
-        odd ? make_uint2(got, r1) : make_uint2(r0, got);
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+               "r"(odd ? got : r0), "r"(odd ? r1 : got), "r"(static_cast<int>(valid))
+               : "memory");
+}
+__device__ inline bf16* turned_place(bf16* to, std::int64_t step) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  return to + lane / 4 * step + (t & 1) * 8 + (t >> 1) * 4;
+}
+
+// The write strengths of this lane's tokens, two by two; volatile, so that they are loaded here and not after
+// the next wait.
+__device__ inline void load_strengths(float2 (&strength)[8], const float* beta) {
+  const std::uint32_t at = shared_address(beta + 2 * (threadIdx.x % 4));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(strength[i].x), "=f"(strength[i].y)
+                 : "r"(at + 32 * i));
   }
 }
 
-__device__ inline void clear(float (&acc)[8][4]) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) acc[n][e] = 0.f;
-  }
-}
-// acc as the A operand of step ks: rounded, and what the rounding left.
-__device__ inline void split(const float (&acc)[8][4], int ks, std::uint32_t (&hi)[4],
-                             std::uint32_t (&lo)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float a = acc[2 * ks + i / 2][2 * (i % 2)], b = acc[2 * ks + i / 2][2 * (i % 2) + 1];
-    hi[i] = pack(a, b);
-    lo[i] = pack(a - low(hi[i]), b - high(hi[i]));
-  }
-}
-__device__ inline void round_operand(const float (&acc)[8][4], int ks, std::uint32_t (&a)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    a[i] = pack(acc[2 * ks + i / 2][2 * (i % 2)], acc[2 * ks + i / 2][2 * (i % 2) + 1]);
-}
-
-// acc = tile[64 x 64] y for a lower triangular tile, y in two bf16 terms.
-__device__ inline void solve(float (&acc)[8][4], const float (&y)[8][4], std::uint32_t tile) {
-  clear(acc);
+// acc = tile y for a lower triangular 64 x 64 tile, y in two bf16 terms; one group of wgmmas.
+__device__ inline void solve(float (&acc)[32], const float (&y)[32], std::uint32_t tile) {
+  std::uint32_t hi[4][4], lo[4][4];
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks) {
-    std::uint32_t hi[4], lo[4];
-    split(y, ks, hi, lo);
-    times_rows(acc, lo, hi, tile, ks, ks);
+    split(y, ks, hi[ks], lo[ks]);
+    wgmma_fence();
+    times_rows(acc, lo[ks], tile, ks, ks > 0);
+    times_rows(acc, hi[ks], tile, ks);
   }
+  wgmma_commit();
 }
 
 // The tokens from which on a warp's columns of V are NaN, 64 for none: columns lane / 4 and that + 8.
@@ -218,26 +164,20 @@ __device__ inline void solve(float (&acc)[8][4], const float (&y)[8][4], std::ui
 struct Broken {
   int from[2] = {64, 64};
 
-  __device__ static bool any(const float (&x)[8][4]) {
-    float zero = 0.f;
+  __device__ static bool any(const float (&x)[32]) {
+    float zero[4] = {};
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) zero = fmaf(x[n][e], 0.f, zero);
-    }
-    return __any_sync(~0u, zero != 0.f);
+    for (int i = 0; i < 32; ++i) zero[i % 4] = fmaf(x[i], 0.f, zero[i % 4]);
+    return zero[0] + zero[1] + (zero[2] + zero[3]) != 0.f;
   }
-  __device__ static int token(int n, int e) { return 8 * n + 2 * (threadIdx.x % 4) + e % 2; }
+  __device__ static int token(int i) { return i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2; }
 
-  __device__ void take(float (&x)[8][4]) {
+  __device__ void take(float (&x)[32]) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (fabsf(x[n][e]) < INFINITY) continue;
-        from[e / 2] = min(from[e / 2], token(n, e));
-        x[n][e] = 0.f;
-      }
+    for (int i = 0; i < 32; ++i) {
+      if (fabsf(x[i]) < INFINITY) continue;
+      from[i / 2 % 2] = min(from[i / 2 % 2], token(i));
+      x[i] = 0.f;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -245,390 +185,359 @@ struct Broken {
       from[i] = min(from[i], __shfl_xor_sync(~0u, from[i], 2));
     }
   }
-  __device__ void put(float (&x)[8][4]) const {
+  __device__ void put(float (&x)[32]) const {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[n][e] = token(n, e) >= from[e / 2] ? NAN : x[n][e];
-    }
+    for (int i = 0; i < 32; ++i) x[i] = token(i) >= from[i / 2 % 2] ? NAN : x[i];
   }
   __device__ void put(std::uint32_t (&operand)[4], int ks) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int t = token(2 * ks + i / 2, 0), first = from[i % 2];
+      const int t = token(8 * ks + 2 * i), first = from[i % 2];
       operand[i] |= (t >= first ? 0x7fffu : 0u) | (t + 1 >= first ? 0x7fff0000u : 0u);
     }
   }
 };
 
-// Where the output is computed: not at all, by the warp that has the state, or by another warp of its own,
-// which has the state's operand and vnew sent to it, so that the recurrence need not wait for it.
-enum class Out { none, here, apart };
+// Recomputed: for the backward, which needs the states and v_new instead of the outputs.
+enum class Scan { forward, recomputed, reverse };
 
-__device__ inline void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-constexpr int kPairBarrier = 1, kStateBarrier = 5, kOutputBarrier = 6;  // a pair's is its number further
-
-// Two chunks' worth of what a warp with the state sends: the operands [K / 16] and [4], and Broken::from.
-template <int K>
-struct Letter {
-  static constexpr int kState = 0, kNew = kState + K * 32, kBroken = kNew + 2048, kSize = kBroken + 256;
-};
-template <int K, int Warps>
-struct Apart {
-  static constexpr int kStage = Record<K>::kShort + Warps * 2048,
-                       kTail = Record<K>::kSize - Record<K>::kShort;
-  static constexpr int kTails = 2 * kStage, kLetters = kTails + 2 * kTail;
-  static constexpr int kSize = kLetters + 2 * Warps * Letter<K>::kSize;
+// How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on a multiprocessor.
+template <int Channels, int WarpCount, int BlockCount>
+struct Cut {
+  static constexpr int K = Channels, Warps = WarpCount, Blocks = BlockCount;
 };
 
-template <int K, int Warps, Out out, bool Keep>
-__device__ void forward_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
-  using R = Record<K>;
-  constexpr int kRecord = out == Out::here ? R::kSize : R::kShort, kStage = kRecord + Warps * 2048;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const std::int64_t start = sequence_start(p, s.sequence), tokens = sequence_length(p, s.sequence);
-  const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
-  const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
-  const std::uint32_t base = shared_address(smem);
-  auto length = [&](int c) {
+// Chunks in flight: as many as shared memory holds.
+template <class C, Scan scan>
+struct Stages {
+  static constexpr int kRecord = scan == Scan::recomputed ? Record<C::K>::kShort : Record<C::K>::kSize;
+  static constexpr int kEach = kRecord + C::Warps * 2048;
+  static constexpr int kCount = std::min(4, (227 * 1024 / C::Blocks - 1024) / kEach);
+  static constexpr int kSize = 1024 + kCount * kEach;
+};
+
+// The chunks of a slice on their way through shared memory, in the order a scan takes them.
+template <class C, Scan scan>
+struct Pipe {
+  using S = Stages<C, scan>;
+  using R = Record<C::K>;
+  const Job& p;
+  const Slice& s;
+  char* smem;
+  std::uint32_t bars;
+  std::int64_t tokens;
+  const char* records;  // of the first chunk
+  const bf16* lines;    // v or d_out, this warp's columns
+  int chunks, slot0;
+
+  __device__ Pipe(const Job& job, const Slice& slice, char* memory)
+      : p(job), s(slice), smem(memory + 1024), bars(shared_address(memory)) {
+    tokens = sequence_length(p, s.sequence);
+    chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
+    records = p.records + item(0) * R::kSize;
+    lines = rows(scan == Scan::reverse ? p.d_out : p.v);
+  }
+  __device__ int chunk(int n) const { return scan == Scan::reverse ? chunks - 1 - n : n; }
+  __device__ int length(int c) const {
     return static_cast<int>(
         min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
-  };
-  auto item = [&](int c) { return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head; };
-  auto load = [&](int c) {
-    const std::uint32_t stage = base + (c & 1) * kStage;
-    if (tid == 0) {
-      barrier_expect(bars + 8 * (c & 1), kRecord);
-      bulk_copy(stage, p.records + item(c) * R::kSize, kRecord, bars + 8 * (c & 1));
+  }
+  __device__ std::int64_t item(int c) const {
+    return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head;
+  }
+  // This warp's columns of the sequence's first token.
+  template <class T>
+  __device__ T* rows(const Strided<T>& t) const {
+    return row_of(t, p.cu_seqlens ? 0 : s.sequence, sequence_start(p, s.sequence), s.head) + s.column;
+  }
+  __device__ const char* record(int n) const { return smem + n % S::kCount * S::kEach; }
+  __device__ std::uint32_t tile(int n) const { return shared_address(record(n)); }
+  __device__ std::uint32_t slim(int n) const { return tile(n) + S::kRecord + threadIdx.x / 32 * 2048; }
+
+  // Past the end an empty group, so that the wait need not know.
+  __device__ void load(int n) const {
+    if (n < chunks) {
+      const int c = chunk(n), step = static_cast<int>(scan == Scan::reverse ? p.d_out.token : p.v.token);
+      if (threadIdx.x == 0) {
+        const std::uint32_t bar = bars + 8 * (n % S::kCount);
+        barrier_expect(bar, S::kRecord);
+        bulk_copy(tile(n), records + static_cast<std::int64_t>(c) * p.value_heads * R::kSize, S::kRecord,
+                  bar);
+      }
+      load_slim(slim(n), lines + c * (std::int64_t{kChunk} * step), step, length(c));
     }
-    load_slim(stage + kRecord + warp * 2048, row_of(p.v, row, start + c * kChunk, s.head) + s.column,
-              p.v.token, length(c));
     copy_commit();
+  }
+  __device__ void begin() const {
+    for (int n = 0; n < S::kCount - 1; ++n) load(n);
+  }
+  __device__ void wait(int n) const {
+    copy_wait<S::kCount - 2>();
+    barrier_wait(bars + 8 * (n % S::kCount), n / S::kCount & 1);
+    __syncwarp();
+  }
+  // Everyone has left the chunk before, whose place another takes. True if anyone says so.
+  __device__ bool proceed(int n, bool any = false) const {
+    any = __syncthreads_or(any);
+    load(n + S::kCount - 1);
+    return any;
+  }
+};
+
+template <class C, Scan scan>
+__device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
+  constexpr int K = C::K;
+  using R = Record<K>;
+  constexpr bool kKeep = scan == Scan::recomputed;
+  const int lane = threadIdx.x % 32;
+  const Pipe<C, scan> pipe(p, s, smem);
+  auto store_state = [&](int c, int ks, const std::uint32_t(&a)[4]) {
+    store_blocks<K>(
+        p.states +
+            ((static_cast<std::int64_t>(pipe.slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
+        s.column / 8, 2 * ks, a);
   };
 
   State<K> state;
   state.read(p, p.initial, s);
-  if (chunks > 0) load(0);
-  for (int c = 0; c < chunks; ++c) {
-    if (c + 1 < chunks) {
-      load(c + 1);
-      copy_wait<1>();
-    } else {
-      copy_wait<0>();
-    }
-    barrier_wait(bars + 8 * (c & 1), c >> 1 & 1);
-    __syncwarp();
-    const std::uint32_t stage = base + (c & 1) * kStage;
-    const char* record = smem + (c & 1) * kStage;
+  const std::int64_t step = p.out.token;
+  bf16* to = kKeep ? nullptr : turned_place(pipe.rows(p.out), step);
+  pipe.begin();
+  for (int c = 0; c < pipe.chunks; ++c) {
+    pipe.wait(c);
+    const std::uint32_t tile = pipe.tile(c);
+    const char* record = pipe.record(c);
     const float* beta = reinterpret_cast<const float*>(record + R::kBeta);
 
-    char* letter = smem + Apart<K, Warps>::kLetters + ((c & 1) * Warps + warp) * Letter<K>::kSize + lane * 16;
-
-    float y[8][4], o[out == Out::here ? 8 : 1][4];
-    clear(y);
-    if constexpr (out == Out::here) clear(o);
+    std::uint32_t before[K / 16][4];
 #pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      std::uint32_t a[4];
-      state.operand(a, ks);
-      if constexpr (Keep) {
-        store_blocks<K>(
-            p.states + ((static_cast<std::int64_t>(slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
-            s.column / 8, 2 * ks, a);
-      }
-      if constexpr (out == Out::apart) {
-        *reinterpret_cast<uint4*>(letter + Letter<K>::kState + 512 * ks) = make_uint4(a[0], a[1], a[2], a[3]);
-      }
-      times_rows(y, a, stage + R::kKeyIn, ks, 0);
-      if constexpr (out == Out::here) times_rows(o, a, stage + R::kQuery, ks, 0);
+    for (int ks = 0; ks < K / 16; ++ks) round_operand(state.x, ks, before[ks]);
+    float y[32], fresh[32], out[32];
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) times_rows(y, before[ks], tile + R::kKeyIn, ks, ks > 0);
+    wgmma_commit();
+    std::uint32_t v[4][4];
+    float2 strength[8];
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) slim_operand(v[ks], pipe.slim(c), ks);
+    load_strengths(strength, beta);
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks) store_state(c, ks, before[ks]);
     }
+    wgmma_wait<0>();
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t v[4];
-      slim_operand(v, stage + kRecord + warp * 2048, ks);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float* e = &y[2 * ks + i / 2][2 * (i % 2)];
-        const float2 b = *reinterpret_cast<const float2*>(beta + 16 * ks + (i / 2) * 8 + 2 * (lane % 4));
-        e[0] = b.x * (low(v[i]) - e[0]);
-        e[1] = b.y * (high(v[i]) - e[1]);
+        float* e = &y[8 * ks + 2 * i];
+        const float2 b = strength[2 * ks + i / 2];
+        e[0] = b.x * (low(v[ks][i]) - e[0]);
+        e[1] = b.y * (high(v[ks][i]) - e[1]);
       }
     }
-    float fresh[8][4];
-    solve(fresh, y, stage + R::kInverse);
+    solve(fresh, y, tile + R::kInverse);
+    state.decay(reinterpret_cast<const float*>(record + R::kDecay));
+    if constexpr (!kKeep) {
+      wgmma_fence();
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks) times_rows(out, before[ks], tile + R::kQuery, ks, ks > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
     Broken broken;
-    const bool any_broken = Broken::any(fresh);
+    const bool any_broken =
+        pipe.proceed(c, Broken::any(fresh));  // of the block: wgmma is for whole warpgroups
     if (any_broken) {
       broken.take(y);
-      solve(fresh, y, stage + R::kInverse);
+      solve(fresh, y, tile + R::kInverse);
+      wgmma_wait<0>();
       broken.take(fresh);
     }
-    state.decay(reinterpret_cast<const float*>(record + R::kDecay));
+    std::uint32_t rounded[4][4];
 #pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t a[4];
-      round_operand(fresh, ks, a);
-      if constexpr (out == Out::here) times_rows(o, a, stage + R::kScores, ks, ks);
-      if constexpr (out == Out::apart) {
-        *reinterpret_cast<uint4*>(letter + Letter<K>::kNew + 512 * ks) = make_uint4(a[0], a[1], a[2], a[3]);
-      }
-      times_columns(state.x, a, stage + R::kKeyOut, ks, K / 16);
-      if constexpr (Keep) {
+    for (int ks = 0; ks < 4; ++ks) round_operand(fresh, ks, rounded[ks]);
+    wgmma_fence();
+    if constexpr (!kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < 4; ++ks) times_rows(out, rounded[ks], tile + R::kScores, ks);
+      wgmma_commit();
+    }
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) times_columns(state.x, rounded[ks], tile + R::kKeyOut, ks);
+    wgmma_commit();
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < 4; ++ks) {
+        std::uint32_t a[4] = {rounded[ks][0], rounded[ks][1], rounded[ks][2], rounded[ks][3]};
         if (any_broken) broken.put(a, ks);
-        store_blocks<K>(p.v_new + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+        store_blocks<K>(p.v_new + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
       }
-    }
-    if (any_broken) {
-      if constexpr (out == Out::here) broken.put(o);
-#pragma unroll
-      for (int n = 0; n < K / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) state.x[n][e] = broken.from[e / 2] < kChunk ? NAN : state.x[n][e];
-      }
-    }
-    if constexpr (out == Out::here) {
-      bf16* to = row_of(p.out, row, start + c * kChunk, s.head) + s.column;
+    } else {
+      wgmma_wait<1>();
+      if (any_broken) broken.put(out);
+      const int left = pipe.length(c) - lane / 4;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        store_turned(to, p.out.token, 8 * n, length(c), pack(o[n][0], o[n][1]), pack(o[n][2], o[n][3]));
+        store_turned(to + 8 * n * step, 8 * n < left, pack(out[4 * n], out[4 * n + 1]),
+                     pack(out[4 * n + 2], out[4 * n + 3]));
       }
+      to += kChunk * step;
     }
-    if constexpr (out == Out::apart) {
-      *reinterpret_cast<int2*>(letter - lane * 8 + Letter<K>::kBroken) =
-          make_int2(broken.from[0], broken.from[1]);
-      meet(kPairBarrier + warp, 64);
-      meet(kStateBarrier, 32 * Warps);
-    } else {
-      __syncthreads();
+    wgmma_wait<0>();
+    if (any_broken) {
+#pragma unroll
+      for (int i = 0; i < K / 2; ++i) state.x[i] = broken.from[i / 2 % 2] < kChunk ? NAN : state.x[i];
     }
   }
-  if constexpr (Keep) {
+  if constexpr (kKeep) {
 #pragma unroll
     for (int ks = 0; ks < K / 16; ++ks) {
       std::uint32_t a[4];
-      state.operand(a, ks);
-      store_blocks<K>(
-          p.states +
-              ((static_cast<std::int64_t>(slot0) + chunks + s.sequence) * p.value_heads + s.head) * K * K,
-          s.column / 8, 2 * ks, a);
+      round_operand(state.x, ks, a);
+      store_state(pipe.chunks, ks, a);
     }
   }
   state.write(p, p.final, s);
 }
 
-// The outputs of the columns that another warp keeps the state of.
-template <int K, int Warps>
-__device__ void output_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
+template <class C>
+__device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
+  constexpr int K = C::K;
   using R = Record<K>;
-  using A = Apart<K, Warps>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Warps;
-  const std::int64_t start = sequence_start(p, s.sequence), tokens = sequence_length(p, s.sequence);
-  const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
-  const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
-  auto load = [&](int c) {
-    if (warp > 0 || lane > 0) return;
-    const std::int64_t item = static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head;
-    barrier_expect(bars + 8 * (c & 1), A::kTail);
-    bulk_copy(shared_address(smem) + A::kTails + (c & 1) * A::kTail, p.records + item * R::kSize + R::kShort,
-              A::kTail, bars + 8 * (c & 1));
-  };
-  if (chunks > 0) load(0);
-  for (int c = 0; c < chunks; ++c) {
-    if (c + 1 < chunks) load(c + 1);
-    barrier_wait(bars + 8 * (c & 1), c >> 1 & 1);
-    meet(kPairBarrier + warp, 64);
-    const std::uint32_t tail = shared_address(smem) + A::kTails + (c & 1) * A::kTail;
-    const char* letter = smem + A::kLetters + ((c & 1) * Warps + warp) * Letter<K>::kSize + lane * 16;
-    auto operand = [&](std::uint32_t(&a)[4], int at, int ks) {
-      const uint4 x = *reinterpret_cast<const uint4*>(letter + at + 512 * ks);
-      a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
-    };
-    float o[8][4];
-    clear(o);
-#pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      std::uint32_t a[4];
-      operand(a, Letter<K>::kState, ks);
-      times_rows(o, a, tail, ks, 0);
-    }
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t a[4];
-      operand(a, Letter<K>::kNew, ks);
-      times_rows(o, a, tail + R::kScores - R::kShort, ks, ks);
-    }
-    const int2 from = *reinterpret_cast<const int2*>(letter - lane * 8 + Letter<K>::kBroken);
-    Broken broken;
-    broken.from[0] = from.x, broken.from[1] = from.y;
-    if (__any_sync(~0u, min(from.x, from.y) < kChunk)) broken.put(o);
-    bf16* to = row_of(p.out, row, start + c * kChunk, s.head) + s.column;
-    const int length = static_cast<int>(
-        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      store_turned(to, p.out.token, 8 * n, length, pack(o[n][0], o[n][1]), pack(o[n][2], o[n][3]));
-    }
-    meet(kOutputBarrier, 32 * Warps);
-  }
-}
-
-template <int K, int Warps>
-__device__ void reverse_scan(const Job& p, const Slice& s, char* smem, std::uint32_t bars) {
-  using R = Record<K>;
-  constexpr int kStage = R::kSize + Warps * 2048;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const std::int64_t start = sequence_start(p, s.sequence), tokens = sequence_length(p, s.sequence);
-  const int chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
-  const std::int64_t row = p.cu_seqlens ? 0 : s.sequence;
-  const std::uint32_t base = shared_address(smem);
-  auto length = [&](int c) {
-    return static_cast<int>(
-        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
-  };
-  auto item = [&](int c) { return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head; };
-  // `n` counts the chunks from the last one.
-  auto load = [&](int n) {
-    const int c = chunks - 1 - n;
-    const std::uint32_t stage = base + (n & 1) * kStage;
-    if (tid == 0) {
-      barrier_expect(bars + 8 * (n & 1), R::kSize);
-      bulk_copy(stage, p.records + item(c) * R::kSize, R::kSize, bars + 8 * (n & 1));
-    }
-    load_slim(stage + R::kSize + warp * 2048, row_of(p.d_out, row, start + c * kChunk, s.head) + s.column,
-              p.d_out.token, length(c));
-    copy_commit();
-  };
+  const int lane = threadIdx.x % 32;
+  const Pipe<C, Scan::reverse> pipe(p, s, smem);
 
   State<K> state;
   state.read(p, p.d_final, s);
-  if (chunks > 0) load(0);
-  for (int n = 0; n < chunks; ++n) {
-    const int c = chunks - 1 - n;
-    if (n + 1 < chunks) {
-      load(n + 1);
-      copy_wait<1>();
-    } else {
-      copy_wait<0>();
-    }
-    barrier_wait(bars + 8 * (n & 1), n >> 1 & 1);
-    __syncwarp();
-    const std::uint32_t stage = base + (n & 1) * kStage;
-    const char* record = smem + (n & 1) * kStage;
+  const std::int64_t step = p.d_v.token;
+  bf16* d_v = turned_place(pipe.rows(p.d_v), step);
+  pipe.begin();
+  for (int n = 0; n < pipe.chunks; ++n) {
+    const int c = pipe.chunk(n);
+    pipe.wait(n);
+    const std::uint32_t tile = pipe.tile(n);
+    const char* record = pipe.record(n);
     const float* beta = reinterpret_cast<const float*>(record + R::kBeta);
 
-    float dv[8][4];
-    clear(dv);
-    std::uint32_t out[4][4];  // do, V x 64
+    float dv[32], dx[32];
+    std::uint32_t out[4][4], after[K / 16][4];  // do, V x 64; dS, V x K
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) slim_operand(out[ks], pipe.slim(n), ks);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) round_operand(state.x, ks, after[ks]);
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) times_columns(dv, out[ks], tile + R::kScores, ks, ks > 0);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) times_rows(dv, after[ks], tile + R::kKeyOut, ks);
+    wgmma_commit();
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks)
+      store_blocks<K>(p.d_states + pipe.item(c) * K * K, s.column / 8, 2 * ks, after[ks]);
+    float2 strength[8];
+    load_strengths(strength, beta);
+    wgmma_wait<0>();
+    std::uint32_t hi[4][4], lo[4][4];
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
-      slim_operand(out[ks], stage + R::kSize + warp * 2048, ks);
-      times_columns(dv, out[ks], stage + R::kScores, ks, ks + 1);
+      split(dv, ks, hi[ks], lo[ks]);
+      wgmma_fence();
+      times_columns(dx, lo[ks], tile + R::kInverse, ks, ks > 0);
+      times_columns(dx, hi[ks], tile + R::kInverse, ks);
     }
-#pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      std::uint32_t a[4];
-      state.operand(a, ks);
-      store_blocks<K>(p.d_states + item(c) * K * K, s.column / 8, 2 * ks, a);
-      times_rows(dv, a, stage + R::kKeyOut, ks, 0);
-    }
-    float dx[8][4];
-    clear(dx);
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t hi[4], lo[4];
-      split(dv, ks, hi, lo);
-      times_columns(dx, lo, hi, stage + R::kInverse, ks, ks + 1);
-    }
+    wgmma_commit();
     state.decay(reinterpret_cast<const float*>(record + R::kDecay));
-    bf16* to = row_of(p.d_v, row, start + c * kChunk, s.head) + s.column;
+    pipe.proceed(n);
+    wgmma_wait<0>();
+    std::uint32_t written[4][4];  // -beta dx
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 b = strength[2 * ks + i / 2];
+        written[ks][i] = pack(b.x * dx[8 * ks + 2 * i], b.y * dx[8 * ks + 2 * i + 1]) ^ 0x80008000u;
+      }
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+      times_columns(state.x, out[ks], tile + R::kQuery, ks);
+      times_columns(state.x, written[ks], tile + R::kKeyIn, ks);
+    }
+    wgmma_commit();
+    not_before_here(dx);
+    const int left = pipe.length(c) - lane / 4;
+    bf16* to = d_v + c * (kChunk * step);
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
       std::uint32_t a[4];
       round_operand(dx, ks, a);
-      store_blocks<K>(p.d_x + item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+      store_blocks<K>(p.d_x + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 b = *reinterpret_cast<const float2*>(beta + 16 * ks + (i / 2) * 8 + 2 * (lane % 4));
-        const float* e = &dx[2 * ks + i / 2][2 * (i % 2)];
-        a[i] = pack(b.x * e[0], b.y * e[1]);
-      }
-      store_turned(to, p.d_v.token, 16 * ks, length(c), a[0], a[1]);
-      store_turned(to, p.d_v.token, 16 * ks + 8, length(c), a[2], a[3]);
-      for (auto& x : a) x ^= 0x80008000u;
-      times_columns(state.x, out[ks], stage + R::kQuery, ks, K / 16);
-      times_columns(state.x, a, stage + R::kKeyIn, ks, K / 16);
+      for (int i = 0; i < 4; ++i) a[i] = written[ks][i] ^ 0x80008000u;
+      store_turned(to + 16 * ks * step, 16 * ks < left, a[0], a[1]);
+      store_turned(to + (16 * ks + 8) * step, 16 * ks + 8 < left, a[2], a[3]);
     }
-    __syncthreads();
+    wgmma_wait<0>();
   }
   state.write(p, p.d_initial, s);
 }
 
-// The warps of one block are few enough to give each a second one for its outputs.
-template <int Warps, bool Both>
-constexpr bool kApart = !Both && Warps <= 4;
-
-template <int K, int Warps, bool Both>
+template <class C, bool Both>
 constexpr int kScanBytes =
-    1024 + (kApart<Warps, Both> ? Apart<K, Warps>::kSize : 2 * (Record<K>::kSize + Warps * 2048));
-
+    Both ? std::max(Stages<C, Scan::recomputed>::kSize, Stages<C, Scan::reverse>::kSize)
+         : Stages<C, Scan::forward>::kSize;
 // Both: the two recurrences of the backward, half of the grid each; otherwise the forward op.
-template <int K, int Warps, bool Both>
-__global__ void __launch_bounds__(32 * Warps * (kApart<Warps, Both> ? 2 : 1), 1) scan_kernel(const Job p) {
+template <class C, bool Both>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p) {
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t bars = shared_address(smem);
   if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
   if (threadIdx.x < 4) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncthreads();
-  constexpr int kSlices = K / (16 * Warps);
+  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
   const unsigned half = Both ? gridDim.x / 2 : gridDim.x;
   const int block = blockIdx.x % half, cell = block / kSlices, warp = static_cast<int>(threadIdx.x) / 32;
-  const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * 16 * Warps + warp % Warps * 16};
-  if constexpr (kApart<Warps, Both>) {
-    if (warp < Warps) {
-      forward_scan<K, Warps, Out::apart, false>(p, s, smem + 1024, bars);
-    } else {
-      output_scan<K, Warps>(p, s, smem + 1024, bars + 16);
-    }
-  } else if (Both && blockIdx.x >= half) {
-    reverse_scan<K, Warps>(p, s, smem + 1024, bars);
+  const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * kWidth + warp * 16};
+  if constexpr (!Both) {
+    forward_scan<C, Scan::forward>(p, s, smem);
+  } else if (blockIdx.x < half) {
+    forward_scan<C, Scan::recomputed>(p, s, smem);
   } else {
-    forward_scan<K, Warps, Both ? Out::none : Out::here, Both>(p, s, smem + 1024, bars);
+    reverse_scan<C>(p, s, smem);
   }
 }
 
-template <int K, int Warps, bool Both>
-void launch(const Job& job, cudaStream_t stream) {
-  constexpr int kBytes = kScanBytes<K, Warps, Both>, kThreads = 32 * Warps * (kApart<Warps, Both> ? 2 : 1);
-  const auto blocks =
-      static_cast<unsigned>((Both ? 2 : 1) * job.sequences * job.value_heads * (K / (16 * Warps)));
-  cudaFuncSetAttribute(scan_kernel<K, Warps, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  scan_kernel<K, Warps, Both><<<blocks, kThreads, kBytes, stream>>>(job);
+template <class C, bool Both>
+void launch(const Job& job, std::int64_t cells, cudaStream_t stream) {
+  constexpr int kBytes = kScanBytes<C, Both>;
+  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
+  cudaFuncSetAttribute(scan_kernel<C, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  scan_kernel<C, Both><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
 }
 
-// The widest slice of V that still gives about one block per multiprocessor.
-template <int K, bool Both>
+// The widest slice of V that still gives about one block per multiprocessor; at K = 64 two blocks share one
+// when there are more.
+template <bool Both>
 void choose(const Job& job, cudaStream_t stream) {
   const std::int64_t cells = (Both ? 2 : 1) * job.sequences * job.value_heads;
   if (cells == 0) return;
-  if constexpr (K == 128) {
-    if (cells >= 96) return launch<K, 8, Both>(job, stream);
-    if (cells >= 48) return launch<K, 4, Both>(job, stream);
-    return launch<K, 2, Both>(job, stream);
+  if (job.dim == 128) {
+    cells >= 96 ? launch<Cut<128, 8, 1>, Both>(job, cells, stream)
+                : launch<Cut<128, 4, 1>, Both>(job, cells, stream);
   } else {
-    if (cells >= 96) return launch<K, 4, Both>(job, stream);
-    return launch<K, 2, Both>(job, stream);
+    cells > 132 ? launch<Cut<64, 4, 2>, Both>(job, cells, stream)
+                : launch<Cut<64, 4, 1>, Both>(job, cells, stream);
   }
 }
 
 }  // namespace
 
-void launch_forward_scan(const Job& job, cudaStream_t stream) {
-  job.dim == 128 ? choose<128, false>(job, stream) : choose<64, false>(job, stream);
-}
-void launch_both_scans(const Job& job, cudaStream_t stream) {
-  job.dim == 128 ? choose<128, true>(job, stream) : choose<64, true>(job, stream);
-}
+void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, stream); }
+void launch_both_scans(const Job& job, cudaStream_t stream) { choose<true>(job, stream); }
 
 }  // namespace rlk::cuda::kda90
