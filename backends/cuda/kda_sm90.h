@@ -2,16 +2,16 @@
 // workspace, and the two launchers. Knows nothing of the registry; kda_sm90.cpp translates.
 //
 // Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
-// e^{g}; the chunk's two 64 x 64 products P and M in strips of 8 tokens, between strips with the decays to
-// and from their bounds and inside one by halving (level s = 4, 2, 1 pairs each aligned group of s tokens
-// with the group before it, anchored between them), so every factor is at most 1 and anchors depend on the
-// past only; their operands in fp16 scaled by the row's largest exponent; the inverse of 16 x 16 blocks by
-// fp32 substitution, of the rest by fp64 products; states in fp32, rounded to bf16 as operands. Gradients
-// inside a chunk: dP and dM rounded to 11 significant bits, times decayed q and k; those are rounded alike
-// between blocks of 16 tokens, and inside a block by halving (level s = 8, 4, 2) keep 22 bits; where log
-// decays are given (`gate` none) they are everywhere cut to 11 bits, after a factor that makes cutting
-// unbiased. Neighbours meet in fp32. d_beta = D . v + W . k; where log decays are given and |beta| is 2^-64
-// or more, the same as D . v_new / beta.
+// e^{g}, those and the sigmoid of a gate by the unit's ex2 and rcp; the chunk's two 64 x 64 products P and M
+// in strips of 8 tokens, between strips with the decays to and from their bounds and inside one by halving
+// (level s = 4, 2, 1 pairs each aligned group of s tokens with the group before it, anchored between them),
+// so every factor is at most 1 and anchors depend on the past only; their operands in fp16 scaled by the
+// row's largest exponent; the inverse of 16 x 16 blocks by fp32 substitution, of the rest by fp64 products;
+// states in fp32, rounded to bf16 as operands. Gradients inside a chunk: dP and dM rounded to 11 significant
+// bits, times decayed q and k; those are rounded alike between blocks of 16 tokens, and inside a block by
+// halving (level s = 8, 4, 2) keep 22 bits; where log decays are given (`gate` none) they are everywhere cut
+// to 11 bits, after a factor that makes cutting unbiased. Neighbours meet in fp32. d_beta = D . v + W . k;
+// where log decays are given and |beta| is 2^-64 or more, the same as D . v_new / beta.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -173,18 +173,32 @@ __device__ inline void by_type(const Real& t, Body body) {
   }
 }
 
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Relative error about 1e-7 (1 + |x|), as that of the decays made of it; 0 and 1 at the ends, NaN for NaN.
+__device__ inline float sigmoid(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + exp2_fast(-kLog2e * x)));
+  return y;
+}
+
 // The log decay of one channel, and what its backward needs. `rate` is e^{a_log}.
 __device__ inline float gate_value(const Job& p, float x, float rate) {
   if (p.gate == Gate::softplus) return -rate * (x > 20.f ? x : log1pf(expf(x)));
-  return p.lower_bound / (1.f + expf(-rate * x));
+  return p.lower_bound * sigmoid(rate * x);
 }
 // Gradient at x; `log_rate` receives the gradient at a_log.
 __device__ inline float gate_gradient(const Job& p, float x, float rate, float dg, float& log_rate) {
   if (p.gate == Gate::softplus) {
     log_rate = dg * gate_value(p, x, rate);
-    return -rate / (1.f + expf(-x)) * dg;
+    return -rate * sigmoid(x) * dg;
   }
-  const float y = 1.f / (1.f + expf(-rate * x));
+  const float y = sigmoid(rate * x);
   const float dx = p.lower_bound * y * (1.f - y) * rate * dg;
   log_rate = dx * x;
   return dx;
@@ -199,13 +213,6 @@ __device__ inline float beta_gradient(const Job& p, float b, float d) {
   const float full = p.neg_eigval ? 2.f : 1.f, s = b / full;
   return d * full * s * (1.f - s);
 }
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-constexpr float kLog2e = 1.4426950408889634f;
 
 __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));

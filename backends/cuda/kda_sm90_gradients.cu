@@ -229,6 +229,15 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   }
   copy_commit();
+  // v of this warp's 8 tokens, 64 columns, for D . v; where that is rare, not before it is needed.
+  std::uint32_t v[8];
+  auto load_v = [&] {
+    const int token = 8 * warp + g;
+    const bf16* from = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * t;
+#pragma unroll
+    for (int x = 0; x < 8; ++x) v[x] = load32(from + 8 * x, token < c.length);
+  };
+  if constexpr (Gated && part != Part::intra) load_v();
   bool faint = false;
   if (tid < 64) {
     const float beta =
@@ -277,19 +286,17 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     const int mat = lane / 8, r = lane % 8;
     std::uint32_t d[4];
     if (by_sums) {
-      const int token = 8 * warp + g;
-      const bf16* v = row_of(p.v, c.row, c.token + token, hv) + 64 * slice + 2 * t;
+      if constexpr (!Gated) load_v();
       // Of a product's 16 rows one 8 are wanted, so the other half of its operand may be anything at hand.
       float x[4] = {0.f, 0.f, 0.f, 0.f}, x8[4] = {0.f, 0.f, 0.f, 0.f};
-      auto pair = [&](int i) { return load32(v + 8 * i, token < c.length); };
 #pragma unroll
       for (int i = 0; i < 8; i += 4) {
         const int block = 8 * slice + i + (mat >> 1) + 2 * (mat & 1);
         ldmatrix_t(d, base + L::kDx + ((block * 8 + warp) * 8 + r) * 16);
-        mma(x, d, pair(i), pair(i + 1));
-        mma(x8, d, pair(i + 2), pair(i + 3));
+        mma(x, d, v[i], v[i + 1]);
+        mma(x8, d, v[i + 2], v[i + 3]);
       }
-      if (g / 2 == t) floats(L::kBetaV)[token] = g % 2 ? x[1] + x8[3] : x[0] + x8[2];
+      if (g / 2 == t) floats(L::kBetaV)[8 * warp + g] = g % 2 ? x[1] + x8[3] : x[0] + x8[2];
     }
     {
       float y[4] = {0.f, 0.f, 0.f, 0.f};
@@ -657,12 +664,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         }
       }
       if (by_sums) {
-#pragma unroll
-        for (int x = 0; x < 2; ++x) {
-#pragma unroll
-          for (int off = 16; off > 2; off /= 2) wk[x] += __shfl_xor_sync(~0u, wk[x], off);
-          if (g == 0) floats(L::kBetaK)[64 * strip + token_of(4 * n + x)] = wk[x];
-        }
+        const int own = lane / 16;  // half the lanes go on with each token
+        float sum = (own ? wk[1] : wk[0]) + __shfl_xor_sync(~0u, own ? wk[0] : wk[1], 16);
+        sum += __shfl_xor_sync(~0u, sum, 8);
+        sum += __shfl_xor_sync(~0u, sum, 4);
+        if (g % 4 == 0) floats(L::kBetaK)[64 * strip + token_of(4 * n) + own] = sum;
       }
     }
     store_rows(base + L::kQ + pieces + n0 * 1024, dq);
