@@ -11,7 +11,9 @@
 // bits, times decayed q and k; those are rounded alike between blocks of 16 tokens, and inside a block by
 // halving (level s = 8, 4, 2) keep 22 bits; where log decays are given (`gate` none) they are everywhere cut
 // to 11 bits, after a factor that makes cutting unbiased. Neighbours meet in fp32. d_beta = D . v + W . k;
-// where log decays are given and |beta| is 2^-64 or more, the same as D . v_new / beta.
+// where log decays are given and |beta| is 2^-64 or more, the same as D . v_new / beta. v_new and dS reach
+// the gradients in bf16; where the gate is computed here in two terms, the second times everything but the
+// other's.
 #pragma once
 
 #include <cuda_bf16.h>

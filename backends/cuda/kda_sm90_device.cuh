@@ -32,7 +32,10 @@ struct Job : Call {
   bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
   bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
   bf16* d_x = nullptr;       // [slots, HV][V, 64] blocks: A^T dvnew
-  float* q_part = nullptr;   // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
+  // What rounding left of v_new and d_states, where the gate is computed here.
+  bf16* v_new_rest = nullptr;
+  bf16* d_states_rest = nullptr;
+  float* q_part = nullptr;  // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
   float* k_part = nullptr;
   bf16* q_norm = nullptr;  // [B * T, H, K] and [B * T, H]: normalised rows and their factors
   bf16* k_norm = nullptr;

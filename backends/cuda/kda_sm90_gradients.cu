@@ -28,7 +28,8 @@
 // their rounding cancels in dG as the pair does. Where the gate is computed here d_a_log, a sum over all
 // tokens of what is left, needs more: inside a block, where gates leave most of the weight, k s, q p and k p
 // are in two terms and their rounding nearly cancels too. In one term d_a_log was up to 7 times further off;
-// no other gradient was, so log decays that come from outside make do with one.
+// no other gradient was, so log decays that come from outside make do with one. For the same sum v_new and dS
+// come in two terms of bf16 there, the second where q, k and g are loaded later.
 //
 // The products over V are wgmma straight from the tiles as they arrive: 64 channels x 32 tokens
 // per warpgroup, and all of dP by the first, all of dM by the second; do comes as swizzled rows, the rest as
@@ -105,9 +106,13 @@ struct Layout {
   static constexpr int kBeta = kG + 16384;    // [token]
   static constexpr int kBetaV = kBeta + 256;  // D . v
   static constexpr int kLast = kBetaV + 256;  // rowsum(S dS)
+  // Where the gate is computed here, until q, k and g are loaded.
+  static constexpr int kNewRest = kG;     // what rounding left of v_new
+  static constexpr int kDStateRest = kQ;  // of dS
   static constexpr int kBar = kLast + 4 * kSlice;
   static constexpr int kSize = kBar + 16;
   static_assert(kQ % 128 == 0 && kSize <= 113 * 1024);
+  static_assert(kNewRest + 128 * V <= kBeta && kDStateRest + 2 * V * kSlice <= kG);
 };
 
 // Rows of an 8 x 8 fp32 cell are permuted so that lanes which read (g, 2t), (g, 2t + 1) and lanes which read
@@ -179,13 +184,18 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       barrier_init(bar, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      barrier_expect(bar, L::kDOut);
+      barrier_expect(bar, L::kDOut + (Gated ? 128 * K + 2 * K * C : 0));
       const std::int64_t state = (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + hv;
       bulk_copy(base + L::kNew, p.v_new + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
       bulk_copy(base + L::kDx, p.d_x + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
       bulk_copy(base + L::kDState, p.d_states + (static_cast<std::int64_t>(item) * K + slice * C) * K,
                 2 * K * C, bar);
       bulk_copy(base + L::kState, p.states + (state * K + slice * C) * K, 2 * K * C, bar);
+      if constexpr (Gated) {
+        bulk_copy(base + L::kNewRest, p.v_new_rest + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
+        bulk_copy(base + L::kDStateRest,
+                  p.d_states_rest + (static_cast<std::int64_t>(item) * K + slice * C) * K, 2 * K * C, bar);
+      }
     }
   }
   // 64 rows of 16-byte pieces, rows of the tile `pitch` bytes apart; past the end zeros.
@@ -207,7 +217,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
               2 * static_cast<int>(p.d_out.token), 128, tile_at(L::kDOut));
   }
   const std::int64_t g_row = index_of(p.g, c.row, c.token, hv) + slice * C;
-  if constexpr (part != Part::inter) {
+  auto load_inputs = [&] {  // q, k and g
     constexpr std::integral_constant<int, 8> kEight;
     if (p.l2norm) {
       const std::int64_t row = ((c.row * p.tokens + c.token) * p.heads + h) * K + slice * C;
@@ -227,7 +237,9 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
                 4 * static_cast<int>(p.g.token), 256,
                 [](int row, int piece) { return L::kG + row * 256 + ((piece ^ (row & 6)) << 4); });
     }
-  }
+  };
+  constexpr bool kLater = Gated && part == Part::all;  // their places are taken
+  if constexpr (part != Part::inter && !kLater) load_inputs();
   copy_commit();
   // v of this warp's 8 tokens, 64 columns, for D . v; where that is rare, not before it is needed.
   std::uint32_t v[8];
@@ -257,17 +269,27 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     barrier_wait(bar, 0);
     const std::uint32_t tokens = base + 512 * half, token_rows = base + 4096 * half;  // of this half
     wgmma_fence();
-    if (half == 0) {
+    auto pairs_with = [&](int at, bool more) {
+      if (half == 0) {
+#pragma unroll
+        for (int ks = 0; ks < K / 16; ++ks)
+          multiply<false, true>(entries, of_rows(base, L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
+                                of_blocks(base, at + 2048 * ks), more || ks > 0);
+      } else {
+#pragma unroll
+        for (int ks = 0; ks < K / 16; ++ks)
+          multiply<true, true>(entries, of_blocks(base, L::kDx + 2048 * ks), of_blocks(base, at + 2048 * ks),
+                               more || ks > 0);
+      }
+    };
+    auto keys_with = [&](int d_state, int at, bool more) {
 #pragma unroll
       for (int ks = 0; ks < K / 16; ++ks)
-        multiply<false, true>(entries, of_rows(base, L::kDOut + ks / 4 * 8192 + ks % 4 * 32),
-                              of_blocks(base, L::kNew + 2048 * ks), ks > 0);
-    } else {
-#pragma unroll
-      for (int ks = 0; ks < K / 16; ++ks)
-        multiply<true, true>(entries, of_blocks(base, L::kDx + 2048 * ks),
-                             of_blocks(base, L::kNew + 2048 * ks), ks > 0);
-    }
+        multiply<true, true>(au, of_blocks(base, d_state + 2048 * ks), of_blocks(tokens, at + 2048 * ks),
+                             more || ks > 0);
+    };
+    pairs_with(L::kNew, false);
+    if constexpr (Gated) pairs_with(L::kNewRest, true);
 #pragma unroll
     for (int ks = 0; ks < K / 16; ++ks)
       multiply<true, false>(aq, of_blocks(base, L::kState + 2048 * ks),
@@ -276,10 +298,11 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     for (int ks = 0; ks < K / 16; ++ks)
       multiply<true, true>(aw, of_blocks(base, L::kState + 2048 * ks), of_blocks(tokens, L::kDx + 2048 * ks),
                            ks > 0);
-#pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks)
-      multiply<true, true>(au, of_blocks(base, L::kDState + 2048 * ks),
-                           of_blocks(tokens, L::kNew + 2048 * ks), ks > 0);
+    keys_with(L::kDState, L::kNew, false);
+    if constexpr (Gated) {
+      keys_with(L::kDState, L::kNewRest, true);
+      keys_with(L::kDStateRest, L::kNew, true);
+    }
     wgmma_commit();
     // rowsum(S dS) of this warp's 8 channels over all of V, and for a faint beta D . v of its 8 tokens over
     // 64 columns: the diagonals of 8 x 8 products.
@@ -300,12 +323,16 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
     {
       float y[4] = {0.f, 0.f, 0.f, 0.f};
+      auto add = [&](int d_state) {
 #pragma unroll
-      for (int vb = 0; vb < K / 8; vb += 2) {
-        ldmatrix_t(d,
-                   base + (mat & 1 ? L::kDState : L::kState) + (((vb + (mat >> 1)) * 8 + warp) * 8 + r) * 16);
-        mma(y, d, d[1], d[3]);
-      }
+        for (int vb = 0; vb < K / 8; vb += 2) {
+          ldmatrix_t(d,
+                     base + (mat & 1 ? d_state : L::kState) + (((vb + (mat >> 1)) * 8 + warp) * 8 + r) * 16);
+          mma(y, d, d[1], d[3]);
+        }
+      };
+      add(L::kDState);
+      if constexpr (Gated) add(L::kDStateRest);
       if (g / 2 == t) floats(L::kLast)[8 * warp + g] = g % 2 ? y[1] : y[0];
     }
     if constexpr (part == Part::inter) {
@@ -333,6 +360,15 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     if (tid < C) floats(L::kLast)[tid] = inter[80 * kThreads + 64 + tid];
   }
 
+  if constexpr (kLater) {
+    wgmma_wait<0>();
+    arrived(entries), arrived(aq), arrived(aw), arrived(au);
+    __syncthreads();
+    load_inputs();
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+  }
   // e^{g} by the same index.
   float e[16], rate = 1.f, bias[2] = {0.f, 0.f};
   if (Gated) {
@@ -370,7 +406,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     if (Gated) e[i] = token_of(i) < c.length ? gate_value(p, e[i] + bias[i / 2 % 2], rate) : 0.f;
     e[i] = exp2_fast(e[i] * kLog2e);
   }
-  if constexpr (part == Part::all) {
+  if constexpr (part == Part::all && !kLater) {
     wgmma_wait<0>();
     arrived(entries), arrived(aq), arrived(aw), arrived(au);
   }

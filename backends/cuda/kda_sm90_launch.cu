@@ -164,6 +164,10 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     job.d_states = arena.take<bf16>(items * k * k);
     job.v_new = arena.take<bf16>(items * k * kChunk);
     job.d_x = arena.take<bf16>(items * k * kChunk);
+    if (job.gate != Gate::none) {
+      job.v_new_rest = arena.take<bf16>(items * k * kChunk);
+      job.d_states_rest = arena.take<bf16>(items * k * k);
+    }
     if (job.l2norm || job.heads != job.value_heads) {
       job.q_part = arena.take<float>(rows * job.value_heads * k);
       job.k_part = arena.take<float>(rows * job.value_heads * k);

@@ -15,7 +15,8 @@
 // it lies, which the bulk copy engine brings one to three chunks ahead. What the next chunk does not wait for
 // - the outputs, all stores - is done while the tensor cores work. The number of warpgroups per block (the
 // cut of V) follows the size of the call and changes no bit: columns of V never meet. x and dvnew are split
-// into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are rounded.
+// into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are rounded. Where
+// the gate is computed here, the gradients get vnew and dS in two terms as well.
 //
 // Fragments are flat: [n][e] with e as in mma, rows (columns of V) lane / 4 and that + 8, columns 8 n + 2
 // (lane % 4) and the next.
@@ -34,14 +35,13 @@ __device__ inline void round_operand(const float (&x)[Size], int ks, std::uint32
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = pack(x[8 * ks + 2 * i], x[8 * ks + 2 * i + 1]);
 }
-// In two terms: rounded, and what the rounding left.
-__device__ inline void split(const float (&x)[32], int ks, std::uint32_t (&hi)[4], std::uint32_t (&lo)[4]) {
+// What that rounding left.
+template <int Size>
+__device__ inline void round_rest(const float (&x)[Size], int ks, const std::uint32_t (&a)[4],
+                                  std::uint32_t (&rest)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float a = x[8 * ks + 2 * i], b = x[8 * ks + 2 * i + 1];
-    hi[i] = pack(a, b);
-    lo[i] = pack(a - low(hi[i]), b - high(hi[i]));
-  }
+  for (int i = 0; i < 4; ++i)
+    rest[i] = pack(x[8 * ks + 2 * i] - low(a[i]), x[8 * ks + 2 * i + 1] - high(a[i]));
 }
 
 // Whatever reads x from here on comes after what is before, though nothing says so.
@@ -149,7 +149,8 @@ __device__ inline void solve(float (&acc)[32], const float (&y)[32], std::uint32
   std::uint32_t hi[4][4], lo[4][4];
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks) {
-    split(y, ks, hi[ks], lo[ks]);
+    round_operand(y, ks, hi[ks]);
+    round_rest(y, ks, hi[ks], lo[ks]);
     wgmma_fence();
     times_rows(acc, lo[ks], tile, ks, ks > 0);
     times_rows(acc, hi[ks], tile, ks);
@@ -284,7 +285,7 @@ struct Pipe {
   }
 };
 
-template <class C, Scan scan>
+template <class C, Scan scan, bool Rest>
 __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
   constexpr int K = C::K;
   using R = Record<K>;
@@ -375,6 +376,10 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
         std::uint32_t a[4] = {rounded[ks][0], rounded[ks][1], rounded[ks][2], rounded[ks][3]};
         if (any_broken) broken.put(a, ks);
         store_blocks<K>(p.v_new + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+        if constexpr (Rest) {
+          round_rest(fresh, ks, rounded[ks], a);
+          store_blocks<K>(p.v_new_rest + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+        }
       }
     } else {
       wgmma_wait<1>();
@@ -404,7 +409,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
   state.write(p, p.final, s);
 }
 
-template <class C>
+template <class C, bool Rest>
 __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
   constexpr int K = C::K;
   using R = Record<K>;
@@ -436,15 +441,22 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
     for (int ks = 0; ks < K / 16; ++ks) times_rows(dv, after[ks], tile + R::kKeyOut, ks);
     wgmma_commit();
 #pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks)
+    for (int ks = 0; ks < K / 16; ++ks) {
       store_blocks<K>(p.d_states + pipe.item(c) * K * K, s.column / 8, 2 * ks, after[ks]);
+      if constexpr (Rest) {
+        std::uint32_t rest[4];
+        round_rest(state.x, ks, after[ks], rest);
+        store_blocks<K>(p.d_states_rest + pipe.item(c) * K * K, s.column / 8, 2 * ks, rest);
+      }
+    }
     float2 strength[8];
     load_strengths(strength, beta);
     wgmma_wait<0>();
     std::uint32_t hi[4][4], lo[4][4];
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) {
-      split(dv, ks, hi[ks], lo[ks]);
+      round_operand(dv, ks, hi[ks]);
+      round_rest(dv, ks, hi[ks], lo[ks]);
       wgmma_fence();
       times_columns(dx, lo[ks], tile + R::kInverse, ks, ks > 0);
       times_columns(dx, hi[ks], tile + R::kInverse, ks);
@@ -491,8 +503,9 @@ template <class C, bool Both>
 constexpr int kScanBytes =
     Both ? std::max(Stages<C, Scan::recomputed>::kSize, Stages<C, Scan::reverse>::kSize)
          : Stages<C, Scan::forward>::kSize;
-// Both: the two recurrences of the backward, half of the grid each; otherwise the forward op.
-template <class C, bool Both>
+// Both: the two recurrences of the backward, half of the grid each, with Rest what the rounding of v_new and
+// dS left as well; otherwise the forward op.
+template <class C, bool Both, bool Rest>
 __global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p) {
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t bars = shared_address(smem);
@@ -504,11 +517,11 @@ __global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Jo
   const int block = blockIdx.x % half, cell = block / kSlices, warp = static_cast<int>(threadIdx.x) / 32;
   const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * kWidth + warp * 16};
   if constexpr (!Both) {
-    forward_scan<C, Scan::forward>(p, s, smem);
+    forward_scan<C, Scan::forward, false>(p, s, smem);
   } else if (blockIdx.x < half) {
-    forward_scan<C, Scan::recomputed>(p, s, smem);
+    forward_scan<C, Scan::recomputed, Rest>(p, s, smem);
   } else {
-    reverse_scan<C>(p, s, smem);
+    reverse_scan<C, Rest>(p, s, smem);
   }
 }
 
@@ -516,8 +529,9 @@ template <class C, bool Both>
 void launch(const Job& job, std::int64_t cells, cudaStream_t stream) {
   constexpr int kBytes = kScanBytes<C, Both>;
   const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
-  cudaFuncSetAttribute(scan_kernel<C, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  scan_kernel<C, Both><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+  const auto kernel = Both && job.v_new_rest ? scan_kernel<C, Both, Both> : scan_kernel<C, Both, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  kernel<<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
 }
 
 // The widest slice of V that still gives about one block per multiprocessor; at K = 64 two blocks share one
