@@ -63,7 +63,7 @@ struct HiddenGradient {
 
  private:
   // What a task holds: lines of the weight packed, 32 rows of d_out with zeros, a block's sums, the sums.
-  struct Room {
+  struct Held {
     std::byte *packed, *copy;
     float *part, *total;
   };
@@ -71,13 +71,13 @@ struct HiddenGradient {
   void panel(const ReadRows& d_out, std::int64_t col, std::int64_t row, std::byte* scratch) const {
     const std::int64_t count = std::min(kRowsAtOnce, rows - row), width = std::min(kPanel, cols - col);
     auto* sums = reinterpret_cast<float*>(scratch + kPacked + kCopy);
-    const Room room{scratch, scratch + kPacked, sums, sums + rows_at_once() * kPanel};
+    const Held held{scratch, scratch + kPacked, sums, sums + rows_at_once() * kPanel};
     for (std::int64_t first = 0; first < depth; first += kDepthBlock) {
-      float* to = first == 0 ? room.total : room.part;
+      float* to = first == 0 ? held.total : held.part;
       const std::int64_t end = std::min(depth, first + kDepthBlock);
       for (std::int64_t v = first; v < end; v += kChunk)
-        chunk(d_out, row, count, col, width, v, std::min(kChunk, end - v), room, to, v != first);
-      if (first != 0) add(room.part, room.total, up(count, kWidth) * kPanel);
+        chunk(d_out, row, count, col, width, v, std::min(kChunk, end - v), held, to, v != first);
+      if (first != 0) add(held.part, held.total, up(count, kWidth) * kPanel);
     }
     ChainProduct finish;
     finish.out_type = element(a.d_hidden.dtype());
@@ -85,28 +85,28 @@ struct HiddenGradient {
       store_sums(finish,
                  a.d_hidden.data<std::byte>() +
                      (row_offset(a.d_hidden, row + i) + col) * element_bytes(finish.out_type),
-                 0, width, room.total + i * kPanel);
+                 0, width, held.total + i * kPanel);
   }
 
   void chunk(const ReadRows& d_out, std::int64_t row, std::int64_t count, std::int64_t col,
-             std::int64_t width, std::int64_t v, std::int64_t lines, const Room& room, float* sums,
+             std::int64_t width, std::int64_t v, std::int64_t lines, const Held& held, float* sums,
              bool more) const {
     const std::int64_t steps = up(lines, kStep) / kStep, group_bytes = steps * kTile;
     pack_lines(a.weight.data<std::uint16_t>() + v * a.weight.stride(0) + col, a.weight.stride(0), lines,
-               width, false, room.packed);
+               width, false, held.packed);
     for (std::int64_t i = 0; i < count; i += kWidth) {
       const auto* from = static_cast<const std::byte*>(d_out.data) + 2 * ((row + i) * d_out.stride + v);
       First first = rows_as_they_lie(from, 2 * d_out.stride);
       if (count - i < kWidth || lines % kStep != 0) {
         const std::int64_t pitch = 2 * steps * kStep;
-        std::memset(room.copy, 0, static_cast<std::size_t>(kWidth * pitch));
+        std::memset(held.copy, 0, static_cast<std::size_t>(kWidth * pitch));
         for (std::int64_t r = 0; r < std::min(kWidth, count - i); ++r)
-          std::memcpy(room.copy + r * pitch, from + 2 * r * d_out.stride,
+          std::memcpy(held.copy + r * pitch, from + 2 * r * d_out.stride,
                       static_cast<std::size_t>(2 * lines));
-        first = rows_as_they_lie(room.copy, pitch);
+        first = rows_as_they_lie(held.copy, pitch);
       }
       for (std::int64_t j = 0; j < width; j += kWidth)
-        multiply(first, room.packed + j / kSide * group_bytes, group_bytes, steps, sums + i * kPanel + j,
+        multiply(first, held.packed + j / kSide * group_bytes, group_bytes, steps, sums + i * kPanel + j,
                  kPanel, more);
     }
   }
