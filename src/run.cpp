@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "rlk/machine.hpp"
 #include "src/check.hpp"
 #include "src/failure.hpp"
 #include "src/resolve.hpp"
@@ -207,9 +208,8 @@ void* arena(uint64_t bytes) {
   thread_local Arena a;
   if (a.size < bytes) {
     std::free(a.data);
-    const uint64_t size = (bytes + 4095) & ~uint64_t{4095};
-    a.data = std::aligned_alloc(4096, size);
-    a.size = a.data ? size : 0;
+    a.data = allocate(bytes);
+    a.size = a.data ? bytes : 0;
   }
   return a.data;
 }

@@ -474,3 +474,40 @@ TEST_CASE("a weight kept packed gives the same bits, and a changed one is never 
     CHECK(run(id, hidden, weight, nullptr, DType::f32).bytes == changed.bytes);
   }
 }
+
+TEST_CASE("columns that oneDNN takes several panels at a time are the promised ones, kept packed or not") {
+  struct Size {
+    std::int64_t m, k, v;
+  };
+  for (const auto& [type, id] : {std::pair{DType::f32, "onednn.f32"}, {DType::bf16, "onednn.bf16"}})
+    // Four panels at a time, the last ones two and incomplete; two at a time and two depth blocks; several
+    // heights, so one panel at a time.
+    for (const auto& [m, k, v] : {Size{9, 40, 4296}, Size{3, 4100, 2100}, Size{200, 40, 2100}}) {
+      std::uint32_t state = 1;
+      const auto next = [&] {
+        state = state * 1664525u + 1013904223u;
+        return static_cast<float>(static_cast<std::int32_t>(state)) * 0x1p-31f;
+      };
+      Buffer hidden = Buffer(type, {m, k}).fill(next), weight = Buffer(type, {v, k}).fill(next);
+      bool here = false;
+      for (const Choice& c : usable(type, k, v)) here = here || c.id == id;
+      if (!here) {
+        MESSAGE("[skip] " << std::string(id) << " does not run here");
+        continue;
+      }
+      INFO(id, " m=", m, " k=", k, " v=", v);
+      const Buffer out = run(id, hidden, weight, nullptr, DType::f32, 1);
+      const auto rule = [&](std::int64_t i, std::int64_t j) {
+        return type == DType::f32 ? kb1024(row(hidden, i), row(weight, j))
+                                  : amx(row(hidden, i), row(weight, j));
+      };
+      for (const std::int64_t i : {std::int64_t{0}, m - 1})
+        for (std::int64_t j = 0; j < v; j += 31) REQUIRE(out.get(i * v + j) == rule(i, j));
+      for (const int threads : {2, 16})
+        CHECK(run(id, hidden, weight, nullptr, DType::f32, threads).bytes == out.bytes);
+      REQUIRE(keep(weight, "keep", 1));
+      for (const int threads : {1, 2, 16})
+        CHECK(run(id, hidden, weight, nullptr, DType::f32, threads).bytes == out.bytes);
+      REQUIRE(keep(weight, "drop", 0));
+    }
+}

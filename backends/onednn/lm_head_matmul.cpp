@@ -34,45 +34,39 @@ void finish_row(const LmHead& a, std::int64_t row, std::int64_t col, std::int64_
          a.out.data<std::byte>() + at * size_of(a.out.dtype()));
 }
 
-// hidden as dense rows, one matrix per depth block: where it lies, except for rows that need zeros beside or
-// below them, or whose K has several blocks.
+// hidden as dense rows in the workspace, one matrix per depth block, zeros beside and below them. Rows that
+// lie so already are copied too: the workspace's large pages give back more than the copy takes.
 class Source {
  public:
-  Source(const LmHead& a, const Blocks& p, std::int64_t m, std::byte* room)
-      : p_(p),
-        data_(a.hidden.data<std::byte>()),
-        copy_(room),
-        first_(first_copied(a, p, m)),
-        copied_(Cut(m).rows - first_) {
-    std::memset(copy_, 0, bytes(a, p, m));
-    const std::int64_t stride = row_stride(a.hidden) * bytes_of(p.type);
-    for (std::int64_t i = first_; i < m; ++i)
-      for (std::int64_t b = 0; b < p.count; ++b)
-        std::memcpy(copy_ + block_offset(b) + (i - first_) * pitch(b),
-                    data_ + i * stride + b * p.full_depth * bytes_of(p.type),
-                    static_cast<std::size_t>(p.block(b).depth * bytes_of(p.type)));
+  Source(const LmHead& a, const Blocks& p, const Call& call)
+      : p_(p), data_(shared_workspace(call)), rows_(Cut(rows_of(a.hidden)).rows) {
+    const std::int64_t m = rows_of(a.hidden), stride = row_stride(a.hidden) * bytes_of(p.type);
+    const auto* from = a.hidden.data<std::byte>();
+    run_tasks(call, Cut(m).count, p.scratch_bytes(), bytes(a, p), [&](std::int64_t task, std::byte*) {
+      for (std::int64_t i = Cut(m).row(task); i < Cut(m).row(task) + Cut(m).height(task); ++i)
+        for (std::int64_t b = 0; b < p.count; ++b) {
+          std::byte* to = data_ + offset(b, i);
+          const std::int64_t filled = i < m ? p.block(b).depth * bytes_of(p.type) : 0;
+          if (filled != 0)
+            std::memcpy(to, from + i * stride + b * p.full_depth * bytes_of(p.type),
+                        static_cast<std::size_t>(filled));
+          std::memset(to + filled, 0, static_cast<std::size_t>(pitch(b) - filled));
+        }
+    });
   }
-  static std::size_t bytes(const LmHead& a, const Blocks& p, std::int64_t m) {
+  static std::size_t bytes(const LmHead& a, const Blocks& p) {
     const std::int64_t width = (p.count - 1) * p.full.padded + p.last.padded;
-    return static_cast<std::size_t>((Cut(m).rows - first_copied(a, p, m)) * width * bytes_of(p.type));
+    return static_cast<std::size_t>(Cut(rows_of(a.hidden)).rows * width * bytes_of(p.type));
   }
-  const std::byte* row(std::int64_t b, std::int64_t i) const {
-    return i < first_ ? data_ + i * pitch(b) : copy_ + block_offset(b) + (i - first_) * pitch(b);
-  }
+  const std::byte* row(std::int64_t b, std::int64_t i) const { return data_ + offset(b, i); }
 
  private:
-  static std::int64_t first_copied(const LmHead& a, const Blocks& p, std::int64_t m) {
-    if (p.count > 1 || p.last.padded != p.depth || (m > 1 && a.hidden.stride(-2) != p.depth)) return 0;
-    const Cut cut(m);
-    return m == cut.rows ? m : cut.row(cut.count - 1);
-  }
   std::int64_t pitch(std::int64_t b) const { return p_.block(b).padded * bytes_of(p_.type); }
-  std::int64_t block_offset(std::int64_t b) const { return b * copied_ * p_.full.padded * bytes_of(p_.type); }
+  std::int64_t offset(std::int64_t b, std::int64_t i) const { return b * rows_ * pitch(0) + i * pitch(b); }
 
   const Blocks& p_;
-  const std::byte* data_;
-  std::byte* copy_;
-  std::int64_t first_, copied_;  // rows from first_ on are read from the copy
+  std::byte* data_;
+  std::int64_t rows_;
 };
 
 Blocks blocks_of(const LmHead& a) {
@@ -93,8 +87,7 @@ std::int64_t panels_of(const LmHead& a) { return (a.weight.dim(0) + kPanel - 1) 
 
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
   const Blocks p = blocks_of(a);
-  return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch_bytes(),
-                       Source::bytes(a, p, rows_of(a.hidden)));
+  return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch_bytes(), Source::bytes(a, p));
 }
 
 rlk_code run(const LmHead& a, const Call& call) {
@@ -108,25 +101,36 @@ rlk_code run(const LmHead& a, const Call& call) {
                      "lm_head: weight has changed since lm_head_weight kept version " +
                          std::to_string(pack->version) +
                          " of it: call lm_head_weight again, with a new version or action=drop");
-  const std::size_t shared = Source::bytes(a, p, m);
-  const Source source(a, p, m, shared_workspace(call));
+  const Source source(a, p, call);
   const Cut cut(m);
-  // One task is a panel with all rows, which reads the weight once; with few panels, a panel and one height.
-  const std::int64_t panels = panels_of(a);
-  const std::int64_t split = panels < 4 * workers_for(call.threads(), 1 << 30) ? cut.count : 1;
-  run_tasks(call, panels * split, p.scratch_bytes(), shared, [&](std::int64_t task, std::byte* room) {
-    const std::int64_t panel = task / split;
-    const std::int64_t col = panel * kPanel, count = std::min(kPanel, v - col);
+  // One task is a panel with all rows, which reads the weight once. Where those are one height it is several
+  // panels, whose results leave in longer rows; with few panels, a panel and one height.
+  const std::int64_t panels = panels_of(a), workers = workers_for(call.threads(), 1 << 30);
+  const std::int64_t split = panels < 4 * workers ? cut.count : 1;
+  const std::int64_t wide = cut.count > 1 ? 1 : std::clamp<std::int64_t>(panels / (8 * workers), 1, kPlaces);
+  const std::int64_t tasks = (panels + wide - 1) / wide * split;
+  run_tasks(call, tasks, p.scratch_bytes(), Source::bytes(a, p), [&](std::int64_t task, std::byte* room) {
+    const std::int64_t begin = task / split * wide, end = std::min(begin + wide, panels);
     const std::int64_t first = split == 1 ? 0 : task % split, last = split == 1 ? cut.count : first + 1;
-    const std::byte* rows = a.weight.data<std::byte>() + col * p.weight_stride * bytes_of(p.type);
-    const std::byte* packed = pack ? pack->panel(panel) : nullptr;
-    if (packed == nullptr && last - first > 1) packed = p.pack_here(rows, count, room);
+    const auto columns = [&](std::int64_t panel) { return std::min(kPanel, v - panel * kPanel); };
+    const std::byte* packed = nullptr;
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t row = cut.row(i), height = cut.height(i);
-      const float* sums =
-          p.run(height, [&](std::int64_t b) { return source.row(b, row); }, rows, count, packed, room);
+      const float* sums[kPlaces];
+      for (std::int64_t panel = begin; panel < end; ++panel) {
+        const std::byte* rows =
+            a.weight.data<std::byte>() + panel * kPanel * p.weight_stride * bytes_of(p.type);
+        if (pack)
+          packed = pack->panel(panel);
+        else if (packed == nullptr && last - first > 1)
+          packed = p.pack_here(rows, columns(panel), room);
+        sums[panel - begin] = p.run(
+            height, [&](std::int64_t b) { return source.row(b, row); }, rows, columns(panel), packed, room,
+            panel - begin);
+      }
       for (std::int64_t r = 0; r < std::min(height, m - row); ++r)
-        finish_row(a, row + r, col, count, sums + r * kPanel);
+        for (std::int64_t panel = begin; panel < end; ++panel)
+          finish_row(a, row + r, panel * kPanel, columns(panel), sums[panel - begin] + r * kPanel);
     }
   });
   return RLK_OK;

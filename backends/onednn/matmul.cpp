@@ -103,7 +103,7 @@ void Products::build() {
   pack_dense_rows_ = dnnl::reorder({engine(), dense_rows_, engine(), packed_[0].weights});
   pack_dense_columns_ = dnnl::reorder({engine(), dense_columns_, engine(), packed_[0].weights});
   room_.result = 0;
-  room_.panel = line(sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel));
+  room_.panel = kPlaces * kResultBytes;
   room_.rows = room_.panel + line(panel_bytes());
   room_.scratchpad = room_.rows + line(static_cast<std::size_t>(kPanel * padded * bytes_of(type)));
   room_.total = room_.scratchpad + line(scratchpad);
@@ -205,7 +205,7 @@ bool Products::takes_pairs(std::byte* room) {
 }
 
 const float* Products::run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
-                           const void* panel, std::byte* room) const {
+                           const void* panel, std::byte* room, std::int64_t place) const {
   const std::size_t i = index_of(height);
   const bool plain = panel == nullptr && reads_in_place(height, count);
   if (panel == nullptr && !plain) {
@@ -213,13 +213,14 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
     panel = room + room_.panel;
   }
   const Product& p = plain ? plain_[i] : packed_[i];
+  std::byte* result = room + room_.result + place * kResultBytes;
   dnnl::stream stream(engine());
   p.primitive.execute(stream, {{DNNL_ARG_SRC, view(p.source, source)},
                                {DNNL_ARG_WEIGHTS, view(p.weights, plain ? rows : panel)},
-                               {DNNL_ARG_DST, view(p.result, room + room_.result)},
+                               {DNNL_ARG_DST, view(p.result, result)},
                                {DNNL_ARG_SCRATCHPAD, view(p.scratchpad, room + room_.scratchpad)}});
   stream.wait();
-  return reinterpret_cast<const float*>(room + room_.result);
+  return reinterpret_cast<const float*>(result);
 }
 
 // Every product on the same random data, a few outputs of each against the rule: corners and a diagonal.
@@ -291,9 +292,7 @@ std::size_t Blocks::panel_bytes() const {
 }
 
 // A worker's room: the total of several blocks, a panel packed on the spot, the products' own.
-std::size_t Blocks::products_room() const {
-  return sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel) + line(panel_bytes());
-}
+std::size_t Blocks::products_room() const { return kPlaces * kResultBytes + line(panel_bytes()); }
 std::size_t Blocks::scratch_bytes() const {
   return products_room() + std::max(full.scratch_bytes(), last.scratch_bytes());
 }
@@ -305,7 +304,7 @@ void Blocks::pack(const void* rows, std::int64_t columns, std::byte* panel, std:
 }
 
 const std::byte* Blocks::pack_here(const void* rows, std::int64_t columns, std::byte* room) const {
-  std::byte* panel = room + sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel);
+  std::byte* panel = room + kPlaces * kResultBytes;
   pack(rows, columns, panel, room);
   return panel;
 }

@@ -22,6 +22,10 @@ inline constexpr std::int64_t kPanel = 128;
 inline constexpr std::int64_t kDepthBlock = 4096;  // of 16-bit products: beyond it oneDNN cuts K its own way
 inline constexpr std::array<std::int64_t, 6> kHeights{128, 96, 64, 32, 16, 8};
 
+// Results that a worker may hold at a time, side by side.
+inline constexpr std::int64_t kPlaces = 4;
+inline constexpr std::size_t kResultBytes = sizeof(float) * kHeights[0] * kPanel;
+
 // How rows are cut into heights: the tallest as often as it fits, then the lowest that holds what is left,
 // filled up with zero rows. (Two low ones instead would read the weight twice.)
 struct Cut {
@@ -76,9 +80,10 @@ class Products {
                     void* panel, std::byte* room) const;
 
   // The result of `height` (one of kHeights) dense source rows against `count` rows of the weight, of which
-  // `panel` is the packed form where there is one: [height][kPanel], valid until the next use of room.
+  // `panel` is the packed form where there is one: [height][kPanel], at `place` of the room's kPlaces, valid
+  // until that is used again.
   const float* run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
-                   const void* panel, std::byte* room) const;
+                   const void* panel, std::byte* room, std::int64_t place = 0) const;
 
   // Whether run without a panel reads the rows as they lie; otherwise it packs them first, each time.
   bool reads_in_place(std::int64_t height, std::int64_t count) const {
@@ -135,14 +140,14 @@ class Blocks {
   // sources(b): dense rows of block b, `height` of them, each block(b).padded wide.
   template <class Sources>
   const float* run(std::int64_t height, Sources sources, const void* rows, std::int64_t columns,
-                   const std::byte* panel, std::byte* room) const {
-    float* total = reinterpret_cast<float*>(room);
+                   const std::byte* panel, std::byte* room, std::int64_t place) const {
+    float* total = reinterpret_cast<float*>(room + place * kResultBytes);
     for (std::int64_t b = 0; b < count; ++b) {
       const auto* part_rows = static_cast<const std::byte*>(rows) + b * full_depth * bytes_of(type);
       const std::byte* part_panel =
           panel == nullptr ? nullptr : panel + static_cast<std::size_t>(b) * full.panel_bytes();
       const float* part =
-          block(b).run(height, sources(b), part_rows, columns, part_panel, room + products_room());
+          block(b).run(height, sources(b), part_rows, columns, part_panel, room + products_room(), place);
       if (count == 1) return part;
       add(total, part, height, b == 0);
     }

@@ -7,6 +7,8 @@
 #include <new>
 #include <shared_mutex>
 
+#include "rlk/machine.hpp"
+
 namespace rlk::onednn {
 namespace {
 
@@ -61,8 +63,7 @@ std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const
   pack->sample = sample_of(key);
   pack->panel_bytes = (blocks.panel_bytes() + 63) / 64 * 64;
   const std::size_t panels = static_cast<std::size_t>((key.rows + kPanel - 1) / kPanel);
-  const std::size_t bytes = std::max<std::size_t>(64, panels * pack->panel_bytes);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+  auto* memory = static_cast<std::byte*>(allocate(std::max<std::size_t>(1, panels * pack->panel_bytes)));
   if (memory == nullptr) throw std::bad_alloc();
   pack->panels = {memory, [](std::byte* p) { std::free(p); }};
   return pack;
