@@ -52,14 +52,19 @@ std::int64_t traits_of(const Gemm& g, const Place& place, bool library_only) {
 Key size_key(const Gemm& g, const Place& place, bool library_only) {
   return {traits_of(g, place, library_only), g.m, g.n, g.k, g.a.ld, g.b.ld, g.ldc, g.bias != nullptr, 0};
 }
-// Sizes up to the same power of two share a winner: the neighbours of a measured size behave alike.
+// Near sizes share a winner: up to 64 rows those up to the same power of two, which stream the weight alike,
+// beyond in eighths of it. (Whole powers there gave 128 rows what had won at 72, at half the speed.)
 Key class_key(const Gemm& g, const Place& place, bool library_only) {
-  auto up = [](std::int64_t x) {
+  const auto up = [](std::int64_t x) {
     std::int64_t p = 1;
     while (p < x) p *= 2;
     return p;
   };
-  return {traits_of(g, place, library_only), up(g.m), up(g.n), up(g.k), -1, -1, -1, 0, 0};
+  const auto eighths = [&](std::int64_t x) {
+    const std::int64_t step = x <= 64 ? up(x) : up(x) / 16;
+    return (x + step - 1) / step * step;
+  };
+  return {traits_of(g, place, library_only), eighths(g.m), eighths(g.n), up(g.k), -1, -1, -1, 0, 0};
 }
 
 struct Tables {
@@ -145,7 +150,7 @@ std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
     const auto at_once = [&](std::int64_t rows, std::int64_t columns) {
       return (g.m + rows - 1) / rows * ((g.n + columns - 1) / columns) <= multiprocessors(place.device);
     };
-    if (few_rows && !g.b.k_contiguous) own(Sm90Tile::narrow64);
+    if (few_rows && !g.b.k_contiguous) own(Sm90Tile::narrow64), own(Sm90Tile::side32);
     if (!few_rows && g.a.k_contiguous) {
       own(Sm90Tile::square);
       if (at_once(128, 32)) own(Sm90Tile::tall32);
@@ -165,49 +170,72 @@ bool capturing(cudaStream_t stream) {
   return true;
 }
 
+// Pairs of small tiles that share an operand read the least from L2. Products that live on L2 leave the GPU
+// its clock; behind something hungrier it is down by a third, and L2 with it: d_hidden of 256 rows went from
+// 0.50 to 0.61 ms with the library's favourite, from 0.51 to 0.55 with such pairs. They win what is nearly
+// even.
+bool spares_l2(const Way& way) {
+  return way.kind == Way::Kind::sm90 && (way.tile == Sm90Tile::side32 || way.tile == Sm90Tile::stacked64 ||
+                                         way.tile == Sm90Tile::stacked128);
+}
+
 // Runs every plan on the call's own operands and returns the fastest. Rounds are interleaved, so that a clock
-// that moves moves for all, and medians count. Those far behind leave after their first runs.
+// that moves moves for all, and medians count; within a round the GPU never rests, as it will not in use:
+// what is fastest after a pause need not be so at the clock that full load leaves. Those far behind leave
+// after their first runs.
 std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& place) {
-  constexpr int kRounds = 7;
+  constexpr float kLong = 4;  // ms; the longer a run, the less its time scatters
+  constexpr float kNearlyEven = 0.96f;
   constexpr float kFarBehind = 1.3f, kFailed = std::numeric_limits<float>::max();
   struct Events {
     cudaEvent_t begin = nullptr, end = nullptr;
     Events() { cudaEventCreate(&begin), cudaEventCreate(&end); }
     ~Events() { cudaEventDestroy(begin), cudaEventDestroy(end); }
-  } events;
-  // The time of one run, in ms, behind another one of the same plan: without that the time of the library's
-  // launch counted too, 20 us of 300, and so did what the plan before had left behind.
-  const auto time = [&](std::size_t i, float estimate) {
-    const int repeats = std::clamp(static_cast<int>(0.3f / estimate), 1, 20);
-    cudaError_t error = run(g, plans[i], place);
-    cudaEventRecord(events.begin, place.stream);
-    for (int r = 0; r < repeats && error == cudaSuccess; ++r) error = run(g, plans[i], place);
-    cudaEventRecord(events.end, place.stream);
-    float ms = 0;
-    if (error == cudaSuccess) error = cudaEventSynchronize(events.end);
-    if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, events.begin, events.end);
-    if (error == cudaSuccess) return std::max(ms, 1e-4f) / static_cast<float>(repeats);
+    Events(const Events&) = delete;
+    Events& operator=(const Events&) = delete;
+  };
+  std::vector<Events> events(plans.size());
+  std::vector<float> estimates(plans.size(), 1.0f);
+  // One run's time of every plan, in ms, behind another one of the same plan: without that the time of the
+  // library's launch counted too, 20 us of 300, and so did what the plan before had left behind.
+  const auto round = [&] {
+    std::vector<int> repeats(plans.size(), 0);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      if (estimates[i] == kFailed) continue;
+      const int wanted = std::clamp(static_cast<int>(0.3f / estimates[i]), 1, 20);
+      cudaError_t error = run(g, plans[i], place);
+      cudaEventRecord(events[i].begin, place.stream);
+      for (int r = 0; r < wanted && error == cudaSuccess; ++r) error = run(g, plans[i], place);
+      cudaEventRecord(events[i].end, place.stream);
+      if (error == cudaSuccess) repeats[i] = wanted;
+    }
+    std::vector<float> times(plans.size(), kFailed);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      float ms = 0;
+      if (repeats[i] > 0 && cudaEventSynchronize(events[i].end) == cudaSuccess &&
+          cudaEventElapsedTime(&ms, events[i].begin, events[i].end) == cudaSuccess)
+        times[i] = std::max(ms, 1e-4f) / static_cast<float>(repeats[i]);
+    }
     cudaGetLastError();
-    return kFailed;
+    return times;
   };
-  std::vector<float> estimates;  // from the second look: the first loads the kernel
-  for (std::size_t i = 0; i < plans.size(); ++i) estimates.push_back(time(i, time(i, 1)));
+  for (int look = 0; look < 2; ++look) estimates = round();  // the first loads the kernels
   const float best = *std::min_element(estimates.begin(), estimates.end());
+  for (float& e : estimates)
+    if (e > kFarBehind * best) e = kFailed;
   std::vector<std::vector<float>> times(plans.size());
-  for (int round = 0; round < kRounds; ++round)
-    for (std::size_t i = 0; i < plans.size(); ++i)
-      times[i].push_back(estimates[i] < kFarBehind * best ? time(i, estimates[i]) : kFailed);
-  // Here the GPU rests between runs. Under full load the library's favourite for d_hidden of 256 rows went
-  // from 0.50 to 0.58 ms, stacked pairs from 0.51 to 0.54: they win what is nearly even.
-  const auto handicap = [](const Way& way) {
-    const bool stacked = way.tile == Sm90Tile::stacked64 || way.tile == Sm90Tile::stacked128;
-    return way.kind == Way::Kind::sm90 && stacked ? 0.96f : 1.0f;
-  };
+  const int rounds = best < kLong ? 7 : 3;
+  for (int r = 0; r < rounds; ++r) {
+    const std::vector<float> of_round = round();
+    for (std::size_t i = 0; i < plans.size(); ++i) times[i].push_back(of_round[i]);
+  }
   std::size_t winner = 0;
   float least = kFailed;
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    std::sort(times[i].begin(), times[i].end());
-    if (const float ms = times[i][kRounds / 2] * handicap(plans[i].way); ms < least) winner = i, least = ms;
+    const auto median = times[i].begin() + rounds / 2;
+    std::nth_element(times[i].begin(), median, times[i].end());
+    if (const float ms = *median * (spares_l2(plans[i].way) ? kNearlyEven : 1); ms < least)
+      winner = i, least = ms;
   }
   return winner;
 }
