@@ -8,8 +8,11 @@ namespace {
 using hopper::start_tile;
 using hopper::Sums;
 
-template <class T, int Groups, int BN, bool KB, int ClusterM, int Parts>
-constexpr auto tile_of = start_tile<T, Groups, BN, true, KB, ClusterM, 1, Sums::whole, Parts>;
+template <class T, int Groups, int BN, bool KB, int ClusterM, int Parts, int ClusterN = 1>
+constexpr auto tile_of = start_tile<T, Groups, BN, true, KB, ClusterM, ClusterN, Sums::whole, Parts>;
+
+// Up to so many rows, stages of side32 hold 256 of k, beyond, 128.
+constexpr std::int64_t kStagesOfFour = 16;
 
 template <class T>
 cudaError_t start(const Gemm& g, Sm90Tile tile, int multiprocessors, cudaStream_t stream) {
@@ -27,6 +30,8 @@ cudaError_t start(const Gemm& g, Sm90Tile tile, int multiprocessors, cudaStream_
         return tile_of<T, 1, 64, false, 1, 4>;
       case Sm90Tile::narrow32:
         return kb ? tile_of<T, 1, 32, true, 1, 4> : tile_of<T, 1, 32, false, 1, 1>;
+      case Sm90Tile::side32:
+        return g.m <= kStagesOfFour ? tile_of<T, 1, 32, false, 1, 4, 2> : tile_of<T, 1, 32, false, 1, 2, 2>;
       case Sm90Tile::stacked64:
         return tile_of<T, 1, 64, false, 2, 2>;
       case Sm90Tile::stacked128:

@@ -6,9 +6,9 @@
 
 namespace rlk::cuda {
 
-// Rows x columns of C per block. The blocks of a pair lie below each other and share their columns. The
-// narrow ones are for up to 64 rows, or for so few columns that all tiles run at once. A product whose a is
-// row-contiguous has the wide one only.
+// Rows x columns of C per block. The blocks of a stacked pair lie below each other and share their columns,
+// those of a side pair lie side by side and share their rows. The narrow ones are for up to 64 rows, or for
+// so few columns that all tiles run at once. A product whose a is row-contiguous has the wide one only.
 enum class Sm90Tile : std::uint8_t {
   wide,        // 128x256
   square,      // 128x128
@@ -16,6 +16,7 @@ enum class Sm90Tile : std::uint8_t {
   narrow128,   // 64x128; b k-contiguous
   narrow64,    // 64x64; b row-contiguous
   narrow32,    // 64x32
+  side32,      // pairs of 64x32; b row-contiguous
   stacked64,   // pairs of 64x64; b row-contiguous
   stacked128,  // pairs of 64x128; b row-contiguous
 };
@@ -27,8 +28,8 @@ bool sm90_available();
 cudaError_t launch_sm90(const Gemm&, Sm90Tile, int multiprocessors, cudaStream_t);
 
 // Likewise in arithmetic sm90/t25k16/r4; a must be k-contiguous. Beyond 64 rows it is fast where sums of
-// ranges can meet in a workspace, aligned to 16 bytes: 16 bytes per output, or 17 MiB where the outputs alone
-// occupy the GPU.
+// ranges can meet in a workspace, aligned to 16 bytes: 16 bytes per output, rows counted in whole tiles (of
+// 128, 192 or 256), or 17 MiB where the outputs alone occupy the GPU.
 cudaError_t launch_sm90_ranges(const Gemm&, int multiprocessors, void* workspace, std::size_t bytes,
                                cudaStream_t);
 

@@ -1,27 +1,33 @@
 // lm_head products on Hopper's wgmma, fed by the bulk tensor copy engine: the kernel of arithmetic
 // sm90/t25k16 and of sm90/t25k16/r4, which cuts k in four ranges.
 //
-// One persistent block per multiprocessor: a thread for each operand streams its tiles (64 of k a stage)
-// into a ring, one or two warpgroups multiply. Every sum is one chain of 16-wide groups ascending in k in one
-// accumulator, whatever the tile, which is why the tile may be chosen for speed alone. How the sums of the
-// ranges meet (Sums):
-//   whole   k is one range
-//   cluster the blocks of a cluster take a range each and meet in shared memory: no memory needed, but a
-//   cluster has to
-//           find room within one of the GPU's groups of multiprocessors
-//   memory  sums pass through the caller's workspace (they stay in L2). Few tiles: every block takes one
-//           range of a tile, and each adds a quarter of what they leave there. Many: a block takes its tile's
-//           ranges in turn.
+// One persistent block per multiprocessor: a thread for each operand streams its tiles (64 of k a part,
+// one or more parts a stage) into a ring, one to three warpgroups multiply. Every sum is one chain of
+// 16-wide groups ascending in k in one accumulator, whatever the tile, which is why the tile may be chosen
+// for speed alone.
+//
+// How the sums of the ranges meet (Sums):
+//
+// - whole: k is one range.
+// - cluster: the blocks of a cluster take a range each and meet in shared memory. No memory needed, but a
+//   cluster has to find room within one of the GPU's groups of multiprocessors.
+// - memory: sums pass through the caller's workspace (they stay in L2). Few tiles: every block takes one
+//   range of a tile, and each adds a quarter of what they leave there. Many: a block takes its tile's
+//   ranges in turn.
+//
 // Tiles:
-//   wide   128x256 by two warpgroups of 64x256, clusters of two along m that share the n operand by
-//   multicast: per
-//          multiply-add the least shared-memory and L2 traffic that fits the registers (128 accumulators a
-//          thread).
-//   narrow 64xN by one warpgroup: N as small as it takes to occupy every multiprocessor when n is small (each
-//   then
-//          streams its few weight rows with everything in flight). Only the batch's real rows are copied; the
-//          tensor core reads whatever lies behind them for the others, and those results are dropped.
-// Outputs leave in lines of 128 bytes where their alignment allows, else one by one.
+//
+// - wide: 128x256 by two warpgroups of 64x256, pairs along m that share the n operand by multicast. Per
+//   multiply-add the least shared-memory and L2 traffic that fits the registers (128 accumulators a
+//   thread).
+// - narrow: 64xN by one warpgroup, N as small as it takes to occupy every multiprocessor when n is small
+//   (each then streams its few weight rows with everything in flight). Where both operands are long, L2 is
+//   what runs out (10 TB/s), so pairs share one by multicast; and a multiprocessor takes in no more than
+//   64 bytes a clock, however many share.
+//
+// Only the batch's real rows are copied where they fit one tile; the tensor core reads whatever lies
+// behind them for the others, and those results are dropped. Outputs leave in lines of 128 bytes where
+// their alignment allows, else one by one.
 #pragma once
 
 #include "lm_head_exchange.cuh"
@@ -62,6 +68,9 @@ struct Plan {
   static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
   static constexpr int kRanges = sums == Sums::whole ? 1 : kRangesOfK;
   static constexpr int kCluster = ClusterM * ClusterN;
+  // Blocks that share rows fetch whole parts of a stage in turn where there are enough, else some of the rows
+  // each: boxes wholly behind the last row made d_hidden of up to eight rows a fifth slower.
+  static constexpr bool kSharesParts = Parts % ClusterN == 0;
   static constexpr int kBlocks = kCluster * (sums == Sums::cluster ? kRanges : 1);
   using Meet = Exchange<kMultipliers, BN, sums == Sums::cluster ? kRanges : 1>;
   static constexpr bool kStoresLines = BN >= 64 && sums != Sums::cluster;
@@ -314,7 +323,7 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   constexpr int Cluster = P::kCluster;
   extern __shared__ unsigned char shared_raw[];
   unsigned char* const shared = shared_raw + (1024 - smem_address(shared_raw) % 1024) % 1024;
-  const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
+  const int a_bytes = KA ? p.a_rows * 128 : P::A::kBytes;
   // The operands' rings, the outputs' staging (behind the ring, so that reading past the last real rows stays
   // inside), barriers.
   unsigned char* const ring_b = shared;
@@ -391,11 +400,16 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
         const int k = k0 + part * kStep;
         if constexpr (ClusterN > 1) {
           static_assert(KA);
-          const int share = a_bytes / 128 / ClusterN;
           const auto same_rows =
               static_cast<std::uint16_t>(every<ClusterM, ClusterN> << rank_m << cluster_range * Cluster);
-          tensor_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
-                                same_rows);
+          if constexpr (P::kSharesParts) {
+            if (part % ClusterN == rank_n)
+              tensor_load_multicast(to, &map_a, full + stage, k, row0, same_rows);
+          } else {
+            const int share = a_bytes / 128 / ClusterN;
+            tensor_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
+                                  same_rows);
+          }
         } else if constexpr (KA) {
           tensor_load(to, &map_a, full + stage, k, row0);
         } else {
@@ -571,10 +585,9 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   p.gemm = g;
   p.clusters_m = (g.m + P::kBM * ClusterM - 1) / (P::kBM * ClusterM);
   p.clusters_n = (g.n + BN * ClusterN - 1) / (BN * ClusterN);
-  constexpr int kEight = 8 * ClusterN;  // every block that shares them copies whole groups of eight rows
-  p.a_rows =
-      KA && Groups == 1 && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
-  const int a_bytes = KA && Groups == 1 ? p.a_rows * 128 : P::A::kBytes;
+  constexpr int kBoxes = P::kSharesParts ? 1 : ClusterN, kEight = 8 * kBoxes;  // of eight rows or more
+  p.a_rows = KA && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
+  const int a_bytes = KA ? p.a_rows * 128 : P::A::kBytes;
   p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (Parts * (a_bytes + P::B::kBytes));
   if (p.stages > kMaxStages) p.stages = kMaxStages;
   p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
@@ -604,7 +617,7 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   // Only now: the encoder needs the device's context, which a thread has from its first call into the runtime
   // that does work there; asking which device is current is none.
   CUtensorMap a, b;
-  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows / ClusterN)
+  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows / kBoxes)
                            : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
                        (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / ClusterM)
                            : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));

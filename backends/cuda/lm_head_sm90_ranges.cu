@@ -15,24 +15,38 @@ using hopper::Sums;
 constexpr std::int64_t kFewRows = 64;
 // So many clusters of four find room at once; a narrow product takes the narrowest tile that needs no more.
 constexpr std::int64_t kManyClusters = 28;
-// Up to so many rows, pairs of 64x256 below each other, which share their columns, or, where a block takes
-// its ranges in turn, of 128x128 side by side; beyond, pairs of 128x256 below each other.
+// Up to so many rows, one row of tiles of 128x128 where clusters meet or a block takes its ranges in turn.
 constexpr std::int64_t kOneRowOfTiles = 128;
 
-struct Grid {
-  std::int64_t tiles, slot_bytes;
+// Tiles whose ranges meet in memory: `pair` of rows x columns below each other, which share their columns.
+struct Shape {
+  std::int64_t rows, columns, pair;
+
+  std::int64_t tiles(const Gemm& g) const {
+    return (g.m + rows * pair - 1) / (rows * pair) * pair * ((g.n + columns - 1) / columns);
+  }
+  // Of `units` ranges of a tile, on so many blocks at once.
+  std::int64_t time(std::int64_t units, std::int64_t blocks) const {
+    return (units + blocks - 1) / blocks * rows * columns;
+  }
+  std::size_t bytes(std::int64_t slots) const {
+    return hopper::kCounterBytes + static_cast<std::size_t>(slots * rows * columns) * sizeof(float);
+  }
 };
-Grid grid_of(const Gemm& g) {
-  if (g.m <= kOneRowOfTiles) return {(g.n + 255) / 256 * 2, 64 * 256 * 4};
-  return {(g.m + 255) / 256 * 2 * ((g.n + 255) / 256), 128 * 256 * 4};
-}
-std::size_t bytes_for(std::int64_t slots, const Grid& grid) {
-  return hopper::kCounterBytes + static_cast<std::size_t>(slots * grid.slot_bytes);
-}
-// Whether blocks that take one range each fill the GPU better than blocks that take all four in turn.
-bool worth_spreading(const Grid& grid, std::int64_t multiprocessors) {
-  const std::int64_t waves = (grid.tiles + multiprocessors - 1) / multiprocessors;
-  return grid.tiles * 10 < waves * multiprocessors * 9 && grid.tiles * sizeof(int) <= hopper::kCounterBytes;
+constexpr Shape kLow{64, 256, 2}, kTall{192, 128, 1}, kWide{128, 256, 2};
+
+// The shape whose blocks, one range of a tile each, take the least time and find room for their sums; null
+// where blocks that take all ranges of a tile of `in_turn` take no longer.
+const Shape* spread_shape(const Gemm& g, const Shape& in_turn, std::int64_t blocks, std::size_t bytes) {
+  const Shape* best = nullptr;
+  std::int64_t least = kRangesOfK * in_turn.time(in_turn.tiles(g), blocks);
+  for (const Shape* shape : {&kWide, &kLow, &kTall}) {
+    const std::int64_t tiles = shape->tiles(g), units = kRangesOfK * tiles;
+    if (bytes < shape->bytes(units) || tiles * sizeof(int) > hopper::kCounterBytes) continue;
+    if (shape == &kTall && g.m > kTall.rows) continue;  // rows of tall tiles would each fetch the columns
+    if (const std::int64_t time = shape->time(units, blocks); time < least) best = shape, least = time;
+  }
+  return best;
 }
 
 template <class T, bool KB>
@@ -47,22 +61,26 @@ cudaError_t start(const Gemm& g, int multiprocessors, void* workspace, std::size
     }
     return start_tile<T, 1, 256, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
   }
-  if (g.m <= kOneRowOfTiles && g.n <= 64 * kManyClusters)
+  const bool one_row = g.m <= kOneRowOfTiles;
+  if (one_row && g.n <= 64 * kManyClusters)
     return start_tile<T, 2, 64, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-  const Grid grid = grid_of(g);
-  const bool spread =
-      worth_spreading(grid, multiprocessors) && bytes >= bytes_for(kRangesOfK * grid.tiles, grid);
-  const bool no_room =
-      !spread && bytes < bytes_for(std::min<std::int64_t>(grid.tiles, multiprocessors), grid);
-  if (no_room || (g.m <= kOneRowOfTiles && g.n <= 128 * kManyClusters))
+  if (one_row && g.n <= 128 * kManyClusters)
     return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-  if (g.m > kOneRowOfTiles)
-    return start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
-                                                               {workspace, spread});
-  return spread ? start_tile<T, 1, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
-                                                                      {workspace, true})
-                : start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(g, multiprocessors, stream,
-                                                                      {workspace, false});
+
+  // In turn, a pair of 128x128 side by side, which shares its rows, is as large as one of kLow.
+  const Shape& in_turn = one_row ? kLow : kWide;
+  const Shape* const spread = spread_shape(g, in_turn, multiprocessors, bytes);
+  if (spread == &kLow)
+    return start_tile<T, 1, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream, {workspace, true});
+  if (spread == &kTall)
+    return start_tile<T, 3, 128, true, KB, 1, 1, Sums::memory>(g, multiprocessors, stream, {workspace, true});
+  if (bytes < in_turn.bytes(std::min<std::int64_t>(in_turn.tiles(g), multiprocessors)))
+    return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
+  if (one_row)
+    return start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(g, multiprocessors, stream,
+                                                               {workspace, false});
+  return start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
+                                                             {workspace, spread != nullptr});
 }
 
 }  // namespace

@@ -387,7 +387,7 @@ TEST_CASE(
             for (std::size_t i = 0; i < sums.size(); ++i) expected[i] += sums[i];
         }
         const Matrix space(1, 128 << 20, DType::u8);
-        for (const int64_t m : {1, 2, 17, 64, 65, 128, 129, 300, 1030})
+        for (const int64_t m : {1, 2, 17, 64, 65, 128, 129, 192, 300, 600, 1030})
           for (const bool with_space : {false, true}) {
             const Matrix out(kMost, n, DType::f32);
             run("cuda.sm90_r4", m, 0, k, out, with_space ? &space : nullptr);
