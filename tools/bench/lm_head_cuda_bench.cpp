@@ -1,18 +1,21 @@
 // lm_head on an NVIDIA GPU, as users get it, against the fastest of the first 8 algorithms cuBLASLt offers
 // for the same product with 64 MB of workspace (split-K allowed), in the same run:
 //
-//   lm_head_cuda_bench [forward] [small] [backward] [golden] [M ...]        all four, every size, without
-//   arguments
+//   lm_head_cuda_bench [forward] [small] [backward] [golden] [M ...]
+//
+// All four and the sizes of the op's page where none is named.
 //
 // One line per size: the medians, their ratio (above 1: we are faster), what that is in TFLOP/s and TB/s, and
 // whether any bit of the first rows differs from the same rows of the largest batch; cuda.sm90, and beside it
 // cuda.sm90_r4 where sums are long and outputs few. A GPU at its power limit slows everything that runs after
-// something hungry: candidates take turns in random order, each behind the same 10 ms of full load. Products
-// of a few microseconds are timed as replays of a graph of 40, or the time would be that of launching them.
+// something hungry: candidates take turns in random order, four calls each, behind the same 10 ms of
+// full load. Products of a few microseconds are timed as replays of a graph of 40, or the time would be that
+// of launching them.
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -166,7 +169,7 @@ struct Bench {
   // Medians of the candidates, in ms.
   std::vector<double> race(std::vector<std::function<void()>> candidates, double estimate_ms) {
     const bool tiny = estimate_ms < 0.1;
-    const int repeats = estimate_ms > 2 ? 1 : tiny ? 40 : 4, heats = tiny ? 0 : 50;
+    const int repeats = tiny ? 40 : 4, heats = tiny ? 0 : 50;
     std::vector<std::vector<double>> times(candidates.size());
     std::vector<std::size_t> order(candidates.size());
     std::vector<cudaGraphExec_t> graphs;
@@ -281,9 +284,9 @@ struct Bench {
   // fma64 beside the library's DGEMM on copies of the operands in fp64, which ours never makes; then
   // fma32/kb1024.
   void golden(const std::vector<int64_t>& sizes) {
-    if (sizes.empty()) return;
-    const Memory wide(kV * kK * 8), wide_out(sizes.back() * kV * 8), wide_rows(sizes.back() * kK * 8);
-    fill_f64(wide, kV * kK, 8), fill_f64(wide_rows, sizes.back() * kK, 9);
+    const int64_t most = *std::max_element(sizes.begin(), sizes.end());
+    const Memory wide(kV * kK * 8), wide_out(most * kV * 8), wide_rows(most * kK * 8);
+    fill_f64(wide, kV * kK, 8), fill_f64(wide_rows, most * kK, 9);
     for (int64_t m : sizes) {
       const Dgemm dgemm(wide.data, wide_rows.data, wide_out.data, m);
       std::vector<std::function<void()>> candidates{[&] { logits_f32(m, "fma64"); },
@@ -337,21 +340,22 @@ int main(int argc, char** argv) try {
     fmt::print("[skip] no CUDA device\n");
     return 0;
   }
+  const std::vector<std::string> known{"forward", "small", "backward", "golden"};
   std::vector<std::string> parts;
   std::vector<int64_t> only;
-  for (const std::string a : std::vector<const char*>(argv + 1, argv + argc))
-    if (a.find_first_not_of("0123456789") == std::string::npos)
-      only.push_back(std::stoll(a));
-    else
+  for (const std::string a : std::vector<const char*>(argv + 1, argv + argc)) {
+    if (std::find(known.begin(), known.end(), a) != known.end())
       parts.push_back(a);
+    else if (const long long m = std::strtoll(a.c_str(), nullptr, 10); m >= 1 && m <= kMaxRows)
+      only.push_back(m);
+    else
+      throw std::runtime_error(fmt::format("'{}' is neither a part ({}) nor a number of rows (1 to {})", a,
+                                           fmt::join(known, ", "), kMaxRows));
+  }
   auto asked = [&](const char* part) {
     return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
   };
-  auto of = [&](std::vector<int64_t> all) {
-    if (!only.empty())
-      std::erase_if(all, [&](int64_t m) { return std::find(only.begin(), only.end(), m) == only.end(); });
-    return all;
-  };
+  auto of = [&](std::vector<int64_t> all) { return only.empty() ? all : only; };
   Bench bench;
   const std::vector<int64_t> sizes = of({8192, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096});
   if (asked("forward")) bench.forward("forward", kV, sizes, false);
