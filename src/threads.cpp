@@ -1,7 +1,5 @@
 #include "src/threads.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "rlk/float_guard.hpp"
+#include "rlk/machine.hpp"
 
 namespace rlk {
 namespace {
@@ -84,17 +83,8 @@ thread_local bool inside = false;
 
 }  // namespace
 
-int32_t available_threads() {
-  static const int32_t n = [] {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }();
-  return n;
-}
-
 void parallel_for(int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) {
-  if (threads <= 0) threads = available_threads();
+  if (threads <= 0) threads = processors();
   const auto helpers = static_cast<int32_t>(std::min<int64_t>(threads, n) - 1);
   if (helpers > 0 && !inside) {
     inside = true;

@@ -1,4 +1,4 @@
-// The project's thread pool: plain std::threads, as many as the affinity mask allows.
+// The project's thread pool: plain std::threads, as many as the process may use CPUs.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,5 @@ namespace rlk {
 // Nested or concurrent calls are fine: who finds the pool busy runs alone. Results must not depend on the
 // split.
 void parallel_for(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
-
-// CPUs in the affinity mask of the process.
-int32_t available_threads();
 
 }  // namespace rlk

@@ -4,10 +4,15 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <deque>
+#include <filesystem>
+#include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -145,7 +150,8 @@ TEST_CASE("64 threads resolve and call while backends register and the environme
 TEST_CASE("a call uses the CPUs that the process may use, not those of the machine") {
   cpu_set_t mine;
   REQUIRE(sched_getaffinity(0, sizeof mine, &mine) == 0);
-  CHECK(rlk::workers::workers_for(0, 1000) == std::min(256, CPU_COUNT(&mine)));
+  const double quota = std::ceil(rlk::cpu_quota());
+  CHECK(rlk::workers::workers_for(0, 1000) == std::min({256.0, 1.0 * CPU_COUNT(&mine), quota}));
   CHECK(rlk::workers::workers_for(3, 1000) == 3);
   CHECK(rlk::workers::workers_for(0, 1) == 1);
   if (CPU_COUNT(&mine) == 1) return;
@@ -156,4 +162,44 @@ TEST_CASE("a call uses the CPUs that the process may use, not those of the machi
                       std::filesystem::read_symlink("/proc/self/exe").string(), "-tc=a call uses the CPUs*"});
   INFO(child.out);
   CHECK(child.exit == 0);
+}
+
+TEST_CASE("a CPU quota is the least of the cgroup's and those above it, in both versions of cgroups") {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::temp_directory_path() / fmt::format("rlk_quota_{}", getpid());
+  const auto write = [&](const char* path, const char* text) {
+    fs::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  const auto quota = [&] { return rlk::cpu_quota(root.string()); };
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  CHECK(quota() == kNone);  // no /proc at all
+
+  write("proc/self/cgroup", "0::/slice/pod/box\n");
+  CHECK(quota() == kNone);
+  write("sys/fs/cgroup/slice/pod/box/cpu.max", "max 100000\n");
+  CHECK(quota() == kNone);
+  write("sys/fs/cgroup/slice/cpu.max", "250000 100000\n");
+  CHECK(quota() == 2.5);
+  write("sys/fs/cgroup/slice/pod/box/cpu.max", "400000 100000\n");
+  CHECK(quota() == 2.5);
+  write("sys/fs/cgroup/slice/pod/cpu.max", "100000 200000\n");
+  CHECK(quota() == 0.5);
+
+  // A container sees its own group at the top of the mount, under a path of the host's.
+  write("proc/self/cgroup",
+        "12:pids:/docker/a\n4:cpu,cpuacct:/docker/a\n2:cpuset:/docker/a\n1:name=systemd:/\n0::/\n");
+  CHECK(quota() == kNone);
+  write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  CHECK(quota() == kNone);
+  write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000\n");
+  CHECK(quota() == 1.5);
+
+  for (const char* odd : {"", "\n", "0::", "0:", "::::\n", "1:cpu:no slash\n", "0::/../..\n"}) {
+    write("proc/self/cgroup", odd);
+    INFO(odd);
+    CHECK(quota() == kNone);
+  }
+  fs::remove_all(root);
 }

@@ -26,7 +26,7 @@ struct Options {
   std::string_view gradients{};               // comma-separated arguments whose gradient is wanted
   void* workspace = nullptr;                  // caller's workspace; null: a per-thread arena for CPU ops
   uint64_t workspace_bytes = 0;
-  int32_t threads = 0;    // CPU threads; 0: all in the affinity mask
+  int32_t threads = 0;    // CPU threads; 0: all in the affinity mask, no more than a cgroup's CPU quota
   bool evidence = false;  // only implementations that a loaded certificate covers on this build and device
 };
 

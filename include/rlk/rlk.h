@@ -64,7 +64,7 @@ typedef struct rlk_options {
       gradients;   /**< comma-separated arguments whose gradient is wanted, checked against the schema */
   void* workspace; /**< caller's workspace; NULL: a per-thread arena (CPU ops) */
   uint64_t workspace_bytes;
-  int32_t threads;        /**< CPU threads, 0: all in the affinity mask */
+  int32_t threads;        /**< CPU threads, 0: all in the affinity mask, no more than a cgroup's CPU quota */
   uint32_t deterministic; /**< non-zero: only implementations that promise run-to-run equal bits */
   uint32_t evidence;      /**< non-zero: only what a loaded certificate covers on this build and device */
   uint32_t reserved;      /**< 0 */

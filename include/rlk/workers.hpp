@@ -6,28 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <thread>
-
-#if defined(__linux__)
-#  include <sched.h>
-#endif
 
 #include "rlk/backend.hpp"
+#include "rlk/machine.hpp"
 
 namespace rlk::workers {
-
-// CPUs this process may use, which a container or taskset can make fewer than the machine has. Asked once: a
-// call and the workspace computed for it must see one number.
-inline std::int64_t processors() {
-  static const std::int64_t count = [] {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }();
-  return count;
-}
 
 // Threads worth having; the number changes speed and workspace, never a bit.
 inline std::int64_t workers_for(std::int32_t threads, std::int64_t tasks) {

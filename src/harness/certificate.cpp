@@ -7,10 +7,10 @@
 #include <string>
 
 #include "rlk/harness.hpp"
+#include "rlk/machine.hpp"
 #include "src/build_id.hpp"
 #include "src/json.hpp"
 #include "src/registry.hpp"
-#include "src/threads.hpp"
 
 namespace rlk::harness {
 namespace {
@@ -132,7 +132,7 @@ std::string host_json() {
       .text("cpu", cpu_name())
       .text("isa", isa_text())
       .text("system", fmt::format("{} {}", system.sysname, system.release))
-      .number("threads", available_threads())
+      .number("threads", processors())
       .raw("environment", variables.str())
       .str();
 }

@@ -16,6 +16,7 @@
 
 #include "registry/op.hpp"
 #include "rlk/harness.hpp"
+#include "rlk/machine.hpp"
 #include "src/check.hpp"
 #include "src/harness/child.hpp"
 #include "src/harness/compare.hpp"
@@ -359,7 +360,7 @@ class Verification {
     for (Target& t : targets_) order.push_back(&t);
     std::stable_sort(order.begin(), order.end(),
                      [](const Target* a, const Target* b) { return a->seconds > b->seconds; });
-    const std::size_t jobs = plan_.device == "cpu" ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+    const std::size_t jobs = plan_.device == "cpu" ? static_cast<std::size_t>(processors()) : 1;
     std::atomic<std::size_t> next = 0;
     const auto work = [&] {
       for (std::size_t i = next++; i < order.size() && going(); i = next++)
