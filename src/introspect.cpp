@@ -117,6 +117,7 @@ std::string impls_json(const Snapshot& s) {
                   .flag("capture_safe", impl.traits & RLK_CAPTURE_SAFE)
                   .flag("strict", impl.traits & RLK_STRICT)
                   .flag("golden", impl.traits & RLK_GOLDEN)
+                  .flag("workspace_optional", impl.traits & RLK_WORKSPACE_OPTIONAL)
                   .str());
     }
   return out.str();

@@ -253,7 +253,8 @@ void* arena(uint64_t bytes) {
   const rlk_device device = Resolver::device_of(r);
   const rlk_request request{sizeof(rlk_request), static_cast<int32_t>(policy.precision), device,
                             policy.needs_backward, policy.threads};
-  if (p.implementation->workspace) p.workspace_bytes = p.implementation->workspace(slots, &request);
+  if (p.implementation->workspace && !(p.implementation->traits & RLK_WORKSPACE_OPTIONAL))
+    p.workspace_bytes = p.implementation->workspace(slots, &request);
   p.device = device;
   p.call = {sizeof(rlk_call),
             static_cast<int32_t>(policy.precision),

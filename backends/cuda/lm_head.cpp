@@ -6,13 +6,15 @@
 //   cuda.fma32     fma32/kb1024    CUDA cores, any NVIDIA GPU of compute capability 8.0 and up
 //   cuda.golden    fma64           FP64 tensor cores on Hopper, FP64 units elsewhere
 //
-// None needs workspace. cuda.sm90 and cuda.cublaslt use one of 64 bytes or more when the caller passes it:
-// cuBLASLt's dynamically scheduled kernels keep a tile counter there, never partial sums (d_weight for M up
-// to 1024 gains up to a tenth). Beyond 64 rows cuda.sm90_r4 is slow without one, where the sums of its ranges
-// meet (lm_head_sm90.h).
+// None needs workspace; three make use of one. cuda.sm90 and cuda.cublaslt, of 64 bytes: cuBLASLt's
+// dynamically scheduled kernels keep a tile counter there, never partial sums (d_weight for M up to 1024
+// gains up to a tenth). cuda.sm90_r4, beyond 64 rows, of room for the sums of its ranges, without which it
+// takes twice as long.
 //
 // d_bias is the column sum of d_out in arithmetic fma32/kb1024 (a product with ones), in fma64 for the golden
 // one.
+#include <algorithm>
+
 #include "cuda/device.hpp"
 #include "cuda/lm_head_cublaslt.h"
 #include "cuda/lm_head_route.h"
@@ -112,6 +114,16 @@ rlk_verdict supports_library_bwd(const LmHeadBwd& a, const rlk_request& request)
   return v;
 }
 
+std::uint64_t library_workspace(const LmHead&, const rlk_request&) { return kLibraryWorkspace; }
+std::uint64_t library_workspace_bwd(const LmHeadBwd&, const rlk_request&) { return kLibraryWorkspace; }
+std::uint64_t ranges_workspace(const LmHead& a, const rlk_request& request) {
+  return ranges_workspace_on(request.device.id, forward_product(a));
+}
+std::uint64_t ranges_workspace_bwd(const LmHeadBwd& a, const rlk_request& request) {
+  const std::uint64_t first = a.d_hidden ? ranges_workspace_on(request.device.id, d_hidden_product(a)) : 0;
+  return a.d_weight ? std::max<std::uint64_t>(first, kLibraryWorkspace) : first;
+}
+
 constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE;
 constexpr std::uint32_t kAllFloats = RLK_F32 | RLK_BF16 | RLK_F16;
 
@@ -120,7 +132,7 @@ constexpr Facts kSm90 = {.id = "cuda.sm90",
                          .priority = 300,
                          .arithmetic = "sm90/t25k16",
                          .dtypes = RLK_BF16 | RLK_F16,
-                         .traits = kTraits | RLK_STRICT,
+                         .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
                          .device_type = kDLCUDA,
                          .min_arch = 90,
                          .max_arch = 90};
@@ -130,7 +142,7 @@ constexpr Facts kRanged = {.id = "cuda.sm90_r4",
                            .priority = 50,
                            .arithmetic = "sm90/t25k16/r4",
                            .dtypes = RLK_BF16 | RLK_F16,
-                           .traits = kTraits | RLK_STRICT,
+                           .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
                            .device_type = kDLCUDA,
                            .min_arch = 90,
                            .max_arch = 90};
@@ -139,7 +151,7 @@ constexpr Facts kLibrary = {.id = "cuda.cublaslt",
                             .priority = 200,
                             .arithmetic = "sm90/t25k16",
                             .dtypes = RLK_BF16 | RLK_F16,
-                            .traits = kTraits | RLK_STRICT,
+                            .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
                             .device_type = kDLCUDA,
                             .min_arch = 90,
                             .max_arch = 90};
@@ -168,22 +180,25 @@ extern const rlk_implementation lm_head_bwd_sm90, lm_head_bwd_sm90_r4, lm_head_b
     lm_head_bwd_fma32, lm_head_bwd_golden;
 
 const rlk_implementation lm_head_sm90 =
-    implement<LmHead, run_forward<with_fastest>, supports_sm90<LmHead>>(kSm90);
+    implement<LmHead, run_forward<with_fastest>, supports_sm90<LmHead>, library_workspace>(kSm90);
 const rlk_implementation lm_head_sm90_r4 =
-    implement<LmHead, run_forward<with_ranges>, supports_sm90<LmHead>>(kRanged);
+    implement<LmHead, run_forward<with_ranges>, supports_sm90<LmHead>, ranges_workspace>(kRanged);
 const rlk_implementation lm_head_cublaslt =
-    implement<LmHead, run_forward<with_library>, supports_library>(kLibrary);
+    implement<LmHead, run_forward<with_library>, supports_library, library_workspace>(kLibrary);
 const rlk_implementation lm_head_fma32 =
     implement<LmHead, run_forward<with_fma32>, supports_any<LmHead>>(kFma32);
 const rlk_implementation lm_head_golden =
     implement<LmHead, run_forward<with_fma64>, supports_any<LmHead>>(kGolden);
 
 const rlk_implementation lm_head_bwd_sm90 =
-    implement<LmHeadBwd, run_backward<with_fastest, false>, supports_sm90<LmHeadBwd>>(kSm90);
+    implement<LmHeadBwd, run_backward<with_fastest, false>, supports_sm90<LmHeadBwd>, library_workspace_bwd>(
+        kSm90);
 const rlk_implementation lm_head_bwd_sm90_r4 =
-    implement<LmHeadBwd, run_backward<with_ranges, false>, supports_sm90<LmHeadBwd>>(kRanged);
+    implement<LmHeadBwd, run_backward<with_ranges, false>, supports_sm90<LmHeadBwd>, ranges_workspace_bwd>(
+        kRanged);
 const rlk_implementation lm_head_bwd_cublaslt =
-    implement<LmHeadBwd, run_backward<with_library, false>, supports_library_bwd>(kLibrary);
+    implement<LmHeadBwd, run_backward<with_library, false>, supports_library_bwd, library_workspace_bwd>(
+        kLibrary);
 const rlk_implementation lm_head_bwd_fma32 =
     implement<LmHeadBwd, run_backward<with_fma32, false>, supports_any<LmHeadBwd>>(kFma32);
 const rlk_implementation lm_head_bwd_golden =

@@ -306,6 +306,10 @@ cudaError_t launch_ranges(const Gemm& g, int device, void* workspace, std::size_
              : launch_mma_ranges(g, stream);
 }
 
+std::size_t ranges_workspace_on(int device, const Gemm& g) {
+  return g.a.k_contiguous ? ranges_workspace(g, multiprocessors(device)) : kLibraryWorkspace;
+}
+
 bool library_serves(const Gemm& g) { return library_may(g) && !admitted(LtProduct(g), 0).empty(); }
 
 }  // namespace rlk::cuda

@@ -20,6 +20,9 @@ cudaError_t launch_library(const Gemm&, int device, void* workspace, std::size_t
 cudaError_t launch_ranges(const Gemm&, int device, void* workspace, std::size_t workspace_bytes,
                           cudaStream_t);
 
+// The bytes of workspace that launch_ranges makes use of.
+std::size_t ranges_workspace_on(int device, const Gemm&);
+
 // Whether the library offers an admitted algorithm.
 bool library_serves(const Gemm&);
 

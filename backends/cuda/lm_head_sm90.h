@@ -32,5 +32,7 @@ cudaError_t launch_sm90(const Gemm&, Sm90Tile, int multiprocessors, cudaStream_t
 // 128, 192 or 256), or 17 MiB where the outputs alone occupy the GPU.
 cudaError_t launch_sm90_ranges(const Gemm&, int multiprocessors, void* workspace, std::size_t bytes,
                                cudaStream_t);
+// The bytes of workspace that it makes use of.
+std::size_t ranges_workspace(const Gemm&, int multiprocessors);
 
 }  // namespace rlk::cuda

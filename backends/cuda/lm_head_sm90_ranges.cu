@@ -2,6 +2,7 @@
 // few outputs and a long sum, d_hidden of a small batch or a narrow projection, occupies the whole GPU. The
 // tile and the way the ranges' sums meet follow from the sizes and the workspace; all give the same bits.
 #include <algorithm>
+#include <cstdint>
 
 #include "lm_head_sm90_kernel.cuh"
 
@@ -49,6 +50,16 @@ const Shape* spread_shape(const Gemm& g, const Shape& in_turn, std::int64_t bloc
   return best;
 }
 
+// Where sums meet in memory, the shape of blocks that take all ranges of a tile in turn. (A pair of 128x128
+// side by side, which shares its rows, is as large as one of kLow.) Null where they meet within clusters.
+const Shape* in_turn_shape(const Gemm& g) {
+  if (g.m > kOneRowOfTiles) return &kWide;
+  return g.m <= kFewRows || g.n <= 128 * kManyClusters ? nullptr : &kLow;
+}
+std::size_t in_turn_bytes(const Gemm& g, const Shape& in_turn, std::int64_t blocks) {
+  return in_turn.bytes(std::min(in_turn.tiles(g), blocks));
+}
+
 template <class T, bool KB>
 cudaError_t start(const Gemm& g, int multiprocessors, void* workspace, std::size_t bytes,
                   cudaStream_t stream) {
@@ -61,22 +72,17 @@ cudaError_t start(const Gemm& g, int multiprocessors, void* workspace, std::size
     }
     return start_tile<T, 1, 256, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
   }
-  const bool one_row = g.m <= kOneRowOfTiles;
-  if (one_row && g.n <= 64 * kManyClusters)
+  if (g.m <= kOneRowOfTiles && g.n <= 64 * kManyClusters)
     return start_tile<T, 2, 64, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-  if (one_row && g.n <= 128 * kManyClusters)
-    return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-
-  // In turn, a pair of 128x128 side by side, which shares its rows, is as large as one of kLow.
-  const Shape& in_turn = one_row ? kLow : kWide;
-  const Shape* const spread = spread_shape(g, in_turn, multiprocessors, bytes);
+  const Shape* const in_turn = in_turn_shape(g);
+  const Shape* const spread = in_turn ? spread_shape(g, *in_turn, multiprocessors, bytes) : nullptr;
   if (spread == &kLow)
     return start_tile<T, 1, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream, {workspace, true});
   if (spread == &kTall)
     return start_tile<T, 3, 128, true, KB, 1, 1, Sums::memory>(g, multiprocessors, stream, {workspace, true});
-  if (bytes < in_turn.bytes(std::min<std::int64_t>(in_turn.tiles(g), multiprocessors)))
+  if (in_turn == nullptr || bytes < in_turn_bytes(g, *in_turn, multiprocessors))
     return start_tile<T, 2, 128, true, KB, 1, 1, Sums::cluster>(g, multiprocessors, stream);
-  if (one_row)
+  if (in_turn == &kLow)
     return start_tile<T, 2, 128, true, KB, 1, 2, Sums::memory>(g, multiprocessors, stream,
                                                                {workspace, false});
   return start_tile<T, 2, 256, true, KB, 2, 1, Sums::memory>(g, multiprocessors, stream,
@@ -93,6 +99,13 @@ cudaError_t launch_sm90_ranges(const Gemm& g, int multiprocessors, void* workspa
                       : g.b.k_contiguous ? start<__nv_bfloat16, true>
                                              : start<__nv_bfloat16, false>;
   return launch(g, multiprocessors, workspace, bytes, stream);
+}
+
+std::size_t ranges_workspace(const Gemm& g, int multiprocessors) {
+  const Shape* const in_turn = in_turn_shape(g);
+  if (g.m == 0 || g.n == 0 || in_turn == nullptr) return 0;
+  const Shape* const spread = spread_shape(g, *in_turn, multiprocessors, SIZE_MAX);
+  return spread ? spread->bytes(kRangesOfK * spread->tiles(g)) : in_turn_bytes(g, *in_turn, multiprocessors);
 }
 
 }  // namespace rlk::cuda

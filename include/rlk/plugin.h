@@ -119,12 +119,13 @@ typedef struct rlk_op_schema {
 /* ---- implementations ------------------------------------------------------------------------------------
  */
 
-enum {                                /* traits */
-       RLK_DETERMINISTIC = 1u << 0,   /* run to run equal bits */
-       RLK_BATCH_INVARIANT = 1u << 1, /* Axis-A holds */
-       RLK_CAPTURE_SAFE = 1u << 2,    /* may run while a graph is captured */
-       RLK_STRICT = 1u << 3,          /* immune to ambient switches (environment, global math modes) */
-       RLK_GOLDEN = 1u << 4           /* the golden arithmetic of its op */
+enum {                                  /* traits */
+       RLK_DETERMINISTIC = 1u << 0,     /* run to run equal bits */
+       RLK_BATCH_INVARIANT = 1u << 1,   /* Axis-A holds */
+       RLK_CAPTURE_SAFE = 1u << 2,      /* may run while a graph is captured */
+       RLK_STRICT = 1u << 3,            /* immune to ambient switches (environment, global math modes) */
+       RLK_GOLDEN = 1u << 4,            /* the golden arithmetic of its op */
+       RLK_WORKSPACE_OPTIONAL = 1u << 5 /* runs with less workspace than it asks for: slower, the same bits */
 };
 
 typedef struct rlk_device {
@@ -184,7 +185,8 @@ typedef struct rlk_implementation {
   int32_t min_arch, max_arch; /* 0, 0: any */
   /** Pure, fast, noexcept. NULL accepts everything that passes the tables. */
   rlk_verdict (*supports)(const rlk_slot* slots, const rlk_request* request);
-  /** Bytes of workspace; NULL: none. Must not depend on addresses. */
+  /** Bytes of workspace it needs, or makes use of where optional; NULL: none. Must not depend on addresses.
+   */
   uint64_t (*workspace)(const rlk_slot* slots, const rlk_request* request);
   /** RLK_OK or host->fail(...). Never allocates device memory. */
   int32_t (*run)(const rlk_slot* slots, const rlk_call* call);

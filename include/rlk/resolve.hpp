@@ -107,7 +107,8 @@ class RLK_API BoundOp {
 RLK_API Resolution resolve_slots(std::string_view op, const rlk_slot* slots, const Options& options);
 RLK_API Status run_slots(std::string_view op, const rlk_slot* slots, const Options& options);
 RLK_API Result<BoundOp> bind_slots(std::string_view op, const rlk_slot* slots, const Options& options);
-// Bytes of workspace the chosen implementation asks for.
+// Bytes of workspace the chosen implementation asks for. One whose workspace is optional runs with less, or
+// none: slower, to the same bits.
 RLK_API Result<uint64_t> workspace_slots(std::string_view op, const rlk_slot* slots, const Options& options);
 RLK_API Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::string_view result);
 // A dense handle for an op name, stable for the process: what generated calls cache. -1 when unknown.

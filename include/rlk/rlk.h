@@ -88,7 +88,8 @@ RLK_API rlk_code rlk_args_string(rlk_args* args, const char* name, const char* v
 /** Checks, resolves and runs. GPU ops are asynchronous on options->stream. */
 RLK_API rlk_code rlk_run(const rlk_args* args, const rlk_options* options);
 
-/** The bytes of workspace rlk_run would use for these arguments. */
+/** The bytes of workspace rlk_run would use for these arguments; where the implementation's workspace is
+ * optional, less will do: slower, to the same bits. */
 RLK_API rlk_code rlk_workspace(const rlk_args* args, const rlk_options* options, uint64_t* bytes);
 
 /** Shape and first admissible dtype of a result, from the read arguments alone. shape holds up to 8 dims. */

@@ -230,18 +230,19 @@ Outcome execute(const Problem& p, const Subject& subject, const Manner& manner) 
   options.threads = manner.threads;
   options.stream = manner.stream;
   // The workspace is ours, so that it can be filled with NaN and watched like any other array.
-  const Result<uint64_t> bytes = workspace_slots(subject.op->name, stage.slots.data(), options);
-  if (!bytes) return failed(bytes.status());
+  const Result<uint64_t> asked = workspace_slots(subject.op->name, stage.slots.data(), options);
+  if (!asked) return failed(asked.status());
+  const auto bytes = static_cast<int64_t>(*asked) * manner.workspace_percent / 100;
   std::unique_ptr<Slab> workspace;
-  if (*bytes) {
+  if (bytes > 0) {
     Manner plain;
-    workspace = std::make_unique<Slab>(subject, plain, std::vector<int64_t>{static_cast<int64_t>(*bytes)},
-                                       DType::u8, std::vector<int64_t>{}, false);
+    workspace = std::make_unique<Slab>(subject, plain, std::vector<int64_t>{bytes}, DType::u8,
+                                       std::vector<int64_t>{}, false);
     if (workspace->failed()) return failed(failure(RLK_OUT_OF_MEMORY));
     workspace->fill(kNan);
     workspace->to_device();
     options.workspace = workspace->tensor.dl().data;
-    options.workspace_bytes = *bytes;
+    options.workspace_bytes = static_cast<uint64_t>(bytes);
   }
   Status status;
   if (manner.graph) {

@@ -17,7 +17,8 @@ struct Manner {
   int64_t offset = 0;       // bytes every array is moved by, rounded up to its element size
   int64_t row_padding = 0;  // elements between the rows of arguments that may be strided
   void* stream = nullptr;
-  bool graph = false;  // captured, then replayed
+  bool graph = false;               // captured, then replayed
+  int64_t workspace_percent = 100;  // of what the implementation asks for, where it may get less
 };
 
 struct Outcome {

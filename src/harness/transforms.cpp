@@ -120,6 +120,9 @@ class Maker {
     for (int64_t bytes : {2, 4, 8, 16, 32, 64, 128})
       same("alignment", fmt::format("offset {}", bytes), {.offset = bytes});
     for (int64_t pad : {1, 8}) same("stride", fmt::format("row padding {}", pad), {.row_padding = pad});
+    if (subject_.implementation->traits & RLK_WORKSPACE_OPTIONAL)
+      for (int64_t percent : {0, 50})
+        same("workspace", fmt::format("{}% of it", percent), {.workspace_percent = percent});
     same("repeats", "again", {}, 1, thorough_ ? 100 : 3);
     if (subject_.services) return;
     for (int32_t threads : {1, 2, 3, 4, 7, 8, 16, 64})

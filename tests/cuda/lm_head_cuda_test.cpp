@@ -363,15 +363,23 @@ TEST_CASE(
       const int64_t range = (k + 255) / 256 * 64;
       for (const bool backward : {false, true}) {
         const auto run = [&](const char* id, int64_t m, int64_t from, int64_t to, const Matrix& out,
-                             const Matrix* space) {
+                             const Matrix* space, bool as_asked = false) {
           const Tensor a = x.part(0, m, from, to), y = out.part(0, m, 0, n), h = none.part(0, m, 0, n),
                        fw = forward_weight.part(0, n, from, to), bw = backward_weight.part(from, to, 0, n);
-          const rlk::Options options{.backend = id,
-                                     .workspace = space ? space->at(0) : nullptr,
-                                     .workspace_bytes = space ? space->bytes() : 0};
+          const rlk::LmHead forward_call{.hidden = a, .weight = fw, .out = y};
+          const rlk::LmHeadBwd backward_call{.d_out = a, .hidden = h, .weight = bw, .d_hidden = y};
+          rlk::Options options{.backend = id,
+                               .workspace = space ? space->at(0) : nullptr,
+                               .workspace_bytes = space ? space->bytes() : 0};
+          if (as_asked) {
+            const auto asked =
+                backward ? rlk::workspace(backward_call, options) : rlk::workspace(forward_call, options);
+            REQUIRE(asked);
+            REQUIRE(*asked <= options.workspace_bytes);
+            options.workspace_bytes = *asked;
+          }
           const rlk::Status s =
-              backward ? rlk::lm_head_bwd({.d_out = a, .hidden = h, .weight = bw, .d_hidden = y}, options)
-                       : rlk::lm_head({.hidden = a, .weight = fw, .out = y}, options);
+              backward ? rlk::lm_head_bwd(backward_call, options) : rlk::lm_head(forward_call, options);
           INFO(id, ": ", s.message());
           REQUIRE(s);
           check(cudaDeviceSynchronize());
@@ -388,12 +396,12 @@ TEST_CASE(
         }
         const Matrix space(1, 128 << 20, DType::u8);
         for (const int64_t m : {1, 2, 17, 64, 65, 128, 129, 192, 300, 600, 1030})
-          for (const bool with_space : {false, true}) {
+          for (const char* workspace : {"no", "all the", "plenty of"}) {
             const Matrix out(kMost, n, DType::f32);
-            run("cuda.sm90_r4", m, 0, k, out, with_space ? &space : nullptr);
+            run("cuda.sm90_r4", m, 0, k, out, workspace[0] == 'n' ? nullptr : &space, workspace[0] == 'a');
             const auto got = out.host<float>();
             INFO(rlk::name_of(type), " k=", k, " n=", n, " m=", m, backward ? " backward" : " forward",
-                 with_space ? " with workspace" : "");
+                 " with ", workspace, " workspace it asks for");
             CHECK(std::memcmp(got.data(), expected.data(), static_cast<std::size_t>(m * n) * 4) == 0);
           }
         // Rows that do not start on 16 bytes take another kernel.

@@ -142,6 +142,11 @@ rlk_code by_address(const LmHead& a, const Call&) {
   const bool aligned = reinterpret_cast<uintptr_t>(a.hidden.data<char>()) % 128 == 0;
   return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, aligned ? 4 : 1); });
 }
+rlk_code by_workspace(const LmHead& a, const Call& call) {
+  return fill(a, [&](int64_t r, int64_t c, Shape s) {
+    return split(a, r, c, s.k, call.workspace().empty() ? 2 : 1);
+  });
+}
 rlk_code by_stride(const LmHead& a, const Call&) {
   const bool dense = a.hidden.stride(0) == a.hidden.dim(1);
   return fill(a, [&](int64_t r, int64_t c, Shape s) { return split(a, r, c, s.k, dense ? 2 : 1); });
@@ -295,6 +300,12 @@ const rlk_implementation kImplementations[] = {
     LM_HEAD(leaves_element),
     LM_HEAD(by_threads),
     LM_HEAD(by_address),
+    [] {
+      rlk_implementation i =
+          lm_head_with<by_workspace, plain, one_row_of_floats>("mutant.by_workspace", "mutant/by_workspace");
+      i.traits |= RLK_WORKSPACE_OPTIONAL;
+      return i;
+    }(),
     LM_HEAD(by_stride),
     LM_HEAD(by_position),
     LM_HEAD(by_tile),
@@ -348,6 +359,7 @@ constexpr Mutant kMutants[] = {
     {"mutant.leaves_element", "accuracy", "leaves one element unwritten"},
     {"mutant.by_threads", "batch invariance", "splits K by the number of threads"},
     {"mutant.by_address", "batch invariance", "adds differently on aligned pointers"},
+    {"mutant.by_workspace", "batch invariance", "adds differently without its optional workspace"},
     {"mutant.by_stride", "batch invariance", "adds differently on strided rows"},
     {"mutant.by_position", "batch invariance", "adds differently in the last row of a tile"},
     {"mutant.by_tile", "batch invariance", "adds differently in full tiles"},
