@@ -35,12 +35,15 @@
 // per warpgroup, and all of dP by the first, all of dM by the second; do comes as swizzled rows, the rest as
 // 8 x 8 blocks, which wgmma takes turned.
 //
-// Per token and head, K = V = 128: reads 10K (states) + 10K (v_new, D, do, q, k: 2K each) + 4K
-// (g), writes 4K + 4K: 4.1 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
+// Where sequences are rows of a batch and g is fp32, the copy engine brings every tile and takes dq, dk and
+// dg away: it knows where a tensor ends, and computes the addresses that were a seventh of the instructions.
+//
+// Per token and head, K = V = 128: reads 8K (states) + 10K (v_new, D, do, q, k: 2K each) + 4K
+// (g), writes 4K + 4K: 3.8 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
 // same code in two kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
 #include <algorithm>
 
-#include "kda_sm90_device.cuh"
+#include "kda_sm90_maps.cuh"
 #include "lm_head_wgmma.cuh"
 
 namespace rlk::cuda::kda90 {
@@ -100,9 +103,10 @@ struct Layout {
   static constexpr int kBias = kBetaK + 1024;         // [half][d_dt_bias, d_a_log][channel]
   static constexpr int kAfterEnd = kBias + 16 * kSlice;
   // Throughout.
-  static constexpr int kQ = kTilesEnd > kAfterEnd ? kTilesEnd : kAfterEnd;  // q, later dq   rows
-  static constexpr int kK = kQ + 8192;                                      // k, later dk   rows
-  static constexpr int kG = kK + 8192;        // g: bf16 rows, or fp32 with pieces permuted, see gate_word
+  static constexpr int kQ = (std::max(kTilesEnd, kAfterEnd) + 1023) / 1024 * 1024;  // q, later dq   rows
+  static constexpr int kK = kQ + 8192;                                              // k, later dk   rows
+  // g: bf16 rows, or fp32: two slices of 32 channels as rows, see Maps, or whole rows with pieces permuted.
+  static constexpr int kG = kK + 8192;
   static constexpr int kBeta = kG + 16384;    // [token]
   static constexpr int kBetaV = kBeta + 256;  // D . v
   static constexpr int kLast = kBetaV + 256;  // rowsum(S dS)
@@ -111,7 +115,7 @@ struct Layout {
   static constexpr int kDStateRest = kQ;  // of dS
   static constexpr int kBar = kLast + 4 * kSlice;
   static constexpr int kSize = kBar + 16;
-  static_assert(kQ % 128 == 0 && kSize <= 113 * 1024);
+  static_assert(kSize <= 113 * 1024);
   static_assert(kNewRest + 128 * V <= kBeta && kDStateRest + 2 * V * kSlice <= kG);
 };
 
@@ -144,13 +148,9 @@ __device__ inline void store_rows(std::uint32_t address, const std::uint32_t (&r
                : "memory");
 }
 
-// A row of the batch along the grid's third dimension, if it can be: dividing to find it takes longer than
-// what it is for.
-__host__ __device__ inline bool by_sequence(const Job& p) {
-  return !p.cu_seqlens && p.slots_each < 65536 && p.sequences < 65536;
-}
+template <bool BySequence>
 __device__ inline bool chunk_of_block(const Job& p, Chunk& c) {
-  if (!by_sequence(p)) {
+  if (!BySequence && !by_sequence(p)) {
     const std::int64_t slot = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * kGridRows;
     return slot < p.slots() && find_chunk(p, static_cast<int>(slot), c);
   }
@@ -160,10 +160,17 @@ __device__ inline bool chunk_of_block(const Job& p, Chunk& c) {
   return true;
 }
 
-template <int K, Part part, bool Gated, bool Parts>
-__global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
+struct Maps {
+  CUtensorMap d_out, q, k, g, d_q, d_k, d_g;
+};
+// What threads wrote to shared memory is there for the copy engine and wgmma.
+__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int K, Part part, bool Gated, bool Parts, class M>
+__global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p, const __grid_constant__ M maps) {
   using L = Layout<K>;
   constexpr int C = kSlice, kThreads = 256, kSlices = K / C;
+  constexpr bool kMapped = std::is_same_v<M, Maps>;
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t base = shared_address(smem), bar = base + L::kBar;
   auto floats = [&](int at) { return reinterpret_cast<float*>(smem + at); };
@@ -173,7 +180,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   const int g = thread % 32 / 4, t = thread % 4, lc = 16 * strip + g;
   const int slice = blockIdx.x % kSlices, hv = blockIdx.x / kSlices;
   Chunk c;
-  if (!chunk_of_block(p, c)) return;
+  if (!chunk_of_block<kMapped>(p, c)) return;
   const int item = c.slot * p.value_heads + hv;
   const int h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
   // Unfused: what one kernel leaves to the next, by thread; [80] registers, then D . v and rowsum(S dS).
@@ -182,9 +189,10 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   if constexpr (part != Part::intra) {
     if (tid == 0) {
       barrier_init(bar, 1);
+      barrier_init(bar + 8, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      barrier_expect(bar, L::kDOut + (Gated ? 128 * K + 2 * K * C : 0));
+      barrier_expect(bar, L::kDOut + (Gated ? 128 * K + 2 * K * C : 0) + (kMapped ? 128 * K : 0));
       const std::int64_t state = (static_cast<std::int64_t>(c.slot) + c.sequence) * p.value_heads + hv;
       bulk_copy(base + L::kNew, p.v_new + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
       bulk_copy(base + L::kDx, p.d_x + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
@@ -195,6 +203,17 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
         bulk_copy(base + L::kNewRest, p.v_new_rest + static_cast<std::int64_t>(item) * 64 * K, 128 * K, bar);
         bulk_copy(base + L::kDStateRest,
                   p.d_states_rest + (static_cast<std::int64_t>(item) * K + slice * C) * K, 2 * K * C, bar);
+      }
+      if constexpr (kMapped) {
+#pragma unroll
+        for (int i = 0; i < K / 64; ++i)
+          tensor_load(base + L::kDOut + i * 8192, maps.d_out, bar, 64 * i, hv, c.token, c.row);
+        barrier_expect(bar + 8, 2 * 8192 + 16384);
+        tensor_load(base + L::kQ, maps.q, bar + 8, slice * C, h, c.token, c.row);
+        tensor_load(base + L::kK, maps.k, bar + 8, slice * C, h, c.token, c.row);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          tensor_load(base + L::kG + i * 8192, maps.g, bar + 8, slice * C + 32 * i, hv, c.token, c.row);
       }
     }
   }
@@ -212,7 +231,7 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   };
   auto tile_at = [](int at) { return [at](int row, int piece) { return at + row_tile(64, row, piece); }; };
-  if constexpr (part != Part::intra) {
+  if constexpr (part != Part::intra && !kMapped) {
     load_rows(std::integral_constant<int, K / 8>{}, row_of(p.d_out, c.row, c.token, hv),
               2 * static_cast<int>(p.d_out.token), 128, tile_at(L::kDOut));
   }
@@ -239,8 +258,8 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
   };
   constexpr bool kLater = Gated && part == Part::all;  // their places are taken
-  if constexpr (part != Part::inter && !kLater) load_inputs();
-  copy_commit();
+  if constexpr (part != Part::inter && !kLater && !kMapped) load_inputs();
+  if constexpr (!kMapped) copy_commit();
   // v of this warp's 8 tokens, 64 columns, for D . v; where that is rare, not before it is needed.
   std::uint32_t v[8];
   auto load_v = [&] {
@@ -257,8 +276,10 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     floats(L::kBeta)[tid] = beta;
     faint = tid < c.length && fabsf(beta) < kFaint;
   }
-  copy_wait<0>();
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  if constexpr (!kMapped) {
+    copy_wait<0>();
+    publish();
+  }
   // A: what threads copied is there, the barrier is initialised
   const bool by_sums = __syncthreads_or(faint) || Gated;
 
@@ -383,7 +404,16 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
   const int pieces = row_tile(64, 32 * half + lane / 16 * 8 + lane % 8, 2 * strip + lane / 8 % 2);
   // The token of entry i of such an array.
   auto token_of = [&](int i) { return 32 * half + i / 4 * 8 + 2 * t + i % 2; };
-  if (p.g.bf16) {
+  // Of the slices of fp32 rows: entry i, from this lane's place in row 2 t of its half.
+  auto gate_piece = [&](int i) {
+    return i / 4 * 1024 + i % 2 * 128 + ((4 * (strip % 2) + 2 * (i / 2 % 2) + g / 4 ^ 2 * t ^ i % 2) << 4);
+  };
+  if constexpr (kMapped) {
+    barrier_wait(bar + 8, 0);
+    const char* from = smem + L::kG + strip / 2 * 8192 + (32 * half + 2 * t) * 128 + g % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) e[i] = *reinterpret_cast<const float*>(from + gate_piece(i));
+  } else if (p.g.bf16) {
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
       std::uint32_t x[4];
@@ -726,7 +756,15 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
     }
     if (half == 1 && t == 0) floats(L::kGates)[lc + 8 * r] = later;
   }
+  if constexpr (kMapped) publish();
   __syncthreads();  // D: the sums, dq and dk are written
+  if constexpr (kMapped) {
+    if (tid == 0) {
+      tensor_store(maps.d_q, base + L::kQ, slice * C, hv, c.token, c.row);
+      tensor_store(maps.d_k, base + L::kK, slice * C, hv, c.token, c.row);
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+  }
 
   float after[2], bias_sum[2] = {0.f, 0.f}, rate_sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -748,21 +786,35 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       bias_sum[r] += d_gate[i], rate_sum[r] += of_rate;
     }
   }
-  by_type(p.d_g, [&](auto is_bf16) {
-    using T = std::conditional_t<is_bf16.value, bf16, float>;
-    T* to = static_cast<T*>(p.d_g.data) + index_of(p.d_g, c.row, c.token, hv) + slice * C + lc;
-    const int step = static_cast<int>(p.d_g.token);
+  if constexpr (kMapped) {
+    char* to = smem + L::kG + strip / 2 * 8192 + (32 * half + 2 * t) * 128 + g % 4 * 4;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      T* at = rows_on(to, token_of(i), step) + i / 2 % 2 * 8;
-      if constexpr (is_bf16.value) {
-        store16(at, d_gate[i], token_of(i) < c.length);
-      } else {
-        store32(at, d_gate[i], token_of(i) < c.length);
-      }
+    for (int i = 0; i < 16; ++i) *reinterpret_cast<float*>(to + gate_piece(i)) = d_gate[i];
+    publish();
+    __syncthreads();
+    if (tid == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        tensor_store(maps.d_g, base + L::kG + i * 8192, slice * C + 32 * i, hv, c.token, c.row);
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
-  });
-  if constexpr (!Parts) {
+  } else {
+    by_type(p.d_g, [&](auto is_bf16) {
+      using T = std::conditional_t<is_bf16.value, bf16, float>;
+      T* to = static_cast<T*>(p.d_g.data) + index_of(p.d_g, c.row, c.token, hv) + slice * C + lc;
+      const int step = static_cast<int>(p.d_g.token);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        T* at = rows_on(to, token_of(i), step) + i / 2 % 2 * 8;
+        if constexpr (is_bf16.value) {
+          store16(at, d_gate[i], token_of(i) < c.length);
+        } else {
+          store32(at, d_gate[i], token_of(i) < c.length);
+        }
+      }
+    });
+  }
+  if constexpr (!Parts && !kMapped) {
     const int piece = tid % 8;
     bf16 *d_q = row_of(p.d_q, c.row, c.token, hv) + slice * C + 8 * piece,
          *d_k = row_of(p.d_k, c.row, c.token, hv) + slice * C + 8 * piece;
@@ -821,6 +873,16 @@ __global__ void __launch_bounds__(256, 2) gradients_kernel(const Job p) {
       p.a_log_part[to] = from[C] + from[3 * C];
     }
   }
+  // Shared memory stays until the copy engine has read it.
+  if (kMapped && tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+bool map_tensors(Maps& maps, const Job& job) {
+  return !job.g.bf16 && !job.d_g.bf16 && map_tensor(maps.d_out, job, job.d_out, job.value_heads) &&
+         map_tensor(maps.q, job, job.q, job.heads) && map_tensor(maps.k, job, job.k, job.heads) &&
+         map_tensor(maps.g, job, job.g, job.value_heads, true) &&
+         map_tensor(maps.d_q, job, job.d_q, job.heads) && map_tensor(maps.d_k, job, job.d_k, job.heads) &&
+         map_tensor(maps.d_g, job, job.d_g, job.value_heads, true);
 }
 
 template <int K, Part part, bool Gated>
@@ -831,10 +893,16 @@ void launch(const Job& job, cudaStream_t stream) {
   if (by_sequence(job)) {
     blocks.y = static_cast<unsigned>(job.slots_each), blocks.z = static_cast<unsigned>(job.sequences);
   }
-  const auto kernel =
-      job.q_part ? gradients_kernel<K, part, Gated, true> : gradients_kernel<K, part, Gated, false>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
-  kernel<<<blocks, 256, Layout<K>::kSize, stream>>>(job);
+  const auto run = [&](auto kernel, const auto& maps) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<K>::kSize);
+    kernel<<<blocks, 256, Layout<K>::kSize, stream>>>(job, maps);
+  };
+  if constexpr (part == Part::all && !Gated) {
+    if (Maps maps; !job.q_part && map_tensors(maps, job))
+      return run(gradients_kernel<K, part, Gated, false, Maps>, maps);
+  }
+  job.q_part ? run(gradients_kernel<K, part, Gated, true, NoMaps>, NoMaps{})
+             : run(gradients_kernel<K, part, Gated, false, NoMaps>, NoMaps{});
 }
 
 template <int K, bool Gated>

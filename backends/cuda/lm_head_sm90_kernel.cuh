@@ -33,6 +33,7 @@
 #include "lm_head_exchange.cuh"
 #include "lm_head_hopper.cuh"
 #include "lm_head_sm90.h"
+#include "tensor_map.h"
 
 namespace rlk::cuda::hopper {
 
@@ -525,22 +526,6 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
   }
   if constexpr (P::kBlocks > 1)
     cluster_sync();  // no block may leave while another still writes or signals into it
-}
-
-// The tensor-map encoder comes from the driver at run time, so that this library loads on machines without
-// one.
-using Encode = decltype(&cuTensorMapEncodeTiled);
-inline Encode encoder() {
-  static const Encode found = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess)
-      return Encode{};
-    return reinterpret_cast<Encode>(entry);
-  }();
-  return found;
 }
 
 inline bool encode(CUtensorMap* map, const void* data, Dtype type, std::int64_t inner, std::int64_t outer,
