@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -142,6 +143,15 @@ Case widened(Case c) {
 
 constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Type::bf16}; }
 
+// A golden case's file: in the source tree, or in data/kda beside a binary that was carried to another
+// machine.
+std::string golden_file(const std::string& name) {
+  namespace fs = std::filesystem;
+  const fs::path tree = RLK_TEST_DATA;
+  const fs::path data = fs::exists(tree) ? tree : fs::read_symlink("/proc/self/exe").parent_path() / "data";
+  return data / "kda" / (name + ".safetensors");
+}
+
 }  // namespace
 
 TEST_CASE("kda on Hopper: outputs do not depend on later tokens, be they NaN or infinite") {
@@ -228,8 +238,7 @@ TEST_CASE("kda on Hopper: golden cases stay within twice the errors that were me
   if (!gpu(90)) return;
   for (const Measured& m : kMeasured) {
     CAPTURE(m.name);
-    Case c = widened(
-        from_golden(read_golden(std::string(RLK_TEST_DATA "/kda/") + m.name + ".safetensors"), Type::bf16));
+    Case c = widened(from_golden(read_golden(golden_file(m.name)), Type::bf16));
     on_gpu("cuda.sm90")(c);
     for (std::size_t i = 0; i < std::size(kGoldenResults); ++i) {
       const std::string result = kGoldenResults[i];
