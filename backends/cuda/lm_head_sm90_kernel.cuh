@@ -32,6 +32,8 @@
 
 #include "lm_head_exchange.cuh"
 #include "lm_head_hopper.cuh"
+#include "lm_head_meeting.cuh"
+#include "lm_head_outputs.cuh"
 #include "lm_head_sm90.h"
 #include "tensor_map.h"
 
@@ -41,7 +43,6 @@ inline constexpr int kStep = 64;  // of k per part of a stage
 inline constexpr int kMaxStages = 32;
 inline constexpr int kBandRows =
     2048;  // 16 MB of the m operand at K = 4096: stays in L2 while a band crosses n
-inline constexpr int kLineBytes = 16 * 128;  // one warp's 16 rows on their way out; two of them, used in turn
 inline constexpr int kMostShared = 227 * 1024;  // of a block
 inline constexpr int kSharedBudget = kMostShared - 1024 - 512;
 
@@ -51,9 +52,8 @@ struct Params {
   int stages, a_rows, band;
   bool whole_lines;
   // Sums::memory
-  bool spread;      // a block takes one range of a tile, not all
-  int* arrived;     // per tile: how many ranges are done
-  float4* partial;  // sums by range and tile when spread, else by block
+  bool spread;  // a block takes one range of a tile, not all
+  Slots slots;
 };
 
 enum class Sums : std::uint8_t { whole, cluster, memory };
@@ -80,235 +80,6 @@ struct Plan {
                                    : kStoresLines        ? Groups * 4 * 2 * kLineBytes
                                                          : 0;
 };
-
-// One line of 16 bytes on its way out where it cannot leave whole: the bias, an unaligned output, the last
-// columns.
-template <class Out>
-__device__ __noinline__ void store_elements(const Gemm& g, const Out* line, std::int64_t row,
-                                            std::int64_t column) {
-  for (int e = 0; e < 16 / static_cast<int>(sizeof(Out)) && column + e < g.n; ++e) {
-    Out y = line[e];
-    if (g.bias) y = round_to<Out>(__fadd_rn(to_float(y), load_element(g.bias, g.b.type, column + e)));
-    static_cast<Out*>(g.c)[row * g.ldc + column + e] = y;
-  }
-}
-
-// Writes one warp's 16 rows x BN columns: through its own corner of shared memory, so that every store is 16
-// bytes and a quarter warp covers a line of 128. Bulk tensor stores were no faster; what counts is that this
-// stays a few hundred instructions: it runs once per tile, cold in the instruction cache, while the tensor
-// cores wait. Everything that is not the plain case happens out of line, after the rounding and from shared
-// memory.
-template <class Out, int BN>
-__device__ __forceinline__ void store_lines(const Gemm& g, bool whole_lines, const float (&acc)[BN / 2],
-                                            unsigned char* staging, std::int64_t row0, std::int64_t column0) {
-  constexpr int kColumns = 128 / static_cast<int>(sizeof(Out)),
-                kPerStore = 16 / static_cast<int>(sizeof(Out));
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (row0 >= g.m) return;
-  const bool plain = whole_lines && row0 + 16 <= g.m && column0 + BN <= g.n;
-  const int line_row = lane / 8, piece = lane % 8;
-  Out* to = static_cast<Out*>(g.c) + (row0 + line_row) * g.ldc + column0 + piece * kPerStore;
-#pragma unroll
-  for (int chunk = 0; chunk < BN / kColumns; ++chunk) {
-    unsigned char* buffer = staging + chunk % 2 * kLineBytes;
-    if constexpr (sizeof(Out) == 2) {
-      const int row = lane % 16;
-#pragma unroll
-      for (int block = 0; block < kColumns / 8; block += 2) {
-        std::uint32_t packed[4];
-#pragma unroll
-        for (int half = 0; half < 4; ++half) {
-          const float* pair = acc + (chunk * kColumns / 8 + block + half / 2) * 4 + half % 2 * 2;
-          packed[half] = round_pair<Out>(pair[0], pair[1]);
-        }
-        const std::uint32_t at = smem_address(buffer) + row * 128 + ((block + lane / 16) ^ row % 8) * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
-                     "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
-                     : "memory");
-      }
-    } else {
-#pragma unroll
-      for (int block = 0; block < kColumns / 8; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = lane / 4 + half * 8, at = block * 2 + lane % 4 / 2;
-          *reinterpret_cast<float2*>(buffer + row * 128 + (at ^ row % 8) * 16 + lane % 2 * 8) =
-              make_float2(round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2]),
-                          round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2 + 1]));
-        }
-    }
-    __syncwarp();
-    if (plain) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = i * 4 + line_row;
-        __stcs(reinterpret_cast<int4*>(to + i * 4 * g.ldc + chunk * kColumns),
-               *reinterpret_cast<const int4*>(buffer + row * 128 + (piece ^ row % 8) * 16));
-      }
-    } else {
-#pragma unroll 1
-      for (int row = line_row; row < 16 && row0 + row < g.m; row += 4)
-        store_elements(g, reinterpret_cast<const Out*>(buffer + row * 128 + (piece ^ row % 8) * 16),
-                       row0 + row, column0 + chunk * kColumns + piece * kPerStore);
-    }
-  }
-}
-
-// One range's sums of a tile in memory, in the order of the threads: a thread holds the same outputs in every
-// block.
-template <int Threads, int Floats>
-struct Partial {
-  static constexpr int kPieces = Floats / 4;
-  static constexpr std::int64_t kFours = kPieces * Threads;
-  float4* at;
-  __device__ Partial(float4* all, std::int64_t slot) : at(all + slot * kFours + threadIdx.x) {}
-
-  __device__ static float4 four(const float (&acc)[Floats], int piece) {
-    return make_float4(acc[piece * 4], acc[piece * 4 + 1], acc[piece * 4 + 2], acc[piece * 4 + 3]);
-  }
-  template <int Count>
-  __device__ static void set_four(float (&acc)[Count], int piece, float4 x) {
-    acc[piece * 4] = x.x, acc[piece * 4 + 1] = x.y, acc[piece * 4 + 2] = x.z, acc[piece * 4 + 3] = x.w;
-  }
-  __device__ void put(int piece, float4 x) const { __stcg(at + piece * Threads, x); }
-  __device__ float4 get(int piece) const { return __ldcg(at + piece * Threads); }
-};
-__device__ __forceinline__ float4 add(float4 a, float4 b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
-// A block takes the ranges in turn: the running sum waits in its slot. True when acc has become the whole
-// sum.
-template <int Threads, int Floats>
-__device__ bool add_in_turn(float (&acc)[Floats], float4* slots, int range) {
-  using Sum = Partial<Threads, Floats>;
-  const Sum sum(slots, blockIdx.x);
-  if (range > 0) {
-#pragma unroll
-    for (int i = 0; i < Sum::kPieces; ++i) Sum::set_four(acc, i, add(sum.get(i), Sum::four(acc, i)));
-  }
-  if (range + 1 == kRangesOfK) return true;
-#pragma unroll
-  for (int i = 0; i < Sum::kPieces; ++i) sum.put(i, Sum::four(acc, i));
-  return false;
-}
-
-// The sums of one thread for `Floats / 4` blocks of eight columns: pairs of neighbours leave together where
-// the output's alignment allows.
-template <int Floats>
-__device__ void store_sums(const Gemm& g, bool whole_lines, const float (&sums)[Floats], std::int64_t row0,
-                           std::int64_t column0) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int i = 0; i < Floats; i += 2) {
-    const std::int64_t row = row0 + lane / 4 + i % 4 / 2 * 8, column = column0 + i / 4 * 8 + lane % 4 * 2;
-    if (row >= g.m) continue;
-    if (!whole_lines || column + 1 >= g.n) {
-      store_product(g, row, column, sums[i]), store_product(g, row, column + 1, sums[i + 1]);
-      continue;
-    }
-    const std::int64_t at = (row * g.ldc + column) / 2;
-    if (g.out == Dtype::f32)
-      static_cast<float2*>(g.c)[at] = make_float2(round_to<float>(sums[i]), round_to<float>(sums[i + 1]));
-    else
-      static_cast<std::uint32_t*>(g.c)[at] = g.out == Dtype::f16
-                                                 ? round_pair<__half>(sums[i], sums[i + 1])
-                                                 : round_pair<__nv_bfloat16>(sums[i], sums[i + 1]);
-  }
-}
-
-// Every range of a tile by another block. Each leaves its sums in memory and waits for the others; then each
-// adds a quarter of the tile's columns in the order of the ranges. One block that did it all, the last, took
-// 16 us of the 330 of d_hidden at 128 rows.
-//
-// The blocks of a tile need not run at the same time, so nobody waits for long. Who gives up leaves its own
-// quarter in memory too, and says so; the last to arrive adds what was left. Both are one atomic operation on
-// the tile's counter, so exactly one block adds each quarter.
-template <int Threads, int BN>
-class Meeting {
- public:
-  // `patient`: this block has nothing else to do.
-  __device__ static void run(const Params& p, const float (&acc)[BN / 2], std::int64_t tile,
-                             std::int64_t tiles, int range, bool patient, int* shared, std::int64_t row0,
-                             std::int64_t column0) {
-    const Sum mine(p.partial, range * tiles + tile);
-    float4 own[kPieces];
-#pragma unroll
-    for (int quarter = 0; quarter < kRangesOfK; ++quarter)
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const float4 four = Sum::four(acc, quarter * kPieces + i);
-        if (quarter == range) own[i] = four;
-        if (quarter != range || !patient) mine.put(quarter * kPieces + i, four);
-      }
-    int* const counter = p.arrived + tile;
-    int quarters = everyone([&] { return arrive(counter, range, patient); }, shared);
-    if (quarters == 0 && patient) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) mine.put(range * kPieces + i, own[i]);
-      quarters = everyone([&] { return give_up(counter, range); }, shared);
-    }
-    if (quarters == 0) return;
-    __threadfence();
-#pragma unroll 1
-    for (int quarter = 0; quarter < kRangesOfK; ++quarter) {
-      if ((quarters >> quarter & 1) == 0) continue;
-      float4 parts[kRangesOfK][kPieces];
-#pragma unroll
-      for (int from = 0; from < kRangesOfK; ++from)
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i)
-          parts[from][i] = from == range && quarter == range
-                               ? own[i]
-                               : Sum(p.partial, from * tiles + tile).get(quarter * kPieces + i);
-      float sums[kPieces * 4];
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        Sum::set_four(sums, i, add(add(add(parts[0][i], parts[1][i]), parts[2][i]), parts[3][i]));
-      store_sums(p.gemm, p.whole_lines, sums, row0, column0 + quarter * (BN / kRangesOfK));
-    }
-  }
-
- private:
-  using Sum = Partial<Threads, BN / 2>;
-  static_assert(kRangesOfK == 4);
-  static constexpr int kPieces = Sum::kPieces / kRangesOfK;
-  // A counter: how many have arrived, and which of them gave up.
-  static constexpr int kArrived = 7, kGaveUp = 4;
-  static constexpr int kPatience = 400;  // polls of about half a microsecond
-
-  // One thread acts, after what every thread has stored; all get the answer.
-  template <class Act>
-  __device__ static int everyone(Act&& act, int* shared) {
-    __threadfence();
-    asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
-    if (threadIdx.x == 0) *shared = act();
-    asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
-    return *shared;
-  }
-  // The quarters this block is to add, a bit each: none when it has not seen the others arrive.
-  __device__ static int arrive(int* counter, int range, bool patient) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // for the counters' zeros
-    const int before = atomicAdd(counter, patient ? 1 : 1 | 1 << range << kGaveUp);
-    if ((before & kArrived) + 1 == kRangesOfK) return before >> kGaveUp | 1 << range;
-    for (int polls = patient ? kPatience : 0; polls > 0; --polls)
-      if ((*static_cast<volatile int*>(counter) & kArrived) == kRangesOfK) return 1 << range;
-    return 0;
-  }
-  __device__ static int give_up(int* counter, int range) {
-    return (atomicOr(counter, 1 << range << kGaveUp) & kArrived) == kRangesOfK ? 1 << range : 0;
-  }
-};
-
-template <int BN>
-__device__ void store_direct(const Gemm& g, const float (&acc)[BN / 2], std::int64_t row0,
-                             std::int64_t column0) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (row0 >= g.m) return;
-#pragma unroll
-  for (int i = 0; i < BN / 2; ++i)
-    store_product(g, row0 + lane / 4 + i % 4 / 2 * 8, column0 + i / 4 * 8 + lane % 4 * 2 + i % 2, acc[i]);
-}
 
 // `Count` bits, `Step` apart.
 template <int Step, int Count>
@@ -502,7 +273,7 @@ __global__ void __launch_bounds__(128 * Groups + 128, 1)
             for (float& x : acc) x = 0;
         }
         if constexpr (sums == Sums::memory) {
-          whole = !spread && add_in_turn<P::kMultipliers>(acc, p.partial, range);
+          whole = !spread && add_in_turn<P::kMultipliers>(acc, p.slots.partial, range);
           if (spread) {
             Meeting<P::kMultipliers, BN>::run(p, acc, tile * Cluster + rank, tiles * Cluster, range,
                                               unit + stride >= units, reinterpret_cast<int*>(meet), row0,
@@ -549,14 +320,7 @@ inline bool encode(CUtensorMap* map, const void* data, Dtype type, std::int64_t 
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Lets the product after it in the stream begin at once; that waits when it comes to the counters.
-static __global__ void zero_counters(int* counters, int count) {
-  asm volatile("griddepcontrol.launch_dependents;");
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) counters[i] = 0;
-}
-
 // Where a product in Sums::memory leaves its sums: counters first.
-inline constexpr std::size_t kCounterBytes = 8192;
 struct Space {
   void* data = nullptr;
   bool spread = false;
@@ -581,11 +345,11 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
 
   std::int64_t units = p.clusters_m * p.clusters_n;
   if constexpr (sums == Sums::memory) {
-    p.arrived = static_cast<int*>(space.data);
-    p.partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(space.data) + kCounterBytes);
+    p.slots.arrived = static_cast<int*>(space.data);
+    p.slots.partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(space.data) + kCounterBytes);
     p.spread = space.spread;
     if (p.spread) {
-      zero_counters<<<1, 128, 0, stream>>>(p.arrived, static_cast<int>(units * P::kCluster));
+      zero_counters<<<1, 128, 0, stream>>>(p.slots.arrived, static_cast<int>(units * P::kCluster));
       if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
       units *= P::kRanges;
     }
