@@ -69,8 +69,7 @@ __device__ bool add_in_turn(float (&acc)[Floats], float4* slots, int range) {
 template <int Threads, int BN>
 class Meeting {
  public:
-  // `patient`: this block has nothing else to do.
-  // `p`: the kernel's parameters.
+  // `p`: the kernel's parameters. `patient`: this block has nothing else to do.
   template <class Params>
   __device__ static void run(const Params& p, const float (&acc)[BN / 2], std::int64_t tile,
                              std::int64_t tiles, int range, bool patient, int* shared, std::int64_t row0,
