@@ -114,8 +114,10 @@ rlk_verdict supports_library_bwd(const LmHeadBwd& a, const rlk_request& request)
   return v;
 }
 
-std::uint64_t library_workspace(const LmHead&, const rlk_request&) { return kLibraryWorkspace; }
-std::uint64_t library_workspace_bwd(const LmHeadBwd&, const rlk_request&) { return kLibraryWorkspace; }
+template <class Args>
+std::uint64_t library_workspace(const Args&, const rlk_request&) {
+  return kLibraryWorkspace;
+}
 std::uint64_t ranges_workspace(const LmHead& a, const rlk_request& request) {
   return ranges_workspace_on(request.device.id, forward_product(a));
 }
@@ -180,25 +182,25 @@ extern const rlk_implementation lm_head_bwd_sm90, lm_head_bwd_sm90_r4, lm_head_b
     lm_head_bwd_fma32, lm_head_bwd_golden;
 
 const rlk_implementation lm_head_sm90 =
-    implement<LmHead, run_forward<with_fastest>, supports_sm90<LmHead>, library_workspace>(kSm90);
+    implement<LmHead, run_forward<with_fastest>, supports_sm90<LmHead>, library_workspace<LmHead>>(kSm90);
 const rlk_implementation lm_head_sm90_r4 =
     implement<LmHead, run_forward<with_ranges>, supports_sm90<LmHead>, ranges_workspace>(kRanged);
 const rlk_implementation lm_head_cublaslt =
-    implement<LmHead, run_forward<with_library>, supports_library, library_workspace>(kLibrary);
+    implement<LmHead, run_forward<with_library>, supports_library, library_workspace<LmHead>>(kLibrary);
 const rlk_implementation lm_head_fma32 =
     implement<LmHead, run_forward<with_fma32>, supports_any<LmHead>>(kFma32);
 const rlk_implementation lm_head_golden =
     implement<LmHead, run_forward<with_fma64>, supports_any<LmHead>>(kGolden);
 
 const rlk_implementation lm_head_bwd_sm90 =
-    implement<LmHeadBwd, run_backward<with_fastest, false>, supports_sm90<LmHeadBwd>, library_workspace_bwd>(
-        kSm90);
+    implement<LmHeadBwd, run_backward<with_fastest, false>, supports_sm90<LmHeadBwd>,
+              library_workspace<LmHeadBwd>>(kSm90);
 const rlk_implementation lm_head_bwd_sm90_r4 =
     implement<LmHeadBwd, run_backward<with_ranges, false>, supports_sm90<LmHeadBwd>, ranges_workspace_bwd>(
         kRanged);
 const rlk_implementation lm_head_bwd_cublaslt =
-    implement<LmHeadBwd, run_backward<with_library, false>, supports_library_bwd, library_workspace_bwd>(
-        kLibrary);
+    implement<LmHeadBwd, run_backward<with_library, false>, supports_library_bwd,
+              library_workspace<LmHeadBwd>>(kLibrary);
 const rlk_implementation lm_head_bwd_fma32 =
     implement<LmHeadBwd, run_backward<with_fma32, false>, supports_any<LmHeadBwd>>(kFma32);
 const rlk_implementation lm_head_bwd_golden =

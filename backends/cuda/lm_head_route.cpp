@@ -52,8 +52,9 @@ std::int64_t traits_of(const Gemm& g, const Place& place, bool library_only) {
 Key size_key(const Gemm& g, const Place& place, bool library_only) {
   return {traits_of(g, place, library_only), g.m, g.n, g.k, g.a.ld, g.b.ld, g.ldc, g.bias != nullptr, 0};
 }
-// Near sizes share a winner: up to 64 rows those up to the same power of two, which stream the weight alike,
-// beyond in eighths of it. (Whole powers there gave 128 rows what had won at 72, at half the speed.)
+// Near sizes share a winner: up to 64 those up to the same power of two, which stream the weight alike;
+// beyond, those up to the same eighth between two powers. (Whole powers there gave 128 rows what had won at
+// 72, at half the speed.)
 Key class_key(const Gemm& g, const Place& place, bool library_only) {
   const auto up = [](std::int64_t x) {
     std::int64_t p = 1;
@@ -171,9 +172,9 @@ bool capturing(cudaStream_t stream) {
 }
 
 // Stacked pairs read the least from L2. Products that live on L2 leave the GPU its clock; behind something
-// hungrier it is down by a third, and L2 with it: d_hidden of 256 rows went from 0.50 to 0.61 ms with the
-// library's favourite, from 0.51 to 0.56 with such pairs. They win what is nearly even. (Side pairs, for
-// fewer rows, do not gain by it: 0.30 ms against 0.28 at four.)
+// hungrier it is down by a quarter, and L2 with it: on an H200 d_hidden of 256 rows went from 0.50 to 0.61 ms
+// with the library's favourite, from 0.51 to 0.56 with such pairs. They win what is nearly even. (Side pairs,
+// for fewer rows, do not gain by it: 0.30 ms against 0.28 at four.)
 bool spares_l2(const Way& way) {
   const bool stacked = way.tile == Sm90Tile::stacked64 || way.tile == Sm90Tile::stacked128;
   return way.kind == Way::Kind::sm90 && stacked;

@@ -15,7 +15,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -344,9 +344,11 @@ int main(int argc, char** argv) try {
   std::vector<std::string> parts;
   std::vector<int64_t> only;
   for (const std::string a : std::vector<const char*>(argv + 1, argv + argc)) {
+    int64_t m = 0;
+    const auto read = std::from_chars(a.data(), a.data() + a.size(), m);
     if (std::find(known.begin(), known.end(), a) != known.end())
       parts.push_back(a);
-    else if (const long long m = std::strtoll(a.c_str(), nullptr, 10); m >= 1 && m <= kMaxRows)
+    else if (read.ec == std::errc() && read.ptr == a.data() + a.size() && m >= 1 && m <= kMaxRows)
       only.push_back(m);
     else
       throw std::runtime_error(fmt::format("'{}' is neither a part ({}) nor a number of rows (1 to {})", a,
