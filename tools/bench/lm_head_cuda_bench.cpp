@@ -335,11 +335,6 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    fmt::print("[skip] no CUDA device\n");
-    return 0;
-  }
   const std::vector<std::string> known{"forward", "small", "backward", "golden"};
   std::vector<std::string> parts;
   std::vector<int64_t> only;
@@ -358,6 +353,11 @@ int main(int argc, char** argv) try {
     return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
   };
   auto of = [&](std::vector<int64_t> all) { return only.empty() ? all : only; };
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    fmt::print("[skip] no CUDA device\n");
+    return 0;
+  }
   Bench bench;
   const std::vector<int64_t> sizes = of({8192, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096});
   if (asked("forward")) bench.forward("forward", kV, sizes, false);
