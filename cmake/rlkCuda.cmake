@@ -28,6 +28,13 @@ if(CMAKE_CUDA_COMPILER OR RLK_NVCC)
   string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" ignored "${text}")
   if("${CMAKE_MATCH_1}" VERSION_GREATER_EQUAL 12.8)
     set(RLK_CUDA_FOUND TRUE)
+    # FindCUDAToolkit looks for nvcc in the path only, and that of CMake 3.25 sets a property of a target whose library CUDA
+    # 13 no longer has.
+    get_filename_component(nvcc ${CMAKE_CUDA_COMPILER} REALPATH)
+    get_filename_component(CUDAToolkit_ROOT ${nvcc}/../.. ABSOLUTE)
+    if(NOT TARGET CUDA::nvToolsExt)
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED GLOBAL)
+    endif()
   else()
     set(RLK_CUDA_MISSING "nvcc 12.8 or newer (${CMAKE_CUDA_COMPILER} is '${CMAKE_MATCH_1}')")
   endif()
