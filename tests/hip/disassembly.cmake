@@ -11,6 +11,11 @@ if(NOT EXISTS ${OBJECT})
   message(FATAL_ERROR "${OBJECT} is not built")
 endif()
 
+# The bundler runs llvm-objcopy by that name, which Debian has in LLVM's own folder only.
+get_filename_component(objcopy ${RLK_LLVM_OBJCOPY} REALPATH)
+get_filename_component(folder ${objcopy} DIRECTORY)
+set(ENV{PATH} "${folder}:$ENV{PATH}")
+
 set(bundle ${WORK}/${GFX}.bundle)
 set(code ${WORK}/${GFX}.o)
 execute_process(COMMAND ${RLK_LLVM_OBJCOPY} --dump-section .hip_fatbin=${bundle} ${OBJECT} ${WORK}/${GFX}.rest
