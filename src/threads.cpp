@@ -1,11 +1,14 @@
 #include "src/threads.hpp"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "rlk/float_guard.hpp"
 #include "rlk/machine.hpp"
@@ -13,50 +16,94 @@
 namespace rlk {
 namespace {
 
-// One parallel_for at a time uses the workers; indices are handed out by an atomic counter.
+constexpr int32_t kMostHelpers = 255;
+constexpr auto kIdle = std::chrono::seconds(1);
+
+// The CPUs the process was given, asked when the library is loaded: a thread that pins itself before its
+// first call decides neither how many helpers there are nor where they run.
+struct Machine {
+  cpu_set_t cpus;
+  bool known;
+  Machine() noexcept : known(sched_getaffinity(0, sizeof cpus, &cpus) == 0) { processors(); }
+};
+const Machine at_load;
+
+// A thread that is cancelled leaves at the caller's next cancellation point, not in the middle of a call
+// whose helpers still use its stack.
+class NoCancel {
+ public:
+  NoCancel() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~NoCancel() { pthread_setcancelstate(before_, nullptr); }
+  NoCancel(const NoCancel&) = delete;
+  NoCancel& operator=(const NoCancel&) = delete;
+
+ private:
+  int before_;
+};
+
+// One parallel_for at a time uses the workers; indices are handed out by an atomic counter. Workers are
+// alike: whoever wakes takes one of the open places.
 class Pool {
  public:
   bool try_run(int32_t helpers, int64_t n, void (*body)(void*, int64_t), void* context) {
+    const NoCancel whole;
     std::unique_lock owner(owner_, std::try_to_lock);
     if (!owner) return false;
     {
-      std::lock_guard lock(mutex_);
-      while (static_cast<int32_t>(workers_.size()) < helpers) {
-        const auto index = static_cast<int32_t>(workers_.size());
-        // Detached: a library must not join threads while the process is being torn down.
-        workers_.emplace_back([this, index, seen = generation_] { work(index, seen); });
-        workers_.back().detach();
-      }
+      const std::lock_guard lock(mutex_);
+      // Where the system gives no more threads, those that are there do all the work.
+      while (alive_ < helpers && start()) ++alive_;
       body_ = body;
       context_ = context;
       n_ = n;
       next_.store(0, std::memory_order_relaxed);
-      helpers_ = helpers;
-      running_ = helpers;
-      ++generation_;
+      open_ = running_ = std::min(helpers, alive_);
     }
     wake_.notify_all();
     drain(body, context, n);
     std::unique_lock lock(mutex_);
+    running_ -= open_;  // the work is done: who has not come need not come
+    open_ = 0;
     done_.wait(lock, [this] { return running_ == 0; });
     return true;
   }
 
  private:
+  bool start() noexcept {
+    // Detached: a library must not join threads while the process is being torn down.
+    pthread_attr_t detached;
+    if (pthread_attr_init(&detached) != 0) return false;
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    const auto work = [](void* pool) -> void* {
+      if (at_load.known) sched_setaffinity(0, sizeof at_load.cpus, &at_load.cpus);
+      static_cast<Pool*>(pool)->work();
+      return nullptr;
+    };
+    const int error = pthread_create(&thread, &detached, work, this);
+    pthread_attr_destroy(&detached);
+    return error == 0;
+  }
+
   void drain(void (*body)(void*, int64_t), void* context, int64_t n) {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < n;) body(context, i);
   }
-  void work(int32_t index, uint64_t seen) {
-    FloatGuard::reset();
+
+  void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen; });
-      seen = generation_;
-      if (index >= helpers_) continue;
+      if (!wake_.wait_for(lock, kIdle, [this] { return open_ > 0; })) {
+        // More workers than CPUs were wanted once; they do not stay for that.
+        if (alive_ < processors()) continue;
+        --alive_;
+        return;
+      }
+      --open_;
       const auto body = body_;
       const auto context = context_;
       const int64_t n = n_;
       lock.unlock();
+      FloatGuard::reset();  // for every task: the one before may have left flags or a rounding mode
       drain(body, context, n);
       lock.lock();
       if (--running_ == 0) done_.notify_one();
@@ -65,30 +112,41 @@ class Pool {
 
   std::mutex owner_, mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> workers_;
   std::atomic<int64_t> next_{0};
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t n_ = 0;
-  int32_t helpers_ = 0, running_ = 0;
-  uint64_t generation_ = 0;
+  int32_t alive_ = 0, open_ = 0, running_ = 0;
 };
 
+// Never destroyed: detached workers use it until the process ends. A child of fork has none of its parent's
+// threads and makes a pool of its own.
+std::atomic<Pool*> pool_of_process{nullptr};
+
 Pool& pool() {
-  static Pool* p = new Pool;  // never destroyed: detached workers use it until the process ends
-  return *p;
+  if (Pool* made = pool_of_process.load(std::memory_order_acquire)) return *made;
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { pool_of_process.store(nullptr, std::memory_order_relaxed); });
+  (void)registered;
+  auto fresh = std::make_unique<Pool>();
+  Pool* current = nullptr;
+  if (pool_of_process.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel))
+    current = fresh.release();
+  return *current;
 }
 
 thread_local bool inside = false;
 
 }  // namespace
 
+int32_t most_threads() noexcept { return std::max(2 * processors(), 64); }
+
 void parallel_for(int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) {
   if (threads <= 0) threads = processors();
-  const auto helpers = static_cast<int32_t>(std::min<int64_t>(threads, n) - 1);
+  const auto helpers = static_cast<int32_t>(std::min<int64_t>(std::min(threads, most_threads()), n) - 1);
   if (helpers > 0 && !inside) {
     inside = true;
-    const bool done = pool().try_run(std::min(helpers, 255), n, body, context);
+    const bool done = pool().try_run(std::min(helpers, kMostHelpers), n, body, context);
     inside = false;
     if (done) return;
   }
