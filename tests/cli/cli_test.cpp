@@ -77,6 +77,37 @@ TEST_CASE("every kind of list has text and JSON") {
   }));
 }
 
+TEST_CASE("--list fits a screen: a reason that many rows share stands once, below the table") {
+  const Ran r = dispatch({"--list"}, kFixtures);
+  const auto rows = lines(r.out);
+  const auto end = std::find(rows.begin(), rows.end(), "");
+  bool numbered = false;
+  for (auto row = rows.begin(); row != end; ++row) {
+    CHECK_MESSAGE(row->size() <= 140, *row);
+    CHECK_SILENT(*row, "no: ");
+    numbered |= row->find("no (1)") != std::string::npos;
+  }
+  CHECK(numbered == (r.out.find("\n(1) ") != std::string::npos));
+}
+
+TEST_CASE("--dtype takes the names of frameworks and refuses what no input can be") {
+  const std::vector<std::string> shapes{"--explain", "lm_head", "--shape", "hidden=2x8,weight=4x8",
+                                        "--dtype"};
+  const auto explained = [&](const char* dtype) {
+    auto words = shapes;
+    words.emplace_back(dtype);
+    return json(words)["call"];
+  };
+  CHECK(explained("bfloat16") == explained("bf16"));
+  CHECK(explained("float32") == explained("fp32"));
+  CHECK(explained("half") == explained("fp16"));
+  auto words = shapes;
+  words.emplace_back("float64");
+  const Ran r = dispatch(words);
+  CHECK(r.exit == 2);
+  CHECK_SAYS(r.err, "--dtype: no input of lm_head can be fp64; they take fp16, bf16, fp32");
+}
+
 TEST_CASE("no terminal, no colour") {
   CHECK_SILENT(dispatch({"--list"}).out, "\x1b");
   CHECK_SILENT(dispatch({"--explain", "lm_head"}).out, "\x1b");

@@ -12,8 +12,18 @@ namespace {
 constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
                              DType::i32, DType::i64,  DType::u8,  DType::boolean};
 
+// Names that frameworks give dtypes.
+constexpr std::pair<const char*, DType> kOtherNames[] = {
+    {"float16", DType::f16},    {"half", DType::f16},  {"f16", DType::f16}, {"bfloat16", DType::bf16},
+    {"float32", DType::f32},    {"float", DType::f32}, {"f32", DType::f32}, {"float64", DType::f64},
+    {"double", DType::f64},     {"f64", DType::f64},   {"int", DType::i32}, {"i32", DType::i32},
+    {"long", DType::i64},       {"i64", DType::i64},   {"u8", DType::u8},   {"byte", DType::u8},
+    {"boolean", DType::boolean}};
+
 DType dtype_from(const std::string& name) {
   std::string known;
+  for (const auto& [other, t] : kOtherNames)
+    if (name == other) return t;
   for (const DType t : kDTypes) {
     if (name_of(t) == name) return t;
     known += (known.empty() ? "" : ", ") + std::string(name_of(t));
@@ -69,19 +79,35 @@ DLDevice device_from(const std::string& text) {
 ImaginedCall::ImaginedCall(const Options& options) : args_(rlk_args_new(options.op.c_str()), &rlk_args_free) {
   if (!args_) throw Failure(kUsage, rlk_last_error());
   device_ = device_from(options.device);
-  if (!options.dtype.empty()) dtype_from(options.dtype);
+  if (!options.dtype.empty()) dtype_ = name_of(dtype_from(options.dtype));
   const Json example = parse(rlk_examples_json(options.op.c_str()));
   const std::string name = example["op"];  // of the op where the user wrote an alias
   const Json ops = listed("ops")["ops"];
   const Json& op = *std::find_if(ops.begin(), ops.end(), [&](const Json& o) { return o["name"] == name; });
+  if (!dtype_.empty()) require_dtype(op);
   read_shapes(options);
   if (wanted_.empty()) take_example(options);
   for (const std::string& attribute : options.attributes) {
     const auto [key, value] = split(attribute, "--attr");
     check(rlk_args_string(args_.get(), key.c_str(), value.c_str()));
   }
-  add_arguments(op, options);
+  add_arguments(op);
   add_results(op);
+}
+
+// A dtype that no input can have would change nothing, and the answer would be about another call.
+void ImaginedCall::require_dtype(const Json& op) const {
+  std::string known;
+  for (const Json& a : op["arguments"]) {
+    if (a["role"] == "write") continue;
+    for (const Json& possible : a["dtypes"]) {
+      const std::string name = possible;
+      if (name == dtype_) return;
+      if (known.find(name) == known.npos) known += (known.empty() ? "" : ", ") + name;
+    }
+  }
+  throw Failure(kUsage, "--dtype: no input of " + op["name"].get<std::string>() + " can be " + dtype_ +
+                            "; they take " + known);
 }
 
 void ImaginedCall::read_shapes(const Options& options) {
@@ -89,8 +115,7 @@ void ImaginedCall::read_shapes(const Options& options) {
     auto [name, value] = split(word, "--shape");
     Wanted wanted{name, "", {}, false};
     if (const auto colon = value.find(':'); colon != std::string::npos) {
-      wanted.dtype = value.substr(colon + 1);
-      dtype_from(wanted.dtype);
+      wanted.dtype = name_of(dtype_from(value.substr(colon + 1)));
       value.resize(colon);
     }
     if (!value.empty()) wanted.shape = shape_from(value, word), wanted.has_shape = true;
@@ -103,12 +128,12 @@ void ImaginedCall::take_example(const Options& options) {
   const Json& examples = all["examples"];
   if (examples.empty()) return;
   const auto same = std::find_if(examples.begin(), examples.end(),
-                                 [&](const Json& e) { return e["tensors"][0]["dtype"] == options.dtype; });
+                                 [&](const Json& e) { return e["tensors"][0]["dtype"] == dtype_; });
   const Json& example = same != examples.end() ? *same : examples[0];
   example_ = example["name"];
   for (const Json& t : example["tensors"]) {
     const bool first = &t == &example["tensors"][0];
-    wanted_.push_back({t["name"], first && !options.dtype.empty() ? "" : t["dtype"].get<std::string>(),
+    wanted_.push_back({t["name"], first && !dtype_.empty() ? "" : t["dtype"].get<std::string>(),
                        t["shape"].get<std::vector<int64_t>>(), true});
   }
   for (const auto& [key, value] : example["attributes"].items())
@@ -124,11 +149,10 @@ const ImaginedCall::Wanted* ImaginedCall::find(const std::string& name) const {
 
 // The dtype said for the argument, else the one said for all where it fits, else fp32, else the first
 // possible.
-std::string ImaginedCall::dtype_for(const Json& argument, const Wanted* wanted,
-                                    const Options& options) const {
+std::string ImaginedCall::dtype_for(const Json& argument, const Wanted* wanted) const {
   if (wanted && !wanted->dtype.empty()) return wanted->dtype;
   const Json& possible = argument["dtypes"];
-  for (const std::string& choice : {options.dtype, std::string("fp32"), std::string("int64")})
+  for (const std::string& choice : {dtype_, std::string("fp32"), std::string("int64")})
     if (std::find(possible.begin(), possible.end(), choice) != possible.end()) return choice;
   return possible[0];
 }
@@ -167,7 +191,7 @@ void ImaginedCall::give_memory() {
   }
 }
 
-void ImaginedCall::add_arguments(const Json& op, const Options& options) {
+void ImaginedCall::add_arguments(const Json& op) {
   const Json& arguments = op["arguments"];
   for (const Wanted& w : wanted_)
     if (std::none_of(arguments.begin(), arguments.end(), [&](const Json& a) { return a["name"] == w.name; }))
@@ -183,7 +207,7 @@ void ImaginedCall::add_arguments(const Json& op, const Options& options) {
     }
     const DLDevice device = device_;
     if (a["host"]) device_ = {kDLCPU, 0};
-    add_tensor(name, wanted->shape, dtype_for(a, wanted, options));
+    add_tensor(name, wanted->shape, dtype_for(a, wanted));
     device_ = device;
   }
 }

@@ -39,15 +39,17 @@ class ImaginedCall {
   void read_shapes(const Options& options);
   void take_example(const Options& options);
   void add_tensor(const std::string& name, std::vector<int64_t> shape, const std::string& dtype);
-  void add_arguments(const Json& op, const Options& options);
+  void add_arguments(const Json& op);
   void add_results(const Json& op);
-  std::string dtype_for(const Json& argument, const Wanted* wanted, const Options& options) const;
+  void require_dtype(const Json& op) const;
+  std::string dtype_for(const Json& argument, const Wanted* wanted) const;
   const Wanted* find(const std::string& name) const;
 
   std::unique_ptr<rlk_args, void (*)(rlk_args*)> args_;
   std::vector<Wanted> wanted_;
   std::list<Tensor> tensors_;  // addresses stay
   DLDevice device_{};
+  std::string dtype_;  // --dtype by the library's own name; empty: none was given
   uintptr_t next_address_ = uintptr_t{1} << 32;
   std::string text_, example_;
 };

@@ -1,5 +1,6 @@
 // --list [ops|impls|backends|plugins|env]: what there is, as aligned tables. Without a word: implementations,
 // and the backends that could have had some.
+#include <algorithm>
 #include <cstdio>
 
 #include "commands.hpp"
@@ -17,17 +18,39 @@ std::string joined(const Json& words, const char* separator = " ") {
 
 std::string yes_no(const Json& flag) { return flag ? "yes" : "no"; }
 
+// Reasons that many rows share stand once below their table; the rows carry its number: "no (1)".
+class Notes {
+ public:
+  std::string mark(const std::string& usable) {
+    if (usable.substr(0, 4) != "no: ") return usable;
+    const std::string reason = usable.substr(4);
+    auto at = std::find(reasons_.begin(), reasons_.end(), reason);
+    if (at == reasons_.end()) at = reasons_.insert(at, reason);
+    return "no (" + std::to_string(at - reasons_.begin() + 1) + ")";
+  }
+  void print() const {
+    for (std::size_t i = 0; i < reasons_.size(); ++i)
+      std::printf("%s(%zu) %s\n", i == 0 ? "\n" : "", i + 1, reasons_[i].c_str());
+  }
+
+ private:
+  std::vector<std::string> reasons_;
+};
+
 void print_impls(const Json& impls, const Json& backends) {
+  Notes notes;
   Table table(
       {"op", "implementation", "backend", "built", "loaded", "usable", "dtypes", "arithmetic", "priority"});
   std::string last;
   for (const Json& i : impls) {
     const std::string op = i["op"];
     table.row({op == last ? "" : op, i["id"], i["backend"], yes_no(i["built"]), yes_no(i["loaded"]),
-               i["usable"], joined(i["dtypes"]), i["arithmetic"], std::to_string(i["priority"].get<int>())});
+               notes.mark(i["usable"]), joined(i["dtypes"]), i["arithmetic"],
+               std::to_string(i["priority"].get<int>())});
     last = op;
   }
   table.print();
+  notes.print();
   Table missing({"backend", "built", "loaded", "usable", "to change that"});
   bool any = false;
   for (const Json& b : backends) {
