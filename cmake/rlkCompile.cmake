@@ -42,6 +42,10 @@ target_compile_options(rlk_flags INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>"
   # -Wpedantic and -Wconversion complain about what nvcc itself writes.
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>")
+# A project that adds this one without a build type would get kernels at -O0, some sixty times slower.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_CXX_FLAGS MATCHES "(^| )-O")
+  target_compile_options(rlk_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-O3;-DNDEBUG>")
+endif()
 if(RLK_WARNINGS_AS_ERRORS)
   target_compile_options(rlk_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
