@@ -36,6 +36,8 @@ TEST_CASE("the CUDA plugin loads without a driver and says why it cannot run") {
   REQUIRE_MESSAGE(all.find("\"cuda\"") != std::string::npos, all);
   CHECK_MESSAGE(all.find("load_failed") == std::string::npos, all);
   CHECK_MESSAGE(all.find("refused") == std::string::npos, all);
+  // CUDA's own sentence for a missing driver speaks of an insufficient version.
+  CHECK_MESSAGE(all.find("insufficient") == std::string::npos, all);
 }
 
 TEST_CASE(

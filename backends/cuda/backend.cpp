@@ -52,12 +52,24 @@ const rlk_implementation* const kImplementations[] = {
 #undef RLK_IMPLEMENTATION
 };
 
+// CUDA has one error for a driver that is not there and one that is too old; a user needs to know which.
+std::string outage(cudaError_t error) {
+  if (error == cudaSuccess || error == cudaErrorNoDevice) return "no NVIDIA GPU here";
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (error == cudaErrorInsufficientDriver && driver == 0) return "no NVIDIA driver here";
+  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+  if (error == cudaErrorInsufficientDriver)
+    return "the NVIDIA driver here serves CUDA " + version(driver) + ", this build needs " + version(runtime);
+  return cudaGetErrorString(error);
+}
+
 int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
-    std::snprintf(reason, reason_size, "%s",
-                  error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error));
+    std::snprintf(reason, reason_size, "%s", outage(error).c_str());
     return 0;
   }
   for (int id = 0; id < count && id < capacity; ++id) {

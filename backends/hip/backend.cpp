@@ -56,7 +56,9 @@ int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_s
   int count = 0;
   const hipError_t error = hipGetDeviceCount(&count);
   if (error != hipSuccess || count == 0) {
-    std::snprintf(reason, reason_size, "%s", error == hipSuccess ? "no AMD GPU" : hipGetErrorString(error));
+    std::snprintf(
+        reason, reason_size, "%s",
+        error == hipSuccess || error == hipErrorNoDevice ? "no AMD GPU here" : hipGetErrorString(error));
     return 0;
   }
   for (int id = 0; id < count && id < capacity; ++id) {
