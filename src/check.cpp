@@ -11,7 +11,8 @@
 
 #include "rlk/tensor.hpp"
 #include "src/failure.hpp"
-#include "src/registry.hpp"
+#include "src/gate.hpp"
+#include "src/host.hpp"
 #include "src/saved.hpp"
 
 namespace rlk {
@@ -259,7 +260,7 @@ Status check_overlap(const rlk_op_schema& op, const rlk_slot* slots) {
       return {RLK_OVERLAP, fmt::format("{}: {} is written and overlaps {}{}", op.name, op.arguments[w].name,
                                        op.arguments[other].name, same ? " (the very same bytes)" : "")};
     }
-    if (gate().load(std::memory_order_relaxed) & 1)
+    if (Gate::now().saved_lives())
       if (std::string saved = saved_overlap(ranges[w]); !saved.empty())
         return {RLK_OVERLAP, fmt::format("{}: {} is written and overlaps '{}', which is saved for a backward",
                                          op.name, op.arguments[w].name, saved)};

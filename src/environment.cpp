@@ -76,7 +76,7 @@ void report(const Environment& env) {
       log(LogLevel::warn, unknown_name("variable", name, known));
 }
 
-// Reports only after the new values are out and the lock is free: the log itself reads the environment.
+// Reports only after the new values are out and the lock is free: a log sink may ask the library.
 const Environment& publish(bool reload) {
   const Environment* now = nullptr;
   {

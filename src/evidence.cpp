@@ -8,6 +8,7 @@
 
 #include "rlk/evidence.hpp"
 #include "src/build_id.hpp"
+#include "src/gate.hpp"
 
 #if __has_include(<nlohmann/json.hpp>)
 #  include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "rlk/tensor.hpp"
-#include "src/registry.hpp"
+#include "src/backend.hpp"
 
 namespace rlk {
 

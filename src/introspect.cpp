@@ -142,7 +142,7 @@ std::string backends_json(const Snapshot& s) {
                 .flag("built", b->built)
                 .flag("loaded", b->table != nullptr)
                 .text("usable", usable(*b))
-                .text("remedy", b->outage().remedy)
+                .text("remedy", outage_of(*b).remedy)
                 .text("version", b->table ? b->table->version : "")
                 .text("doc", b->table && b->table->doc ? b->table->doc : "")
                 .text("build_id", fmt::format("{:016x}", b->build_id))
@@ -161,7 +161,7 @@ std::string plugins_json(const Snapshot& s) {
                   .text("path", b->origin)
                   .text("state", state_name(b->state()))
                   .text("reason", b->reason())
-                  .text("remedy", b->outage().remedy)
+                  .text("remedy", outage_of(*b).remedy)
                   .str());
   return out.str();
 }

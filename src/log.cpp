@@ -12,7 +12,6 @@
 #include <mutex>
 
 #include "rlk/rlk.h"
-#include "src/environment.hpp"
 #include "src/text.hpp"
 
 namespace rlk {
@@ -54,7 +53,6 @@ constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spd
 
 void log(LogLevel level, std::string_view text) noexcept try {
   const int number = std::clamp(static_cast<int>(level), 0, static_cast<int>(LogLevel::error));
-  environment();  // the first line of a process must already know its level
   Sink now;
   {
     const std::lock_guard lock(sink_mutex());

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "src/plugin.hpp"
-
 namespace rlk {
 
 std::string not_built(std::string_view backend) {
@@ -25,7 +23,9 @@ std::string refused_request(std::string_view implementation, std::string_view wh
   return fmt::format("{} refused this call: {}", implementation, why);
 }
 
-std::string backend_problem(Backend& backend) {
+namespace {
+
+std::string problem_of(Backend& backend) {
   switch (backend.state()) {
     case Backend::absent:
       return not_built(backend.name);
@@ -40,7 +40,7 @@ std::string backend_problem(Backend& backend) {
   }
 }
 
-std::string backend_remedy(Backend& backend) {
+std::string remedy_of(Backend& backend) {
   switch (backend.state()) {
     case Backend::absent: {
       std::string upper = backend.name;
@@ -57,6 +57,13 @@ std::string backend_remedy(Backend& backend) {
     default:
       return {};
   }
+}
+
+}  // namespace
+
+const Outage& outage_of(Backend& backend) {
+  std::call_once(backend.outage_once_, [&] { backend.outage_ = {problem_of(backend), remedy_of(backend)}; });
+  return backend.outage_;
 }
 
 }  // namespace rlk

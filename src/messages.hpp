@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/registry.hpp"
+#include "src/backend.hpp"
 
 namespace rlk {
 
@@ -20,9 +20,8 @@ std::string no_device(std::string_view backend, std::string_view why);
 // 5. It runs here, but refused this request, and why.
 std::string refused_request(std::string_view implementation, std::string_view why);
 
-// 2 to 4 by the state of a backend; empty when it is ready to run.
-std::string backend_problem(Backend& backend);
-// The smallest change that would make a backend ready; empty when none is known.
-std::string backend_remedy(Backend& backend);
+// 2 to 4 by the state of a backend, and the smallest change that would make it ready; empty texts for one
+// that is. Put into words once: candidates hold views of it.
+const Outage& outage_of(Backend& backend);
 
 }  // namespace rlk

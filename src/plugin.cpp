@@ -17,8 +17,8 @@
 
 #include "src/elf.hpp"
 #include "src/environment.hpp"
+#include "src/host.hpp"
 #include "src/plugin_table.hpp"
-#include "src/registry.hpp"
 #include "src/text.hpp"
 
 namespace rlk {

@@ -9,19 +9,15 @@
 #include "registry/op.hpp"
 #include "src/build_id.hpp"
 #include "src/environment.hpp"
-#include "src/failure.hpp"
+#include "src/gate.hpp"
 #include "src/log.hpp"
-#include "src/messages.hpp"
 #include "src/plugin.hpp"
 #include "src/plugin_table.hpp"
-#include "src/threads.hpp"
 
 namespace rlk {
 
 // The one table that lists built-in backends.
 extern const rlk_backend native_backend;
-
-std::atomic<uint64_t> gate_value{2};
 
 namespace {
 
@@ -36,7 +32,7 @@ void publish(std::unique_ptr<Snapshot> next) {
   // leak checker sees that they are meant to stay.
   static auto& all = *new std::vector<std::unique_ptr<const Snapshot>>;
   published.store(all.emplace_back(std::move(next)).get(), std::memory_order_release);
-  gate_value.fetch_add(2, std::memory_order_acq_rel);
+  move_gate();
 }
 
 std::string origin_of(const Snapshot& s, std::string_view op) {
@@ -241,81 +237,6 @@ Status reload_environment() {
   }
   log_all(lines);
   return error;
-}
-
-void move_gate() { gate_value.fetch_add(2, std::memory_order_acq_rel); }
-
-void set_saved_live(bool live) {
-  // Even: none lives. Only the saved table calls this, under its own lock.
-  gate_value.fetch_add(live ? 1 : uint64_t(-1), std::memory_order_acq_rel);
-}
-
-const rlk_host& host() {
-  static const rlk_host services = {
-      sizeof(rlk_host), RLK_ABI_MINOR,
-      [](int32_t code, const char* text) noexcept { return set_failure(static_cast<rlk_code>(code), text); },
-      [](int32_t level, const char* text) noexcept { log(static_cast<LogLevel>(level), text); },
-      [](int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) noexcept {
-        parallel_for(threads, n, body, context);
-      }};
-  return services;
-}
-
-// ---- Backend
-// ---------------------------------------------------------------------------------------------------
-
-void Backend::probe() {
-  std::call_once(probed_, [this] {
-    if (!table) return;
-    if (!table->devices) {
-      devices_.push_back({kDLCPU, 0, 0, "cpu"});
-      return;
-    }
-    rlk_device found[64] = {};
-    char reason[512] = "";
-    const int32_t n = table->devices(found, 64, reason, sizeof reason);
-    reason[sizeof reason - 1] = '\0';
-    for (int32_t i = 0; i < n && i < 64; ++i) devices_.push_back(found[i]);
-    if (devices_.empty()) no_device_reason_ = reason[0] ? reason : "no device";
-  });
-}
-
-const std::vector<rlk_device>& Backend::devices() {
-  probe();
-  return devices_;
-}
-
-Backend::State Backend::state() {
-  if (!table) return fixed_state;
-  probe();
-  if (devices_.empty()) return no_device;
-  return active_.load(std::memory_order_acquire) ? active : ready;
-}
-
-std::string Backend::reason() {
-  if (!table) return fixed_reason;
-  probe();
-  return no_device_reason_;
-}
-
-const rlk_device_services* Backend::services() const noexcept {
-  return table && table->struct_size >= sizeof(rlk_backend) ? table->services : nullptr;
-}
-
-const Outage& Backend::outage() {
-  std::call_once(outage_once_, [this] { outage_ = {backend_problem(*this), backend_remedy(*this)}; });
-  return outage_;
-}
-
-Status Backend::activate() {
-  std::call_once(activated_once_, [this] {
-    if (table->activate && table->activate(&host()) != RLK_OK)
-      activation_ = Status(RLK_BACKEND_ERROR,
-                           fmt::format("backend '{}' could not be activated: {}", name, failure_text()));
-    else
-      active_.store(true, std::memory_order_release);
-  });
-  return activation_;
 }
 
 }  // namespace rlk

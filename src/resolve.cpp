@@ -7,6 +7,7 @@
 
 #include "src/check.hpp"
 #include "src/evidence.hpp"
+#include "src/gate.hpp"
 #include "src/messages.hpp"
 #include "src/scope.hpp"
 
@@ -74,7 +75,7 @@ struct Resolver::Search {
                 kNearestDevice);
     const Backend::State state = e.backend->state();
     if (state == Backend::no_device) {
-      const Outage& outage = e.backend->outage();
+      const Outage& outage = outage_of(*e.backend);
       rlk_verdict out = no(outage.problem.c_str(), outage.remedy.c_str());
       out.code = RLK_PLUGIN;  // not a refusal of this request: the backend cannot run any
       return out;
@@ -145,7 +146,7 @@ struct Resolver::Search {
                         std::string& problem) const {
     for (const auto& b : s.backends) {
       if (b->name != backend) continue;
-      std::string text = b->outage().problem;
+      std::string text = outage_of(*b).problem;
       if (text.empty() && implementation.empty() &&
           std::none_of(op.implementations.begin(), op.implementations.end(),
                        [&](const auto& e) { return e.backend == b.get(); }))
@@ -172,7 +173,7 @@ struct Resolver::Search {
     }
     for (const auto& b : s.backends)
       if (!b->table)
-        candidates.push_back({nullptr, b->name, no("", b->outage().remedy.c_str()), b->outage().problem});
+        candidates.push_back({nullptr, b->name, no("", outage_of(*b).remedy.c_str()), outage_of(*b).problem});
   }
 };
 
@@ -280,7 +281,7 @@ Resolution Resolver::failed(Status status) {
 
 Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options& options, bool check_data) {
   Resolution r;
-  r.epoch_ = gate().load(std::memory_order_acquire) & ~uint64_t{1};
+  r.epoch_ = Gate::now().epoch();
   const Snapshot& s = snapshot();
   const OpEntry& op = s.ops[static_cast<std::size_t>(index)];
   r.op_ = op.schema;

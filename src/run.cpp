@@ -13,6 +13,8 @@
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
 #include "src/failure.hpp"
+#include "src/gate.hpp"
+#include "src/host.hpp"
 #include "src/resolve.hpp"
 #include "src/saved.hpp"
 #include "src/scope.hpp"
@@ -305,7 +307,7 @@ void* arena(uint64_t bytes) {
 // The call's description is the cache entry's own: only what differs from call to call is written.
 [[gnu::always_inline]] inline Status execute(Prepared& p, const rlk_slot* slots, const Options& options,
                                              uint64_t now) {
-  if (now & 1) [[unlikely]]
+  if (Gate{now}.saved_lives()) [[unlikely]]
     if (Status s = check_overlap(*p.op, slots); !s) return s;
   rlk_call& call = p.call;
   call.device = &p.device;
@@ -357,7 +359,7 @@ OpCache& cache_for(std::size_t op) {
   cache.used = std::max(cache.used, cache.last + 1);
   Prepared& kept = cache.entries[cache.last];
   kept = std::move(p);
-  return execute(kept, slots, options, gate().load(std::memory_order_acquire));
+  return execute(kept, slots, options, Gate::now().value);
 }
 
 }  // namespace
@@ -372,8 +374,8 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
   if (op < 0)
     return {RLK_UNKNOWN_NAME,
             "this op is not in the library that is loaded: header and library versions differ"};
-  const uint64_t now = gate().load(std::memory_order_acquire);
-  if (now & 1)
+  const uint64_t now = Gate::now().value;
+  if (Gate{now}.saved_lives())
       [[unlikely]] {  // the scope of a forward is enforced at its backward, whatever thread that runs on
     const Precision recorded = saved_precision(*snapshot().ops[static_cast<std::size_t>(op)].schema, slots);
     if (recorded > std::max(options.precision, scope_state.precision)) {
@@ -389,7 +391,7 @@ Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
     for (std::size_t tried = 0, i = cache.last; tried < cache.used;
          ++tried, i = i + 1 < cache.used ? i + 1 : 0) {
       Prepared& p = cache.entries[i];
-      if (p.gate != (now & ~uint64_t{1}) || !p.same_policy(options, word)) continue;
+      if (p.gate != (Gate{now}.epoch()) || !p.same_policy(options, word)) continue;
       const Prepared::Match match = p.match(slots);
       if (match == Prepared::Match::no) continue;
       cache.last = i;
@@ -449,7 +451,7 @@ struct BoundOp::State {
 };
 
 BoundOp::BoundOp(std::unique_ptr<State> state) noexcept
-    : epoch_now_(&gate()),
+    : epoch_now_(&Gate::word),
       epoch_(state->prepared.gate),
       run_(state->prepared.implementation->run),
       slots_(state->slots.data()),
@@ -464,13 +466,13 @@ Status BoundOp::last_failure(int32_t code) { return failure(static_cast<rlk_code
 
 // The gate moved, or a saved range lives: check again, then run.
 Status BoundOp::run_slowly(const rlk_slot* slots) {
-  if ((gate().load(std::memory_order_acquire) & ~uint64_t{1}) != state_->prepared.gate) {
+  if ((Gate::now().epoch()) != state_->prepared.gate) {
     if (Status s = state_->refresh(slots); !s) return s;
     epoch_ = state_->prepared.gate;
     run_ = state_->prepared.implementation->run;
   }
   const Options& o = state_->options;
-  if ((gate().load(std::memory_order_acquire) & 1) &&
+  if ((Gate::now().saved_lives()) &&
       saved_precision(*state_->prepared.op, slots) > std::max(o.precision, scope_state.precision))
     return run_cached(state_->op, slots, o);
   if (Status s = check_overlap(*state_->prepared.op, slots); !s) return s;

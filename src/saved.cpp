@@ -8,6 +8,7 @@
 
 #include "rlk/options.hpp"
 #include "rlk/saved.hpp"
+#include "src/gate.hpp"
 #include "src/registry.hpp"
 
 namespace rlk {
@@ -41,7 +42,7 @@ ByteRange range_of(const DLTensor& t) noexcept {
 uint64_t save_range(ByteRange range, std::string name) {
   std::lock_guard lock(mutex);
   entries.push_back({next_id, range, std::move(name), PrecisionScope::current()});
-  if (entries.size() == 1) set_saved_live(true);
+  if (entries.size() == 1) set_saved_lives(true);
   return next_id++;
 }
 
@@ -50,7 +51,7 @@ void release_range(uint64_t id) {
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (entries[i].id == id) {
       entries.erase(entries.begin() + static_cast<std::ptrdiff_t>(i));
-      if (entries.empty()) set_saved_live(false);
+      if (entries.empty()) set_saved_lives(false);
       return;
     }
 }

@@ -8,6 +8,7 @@
 
 #include "rlk/resolve.hpp"
 #include "src/failure.hpp"
+#include "src/host.hpp"
 
 namespace rlk::harness {
 namespace {
