@@ -17,7 +17,8 @@ int main() {
   std::printf("logits  %g %g %g\n        %g %g %g\n", logits[0], logits[1], logits[2], logits[3], logits[4],
               logits[5]);
 
-  // Which one, why, and the number that a second machine must show for the same bits to be promised.
+  // Which implementation ran and why. Two machines whose arithmetic ids are equal promise the same bits. The
+  // fingerprint is stricter: it is equal only for the same op, implementation, build and policy.
   const rlk::Resolution r = rlk::resolve(rlk::LmHead{.hidden = h, .weight = w, .out = y});
   std::printf("%.*s  arithmetic %.*s  decided by %s  fingerprint %016llx\n", static_cast<int>(r.id().size()),
               r.id().data(), static_cast<int>(r.arithmetic().size()), r.arithmetic().data(),
