@@ -115,15 +115,17 @@ std::vector<Choice> usable(DType type, std::int64_t k, std::int64_t v) {
 }
 
 // The rules, as spec and pages say them.
-float kb1024(const std::vector<float>& a, const std::vector<float>& b) {
+template <std::size_t kBlock>
+float chains(const std::vector<float>& a, const std::vector<float>& b) {
   float total = 0;
-  for (std::size_t first = 0; first < a.size(); first += 1024) {
+  for (std::size_t first = 0; first < a.size(); first += kBlock) {
     float sum = 0;
-    for (std::size_t k = first; k < std::min(a.size(), first + 1024); ++k) sum = std::fma(a[k], b[k], sum);
+    for (std::size_t k = first; k < std::min(a.size(), first + kBlock); ++k) sum = std::fma(a[k], b[k], sum);
     total = first ? total + sum : sum;
   }
   return total;
 }
+constexpr auto kb1024 = chains<1024>, kb256 = chains<256>;
 float chain64(const std::vector<float>& a, const std::vector<float>& b) {
   double sum = 0;
   for (std::size_t k = 0; k < a.size(); ++k) sum = std::fma(double{a[k]}, double{b[k]}, sum);
@@ -184,6 +186,7 @@ TEST_CASE("every implementation computes what its arithmetic id says, whatever t
         CHECK(weight.bytes == before_w.bytes);
         const auto rule = c.arithmetic == "fma64"          ? chain64
                           : c.arithmetic == "fma32/kb1024" ? kb1024
+                          : c.arithmetic == "fma32/kb256"  ? kb256
                                                            : nullptr;
         for (std::int64_t m = 0; m < 3; ++m)
           for (std::int64_t n = 0; n < v; ++n) {

@@ -9,6 +9,7 @@
 //   fma32/kb1024   fp32 chain inside each block of 1024 along r, every block starting from +0; the first
 //                  block's sum is the total, later block sums are added to it in order (one fp32 addition
 //                  each)
+//   fma32/kb256    the same with blocks of 256: ChainProduct::block
 //   fma64          one fp64 chain over the whole depth starting from +0, then one rounding to the output type
 //
 // Shared by both: operands are upcast exactly; the bias is upcast exactly, added to the rounded result and
@@ -39,8 +40,9 @@ struct ChainProduct {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t depth = 0;
-  MatrixView a;  // [rows, depth]
-  MatrixView b;  // [depth, cols]
+  std::int64_t block = 1024;  // of fp32 chains along depth: 1024, or 256
+  MatrixView a;               // [rows, depth]
+  MatrixView b;               // [depth, cols]
 
   void* out = nullptr;  // [rows, cols]
   Element out_type = Element::f32;

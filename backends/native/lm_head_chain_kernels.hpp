@@ -15,8 +15,8 @@
 // Where things live: a block of a (kRowBlock x kDepthBlock) is upcast once into L2; b is transposed on the
 // fly in chunks of kChunk x kPanel that stay in L1 while every row of the block uses them; running sums stay
 // in scratch until finished. b is therefore read from memory once per kRowBlock rows, a once per kColBlock
-// columns. Only the depth block of the fp32 arithmetic shows in the bits (1024); chunks only carry a chain
-// on, and fp64 carries its chain through everything.
+// columns. Only the depth block of the fp32 arithmetic shows in the bits (1024, or 256); chunks only carry a
+// chain on, and fp64 carries its chain through everything.
 #pragma once
 
 #include "lm_head_chain.hpp"
@@ -236,16 +236,18 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
   Scalar* partial = sums + B::kSums;
   if (p.depth == 0)
     for (std::int64_t i = 0; i < rows * B::kColBlock; ++i) sums[i] = 0;
+  const std::int64_t block = B::kWide ? B::kDepthBlock : p.block;
+  const bool whole = block == B::kDepthBlock;  // the shorter blocks have the general path alone
   if constexpr (Lanes::kLaneRows > 0)
-    if (rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 && p.b.type == Element::f32 &&
-        p.a.col_stride == 1)
+    if (whole && rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 &&
+        p.b.type == Element::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
-    if (rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+    if (whole && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
-  for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {
-    const std::int64_t depth = p.depth - k0 < B::kDepthBlock ? p.depth - k0 : B::kDepthBlock;
+  for (std::int64_t k0 = 0; k0 < p.depth; k0 += block) {
+    const std::int64_t depth = p.depth - k0 < block ? p.depth - k0 : block;
     const bool first = k0 == 0;
     for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
       pack_a<Lanes>(p.a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, k0, depth,

@@ -80,7 +80,7 @@ struct ReadRows {
   MatrixView transposed() const { return {data, type, 1, stride}; }
 };
 
-enum class Chain { fma32, fma64 };
+enum class Chain { fma32, fma32_kb256, fma64 };
 
 // Runs a product whose result rows are those of `out`: at once when one stride walks them, else one run of
 // rows at a time. Which one never changes a bit.
@@ -106,10 +106,11 @@ void for_row_runs(const Out& out, const Product& whole,
 }
 
 // All tiles of one product over the workers.
-inline void run_chain(const Call& call, const ChainProduct& p, const ChainKernels& kernels, Chain chain,
+inline void run_chain(const Call& call, ChainProduct p, const ChainKernels& kernels, Chain chain,
                       std::uint64_t shared) {
   if (p.rows == 0 || p.cols == 0) return;
-  const auto run = chain == Chain::fma32 ? kernels.fma32 : kernels.fma64;
+  const auto run = chain == Chain::fma64 ? kernels.fma64 : kernels.fma32;
+  if (chain == Chain::fma32_kb256) p.block = 256;
   const ChainPlan plan = plan_chain(p, kernels, workers_for(call.threads(), std::int64_t{1} << 30));
   run_tasks(call, plan.tile_count(), kernels.scratch_bytes, shared,
             [&](std::int64_t index, std::byte* scratch) { run(p, plan.tile(p, index), scratch); });
