@@ -1,11 +1,9 @@
 // The oneDNN backend's table.
 #include <cstdio>
-#include <cstdlib>
 #include <iterator>
-#include <string>
 
-#include "lm_head_weight.hpp"
-#include "matmul.hpp"
+#include "lm_head/kept_weight.hpp"
+#include "products.hpp"
 #include "rlk/plugin.h"
 
 namespace rlk::onednn {
@@ -23,23 +21,12 @@ const rlk_implementation* const kImplementations[] = {
 };
 const rlk_op_schema* const kOps[] = {&lm_head_weight_schema};
 
-// "DNNL_MAX_CPU_ISA=AVX2": what may have taken the order away; empty when nothing is set.
-std::string limit() {
-  for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"})
-    if (const char* value = secure_getenv(name)) return std::string(name) + "=" + value;
-  return {};
-}
-
-// The start-up check: a product of one small K per type must reproduce its rule. Other K are checked when
-// they come.
+// The start-up check: small products of one rule must reproduce it. Others are checked when they come.
 int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
   constexpr std::int64_t kDepth = 96;
-  const Products& f32 = Products::of(Type::f32, kDepth, kDepth);
-  const Products& bf16 = Products::of(Type::bf16, kDepth, kDepth);
-  if (!f32.refusal.empty() && !bf16.refusal.empty()) {
-    const std::string set = limit();
-    std::snprintf(reason, reason_size, "%s%s%s", f32.refusal.c_str(), set.empty() ? "" : ", under ",
-                  set.c_str());
+  const Products& products = Products::of(Rule::kb256, Type::f32, kDepth, kDepth);
+  if (!products.refusal.empty()) {
+    std::snprintf(reason, reason_size, "%s", products.refusal.c_str());
     return 0;
   }
   if (capacity > 0) {

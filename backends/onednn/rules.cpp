@@ -1,8 +1,12 @@
 #include "rules.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "rlk/half.hpp"
+#include "wide.hpp"
 
 #if defined(__x86_64__)
 #  include <xmmintrin.h>
@@ -27,47 +31,85 @@ void set_mode([[maybe_unused]] unsigned mode) {
 #endif
 }
 
-float kb1024(const float* a, const float* b, std::int64_t depth) {
-  float total = 0;
-  for (std::int64_t first = 0; first < depth; first += 1024) {
-    float sum = 0;
-    for (std::int64_t k = first; k < depth && k < first + 1024; ++k) sum = std::fma(a[k], b[k], sum);
-    total = first == 0 ? sum : total + sum;
-  }
-  return total;
+// row[depth] against columns[depth][kPanel] in one chain, and by amx/k32.
+[[gnu::always_inline]] inline void chain_loop(const float* row, const float* columns, std::int64_t depth,
+                                              float* sums) {
+  for (std::int64_t j = 0; j < kPanel; ++j) sums[j] = 0;
+  for (std::int64_t k = 0; k < depth; ++k, columns += kPanel)
+    for (std::int64_t j = 0; j < kPanel; ++j) sums[j] = __builtin_fmaf(row[k], columns[j], sums[j]);
 }
 
-template <float (*Up)(std::uint16_t)>
-float k32(const std::uint16_t* a, const std::uint16_t* b, std::int64_t depth) {
-  const auto at = [depth](const std::uint16_t* x, std::int64_t k) { return k < depth ? Up(x[k]) : 0.0f; };
-  float total = 0;
+[[gnu::always_inline]] inline void pairs_loop(const float* row, const float* columns, std::int64_t depth,
+                                              float* sums) {
+  for (std::int64_t j = 0; j < kPanel; ++j) sums[j] = 0;
   for (std::int64_t first = 0; first < depth; first += 32) {
-    float even = 0;
-    float odd = 0;
-    for (std::int64_t k = first; k < first + 32; k += 2) {
-      even = std::fma(at(a, k), at(b, k), even);
-      odd = std::fma(at(a, k + 1), at(b, k + 1), odd);
+    float halves[2][kPanel] = {};
+    for (std::int64_t k = first; k < std::min(first + 32, depth); ++k) {
+      float* half = halves[(k - first) % 2];
+      for (std::int64_t j = 0; j < kPanel; ++j)
+        half[j] = __builtin_fmaf(row[k], columns[k * kPanel + j], half[j]);
     }
-    total += even + odd;
+    for (std::int64_t j = 0; j < kPanel; ++j) sums[j] += halves[0][j] + halves[1][j];
   }
-  return total;
 }
 
-float up_bf16(std::uint16_t x) { return bf16_to_float(x); }
-float up_f16(std::uint16_t x) { return f16_to_float(x); }
+using Loop = void (*)(const float*, const float*, std::int64_t, float*);
+void chain_anywhere(const float* row, const float* columns, std::int64_t depth, float* sums) {
+  chain_loop(row, columns, depth, sums);
+}
+void pairs_anywhere(const float* row, const float* columns, std::int64_t depth, float* sums) {
+  pairs_loop(row, columns, depth, sums);
+}
+
+// Without the instruction a fused multiply-add is a call of the C library, 50 times slower: the check of a
+// product would be noticed.
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma"), gnu::optimize("O3")]] void chain_fused(const float* row, const float* columns,
+                                                                  std::int64_t depth, float* sums) {
+  chain_loop(row, columns, depth, sums);
+}
+[[gnu::target("avx2,fma"), gnu::optimize("O3")]] void pairs_fused(const float* row, const float* columns,
+                                                                  std::int64_t depth, float* sums) {
+  pairs_loop(row, columns, depth, sums);
+}
+const bool kFused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+const Loop chain = kFused ? chain_fused : chain_anywhere, pair_chains = kFused ? pairs_fused : pairs_anywhere;
+#else
+constexpr Loop chain = chain_anywhere, pair_chains = pairs_anywhere;
+#endif
+
+void chains(const float* row, const float* columns, std::int64_t depth, std::int64_t block, float* sums) {
+  for (std::int64_t first = 0; first < depth; first += block) {
+    float part[kPanel];
+    chain(row + first, columns + first * kPanel, std::min(block, depth - first), first == 0 ? sums : part);
+    for (std::int64_t j = 0; first != 0 && j < kPanel; ++j) sums[j] += part[j];
+  }
+}
+
+RLK_WIDE void upcast_bf16(const std::uint16_t* from, std::int64_t count, float* to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<float>(std::uint32_t{from[i]} << 16);
+}
 
 }  // namespace
 
 DefaultFloatMode::DefaultFloatMode() noexcept : saved_(get_mode()) { set_mode(kDefault); }
 DefaultFloatMode::~DefaultFloatMode() { set_mode(saved_); }
 
-float rule(Type type, const void* a, const void* b, std::int64_t depth) {
+void rule_row(Rule rule, const float* row, const float* columns, std::int64_t depth, float* sums) {
   const DefaultFloatMode mode;
-  if (type == Type::f32) return kb1024(static_cast<const float*>(a), static_cast<const float*>(b), depth);
+  if (rule != Rule::k32) return chains(row, columns, depth, rule == Rule::kb256 ? 256 : 1024, sums);
   set_mode(kFlushing);
-  const auto* x = static_cast<const std::uint16_t*>(a);
-  const auto* y = static_cast<const std::uint16_t*>(b);
-  return type == Type::bf16 ? k32<up_bf16>(x, y, depth) : k32<up_f16>(x, y, depth);
+  pair_chains(row, columns, depth, sums);
+}
+
+void upcast(Type type, const void* from, std::int64_t count, float* to) {
+  if (type == Type::f32) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  const auto* half = static_cast<const std::uint16_t*>(from);
+  if (type == Type::bf16) return upcast_bf16(half, count, to);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = f16_to_float(half[i]);
 }
 
 void fill(Type type, void* data, std::int64_t count, std::uint32_t seed) {

@@ -1,7 +1,7 @@
 // This backend's workers: oneDNN at one thread, float mode at its default.
 #pragma once
 
-#include "matmul.hpp"
+#include "products.hpp"
 #include "rlk/workers.hpp"
 
 namespace rlk::onednn {

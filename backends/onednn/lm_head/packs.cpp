@@ -53,7 +53,11 @@ void keep_pack(std::shared_ptr<const Pack> pack) {
 
 bool drop_pack(const WeightKey& key) {
   const std::unique_lock lock(store().mutex);
-  return std::erase_if(store().packs, [&](const auto& p) { return p->key == key; }) != 0;
+  return std::erase_if(store().packs, [&](const auto& p) {
+           WeightKey same = key;
+           same.rule = p->key.rule;
+           return p->key == same;
+         }) != 0;
 }
 
 std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Blocks& blocks) {
@@ -61,7 +65,7 @@ std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const
   pack->key = key;
   pack->version = version;
   pack->sample = sample_of(key);
-  pack->panel_bytes = (blocks.panel_bytes() + 63) / 64 * 64;
+  pack->panel_bytes = (blocks.kept_bytes() + 63) / 64 * 64;
   const std::size_t panels = static_cast<std::size_t>((key.rows + kPanel - 1) / kPanel);
   auto* memory = static_cast<std::byte*>(allocate(std::max<std::size_t>(1, panels * pack->panel_bytes)));
   if (memory == nullptr) throw std::bad_alloc();

@@ -11,34 +11,50 @@
 #include <cstddef>
 #include <cstdint>
 #include <dnnl.hpp>
+#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "rules.hpp"
 
 namespace rlk::onednn {
 
-inline constexpr std::int64_t kPanel = 128;
-inline constexpr std::int64_t kDepthBlock = 4096;  // of 16-bit products: beyond it oneDNN cuts K its own way
-inline constexpr std::array<std::int64_t, 6> kHeights{128, 96, 64, 32, 16, 8};
+// Rows of a product. Which of them hold a rule is found out on the processor at hand; a set of heights is a
+// bit each.
+inline constexpr std::array<std::int64_t, 11> kHeights{128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 1};
+using HeightSet = std::uint32_t;
+constexpr bool has(HeightSet set, std::size_t i) { return (set >> i & 1u) != 0; }
+constexpr HeightSet set_of(std::initializer_list<std::int64_t> heights) {
+  HeightSet set = 0;
+  for (const std::int64_t h : heights)
+    for (std::size_t i = 0; i < kHeights.size(); ++i) set |= HeightSet{kHeights[i] == h} << i;
+  return set;
+}
 
 // Results that a worker may hold at a time, side by side.
 inline constexpr std::int64_t kPlaces = 4;
 inline constexpr std::size_t kResultBytes = sizeof(float) * kHeights[0] * kPanel;
 
-// How rows are cut into heights: the tallest as often as it fits, then the lowest that holds what is left,
-// filled up with zero rows. (Two low ones instead would read the weight twice.)
+// How rows are cut into the heights at hand: the tallest as often as it fits, then the lowest that holds what
+// is left, filled up with zero rows. (Two low ones instead would read the weight twice.)
 struct Cut {
-  std::int64_t rows, count;
-  explicit Cut(std::int64_t m) {
-    const std::int64_t tall = m / kHeights[0] * kHeights[0];
+  std::int64_t rows, count, tallest = 0;
+  Cut(std::int64_t m, HeightSet heights) {
+    for (std::size_t i = kHeights.size(); i-- > 0;)
+      if (has(heights, i)) tallest = kHeights[i];
+    if (tallest == 0) {  // refused
+      rows = count = 0;
+      return;
+    }
+    const std::int64_t tall = m / tallest * tallest;
     rows = tall;
-    for (const std::int64_t h : kHeights)
-      if (m > tall && h >= m - tall) rows = tall + h;
-    count = (rows + kHeights[0] - 1) / kHeights[0];
+    for (std::size_t i = 0; i < kHeights.size(); ++i)
+      if (has(heights, i) && m > tall && kHeights[i] >= m - tall) rows = tall + kHeights[i];
+    count = (rows + tallest - 1) / tallest;
   }
-  std::int64_t row(std::int64_t i) const { return i * kHeights[0]; }
-  std::int64_t height(std::int64_t i) const { return std::min(kHeights[0], rows - row(i)); }
+  std::int64_t row(std::int64_t i) const { return i * tallest; }
+  std::int64_t height(std::int64_t i) const { return std::min(tallest, rows - row(i)); }
 };
 
 // oneDNN at one OpenMP thread for a scope, on this thread only: the setting belongs to the calling thread and
@@ -59,14 +75,16 @@ struct Product {
   dnnl::memory::desc source, weights, result, scratchpad;
 };
 
-// Everything for one dtype, K and row stride of the weight.
+// Everything for one rule, operand type, K and row stride of the weight.
 class Products {
  public:
+  Rule rule;
   Type type;
   std::int64_t depth;          // K
   std::int64_t padded;         // K as the primitives see it: a multiple of 32 for 16-bit types
   std::int64_t weight_stride;  // in elements
-  std::string refusal;         // why this combination may not be used; empty: it reproduced its rule
+  HeightSet heights = 0;       // that reproduced the rule
+  std::string refusal;         // why none may be used; empty: those above may
 
   std::size_t panel_bytes() const { return packed_[0].weights.get_size(); }
   std::size_t scratch_bytes() const { return room_.total; }  // per worker
@@ -91,12 +109,14 @@ class Products {
   }
 
   // The combination's products, made and held against the rule on first use; they live for ever.
-  static const Products& of(Type type, std::int64_t depth, std::int64_t weight_stride);
+  static const Products& of(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride);
 
  private:
-  Products(Type type, std::int64_t depth, std::int64_t weight_stride);
+  Products(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride);
   void build();
-  std::string certify();
+  void certify();
+  bool reproduces(std::size_t height, const std::byte* panel, std::span<const std::byte> source,
+                  const std::byte* weight, std::span<const float> expected, std::byte* room) const;
   bool takes_pairs(std::byte* room);
 
   static std::size_t index_of(std::int64_t height) {
@@ -109,54 +129,12 @@ class Products {
     std::size_t result = 0, panel = 0, rows = 0, scratchpad = 0, total = 0;
   };
   std::array<Product, kHeights.size()> packed_;
-  std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for the tallest
+  std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for AMX's tallest
   std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
   bool pairs_ = false;                            // pack_columns knows the layout of a panel
   dnnl::memory::desc rows_, dense_rows_, dense_columns_;
   dnnl::reorder pack_rows_, pack_dense_rows_, pack_dense_columns_;
   Room room_;
-};
-
-// A whole K: one product per depth block, their results added in order.
-class Blocks {
- public:
-  Blocks(Type type, std::int64_t depth, std::int64_t weight_stride);
-
-  Type type;
-  std::int64_t depth, weight_stride;
-  std::int64_t count;       // of blocks
-  std::int64_t full_depth;  // of every block but the last
-  const Products& full;
-  const Products& last;
-
-  const Products& block(std::int64_t b) const { return b + 1 == count ? last : full; }
-  const std::string& refusal() const { return full.refusal.empty() ? last.refusal : full.refusal; }
-  std::size_t panel_bytes() const;
-  std::size_t scratch_bytes() const;
-
-  void pack(const void* rows, std::int64_t columns, std::byte* panel, std::byte* room) const;
-  const std::byte* pack_here(const void* rows, std::int64_t columns, std::byte* room) const;
-
-  // sources(b): dense rows of block b, `height` of them, each block(b).padded wide.
-  template <class Sources>
-  const float* run(std::int64_t height, Sources sources, const void* rows, std::int64_t columns,
-                   const std::byte* panel, std::byte* room, std::int64_t place) const {
-    float* total = reinterpret_cast<float*>(room + place * kResultBytes);
-    for (std::int64_t b = 0; b < count; ++b) {
-      const auto* part_rows = static_cast<const std::byte*>(rows) + b * full_depth * bytes_of(type);
-      const std::byte* part_panel =
-          panel == nullptr ? nullptr : panel + static_cast<std::size_t>(b) * full.panel_bytes();
-      const float* part =
-          block(b).run(height, sources(b), part_rows, columns, part_panel, room + products_room(), place);
-      if (count == 1) return part;
-      add(total, part, height, b == 0);
-    }
-    return total;
-  }
-
- private:
-  static void add(float* total, const float* part, std::int64_t height, bool first);
-  std::size_t products_room() const;
 };
 
 }  // namespace rlk::onednn

@@ -1,9 +1,10 @@
-#include "lm_head_weight.hpp"
+#include "kept_weight.hpp"
 
 #include <iterator>
 
+#include "onednn/views.hpp"
+#include "onednn/workers.hpp"
 #include "packs.hpp"
-#include "workers.hpp"
 
 namespace rlk::onednn {
 namespace {
@@ -19,17 +20,18 @@ constexpr rlk_attribute kAttributes[] = {
 
 int32_t infer(const rlk_slot*, rlk_shape*, const rlk_host*) { return RLK_OK; }
 
-WeightKey key_of(const LmHeadWeight& a) {
-  const DType t = a.weight.dtype();
-  return {a.weight.data<void>(), a.weight.dim(0), a.weight.dim(1), a.weight.stride(0),
-          t == DType::f32    ? Type::f32
-          : t == DType::bf16 ? Type::bf16
-                             : Type::f16};
+// Packed for the products that take such a weight here: the first of the implementations that may.
+Blocks blocks_of(const LmHeadWeight& a) {
+  const Type type = type_of(a.weight.dtype());
+  const Rule first = type == Type::f32 ? Rule::kb1024 : Rule::k32;
+  Blocks blocks(first, type, a.weight.dim(1), a.weight.stride(0));
+  if (blocks.refusal().empty() || type == Type::f16) return blocks;
+  return Blocks(Rule::kb256, type, a.weight.dim(1), a.weight.stride(0));
 }
 
-Blocks blocks_of(const LmHeadWeight& a) {
-  const WeightKey key = key_of(a);
-  return Blocks(key.type, key.depth, key.stride);
+WeightKey key_of(const LmHeadWeight& a, Rule rule) {
+  return {a.weight.data<void>(), a.weight.dim(0),           a.weight.dim(1),
+          a.weight.stride(0),    type_of(a.weight.dtype()), rule};
 }
 
 rlk_verdict supports(const LmHeadWeight& a, const rlk_request&) {
@@ -47,20 +49,20 @@ std::uint64_t workspace(const LmHeadWeight& a, const rlk_request& r) {
 }
 
 rlk_code run(const LmHeadWeight& a, const Call& call) {
-  const WeightKey key = key_of(a);
   if (a.action == kDrop) {
-    drop_pack(key);
+    drop_pack(key_of(a, Rule::kb1024));
     return RLK_OK;
   }
+  const Blocks p = blocks_of(a);
+  const WeightKey key = key_of(a, p.rule);
   const auto kept = find_pack(key);
   if (kept && kept->version == a.version && kept->sample == sample_of(key)) return RLK_OK;
-  const Blocks p = blocks_of(a);
   const auto pack = new_pack(key, a.version, p);
   const std::int64_t panels = (key.rows + kPanel - 1) / kPanel;
   run_tasks(call, panels, p.scratch_bytes(), 0, [&](std::int64_t panel, std::byte* room) {
     const auto* rows =
         static_cast<const std::byte*>(key.data) + panel * kPanel * key.stride * bytes_of(key.type);
-    p.pack(rows, std::min(kPanel, key.rows - panel * kPanel),
+    p.keep(rows, std::min(kPanel, key.rows - panel * kPanel),
            pack->panels.get() + static_cast<std::size_t>(panel) * pack->panel_bytes, room);
   });
   keep_pack(pack);

@@ -1,15 +1,10 @@
 #include "finish.hpp"
 
+#include "onednn/wide.hpp"
 #include "rlk/half.hpp"
 
 namespace rlk::onednn {
 namespace {
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#  define RLK_WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#  define RLK_WIDE
-#endif
 
 RLK_WIDE void finish_f32(const float* sums, std::int64_t count, float* out) {
   for (std::int64_t j = 0; j < count; ++j) out[j] = canonical(sums[j]);

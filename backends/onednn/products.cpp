@@ -1,4 +1,4 @@
-#include "matmul.hpp"
+#include "products.hpp"
 
 #include <omp.h>
 
@@ -8,6 +8,9 @@
 #include <mutex>
 #include <tuple>
 #include <vector>
+
+#include "cpu.hpp"
+#include "wide.hpp"
 
 namespace rlk::onednn {
 namespace {
@@ -59,24 +62,36 @@ std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 OneThread::OneThread() noexcept : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
 OneThread::~OneThread() { omp_set_num_threads(saved_); }
 
-const Products& Products::of(Type type, std::int64_t depth, std::int64_t weight_stride) {
+namespace {
+
+// What is tried. AMX computes whole tiles; without it low heights save work and a bit more memory traffic.
+constexpr HeightSet tried(Rule rule) {
+  return rule == Rule::k32 ? set_of({128, 96, 64, 32, 16, 8}) : (HeightSet{1} << kHeights.size()) - 1;
+}
+
+}  // namespace
+
+const Products& Products::of(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride) {
   static std::mutex mutex;
-  static auto* made = new std::map<std::tuple<Type, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
+  static auto* made =
+      new std::map<std::tuple<Rule, Type, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
   const std::lock_guard lock(mutex);
-  auto& slot = (*made)[{type, depth, weight_stride}];
-  if (!slot) slot.reset(new Products(type, depth, weight_stride));
+  auto& slot = (*made)[{rule, type, depth, weight_stride}];
+  if (!slot) slot.reset(new Products(rule, type, depth, weight_stride));
   return *slot;
 }
 
-Products::Products(Type t, std::int64_t k, std::int64_t stride)
-    : type(t), depth(k), padded(t == Type::f32 ? k : (k + 31) / 32 * 32), weight_stride(stride) {
+Products::Products(Rule r, Type t, std::int64_t k, std::int64_t stride)
+    : rule(r), type(t), depth(k), padded(t == Type::f32 ? k : (k + 31) / 32 * 32), weight_stride(stride) {
+  refusal = cpu_refusal(rule);
+  if (!refusal.empty()) return;
   const OneThread one;
   const DefaultFloatMode mode;
   try {
     build();
-    refusal = certify();
+    certify();
   } catch (const dnnl::error& e) {
-    refusal = e.what();
+    refusal = without_product(e.what());
   }
 }
 
@@ -89,6 +104,7 @@ void Products::build() {
   const memory::desc any({padded, kPanel}, data_type(type), memory::format_tag::any);
   std::size_t scratchpad = 0;
   for (std::size_t i = 0; i < kHeights.size(); ++i) {
+    if (!has(tried(rule), i)) continue;
     const memory::desc source = row_major(type, kHeights[i], padded);
     const memory::desc result = row_major(Type::f32, kHeights[i], kPanel);
     // The tallest product chooses the layout of packed panels, the others take it.
@@ -129,12 +145,6 @@ void Products::pack(const void* rows, std::int64_t count, void* panel, std::byte
   }
   stream.wait();
 }
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#  define RLK_WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#  define RLK_WIDE
-#endif
 
 // What oneDNN's AMX products take today: blocks of 64 columns, in each blocks of 32 steps, in each pairs of
 // steps, in each the columns with the two steps beside each other. oneDNN's own way there is several times
@@ -194,7 +204,7 @@ void Products::pack_columns(const void* lines, std::int64_t stride, std::int64_t
 
 bool Products::takes_pairs(std::byte* room) {
   const auto elements = static_cast<std::size_t>(padded * kPanel);
-  if (type == Type::f32 || panel_bytes() != elements * sizeof(std::uint16_t)) return false;
+  if (rule != Rule::k32 || panel_bytes() != elements * sizeof(std::uint16_t)) return false;
   std::vector<std::uint16_t> lines(elements), theirs(elements);
   std::vector<std::uint32_t> ours(elements / 2);
   for (std::size_t i = 0; i < elements; ++i) lines[i] = static_cast<std::uint16_t>(i % 65521 + 1);
@@ -223,94 +233,48 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
   return reinterpret_cast<const float*>(result);
 }
 
-// Every product on the same random data, a few outputs of each against the rule: corners and a diagonal.
-// Where one on the weight as it lies differs, that height packs first; where a packed one does, nothing can
-// be promised.
-std::string Products::certify() {
-  const auto bytes = bytes_of(type);
-  std::vector<std::byte> source(static_cast<std::size_t>(kHeights[0] * padded * bytes) + 64);
-  std::vector<std::byte> weight(static_cast<std::size_t>(((kPanel - 1) * weight_stride + depth) * bytes) +
-                                64);
-  std::vector<std::byte> room_bytes(room_.total + 64);
-  std::byte* room = room_bytes.data() + (64 - reinterpret_cast<std::uintptr_t>(room_bytes.data()) % 64) % 64;
-  for (std::int64_t i = 0; i < kHeights[0]; ++i)
-    fill(type, source.data() + i * padded * bytes, depth, static_cast<std::uint32_t>(i));
-  for (std::int64_t j = 0; j < kPanel; ++j)
-    fill(type, weight.data() + j * weight_stride * bytes, depth, static_cast<std::uint32_t>(1000 + j));
-
-  constexpr std::int64_t kRows[] = {0, 5, 7, 15, 16, 31};  // ascending
-  constexpr std::int64_t kCols[] = {0, 15, 77, 127};
-  float expected[std::size(kRows)][std::size(kCols)];
-  for (std::size_t i = 0; i < std::size(kRows); ++i)
-    for (std::size_t j = 0; j < std::size(kCols); ++j)
-      expected[i][j] = rule(type, source.data() + kRows[i] * padded * bytes,
-                            weight.data() + kCols[j] * weight_stride * bytes, depth);
-
-  pairs_ = takes_pairs(room);
-  std::vector<std::byte> panel(panel_bytes() + 64);
-  pack(weight.data(), kPanel, panel.data(), room);
-  // The same rows everywhere: at the top, and at the end of taller products.
-  const auto reproduced = [&](std::int64_t height, bool packed) {
-    const std::int64_t rows = std::min<std::int64_t>(height, 32);
-    for (const std::int64_t first : {std::int64_t{0}, height - rows}) {
-      const std::byte* from = source.data();
-      std::vector<std::byte> shifted;
-      if (first != 0) {
-        shifted.assign(static_cast<std::size_t>(height * padded * bytes), std::byte{0});
-        std::memcpy(shifted.data() + first * padded * bytes, source.data(),
-                    static_cast<std::size_t>(rows * padded * bytes));
-        from = shifted.data();
-      }
-      const float* result = run(height, from, weight.data(), kPanel, packed ? panel.data() : nullptr, room);
-      for (std::size_t i = 0; i < std::size(kRows) && kRows[i] < rows; ++i)
-        for (std::size_t j = 0; j < std::size(kCols); ++j)
-          if (std::memcmp(&result[(first + kRows[i]) * kPanel + kCols[j]], &expected[i][j], sizeof(float)) !=
-              0)
-            return false;
-    }
-    return true;
-  };
-  for (const std::int64_t height : kHeights) {
-    if (!reproduced(height, true))
-      return "this oneDNN on this processor adds a sum of this length in another order than the promised one";
-    if (reads_in_place(height, kPanel)) in_place_[index_of(height)] = reproduced(height, false);
+// Every product on the same random data, every element of each against the rule. A height that differs is not
+// used; where only the product on the weight as it lies differs, that height packs first.
+void Products::certify() {
+  const std::int64_t bytes = bytes_of(type);
+  std::vector<std::byte> source(static_cast<std::size_t>(kHeights[0] * padded * bytes));
+  std::vector<std::byte> weight(static_cast<std::size_t>(((kPanel - 1) * weight_stride + depth) * bytes));
+  std::vector<float> row(static_cast<std::size_t>(depth)), columns(static_cast<std::size_t>(depth * kPanel)),
+      expected(static_cast<std::size_t>(kHeights[0] * kPanel));
+  for (std::int64_t j = 0; j < kPanel; ++j) {
+    std::byte* at = weight.data() + j * weight_stride * bytes;
+    fill(type, at, depth, static_cast<std::uint32_t>(1000 + j));
+    upcast(type, at, depth, row.data());
+    for (std::int64_t k = 0; k < depth; ++k)
+      columns[static_cast<std::size_t>(k * kPanel + j)] = row[static_cast<std::size_t>(k)];
   }
-  return {};
+  for (std::int64_t i = 0; i < kHeights[0]; ++i) {
+    std::byte* at = source.data() + i * padded * bytes;
+    fill(type, at, depth, static_cast<std::uint32_t>(i));
+    upcast(type, at, depth, row.data());
+    rule_row(rule, row.data(), columns.data(), depth, &expected[static_cast<std::size_t>(i * kPanel)]);
+  }
+  std::vector<std::byte> room_bytes(room_.total + 64), panel(panel_bytes() + 64);
+  std::byte* room = room_bytes.data() + (64 - reinterpret_cast<std::uintptr_t>(room_bytes.data()) % 64) % 64;
+  pairs_ = takes_pairs(room);
+  pack(weight.data(), kPanel, panel.data(), room);
+  for (std::size_t i = 0; i < kHeights.size(); ++i) {
+    if (!has(tried(rule), i)) continue;
+    if (reproduces(i, panel.data(), source, weight.data(), expected, room)) heights |= HeightSet{1} << i;
+    in_place_[i] =
+        in_place_[i] && has(heights, i) && reproduces(i, nullptr, source, weight.data(), expected, room);
+  }
+  // Rows one at a time would be right too, and many times slower than anybody wants. On AMX the backward
+  // counts on the tallest.
+  const HeightSet needed = rule == Rule::k32 ? set_of({128}) : set_of({128, 96, 64, 48, 32, 24, 16});
+  if ((heights & needed) == 0) refusal = other_order(rule, depth);
 }
 
-Blocks::Blocks(Type t, std::int64_t k, std::int64_t stride)
-    : type(t),
-      depth(k),
-      weight_stride(stride),
-      count(t == Type::f32 ? 1 : (k + kDepthBlock - 1) / kDepthBlock),
-      full_depth(count == 1 ? k : kDepthBlock),
-      full(Products::of(t, full_depth, stride)),
-      last(Products::of(t, k - (count - 1) * full_depth, stride)) {}
-
-std::size_t Blocks::panel_bytes() const {
-  return static_cast<std::size_t>(count - 1) * full.panel_bytes() + last.panel_bytes();
-}
-
-// A worker's room: the total of several blocks, a panel packed on the spot, the products' own.
-std::size_t Blocks::products_room() const { return kPlaces * kResultBytes + line(panel_bytes()); }
-std::size_t Blocks::scratch_bytes() const {
-  return products_room() + std::max(full.scratch_bytes(), last.scratch_bytes());
-}
-
-void Blocks::pack(const void* rows, std::int64_t columns, std::byte* panel, std::byte* room) const {
-  for (std::int64_t b = 0; b < count; ++b)
-    block(b).pack(static_cast<const std::byte*>(rows) + b * full_depth * bytes_of(type), columns,
-                  panel + static_cast<std::size_t>(b) * full.panel_bytes(), room + products_room());
-}
-
-const std::byte* Blocks::pack_here(const void* rows, std::int64_t columns, std::byte* room) const {
-  std::byte* panel = room + kPlaces * kResultBytes;
-  pack(rows, columns, panel, room);
-  return panel;
-}
-
-void Blocks::add(float* total, const float* part, std::int64_t height, bool first) {
-  for (std::int64_t i = 0; i < height * kPanel; ++i) total[i] = first ? part[i] : total[i] + part[i];
+bool Products::reproduces(std::size_t height, const std::byte* panel, std::span<const std::byte> source,
+                          const std::byte* weight, std::span<const float> expected, std::byte* room) const {
+  const float* sums = run(kHeights[height], source.data(), weight, kPanel, panel, room);
+  return std::memcmp(sums, expected.data(),
+                     static_cast<std::size_t>(kHeights[height] * kPanel) * sizeof(float)) == 0;
 }
 
 }  // namespace rlk::onednn

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "matmul.hpp"
+#include "onednn/blocks.hpp"
 
 namespace rlk::onednn {
 
@@ -16,6 +16,7 @@ struct WeightKey {
   const void* data = nullptr;
   std::int64_t rows = 0, depth = 0, stride = 0;
   Type type = Type::f32;
+  Rule rule = Rule::kb1024;  // whose products it is packed for
   bool operator==(const WeightKey&) const = default;
 };
 
@@ -36,7 +37,7 @@ std::uint64_t sample_of(const WeightKey& key);
 
 std::shared_ptr<const Pack> find_pack(const WeightKey& key);
 void keep_pack(std::shared_ptr<const Pack> pack);  // replaces one of the same key
-bool drop_pack(const WeightKey& key);
+bool drop_pack(const WeightKey& key);              // of every rule
 std::shared_ptr<Pack> new_pack(const WeightKey& key, std::int64_t version, const Blocks& blocks);
 
 }  // namespace rlk::onednn

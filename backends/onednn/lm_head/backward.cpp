@@ -4,27 +4,27 @@
 //
 // Both operands are brought into the products' layout first: what is summed over is contiguous in neither.
 //   d_hidden  512 rows at a time, one depth block after the other: d_out's rows of the block are laid out
-//   densely,
-//             every worker packs a panel of the weight and adds its products to running sums (fp32, 512 x K)
+//             densely, every worker packs a panel of the weight and adds its products to running sums (fp32,
+//             512 x K)
 //   d_weight  hidden is packed once; every worker turns 128 columns of d_out into rows and multiplies them
-//   with all
-//             panels
-// There is no fp32 form: oneDNN cuts K at 1024 on its own, so a product cannot be cut into blocks of the
-// depth, and whole it would need a packed copy of the weight's panel per worker. native.avx512 has the same
-// bits at the same rate.
+//   with
+//             all panels
+// There is no fp32 form: native has the same bits at the same rate.
 #include <cstring>
 
 #include "finish.hpp"
-#include "matmul.hpp"
+#include "onednn/products.hpp"
+#include "onednn/views.hpp"
+#include "onednn/workers.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
-#include "views.hpp"
-#include "workers.hpp"
 
 namespace rlk::onednn {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 512;
+constexpr std::int64_t kDepthBlock = depth_block(Rule::k32);
+constexpr std::int64_t kTallest = kHeights[0];
 
 // The summed index, cut into blocks. A length that is no multiple of 32 counts as the next one: the products
 // are the same, and a batch of any size finds them made.
@@ -44,12 +44,13 @@ struct Depth {
   std::int64_t steps(std::int64_t b) const { return std::min(kDepthBlock, length - first(b)); }
   const Products& products(std::int64_t b) const { return b + 1 == count ? last : full; }
   std::size_t scratch_bytes() const { return std::max(full.scratch_bytes(), last.scratch_bytes()); }
+  HeightSet heights() const { return full.heights & last.heights; }
   const std::string& refusal() const { return full.refusal.empty() ? last.refusal : full.refusal; }
 
  private:
   const Products& products_of(std::int64_t steps) const {
     const std::int64_t padded = (steps + 31) / 32 * 32;
-    return Products::of(type, padded, padded);
+    return Products::of(Rule::k32, type, padded, padded);
   }
 };
 
@@ -79,10 +80,11 @@ class HiddenGradient {
  private:
   std::int64_t rows_at(std::int64_t row) const { return std::min(kRowsAtOnce, rows_ - row); }
   std::size_t source_bytes() const {
-    return static_cast<std::size_t>(Cut(rows_at(0)).rows * depth_.full.padded * bytes_of(depth_.type));
+    return static_cast<std::size_t>(Cut(rows_at(0), depth_.heights()).rows * depth_.full.padded *
+                                    bytes_of(depth_.type));
   }
   std::size_t sums_bytes() const {
-    return static_cast<std::size_t>(Cut(rows_at(0)).rows * columns_) * sizeof(float);
+    return static_cast<std::size_t>(Cut(rows_at(0), depth_.heights()).rows * columns_) * sizeof(float);
   }
   std::byte* source(const Call& call) const { return shared_workspace(call); }
   float* sums(const Call& call) const {
@@ -95,7 +97,7 @@ class HiddenGradient {
     const std::int64_t stride = row_stride(a_.d_out) * bytes, width = depth_.steps(b) * bytes,
                        m = rows_at(row);
     const std::byte* from = a_.d_out.data<std::byte>() + row * stride + depth_.first(b) * bytes;
-    run_tasks(call, Cut(m).rows / kLines, scratch_bytes(), shared_bytes(),
+    run_tasks(call, Cut(m, depth_.heights()).rows / kLines, scratch_bytes(), shared_bytes(),
               [&](std::int64_t task, std::byte*) {
                 for (std::int64_t i = task * kLines; i < (task + 1) * kLines; ++i) {
                   std::byte* to = source(call) + i * pitch;
@@ -109,7 +111,7 @@ class HiddenGradient {
   void multiply(const Call& call, std::int64_t row, std::int64_t b) const {
     const Products& p = depth_.products(b);
     const std::int64_t bytes = bytes_of(depth_.type), stride = a_.weight.stride(0), m = rows_at(row);
-    const Cut cut(m);
+    const Cut cut(m, depth_.heights());
     // One task is a panel with all rows, which packs it once; with few panels, a panel and one height.
     const std::int64_t panels = panels_for(columns_);
     const std::int64_t split = panels < 4 * workers_for(call.threads(), 1 << 30) ? cut.count : 1;
@@ -169,16 +171,16 @@ class WeightGradient {
                     a_.hidden.data<std::byte>() + (depth_.first(b) * stride + col) * bytes, stride,
                     depth_.steps(b), std::min(kPanel, columns_ - col), panel(call, b, task % panels), room);
               });
-    run_tasks(call, (rows_ + kHeights[0] - 1) / kHeights[0], scratch_bytes(), shared_bytes(),
-              [&](std::int64_t task, std::byte* room) { multiply(call, task * kHeights[0], room); });
+    run_tasks(call, (rows_ + kTallest - 1) / kTallest, scratch_bytes(), shared_bytes(),
+              [&](std::int64_t task, std::byte* room) { multiply(call, task * kTallest, room); });
   }
 
  private:
-  static constexpr std::size_t kSums = sizeof(float) * static_cast<std::size_t>(kHeights[0] * kPanel);
+  static constexpr std::size_t kSums = sizeof(float) * static_cast<std::size_t>(kTallest * kPanel);
 
   std::size_t panel_bytes() const { return line(depth_.full.panel_bytes()); }
   std::size_t tile_bytes() const {
-    return static_cast<std::size_t>(kHeights[0] * depth_.full.padded * depth_.count * bytes_of(depth_.type));
+    return static_cast<std::size_t>(kTallest * depth_.full.padded * depth_.count * bytes_of(depth_.type));
   }
   std::byte* panel(const Call& call, std::int64_t b, std::int64_t index) const {
     return shared_workspace(call) +
@@ -192,7 +194,7 @@ class WeightGradient {
     const auto* from = a_.d_out.data<std::uint16_t>() + row;
     const std::int64_t stride = row_stride(a_.d_out);
     for (std::int64_t b = 0; b < depth_.count; ++b) {
-      std::uint16_t* to = tile + b * kHeights[0] * depth_.full.padded;
+      std::uint16_t* to = tile + b * kTallest * depth_.full.padded;
       const std::int64_t pitch = depth_.products(b).padded;
       for (std::int64_t m0 = 0; m0 < depth_.steps(b); m0 += kSquare)
         for (std::int64_t v0 = 0; v0 < count; v0 += kSquare)
@@ -203,13 +205,13 @@ class WeightGradient {
   }
 
   void multiply(const Call& call, std::int64_t row, std::byte* room) const {
-    const std::int64_t count = std::min(kHeights[0], rows_ - row);
+    const std::int64_t count = std::min(kTallest, rows_ - row);
     auto* tile = reinterpret_cast<std::uint16_t*>(room);
     room += line(tile_bytes());
     auto* total = reinterpret_cast<float*>(room);
     room += line(kSums);
     turn(row, count, tile);
-    const Cut cut(count);
+    const Cut cut(count, depth_.heights());
     const DType type = a_.d_weight.dtype();
     for (std::int64_t index = 0; index < panels_for(columns_); ++index) {
       const std::int64_t col = index * kPanel, width = std::min(kPanel, columns_ - col);
@@ -218,8 +220,8 @@ class WeightGradient {
         for (std::int64_t b = 0; b < depth_.count; ++b) {
           const Products& p = depth_.products(b);
           const float* part =
-              p.run(cut.height(i), tile + b * kHeights[0] * depth_.full.padded + cut.row(i) * p.padded,
-                    nullptr, kPanel, panel(call, b, index), room);
+              p.run(cut.height(i), tile + b * kTallest * depth_.full.padded + cut.row(i) * p.padded, nullptr,
+                    kPanel, panel(call, b, index), room);
           if (depth_.count == 1) {
             sums = part;
             continue;

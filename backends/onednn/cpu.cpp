@@ -1,0 +1,62 @@
+#include "cpu.hpp"
+
+#include <cstdlib>
+#include <dnnl.hpp>
+
+namespace rlk::onednn {
+namespace {
+
+using dnnl::cpu_isa;
+
+// One bit an instruction set, all below it included.
+unsigned bits(cpu_isa isa) { return static_cast<unsigned>(isa); }
+bool at_least(cpu_isa isa) { return (bits(dnnl::get_effective_cpu_isa()) & bits(isa)) == bits(isa); }
+
+const char* name_here() {
+  return at_least(cpu_isa::avx512_core_amx) ? "AMX"
+         : at_least(cpu_isa::avx512_core)   ? "AVX-512"
+         : at_least(cpu_isa::avx2)          ? "AVX2"
+                                            : "SSE4.1 or AVX";
+}
+
+std::string under_limit() { return ambient_limit().empty() ? "" : ", under " + ambient_limit(); }
+
+}  // namespace
+
+bool hold_to(Level level) {
+  const cpu_isa most = level == Level::baseline ? cpu_isa::sse41
+                       : level == Level::avx2   ? cpu_isa::avx2
+                                                : cpu_isa::avx512_core_bf16;
+  if (level == Level::amx) return true;
+  dnnl::set_max_cpu_isa(most);  // refused once oneDNN has started
+  return (bits(dnnl::get_effective_cpu_isa()) & ~bits(most)) == 0;
+}
+
+const std::string& ambient_limit() {
+  static const std::string limit = [] {
+    for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"})
+      if (const char* value = secure_getenv(name)) return std::string(name) + "=" + value;
+    return std::string();
+  }();
+  return limit;
+}
+
+std::string cpu_refusal(Rule rule) {
+  if (rule == Rule::k32 && !at_least(cpu_isa::avx512_core_amx))
+    return std::string("needs AMX, oneDNN has ") + name_here() + " here" + under_limit();
+  if (rule != Rule::k32 && !at_least(cpu_isa::avx2))
+    return std::string("needs AVX2 (fused multiply-adds), oneDNN has ") + name_here() + " here" +
+           under_limit();
+  return {};
+}
+
+std::string without_product(const char* what) {
+  return std::string("oneDNN has no such product with ") + name_here() + " (" + what + ")" + under_limit();
+}
+
+std::string other_order(Rule rule, std::int64_t depth) {
+  return "with " + std::string(name_here()) + " oneDNN adds " + std::to_string(depth) +
+         " products in another order than " + name_of(rule) + under_limit();
+}
+
+}  // namespace rlk::onednn

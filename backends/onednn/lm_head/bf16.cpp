@@ -1,0 +1,16 @@
+// bf16 products on AMX.
+#include "forward.hpp"
+
+namespace rlk::onednn {
+
+extern const rlk_implementation lm_head_bf16;
+const rlk_implementation lm_head_bf16 =
+    implement<LmHead, Forward<Rule::k32>::run, Forward<Rule::k32>::supports, Forward<Rule::k32>::workspace>(
+        {.id = "onednn.bf16",
+         .doc = "oneDNN matmul on AMX, checked against its rule",
+         .priority = 200,
+         .arithmetic = "amx/k32",
+         .dtypes = RLK_BF16,
+         .traits = kPinned});
+
+}  // namespace rlk::onednn

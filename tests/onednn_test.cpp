@@ -1,0 +1,176 @@
+// labels: conformance
+// links: registry
+// oneDNN's lm_head against native's of the same arithmetic id, at every instruction set that this processor
+// has, each in a process of its own: the library keeps to one for as long as it lives.
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "child_process.hpp"
+#include "rlk/half.hpp"
+#include "rlk/rlk.hpp"
+
+namespace {
+
+using rlk::DType;
+using rlk::Tensor;
+
+struct Matrix {
+  std::int64_t rows, columns;
+  DType type;
+  std::vector<std::byte> data;
+
+  Matrix(std::int64_t r, std::int64_t c, DType t)
+      : rows(r), columns(c), type(t), data(static_cast<std::size_t>(r * c * rlk::size_of(t))) {}
+  Matrix& fill(unsigned seed) {
+    std::mt19937 engine(seed);
+    std::normal_distribution<float> normal;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(rows * columns); ++i) {
+      const float x = normal(engine);
+      const std::uint16_t half = rlk::float_to_bf16(x);
+      if (type == DType::f32)
+        std::memcpy(&data[4 * i], &x, 4);
+      else
+        std::memcpy(&data[2 * i], &half, 2);
+    }
+    return *this;
+  }
+  Tensor view() const { return Tensor(const_cast<std::byte*>(data.data()), {rows, columns}, type); }
+};
+
+Matrix product(const Matrix& hidden, const Matrix& weight, const char* id) {
+  Matrix out(hidden.rows, weight.rows, DType::f32);
+  const Tensor h = hidden.view(), w = weight.view(), y = out.view();
+  const rlk::Status status = rlk::lm_head({.hidden = h, .weight = w, .out = y}, {.backend = id});
+  INFO(std::string(id), ": ", status.message());
+  REQUIRE(status);
+  return out;
+}
+
+bool serves(const Matrix& weight, const char* id) {
+  const Matrix hidden(1, weight.columns, weight.type), out(1, weight.rows, DType::f32);
+  const Tensor h = hidden.view(), w = weight.view(), y = out.view();
+  return static_cast<bool>(rlk::resolve(rlk::LmHead{.hidden = h, .weight = w, .out = y}, {.backend = id}));
+}
+
+rlk::Status keep(const Matrix& weight, const char* action) {
+  rlk_args* args = rlk_args_new("lm_head_weight");
+  REQUIRE(args);
+  const Tensor w = weight.view();
+  rlk_args_tensor(args, "weight", &w.dl());
+  rlk_args_string(args, "action", action);
+  const rlk_code code = rlk_run(args, nullptr);
+  rlk_args_free(args);
+  return code == RLK_OK ? rlk::Status() : rlk::Status(code, rlk_last_error());
+}
+
+// Around every height of a product, for one K and panels that are whole, cut short, and several at a time.
+void compare(const char* id, const char* native, DType type, std::int64_t k, unsigned seed) {
+  const Matrix weight = Matrix(k % 2 ? 150 : 300, k, type).fill(seed);
+  if (!serves(weight, id)) return;
+  for (const std::int64_t m :
+       {1, 2, 4, 5, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 65, 96, 97, 127, 128, 129, 200}) {
+    INFO(std::string(id), " ", rlk::name_of(type), " K=", k, " M=", m, " seed=", seed);
+    const Matrix hidden = Matrix(m, k, type).fill(seed + 1000);
+    const Matrix theirs = product(hidden, weight, id);
+    REQUIRE(theirs.data == product(hidden, weight, native).data);
+    if (m % 4 != 1) continue;
+    REQUIRE(keep(weight, "keep"));
+    REQUIRE(product(hidden, weight, id).data == theirs.data);
+    REQUIRE(keep(weight, "drop"));
+  }
+}
+
+// The backend is there and the processor is one that oneDNN can keep a rule on.
+bool can_serve() {
+#if defined(__x86_64__)
+  rlk_args* args = rlk_args_new("lm_head_weight");
+  if (!args) return false;
+  rlk_args_free(args);
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+// This program again, under variables; its output.
+std::string again(const char* test, std::vector<std::string> variables) {
+  variables.push_back("RLK_LOG=off");
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const rlk::test::Ran r = rlk::test::run({self, std::string("--test-case=") + test}, variables);
+  INFO(r.out, r.err);
+  CHECK(r.exit == 0);
+  return r.out;
+}
+
+std::string refusal(DType type, std::int64_t k, const char* id,
+                    rlk::Precision precision = rlk::Precision::standard) {
+  const Matrix hidden(1, k, type), weight(4, k, type), out(1, 4, DType::f32);
+  const Tensor h = hidden.view(), w = weight.view(), y = out.view();
+  const auto r =
+      rlk::resolve(rlk::LmHead{.hidden = h, .weight = w, .out = y}, {.backend = id, .precision = precision});
+  return r ? "serves" : std::string(r.status().message());
+}
+
+}  // namespace
+
+TEST_CASE("oneDNN gives the bits of its arithmetic id, at every depth around a block and every height") {
+  if (!can_serve()) {
+    MESSAGE("[skip] no oneDNN, or no AVX2");
+    return;
+  }
+  for (const std::int64_t k :
+       {1, 33, 96, 255, 256, 257, 300, 511, 512, 513, 640, 1024, 1025, 2048, 2100, 4097})
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const auto seed = static_cast<unsigned>(k);
+      compare("onednn.kb256", "native.kb256", type, k, seed);
+      if (type == DType::f32) compare("onednn.f32", "native.scalar", type, k, seed);
+    }
+}
+
+TEST_CASE("lm_head in fp32 and bf16 is served at every K by a processor with AVX2") {
+  if (!can_serve()) {
+    MESSAGE("[skip] no oneDNN, or no AVX2");
+    return;
+  }
+  for (const std::int64_t k : {1, 96, 256, 700, 4096})
+    for (const DType type : {DType::f32, DType::bf16}) {
+      INFO("K=", k);
+      CHECK(refusal(type, k, "onednn") == "serves");
+      CHECK(keep(Matrix(130, k, type).fill(1), "keep"));
+    }
+}
+
+TEST_CASE("the same under oneDNN's own limit of AVX2") {
+  if (!can_serve()) {
+    MESSAGE("[skip] no oneDNN, or no AVX2");
+    return;
+  }
+  again("*around a block*", {"ONEDNN_MAX_CPU_ISA=AVX2"});
+  again("*served at every K*", {"ONEDNN_MAX_CPU_ISA=AVX2"});
+}
+
+TEST_CASE("as a child: what oneDNN says under a limit") {
+  const char* limit = std::getenv("DNNL_MAX_CPU_ISA");
+  if (!limit) return;
+  if (std::string(limit) == "SSE41") {
+    CHECK_SAYS(refusal(DType::f32, 96, "onednn"), "needs AVX2 (fused multiply-adds)");
+    return;
+  }
+  CHECK_SAYS(refusal(DType::bf16, 96, "onednn.bf16"), "needs AMX");
+  CHECK_SAYS(refusal(DType::f32, 4096, "onednn.f32"),
+             "with AVX2 oneDNN adds 4096 products in another order than fma32/kb1024");
+  CHECK_SAYS(refusal(DType::f32, 4096, "onednn.f32"), "under DNNL_MAX_CPU_ISA=AVX2");
+  CHECK(refusal(DType::f32, 4096, "onednn.kb256") == "serves");
+  CHECK_SAYS(refusal(DType::f32, 4096, "onednn.kb256", rlk::Precision::strict),
+             "DNNL_MAX_CPU_ISA=AVX2 is set");
+}
+
+TEST_CASE("a refusal says what is missing, and which variable took it away") {
+  if (!can_serve()) {
+    MESSAGE("[skip] no oneDNN, or no AVX2");
+    return;
+  }
+  again("as a child: what oneDNN says*", {"DNNL_MAX_CPU_ISA=AVX2"});
+  again("as a child: what oneDNN says*", {"DNNL_MAX_CPU_ISA=SSE41"});
+}
