@@ -203,39 +203,59 @@ void keep(const Problem& p, const char* action) {
   rlk_args_free(args);
 }
 
-void onednn_row(const char* id, DType type, std::int64_t m, std::int64_t v) {
+// oneDNN's own product of the caller's shape, the weight in its layout or as it lies; nothing where there is
+// none.
+std::function<void()> one_primitive(const Problem& p, DType type, std::int64_t m, std::int64_t v,
+                                    bool packed) try {
   using dnnl::memory;
-  const Problem p(type, m, v);
-  if (!runs(p, id)) return;
   const auto data = type == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   dnnl::stream stream(engine);
   const memory::desc source({m, kK}, data, memory::format_tag::ab),
-      any({kK, v}, data, memory::format_tag::any), plain({kK, v}, data, memory::format_tag::ba),
+      plain({kK, v}, data, memory::format_tag::ba), any({kK, v}, data, memory::format_tag::any),
       result({m, v}, memory::data_type::f32, memory::format_tag::ab);
 #  if DNNL_VERSION_MAJOR >= 3
-  const dnnl::matmul::primitive_desc pd(engine, source, any, result);
+  const dnnl::matmul::primitive_desc pd(engine, source, packed ? any : plain, result);
 #  else
-  const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(source, any, result), engine);
+  const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(source, packed ? any : plain, result), engine);
 #  endif
-  const dnnl::matmul matmul(pd);
-  memory lies(plain, engine, const_cast<std::uint8_t*>(p.weight.data())), packed(pd.weights_desc(), engine);
-  dnnl::reorder(lies, packed).execute(stream, lies, packed);
-  memory from(source, engine, const_cast<std::uint8_t*>(p.hidden.data()));
-  memory to(result, engine, const_cast<float*>(p.out.data()));
-  const double unpacked = race({[&] { run(p, id); }}, 2)[0];
-  keep(p, "keep");
-  const char* ours = type == DType::f32 ? "native.avx512" : "native.amx";
-  const auto one_primitive = [&] {
-    matmul.execute(stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, to}});
+  memory lies(plain, engine, const_cast<std::uint8_t*>(p.weight.data())), weights = lies;
+  if (packed) {
+    weights = memory(pd.weights_desc(), engine);
+    dnnl::reorder(lies, weights).execute(stream, lies, weights);
+    stream.wait();
+  }
+  const memory from(source, engine, const_cast<std::uint8_t*>(p.hidden.data())),
+      to(result, engine, const_cast<float*>(p.out.data()));
+  return [=, matmul = dnnl::matmul(pd)]() mutable {
+    matmul.execute(stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, to}});
     stream.wait();
   };
-  const auto times = medians({[&] { run(p, id); }, [&] { run(p, ours); }, one_primitive}, 5);
-  keep(p, "drop");
+} catch (const dnnl::error&) {
+  return nullptr;
+}
+
+// GFLOP/s of ours with the weight as it lies and kept packed, each beside oneDNN's one product, and of
+// native.
+void onednn_row(const char* id, const char* native, DType type, std::int64_t m, std::int64_t v) {
+  const Problem p(type, m, v);
+  if (!runs(p, id)) return;
   const double flop = 2e-9 * static_cast<double>(m * v * kK);
-  fmt::print("{:<12} {:<5} {:>5} {:>11.1f} {:>12.1f} {:>8.2f}x {:>14} {:>9.1f} {:>8.2f}x {:>14.1f}\n", id,
-             rlk::name_of(type), m, flop / unpacked, flop / times[0], times[2] / times[0], ours,
-             flop / times[1], times[2] / times[1], flop / times[2]);
+  fmt::print("{:<13} {:<5} {:>5}", id, rlk::name_of(type), m);
+  for (const bool packed : {false, true}) {
+    if (packed) keep(p, "keep");
+    std::vector<std::function<void()>> turns{[&] { run(p, id); }, [&] { run(p, native); }};
+    const auto primitive = one_primitive(p, type, m, v, packed);
+    if (primitive) turns.push_back(primitive);
+    const auto times = medians(turns, 5);
+    fmt::print(" {:>9.1f}", flop / times[0]);
+    if (primitive)
+      fmt::print(" {:>9.1f} {:>7.2f}x", flop / times[2], times[2] / times[0]);
+    else
+      fmt::print(" {:>9} {:>8}", "none", "");
+    if (packed) fmt::print(" {:>14} {:>9.1f}\n", native, flop / times[1]);
+  }
+  keep(p, "drop");
 }
 #endif
 
@@ -296,11 +316,15 @@ int main(int argc, char** argv) {
   if (only != "onednn") native_rows(v);
 #if RLK_BENCH_DNNL
   fmt::print(
-      "\nGFLOP/s, and ratios to one primitive of the caller's own shape with its weight packed for it\n");
-  fmt::print("{:<12} {:<5} {:>5} {:>11} {:>12} {:>9} {:>14} {:>9} {:>9} {:>14}\n", "oneDNN", "dtype", "M",
-             "as it lies", "kept packed", "ratio", "native", "", "ratio", "one primitive");
-  for (const std::int64_t m : {1, 4, 16, 32, 64, 96, 128, 512}) onednn_row("onednn.bf16", DType::bf16, m, v);
-  for (const std::int64_t m : {1, 32, 128}) onednn_row("onednn.f32", DType::f32, m, v / 2);
+      "\nGFLOP/s, and ratios to one primitive of the caller's own shape on the same form of the weight\n");
+  fmt::print("{:<13} {:<5} {:>5} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8} {:>14}\n", "oneDNN", "dtype", "M",
+             "as it lies", "primitive", "ratio", "packed", "primitive", "ratio", "native");
+  for (const std::int64_t m : {1, 4, 16, 32, 64, 96, 128, 512})
+    onednn_row("onednn.bf16", "native.amx", DType::bf16, m, v);
+  for (const std::int64_t m : {1, 32, 128}) onednn_row("onednn.f32", "native.avx512", DType::f32, m, v / 2);
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t m : {1, 4, 8, 16, 32, 64, 128, 512})
+      onednn_row("onednn.kb256", "native.kb256", type, m, v / 2);
 #endif
   return 0;
 }
