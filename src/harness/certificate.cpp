@@ -52,13 +52,15 @@ std::string real(double x) { return fmt::format("{:.6g}", x); }
 
 std::string promises_json(const Entry& e) {
   JsonObject out;
-  for (const auto& [name, t] : e.promises)
-    out.raw(name, JsonObject()
-                      .number("tried", t.tried)
-                      .number("failed", t.failed)
-                      .number("refused", t.refused)
-                      .flag("promised", t.promised)
-                      .str());
+  for (const Promise p : kPromises) {
+    const Tally& t = e.promises[p];
+    out.raw(name_of(p), JsonObject()
+                            .number("tried", t.tried)
+                            .number("failed", t.failed)
+                            .number("refused", t.refused)
+                            .flag("promised", t.promised)
+                            .str());
+  }
   return out.str();
 }
 

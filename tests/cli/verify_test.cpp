@@ -39,12 +39,14 @@ TEST_CASE("Ctrl-C leaves a valid certificate that says it is partial") {
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
   REQUIRE(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(WEXITSTATUS(status) == 1);  // what was not finished proves nothing
   const Json written = Json::parse(rlk::test::read_and_remove(certificate), nullptr, false);
   REQUIRE_FALSE(written.is_discarded());
   CHECK(written.at("complete") == false);
-  CHECK(written.at("good") == true);
+  CHECK(written.at("good") == false);
   CHECK_FALSE(written.at("entries").empty());
+  for (const Json& e : written.at("entries"))
+    CHECK((e.at("good") == false || e.at("promises").at("accuracy").at("tried") > 0));
 }
 
 TEST_CASE("a failure names the command that shows it again") {
@@ -62,11 +64,11 @@ TEST_CASE("a failure names the command that shows it again") {
 
 TEST_CASE("deliberate errors are caught and named in the certificate") {
 #if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
-  MESSAGE("[skip] too slow for its budget when instrumented or with assertions; mutants_test has none");
+  MESSAGE("[skip] slow when instrumented or with assertions; mutants_test sees the same there");
   return;
 #endif
   const Ran r = rlk::test::run({RLK_DISPATCH, "--verify", "lm_head", "--impl", "native.golden", "--budget",
-                                "1", "--mutants", RLK_MUTANTS "/librlk_backend_mutant.so", "--json"});
+                                "short", "--mutants", RLK_MUTANTS "/librlk_backend_mutant.so", "--json"});
   INFO(r.err);
   CHECK(r.exit == 0);
   const Json written = Json::parse(r.out, nullptr, false);

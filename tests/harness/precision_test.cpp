@@ -155,8 +155,8 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   CHECK_FALSE(static_cast<bool>(none));
   CHECK(none.explain().find("no loaded certificate covers it") != std::string::npos);
 
-  const rlk::harness::Report r = rlk::harness::verify(
-      {.op = "lm_head", .implementation = "native.golden", .budget = 3, .children = false});
+  const rlk::harness::Report r =
+      rlk::harness::verify({.op = "lm_head", .implementation = "native.golden", .passes = 1});
   REQUIRE(!r.entries.empty());
   const std::string path = std::string(RLK_TEST_BUILD) + "/evidence_test.json";
   std::ofstream(path) << rlk::harness::certificate(r);

@@ -12,8 +12,6 @@
 namespace rlk::cli {
 namespace {
 
-constexpr double kSecondsEach = 2.5;  // a busy machine must reach every kind of transform too
-
 std::set<std::string> known() {
   std::set<std::string> ids;
   const Json all = listed("impls");
@@ -45,13 +43,14 @@ Mutants try_mutants(const Options& o) {
   }
   harness::Plan plan;
   plan.seed = o.seed;
+  plan.passes =
+      4;  // as in a normal run, and no clock: what is caught must not depend on how busy a machine is
   plan.child = {"/proc/self/exe"};
   plan.progress = show_progress;
   plan.stop = &stop;
   for (const auto& [op, ids] : patterns) {
     plan.op = op;
     plan.implementation = "@(native.golden" + ids + ")";  // a false arithmetic shows beside the true one
-    plan.budget = kSecondsEach * static_cast<double>(std::count(ids.begin(), ids.end(), '|'));
     for (const harness::Failure& f : harness::verify(plan).failures) failed.insert(f.implementation);
   }
   for (const std::string& id : mutants)

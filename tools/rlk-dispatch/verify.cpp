@@ -2,10 +2,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 
 #include "commands.hpp"
 #include "library.hpp"
@@ -14,6 +17,8 @@
 #include "table.hpp"
 
 namespace rlk::cli {
+
+using harness::Promise;
 
 std::atomic<bool> stop{false};
 
@@ -26,16 +31,19 @@ void show_progress(double done, const std::string& what) {
 
 namespace {
 
-// "short" is what CI runs, "normal" what a machine is certified with, "full" leaves nothing out.
-double seconds_of(const std::string& budget) {
-  if (budget == "short") return 90;
-  if (budget == "normal") return 600;
-  if (budget == "full") return 0;
+// "short": every case, and every transform once; "normal": each transform on four cases; "full" leaves
+// nothing out. Seconds: as often as there is time for. None of the words depends on a clock.
+void set_budget(const std::string& budget, harness::Plan& plan) {
+  if (budget == "short" || budget == "normal") {
+    plan.passes = budget == "short" ? 1 : 4;
+    return;
+  }
+  if (budget == "full") return;
   char* end = nullptr;
-  const double seconds = std::strtod(budget.c_str(), &end);
-  if (end == budget.c_str() || *end || seconds < 0)
-    throw Failure(kUsage, "--budget takes short, normal, full or seconds, not '" + budget + "'");
-  return seconds;
+  plan.budget = std::strtod(budget.c_str(), &end);
+  if (end == budget.c_str() || *end || !std::isfinite(plan.budget) || plan.budget <= 0)
+    throw Failure(kUsage,
+                  "--budget takes short, normal, full or a number of seconds above 0, not '" + budget + "'");
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -52,32 +60,55 @@ std::string short_number(double x) {
 }
 
 std::string invariance_text(const harness::Entry& e) {
-  const auto at = e.promises.find("batch invariance");
-  if (at == e.promises.end()) return "-";
-  const harness::Tally& t = at->second;
+  const harness::Tally& t = e.promises[Promise::batch_invariance];
+  if (!t.tried) return "-";
   const std::string count = std::to_string(t.tried) + " transforms, ";
   if (!t.failed) return count + "0 bits changed";
   return count + std::to_string(t.failed) + (t.promised ? " BROKEN" : " changed, not promised");
 }
 
+// The worst distance in the bound's own unit.
+std::string distance_text(const harness::Accuracy& a, bool failed) {
+  if (a.metric == "bits") return short_number(a.worst) + " ulp of exact";
+  if (a.metric == "elementwise")
+    return short_number(a.worst) + " of what is allowed (" + short_number(a.bound_ulps) + " ulp + " +
+           short_number(a.bound) + " of the peak)";
+  // A result that was rounded once may be half of its last place off, whatever the bound.
+  const bool rounding = a.worst > a.bound && !failed;
+  return short_number(a.worst) + (a.metric == "rms" ? " of the RMS" : " of the peak") + " (bound " +
+         short_number(a.bound) + (rounding ? " or one rounding)" : ")");
+}
+
 std::string accuracy_text(const harness::Entry& e) {
+  const auto part = [](const harness::Accuracy& a) {
+    const double allowed = a.metric == "elementwise" ? a.bound_ulps : a.bound;
+    return allowed > 0 ? a.worst / allowed : a.worst;
+  };
   const harness::Accuracy* worst = nullptr;
   for (const harness::Accuracy& a : e.accuracy)
-    if (!worst ||
-        (a.bound > 0 && a.worst / a.bound > worst->worst / (worst->bound > 0 ? worst->bound : 1e300)))
-      worst = &a;
-  if (!worst) return "-";
-  // A result that was rounded once may be half of its last place off, whatever the bound.
-  const bool rounding = worst->worst > worst->bound && !e.promises.at("accuracy").failed;
-  return short_number(worst->worst) + " (bound " + short_number(worst->bound) +
-         (rounding ? " or one rounding)" : ")");
+    if (!worst || part(a) > part(*worst)) worst = &a;
+  return worst ? distance_text(*worst, e.promises[Promise::accuracy].failed > 0) : "-";
+}
+
+// "accuracy, purity (no case has this dtype)"
+std::string uncovered_text(const harness::Entry& e) {
+  std::string out, why;
+  for (const Promise p : e.uncovered()) {
+    out += (out.empty() ? "" : ", ") + std::string(name_of(p));
+    if (why.empty()) why = e.promises[p].why;
+  }
+  return why.empty() ? out : out + " (" + why + ")";
 }
 
 std::string state_text(const harness::Entry& e) {
   std::string broken;
-  for (const auto& [promise, t] : e.promises)
-    if (t.promised && t.failed) broken += (broken.empty() ? "no: " : ", ") + promise;
-  return broken.empty() ? "yes" : broken;
+  const bool uncovered = !e.uncovered().empty();
+  for (const Promise p : harness::kPromises)
+    if (e.promises[p].promised && e.promises[p].failed)
+      broken += (broken.empty() ? "no: " : ", ") + std::string(name_of(p));
+  if (!broken.empty() || uncovered)
+    return broken + (uncovered ? broken.empty() ? "not covered" : "; not covered" : "");
+  return e.complete ? "yes" : "not covered whole";
 }
 
 std::string order_text(const harness::Entry& e) {
@@ -87,26 +118,60 @@ std::string order_text(const harness::Entry& e) {
   return std::string(text).substr(0, 8) + (e.orders[0].equal ? " for all M" : " CHANGES WITH M");
 }
 
+void print_failures(const harness::Report& r) {
+  constexpr int kMost = 3;  // of one promise of one implementation and dtype
+  std::map<std::string, int> count;
+  for (const harness::Failure& f : r.failures) {
+    const std::string who = f.op + " " + f.implementation + " " + f.dtype + ": " + name_of(f.promise);
+    if (count[who]++ < kMost) std::printf("%s\n", painted(f.line(), Paint::bad).c_str());
+  }
+  for (const auto& [who, n] : count)
+    if (n > kMost) std::printf("%s: %d more, all of them in --json\n", who.c_str(), n - kMost);
+}
+
+void print_gaps(const harness::Report& r) {
+  for (const harness::Entry& e : r.entries)
+    for (const std::string& c : e.over_refused)
+      std::printf("note: %s %s %s refuses a call whose result would be within its bound: %s\n", e.op.c_str(),
+                  e.implementation.c_str(), e.dtype.c_str(), c.c_str());
+  for (const harness::Entry& e : r.entries)
+    if (const std::string text = uncovered_text(e); !text.empty())
+      std::printf("not covered: %s %s %s: %s\n", e.op.c_str(), e.implementation.c_str(), e.dtype.c_str(),
+                  text.c_str());
+  for (const std::string& text : r.not_covered) std::printf("not covered: %s\n", text.c_str());
+  for (const std::string& text : r.missing) std::printf("missing: %s\n", text.c_str());
+  for (const std::string& text : r.cannot_run) std::printf("cannot run here: %s\n", text.c_str());
+}
+
+const char* verdict_text(const harness::Report& r) {
+  if (r.entries.empty()) return "nothing was verified";
+  if (!r.failures.empty()) return "promises broken";
+  if (!r.missing.empty()) return "not good: implementations are missing";
+  if (!r.complete) return "not good: partial, the budget or an interrupt ended it";
+  if (r.restricted) return "no promise broken in what was asked, which is no proof of the rest";
+  if (!r.good()) return "not good: promises that were not covered";
+  return "all promises kept";
+}
+
 void print_text(const harness::Report& r, const Mutants& mutants) {
   Table table({"op", "implementation", "dtype", "arithmetic", "Axis-A", "Axis-B", "order hash", "kept"});
   for (const harness::Entry& e : r.entries)
     table.row({e.op, e.implementation, e.dtype, e.arithmetic, invariance_text(e), accuracy_text(e),
                order_text(e), state_text(e)});
   table.print();
-  for (const harness::Failure& f : r.failures) std::printf("%s\n", painted(f.line(), Paint::bad).c_str());
-  for (const harness::Entry& e : r.entries)
-    for (const std::string& c : e.over_refused)
-      std::printf("note: %s %s %s refuses a call whose result would be within its bound: %s\n", e.op.c_str(),
-                  e.implementation.c_str(), e.dtype.c_str(), c.c_str());
-  for (const std::string& text : r.not_covered) std::printf("not covered: %s\n", text.c_str());
+  print_failures(r);
+  print_gaps(r);
   if (!mutants.caught.empty()) std::printf("%zu deliberate errors caught\n", mutants.caught.size());
   for (const std::string& id : mutants.missed) std::printf("deliberate error not caught: %s\n", id.c_str());
   for (const std::string& id : mutants.blamed) std::printf("control blamed: %s\n", id.c_str());
-  std::printf("%s in %.1f s%s\n",
-              r.entries.empty()    ? "nothing was verified"
-              : r.failures.empty() ? "all promises kept"
-                                   : "promises broken",
-              r.seconds, r.complete ? "" : "; partial: the budget or an interrupt ended it");
+  std::printf("%s in %.1f s\n", verdict_text(r), r.seconds);
+}
+
+// A run that was asked for one case or transform is good when something was tried there and nothing broke.
+bool passed(const harness::Report& r) {
+  if (!r.restricted) return r.good();
+  const auto tried = [](const harness::Entry& e) { return e.promises[Promise::returns].tried > 0; };
+  return r.complete && r.failures.empty() && std::any_of(r.entries.begin(), r.entries.end(), tried);
 }
 
 }  // namespace
@@ -120,7 +185,7 @@ int verify(const Options& o) {
   plan.seed = o.seed;
   plan.case_name = o.case_name;
   plan.transform = o.transform;
-  plan.budget = seconds_of(o.budget);
+  set_budget(o.budget, plan);
   plan.child = {"/proc/self/exe"};
   plan.progress = show_progress;
   plan.stop = &stop;
@@ -129,6 +194,7 @@ int verify(const Options& o) {
   action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends at once
   sigaction(SIGINT, &action, &before);
   const harness::Report r = harness::verify(plan);
+  if (!r.error.empty()) throw Failure(kUsage, r.error);
   const Mutants mutants = try_mutants(o);  // after the others: it loads their plugin
   sigaction(SIGINT, &before, nullptr);
   if (isatty(STDERR_FILENO)) std::fputs("\r\x1b[K", stderr);
@@ -141,7 +207,7 @@ int verify(const Options& o) {
     print_text(r, mutants);
   if (!mutants.good()) return kVerificationFailed;
   if (r.entries.empty()) return kNoImplementation;
-  return r.failures.empty() ? kGood : kVerificationFailed;
+  return passed(r) ? kGood : kVerificationFailed;
 }
 
 }  // namespace rlk::cli

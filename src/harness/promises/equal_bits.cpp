@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include <map>
+#include <tuple>
+
+#include "src/harness/promises/promises.hpp"
+
+namespace rlk::harness {
+
+void judge_equal_bits(Trial&, const Problem&, const Outcome&) {}
+
+namespace {
+
+Failure other_bits(const Target& t, const Target& other, const std::string& case_name, const Plan& plan) {
+  Failure f;
+  f.promise = Promise::equal_bits;
+  f.op = t.entry.op;
+  f.implementation = t.entry.implementation;
+  f.level = t.entry.level;
+  f.device = plan.device;
+  f.dtype = t.entry.dtype;
+  f.case_name = case_name;
+  f.seed = plan.seed;
+  f.text =
+      fmt::format("{} declares {} too and gives other bits", other.entry.implementation, t.entry.arithmetic);
+  f.beside_others = true;
+  return f;
+}
+
+}  // namespace
+
+void compare_declared(std::vector<Target>& targets, std::vector<Failure>& failures, const Plan& plan) {
+  std::map<std::tuple<std::string, std::string, std::string>, std::vector<Target*>> declared;
+  for (Target& t : targets) declared[{t.entry.op, t.entry.arithmetic, t.entry.dtype}].push_back(&t);
+  for (auto& [key, group] : declared) {
+    for (std::size_t i = 1; i < group.size(); ++i) {
+      Entry &first = group[0]->entry, &entry = group[i]->entry;
+      for (const auto& [name, hash] : entry.corpus) {
+        const auto at = first.corpus.find(name);
+        if (at == first.corpus.end()) continue;
+        Tally& tally = entry.promises[Promise::equal_bits];
+        ++tally.tried;
+        ++first.promises[Promise::equal_bits].tried;
+        if (at->second == hash) continue;
+        ++tally.failed;
+        failures.push_back(other_bits(*group[i], *group[0], name, plan));
+      }
+    }
+    for (Target* t : group)
+      if (Tally& tally = t->entry.promises[Promise::equal_bits]; tally.tried == 0) {
+        tally.promised = false;
+        tally.why = fmt::format("nothing else here declares {}, and the library has no rule for it",
+                                t->entry.arithmetic);
+      }
+  }
+}
+
+}  // namespace rlk::harness

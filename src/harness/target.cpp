@@ -1,0 +1,137 @@
+#include "src/harness/target.hpp"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "registry/op.hpp"
+#include "rlk/machine.hpp"
+#include "src/check.hpp"
+#include "src/text.hpp"
+
+namespace rlk::harness {
+namespace {
+
+bool matches(const Plan& plan, const rlk_implementation& i, const Backend& b) {
+  if (fnmatch(plan.op.c_str(), i.op, 0) != 0 || plan.device != device_name(i.device_type)) return false;
+  return plan.implementation.empty() || plan.implementation == b.name ||
+         fnmatch(plan.implementation.c_str(), i.id, FNM_EXTMATCH) == 0;
+}
+
+const rlk_device_services* usable_services(const Backend& b) {
+  const rlk_device_services* s = b.services();
+  const bool whole = s && s->allocate && s->copy_in && s->copy_out && s->synchronize && s->release;
+  return whole ? s : nullptr;
+}
+
+void set_promises(Tallies& promises, uint32_t traits) {
+  const auto needs = [&](Promise p, uint32_t any, const char* why) {
+    promises[p].promised = traits & any;
+    if (!promises[p].promised) promises[p].why = why;
+  };
+  needs(Promise::repeats, RLK_DETERMINISTIC, "it does not promise equal bits from run to run");
+  needs(Promise::batch_invariance, RLK_BATCH_INVARIANT, "it does not promise batch invariance");
+  needs(Promise::strict, RLK_STRICT | RLK_GOLDEN, "it does not promise to be immune to its surroundings");
+}
+
+Target make_target(const ImplementationEntry& e, const rlk_op_schema& schema, DType dtype) {
+  const rlk_implementation& i = *e.implementation;
+  Target t{{&schema, &i, e.backend, e.backend->devices().front(), nullptr}, dtype, {}};
+  if (i.device_type != kDLCPU) t.subject.services = e.backend->services();
+  t.entry.op = i.op;
+  t.entry.implementation = i.id;
+  t.entry.backend = e.backend->name;
+  t.entry.arithmetic = i.arithmetic;
+  t.entry.dtype = name_of(dtype);
+  t.entry.backend_build = fmt::format("{:016x}", e.backend->build_id);
+  t.entry.device_name = t.subject.device.name;
+  if (t.subject.services && t.subject.services->describe) {
+    char text[512] = "";
+    if (t.subject.services->describe(&t.subject.device, text, sizeof text) == RLK_OK) t.entry.versions = text;
+  }
+  set_promises(t.entry.promises, i.traits);
+  return t;
+}
+
+// One target for each dtype, or the reason why there is none.
+void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chosen& out) {
+  const rlk_implementation& i = *e.implementation;
+  if (e.backend->devices().empty()) {
+    out.cannot_run.push_back(fmt::format("{} {}: {}", i.op, i.id, e.backend->reason()));
+    return;
+  }
+  if (i.device_type != kDLCPU && !usable_services(*e.backend)) {
+    out.not_covered.push_back(fmt::format("{} {}: its backend offers no memory services", i.op, i.id));
+    return;
+  }
+  for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
+    if (i.dtypes & bit) out.targets.push_back(make_target(e, schema, static_cast<DType>(bit)));
+}
+
+// Ops that a plan names and nobody implements, or whose gradient nobody gives.
+void add_missing(const Plan& plan, const OpEntry& op, Chosen& out) {
+  if (fnmatch(plan.op.c_str(), op.schema->name, 0) != 0) return;
+  if (op.implementations.empty())
+    out.missing.push_back(fmt::format("{}: no implementation is registered", op.schema->name));
+  if (!op.schema->backward) return;
+  const Snapshot& s = snapshot();
+  const auto at = s.op_index.find(op.schema->backward);
+  if (at == s.op_index.end() || s.ops[static_cast<std::size_t>(at->second)].implementations.empty())
+    out.missing.push_back(
+        fmt::format("{}: its backward {} has no implementation", op.schema->name, op.schema->backward));
+}
+
+std::string check_case(const Plan& plan, const std::vector<const registry::Op*>& ops) {
+  if (plan.case_name.empty()) return {};
+  std::set<std::string> names;
+  for (const registry::Op* op : ops) op->cases([&](const registry::Case& c) { names.insert(c.name); });
+  if (names.count(plain_name(plan.case_name))) return {};
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const std::string_view near = nearest_name(plan.case_name, views);
+  return fmt::format("{} has no case {}{}", plan.op, quoted(plan.case_name),
+                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near));
+}
+
+}  // namespace
+
+std::string plain_name(const std::string& name) {
+  return name.ends_with(kWide) ? name.substr(0, name.size() - kWide.size()) : name;
+}
+
+Chosen choose(const Plan& plan) {
+  Chosen out;
+  std::vector<const registry::Op*> ops;
+  for (const OpEntry& op : snapshot().ops) {
+    if (plan.implementation.empty()) add_missing(plan, op, out);
+    const registry::Op* known = registry::find(op.schema->name);
+    bool any = false;
+    for (const ImplementationEntry& e : op.implementations) {
+      if (!matches(plan, *e.implementation, *e.backend)) continue;
+      if (known)
+        add_targets(e, *op.schema, out);
+      else if (!any)
+        out.not_covered.push_back(
+            fmt::format("{}: an op from a plugin has no reference or cases here", op.schema->name));
+      any = true;
+    }
+    if (known && any) ops.push_back(known);
+  }
+  out.error = check_case(plan, ops);
+  return out;
+}
+
+std::vector<Target> find(const Identity& wanted) {
+  std::vector<Target> out;
+  const Chosen all =
+      choose({.op = wanted.op, .implementation = wanted.implementation, .device = wanted.device});
+  for (const Target& t : all.targets)
+    if (t.entry.op == wanted.op && t.entry.implementation == wanted.implementation &&
+        t.entry.dtype == wanted.dtype)
+      out.push_back(t);
+  return out;
+}
+
+}  // namespace rlk::harness

@@ -1,0 +1,84 @@
+// One target on trial in this process: what the files of the promises share.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "registry/op.hpp"
+#include "src/harness/compare.hpp"
+#include "src/harness/execute.hpp"
+#include "src/harness/record.hpp"
+#include "src/harness/target.hpp"
+#include "src/harness/transforms.hpp"
+
+namespace rlk::harness {
+
+class Trial {
+ public:
+  Trial(const Target& target, const Plan& plan, double seconds, bool isolated, Record& record);
+
+  // All of it: accuracy, equal bits and order of every case, then the transforms, then what it refused.
+  void run();
+
+  const Plan& plan() const { return plan_; }
+  const Subject& subject() const { return target_.subject; }
+  const Entry& identity() const { return target_.entry; }
+  DType dtype() const { return target_.dtype; }
+  Record& record() { return record_; }
+  bool going() const;
+  // Only what belongs to one transform is wanted.
+  bool wants(const std::string& transform) const {
+    return plan_.transform.empty() || plan_.transform == transform;
+  }
+  // A transform that was made and is not the wanted one; true, to go on.
+  bool missed(const std::string& transform) { return missed_.insert(transform), true; }
+  bool thorough() const { return (plan_.passes == 0 && plan_.budget == 0) || !plan_.transform.empty(); }
+
+  // Seconds a call may take that does `times` the work of this problem.
+  double patience(const Problem& p, double times = 1) const;
+  // The op's reference, in fp64 where it can be: computed once for each case.
+  const Outcome& truth_of(const Problem& p);
+  const Outcome& scale_of(const Problem& p);
+  registry::Bound bound_of(const Problem& p, const char* result, DType dtype) const;
+
+  void fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
+            const Difference* where, std::string text);
+  // A call came back: memory kept its promises and it ended as expected. False: nothing to compare.
+  bool healthy(const Problem& p, const std::string& transform, const Outcome& out);
+  void count_sizes(const Problem& p);
+
+ private:
+  struct Item {
+    registry::Case given;
+    std::optional<Problem> problem;
+  };
+  const Problem* problem_of(Item& item);
+  void collect();
+  void look_at(Item& item);
+  void call_and_judge(const Problem& p);
+  void transforms();
+  void vary_item(Item& item, std::size_t turn, std::size_t stride, std::size_t phase);
+
+  const Target& target_;
+  const Plan& plan_;
+  Record& record_;
+  const bool isolated_;
+  const std::chrono::steady_clock::time_point start_;
+  const double seconds_;
+  std::vector<Item> items_;
+  std::vector<std::pair<Problem, std::string>> refusals_;
+  std::set<std::string> missed_;
+  std::map<std::string, Outcome> truths_, scales_;
+  std::map<std::string, double> reference_seconds_;
+};
+
+// Small problems of the target, the same in every process.
+std::vector<Problem> first_problems(const Target& target, const Plan& plan, std::size_t count);
+
+uint64_t hash_of(const Outcome& out);
+
+}  // namespace rlk::harness
