@@ -1,6 +1,6 @@
 #include "src/failure.hpp"
 
-#include <cstring>
+#include "rlk/printable.hpp"
 
 namespace rlk {
 namespace {
@@ -10,9 +10,7 @@ thread_local char last[1024] = "";
 
 int32_t set_failure(rlk_code code, const char* text) noexcept {
   if (code == RLK_OK) return code;
-  const std::size_t n = text ? std::min(std::strlen(text), sizeof last - 1) : 0;
-  if (n) std::memmove(last, text, n);
-  last[n] = '\0';
+  print_into(last, sizeof last, text ? text : "");
   return code;
 }
 

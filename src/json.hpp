@@ -6,24 +6,9 @@
 #include <string>
 #include <string_view>
 
-namespace rlk {
+#include "rlk/printable.hpp"
 
-// Length of the UTF-8 sequence that starts here, 0 when it is none: names and variables may hold any bytes.
-inline std::size_t utf8_length(std::string_view text) noexcept {
-  const auto first = static_cast<unsigned char>(text[0]);
-  const std::size_t n = first < 0x80                    ? 1
-                        : first >= 0xc2 && first < 0xe0 ? 2
-                        : first >= 0xe0 && first < 0xf0 ? 3
-                        : first >= 0xf0 && first < 0xf5 ? 4
-                                                        : 0;
-  if (n > text.size()) return 0;
-  for (std::size_t i = 1; i < n; ++i)
-    if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80) return 0;
-  const unsigned second = n > 2 ? static_cast<unsigned char>(text[1]) : 0x90;
-  const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
-                     (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
-  return wrong ? 0 : n;
-}
+namespace rlk {
 
 inline std::string json_string(std::string_view text) {
   std::string out = "\"";
@@ -43,7 +28,7 @@ inline std::string json_string(std::string_view text) {
       out += "\\n";
     else if (c == '\t')
       out += "\\t";
-    else if (static_cast<unsigned char>(c) < 0x20)
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
       out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     else
       out += c;

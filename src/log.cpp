@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 
+#include "rlk/printable.hpp"
 #include "rlk/rlk.h"
 #include "src/text.hpp"
 
@@ -26,11 +27,8 @@ struct Sink {
   rlk_log_sink call = nullptr;
   void* context = nullptr;
 };
-// Leaked on purpose, like the logger: threads may still log while the process ends.
-std::mutex& sink_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+// Never destroyed, like the logger: threads may still log while the process ends.
+constinit std::mutex sink_mutex;
 Sink sink;
 
 // An own logger, never spdlog's global registry: the host program may use spdlog too.
@@ -45,6 +43,8 @@ spdlog::logger& stderr_logger() {
   return *logger;
 }
 
+thread_local HeldLog* held = nullptr;  // this thread's outermost
+
 constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spdlog::level::debug,
                                                        spdlog::level::info,  spdlog::level::warn,
                                                        spdlog::level::err,   spdlog::level::off};
@@ -52,20 +52,31 @@ constexpr spdlog::level::level_enum kSpdlogLevels[] = {spdlog::level::trace, spd
 }  // namespace
 
 void log(LogLevel level, std::string_view text) noexcept try {
+  if (held) return held->keep(level, text);
   const int number = std::clamp(static_cast<int>(level), 0, static_cast<int>(LogLevel::error));
+  const std::string line = printable(text);
   Sink now;
   {
-    const std::lock_guard lock(sink_mutex());
+    const std::lock_guard lock(sink_mutex);
     now = sink;
   }
   if (now.chosen) {
     // Outside the lock: a sink may take locks of its own (an interpreter's) or log through rlk again.
-    if (now.call) now.call(now.context, number, std::string(text).c_str());
+    if (now.call) now.call(now.context, number, line.c_str());
     return;
   }
   if (number >= stderr_level.load(std::memory_order_relaxed))
-    stderr_logger().log(kSpdlogLevels[number], text);
+    stderr_logger().log(kSpdlogLevels[number], line);
 } catch (...) {
+}
+
+HeldLog::HeldLog() noexcept {
+  if (!held) held = this;
+}
+HeldLog::~HeldLog() {
+  if (held != this) return;
+  held = nullptr;
+  for (const auto& [level, text] : lines_) log(level, text);
 }
 
 void configure_log(std::string_view level) {
@@ -81,6 +92,6 @@ void configure_log(std::string_view level) {
 }  // namespace rlk
 
 extern "C" RLK_API void rlk_set_log_sink(rlk_log_sink call, void* context) {
-  const std::lock_guard lock(rlk::sink_mutex());
+  const std::lock_guard lock(rlk::sink_mutex);
   rlk::sink = {true, call, context};
 }

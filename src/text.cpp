@@ -4,10 +4,28 @@
 
 #include <algorithm>
 
+#include "rlk/printable.hpp"
+
 namespace rlk {
 namespace {
 
 constexpr std::size_t kLongestQuote = 64;
+constexpr std::size_t kLongestPath = 240;
+
+// At most n bytes of a text's beginning or end, in whole characters.
+std::string_view front(std::string_view text, std::size_t n) noexcept {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const std::size_t next = at + first_character(text.substr(at)).bytes;
+    if (next > n) break;
+    at = next;
+  }
+  return text.substr(0, at);
+}
+std::string_view back(std::string_view text, std::size_t n) noexcept {
+  while (text.size() > n) text.remove_prefix(first_character(text).bytes);
+  return text;
+}
 
 // Optimal string alignment: insert, delete, replace and swap of neighbours cost one each.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -29,15 +47,15 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string quoted(std::string_view word) {
-  std::string out = "'";
-  for (const char c : word.substr(0, kLongestQuote)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f)
-      out += c;
-    else
-      out += fmt::format("\\x{:02x}", byte);
-  }
-  return out + (word.size() > kLongestQuote ? "...'" : "'");
+  const bool whole = word.size() <= kLongestQuote;
+  return fmt::format("'{}{}'", printable(front(word, whole ? word.size() : kLongestQuote)),
+                     whole ? "" : "...");
+}
+
+std::string quoted_path(std::string_view path) {
+  if (path.size() <= kLongestPath) return fmt::format("'{}'", printable(path));
+  return fmt::format("'{}...{}'", printable(front(path, kLongestPath / 4)),
+                     printable(back(path, kLongestPath - kLongestPath / 4)));
 }
 
 std::string listed(std::vector<std::string_view> names) {
