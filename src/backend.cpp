@@ -2,12 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "rlk/printable.hpp"
 #include "src/failure.hpp"
 #include "src/host.hpp"
+#include "src/log.hpp"
+#include "src/struct_size.hpp"
 
 namespace rlk {
 
 void Backend::probe() {
+  const HeldLog held;
   std::call_once(probed_, [this] {
     if (!table) return;
     if (!table->devices) {
@@ -16,10 +22,16 @@ void Backend::probe() {
     }
     rlk_device found[64] = {};
     char reason[512] = "";
-    const int32_t n = table->devices(found, 64, reason, sizeof reason);
+    const int32_t n = std::clamp(table->devices(found, 64, reason, sizeof reason), 0, 64);
     reason[sizeof reason - 1] = '\0';
-    for (int32_t i = 0; i < n && i < 64; ++i) devices_.push_back(found[i]);
-    if (devices_.empty()) no_device_reason_ = reason[0] ? reason : "no device";
+    std::vector<rlk_device> devices(found, found + n);
+    for (rlk_device& d : devices) {
+      d.name[sizeof d.name - 1] = '\0';
+      const std::string given = d.name;
+      print_into(d.name, sizeof d.name, given);
+    }
+    if (devices.empty()) no_device_reason_ = reason[0] ? printable(reason) : "no device";
+    devices_ = std::move(devices);
   });
 }
 
@@ -42,10 +54,11 @@ std::string Backend::reason() {
 }
 
 const rlk_device_services* Backend::services() const noexcept {
-  return table && table->struct_size >= sizeof(rlk_backend) ? table->services : nullptr;
+  return table && has_member(*table, &rlk_backend::services) ? table->services : nullptr;
 }
 
 Status Backend::activate() {
+  const HeldLog held;
   std::call_once(activated_once_, [this] {
     if (table->activate && table->activate(&host()) != RLK_OK)
       activation_ = Status(RLK_BACKEND_ERROR,

@@ -14,6 +14,7 @@
 #include "src/gate.hpp"
 #include "src/host.hpp"
 #include "src/saved.hpp"
+#include "src/text.hpp"
 
 namespace rlk {
 namespace {
@@ -203,23 +204,26 @@ std::string dtype_set_text(uint32_t set) {
 }
 
 bool may_alias(const rlk_op_schema& op, uint32_t a, uint32_t b) noexcept {
-  std::string_view rest = op.may_alias ? op.may_alias : "";
-  while (!rest.empty()) {
-    const auto comma = rest.find(',');
-    const std::string_view pair = rest.substr(0, comma);
+  for (const std::string_view pair : split(op.may_alias ? op.may_alias : "", ',')) {
     const auto equal = pair.find('=');
     const std::string_view x = pair.substr(0, equal), y = equal == pair.npos ? "" : pair.substr(equal + 1);
     if ((x == op.arguments[a].name && y == op.arguments[b].name) ||
         (x == op.arguments[b].name && y == op.arguments[a].name))
       return true;
-    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
   }
   return false;
 }
 
 Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes) {
   if (!op.infer) return {};
-  if (const int32_t code = op.infer(slots, shapes, &host())) return failure(static_cast<rlk_code>(code));
+  if (const int32_t code = op.infer(slots, shapes, &host())) {
+    if (is_code(code)) return failure(static_cast<rlk_code>(code));
+    return {RLK_BACKEND_ERROR, fmt::format("{}: its infer returned {}, which is no rlk_code", op.name, code)};
+  }
+  for (uint32_t i = 0; i < op.num_arguments; ++i)
+    if (op.arguments[i].role != RLK_READ && (shapes[i].ndim < 0 || shapes[i].ndim > RLK_MAX_RANK))
+      return {RLK_BACKEND_ERROR, fmt::format("{}: its infer gave {} rank {}, 0 to {} are possible", op.name,
+                                             op.arguments[i].name, shapes[i].ndim, RLK_MAX_RANK)};
   return {};
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "rlk/printable.hpp"
 #include "src/check.hpp"
 #include "src/introspect.hpp"
 #include "src/json.hpp"
@@ -57,12 +58,13 @@ std::string verdict_text(const char* format, const int64_t* v) {
       text += *p;
     }
   }
-  return text;
+  return printable(text);
 }
 
 std::string Candidate::reason() const {
   if (!implementation) return std::string(state);
-  return verdict.code == RLK_OK ? "accepted" : verdict_text(verdict.why, verdict.v);
+  if (verdict.code == RLK_OK) return "accepted";
+  return verdict.why ? verdict_text(verdict.why, verdict.v) : "it gives no reason";
 }
 std::string Candidate::nearest() const { return smallest_change(*this); }
 

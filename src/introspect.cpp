@@ -238,8 +238,9 @@ Result<std::string> list_json(std::string_view what) {
   else if (what == "env")
     body = env_json(s);
   else
-    return Status(RLK_UNKNOWN_NAME,
-                  fmt::format("nothing to list is called '{}': ops, impls, backends, plugins or env", what));
+    return Status(
+        RLK_UNKNOWN_NAME,
+        fmt::format("nothing to list is called {}: ops, impls, backends, plugins or env", quoted(what)));
   JsonObject out;
   out.number("schema", kJsonSchema).text("version", RLK_VERSION).raw(what, body);
   if (what == "plugins") out.text("folder", plugin_folder()).raw("notes", notes_json(s));
@@ -253,13 +254,14 @@ Result<std::string> probe_json(std::string_view path) {
   bool ok = true;
   const auto check = [&](const char* what, auto&& run) {
     if (!ok) return;
-    const std::string wrong = run();
+    const std::string wrong(run());
     ok = wrong.empty();
     checks.raw(JsonObject().text("check", what).flag("ok", ok).text("reason", wrong).str());
   };
-  check("place", [&] { return check_plugin_place(file->path); });
-  check("elf", [&] { return check_plugin_elf(file->path); });
-  check("child process", [&] { return probe_plugin(*file).reason; });
+  const Result<PlacedFile> placed = place_file(file->path);
+  check("place", [&] { return placed.status().message(); });
+  check("elf", [&] { return std::string(check_plugin_elf(*placed).message()); });
+  check("child process", [&] { return probe_plugin(file->name, *placed).reason; });
   return JsonObject()
       .number("schema", kJsonSchema)
       .text("path", file->path)

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/text.hpp"
+
 namespace rlk {
 
 std::string not_built(std::string_view backend) {
@@ -51,7 +53,7 @@ std::string remedy_of(Backend& backend) {
     }
     case Backend::refused:
     case Backend::load_failed:
-      return fmt::format("rlk-dispatch --probe '{}' says more", backend.origin);
+      return fmt::format("rlk-dispatch --probe {} says more", quoted_path(backend.origin));
     case Backend::no_device:
       return "run on a machine with such a device and its driver";
     default:

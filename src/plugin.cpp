@@ -2,15 +2,11 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <link.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -50,71 +46,36 @@ std::string_view backend_name(std::string_view file) {
   return plain && name != "auto" ? name : std::string_view();
 }
 
-std::vector<std::string> split_folders(std::string_view list) {
-  std::vector<std::string> folders;
-  while (!list.empty()) {
-    const auto colon = list.find(':');
-    folders.emplace_back(list.substr(0, colon));
-    list = colon == std::string_view::npos ? "" : list.substr(colon + 1);
-  }
-  return folders;
+std::string misnamed(const std::string& path) {
+  return fmt::format("{} is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'",
+                     quoted_path(path));
 }
 
-std::string library_path() {
-  Dl_info info{};
-  link_map* map = nullptr;
-  static const char anchor = 0;
-  if (dladdr1(&anchor, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) && map && map->l_name &&
-      map->l_name[0])
-    return canonical(map->l_name);
-  // Linked into the program itself, whose name as typed says nothing about where it is.
-  char program[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", program, sizeof program);
-  return length > 0 ? std::string(program, static_cast<std::size_t>(length)) : "";
-}
+bool is_absolute(std::string_view path) { return !path.empty() && path.front() == '/'; }
 
 bool is_trusted(const std::string& folder) {
   const std::string real = canonical(folder);
   if (real.empty()) return false;
   if (real == canonical(plugin_folder())) return true;
-  const std::vector<std::string> trusted = split_folders(environment().plugin_trust);
-  return std::any_of(trusted.begin(), trusted.end(), [&](const std::string& entry) {
-    return entry == "all" || (!entry.empty() && entry.front() == '/' && canonical(entry) == real);
-  });
+  for (const std::string_view entry : split(environment().plugin_trust, ':'))
+    if (entry == "all" || (is_absolute(entry) && canonical(std::string(entry)) == real)) return true;
+  return false;
 }
 
 // Only what is neither absolute nor "all" can be a mistake: a folder that does not exist yet is none.
 void check_trust_list(std::vector<std::string>& notes) {
-  for (const std::string& entry : split_folders(environment().plugin_trust))
-    if (entry.empty() || (entry != "all" && entry.front() != '/'))
+  for (const std::string_view entry : split(environment().plugin_trust, ':'))
+    if (entry != "all" && !is_absolute(entry))
       notes.push_back(fmt::format(
           "RLK_PLUGIN_TRUST: {} is neither an absolute folder nor 'all' and trusts nothing", quoted(entry)));
-}
-
-std::string system_error(int error) { return std::strerror(error); }
-
-// Who else could have written this? Empty when nobody.
-std::string check_owner(const struct stat& s, const std::string& what) {
-  if (s.st_uid != 0 && s.st_uid != geteuid())
-    return fmt::format("{} belongs to user {}, neither to root nor to user {} who runs this process", what,
-                       s.st_uid, geteuid());
-  if (s.st_mode & (S_IWGRP | S_IWOTH))
-    return fmt::format("{} is writable by {} (mode {:04o}): chmod go-w", what,
-                       s.st_mode & S_IWOTH ? "everyone" : "its group", s.st_mode & 07777u);
-  return {};
-}
-
-std::string check_folder(const std::string& folder) {
-  struct stat s{};
-  if (stat(folder.c_str(), &s) != 0) return fmt::format("folder '{}': {}", folder, system_error(errno));
-  return check_owner(s, fmt::format("its folder '{}'", folder));
 }
 
 void search_folder(const std::string& folder, std::vector<PluginFile>& found,
                    std::vector<std::string>& notes) {
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(folder.c_str()), &closedir);
   if (!dir) {
-    notes.push_back(fmt::format("'{}': {}", folder, system_error(errno)));
+    const int error = errno;
+    notes.push_back(fmt::format("{}: {}", quoted_path(folder), std::strerror(error)));
     return;
   }
   std::vector<std::string> files;
@@ -127,22 +88,21 @@ void search_folder(const std::string& folder, std::vector<PluginFile>& found,
     const std::string path = folder + "/" + file;
     const std::string_view name = backend_name(file);
     if (name.empty()) {
-      notes.push_back(fmt::format(
-          "'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'", path));
+      notes.push_back(misnamed(path));
       continue;
     }
     const auto first =
         std::find_if(found.begin(), found.end(), [&](const PluginFile& f) { return f.name == name; });
     if (first != found.end()) {
       if (canonical(first->path) != canonical(path))
-        notes.push_back(fmt::format("'{}' is hidden by '{}'", path, first->path));
+        notes.push_back(fmt::format("{} is hidden by {}", quoted_path(path), quoted_path(first->path)));
       continue;
     }
     found.push_back({std::string(name), path, trusted});
   }
 }
 
-PluginLoad refused(std::string reason) { return {nullptr, true, std::move(reason)}; }
+PluginLoad refused(const Status& why) { return {nullptr, true, std::string(why.message())}; }
 PluginLoad failed(std::string reason) { return {nullptr, false, std::move(reason)}; }
 
 // The plugin's answer, kept inside: its query function is C by contract, but what it calls may throw.
@@ -150,9 +110,8 @@ PluginLoad ask(void* handle, const PluginFile& file) try {
   const auto query = reinterpret_cast<rlk_backend_query_fn>(dlsym(handle, kQuery));
   if (!query) return failed(fmt::format("it does not export {}", kQuery));
   const rlk_backend* table = query(RLK_ABI_MAJOR, &host());
-  bool refusal = false;
-  if (std::string wrong = check_backend_table(table, file.name, refusal); !wrong.empty())
-    return refusal ? refused(std::move(wrong)) : failed(std::move(wrong));
+  if (Status s = check_backend_table(table, file.name); !s)
+    return s.code() == RLK_UNSUPPORTED ? refused(s) : failed(std::string(s.message()));
   return {table, false, ""};
 } catch (const std::exception& e) {
   return failed(fmt::format("its {} threw: {}", kQuery, e.what()));
@@ -161,13 +120,15 @@ PluginLoad ask(void* handle, const PluginFile& file) try {
 }
 
 PluginLoad open_plugin(const PluginFile& file) {
-  if (std::string wrong = check_plugin_place(file.path); !wrong.empty()) return refused(std::move(wrong));
-  if (std::string wrong = check_plugin_elf(file.path); !wrong.empty()) return refused(std::move(wrong));
+  const Result<PlacedFile> placed = place_file(file.path);
+  if (!placed) return refused(placed.status());
+  if (Status s = check_plugin_elf(*placed); !s) return refused(s);
   if (!file.trusted)
-    if (ProbeReport probe = probe_plugin(file); !probe.ok)
+    if (ProbeReport probe = probe_plugin(file.name, *placed); !probe.ok)
       return {nullptr, probe.refused, std::move(probe.reason)};
+  if (Status s = check_unchanged(*placed); !s) return refused(s);
   // Never closed: tables, strings and code of a plugin must live for ever.
-  void* handle = dlopen(file.path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* handle = dlopen(placed->path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!handle) {
     const char* why = dlerror();
     return failed(why ? why : "the dynamic linker gave no reason");
@@ -179,7 +140,7 @@ PluginLoad open_plugin(const PluginFile& file) {
 
 const std::string& plugin_folder() {
   static const auto* folder = [] {
-    const std::string library = library_path();
+    const std::string& library = library_path();
     return new std::string(library.empty() ? "" : folder_of(library) + "/rlk");
   }();
   return *folder;
@@ -190,12 +151,12 @@ std::vector<PluginFile> find_plugins(std::vector<std::string>* notes) {
   std::vector<std::string>& said = notes ? *notes : unwanted;
   std::vector<PluginFile> found;
   check_trust_list(said);
-  for (const std::string& folder : split_folders(environment().plugin_path)) {
-    if (folder.empty() || folder.front() != '/')
+  for (const std::string_view folder : split(environment().plugin_path, ':')) {
+    if (is_absolute(folder))
+      search_folder(std::string(folder), found, said);
+    else
       said.push_back(
           fmt::format("RLK_PLUGIN_PATH: {} is not an absolute folder and is not searched", quoted(folder)));
-    else
-      search_folder(folder, found, said);
   }
   // No plugins beside the library is an ordinary installation, not worth a note.
   if (!plugin_folder().empty() && access(plugin_folder().c_str(), F_OK) == 0)
@@ -204,41 +165,19 @@ std::vector<PluginFile> find_plugins(std::vector<std::string>* notes) {
 }
 
 Result<PluginFile> plugin_at(std::string_view path) {
-  if (path.empty() || path.front() != '/')
+  if (!is_absolute(path))
     return Status(RLK_PLUGIN, fmt::format("{} is not an absolute path; plugins are never looked up by name",
                                           quoted(path)));
   const std::string whole(path);
   const std::string_view name = backend_name(path.substr(path.rfind('/') + 1));
-  if (name.empty())
-    return Status(
-        RLK_PLUGIN,
-        fmt::format("'{}' is not called librlk_backend_<name>.so with a name of letters, digits, '_' and '-'",
-                    whole));
+  if (name.empty()) return Status(RLK_PLUGIN, misnamed(whole));
   return PluginFile{std::string(name), whole, is_trusted(folder_of(whole))};
 }
 
-std::string check_plugin_place(const std::string& path) {
-  if (path.empty() || path.front() != '/') return "its path is not absolute";
-  const std::string real = canonical(path);
-  struct stat s{};
-  if (real.empty() || stat(real.c_str(), &s) != 0)
-    return fmt::format("it cannot be opened: {}", system_error(errno));
-  if (!S_ISREG(s.st_mode)) return "it is not a regular file";
-  if (std::string wrong = check_owner(s, "the file"); !wrong.empty()) return wrong;
-  // Behind a link both folders count: either's writer could decide what is opened.
-  if (std::string wrong = check_folder(folder_of(path)); !wrong.empty()) return wrong;
-  return folder_of(real) == folder_of(path) ? "" : check_folder(folder_of(real));
-}
-
-std::string check_plugin_elf(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat s{};
-  if (file < 0 || fstat(file, &s) != 0) {
-    const std::string why = system_error(errno);
-    if (file >= 0) close(file);
-    return fmt::format("it cannot be read: {}", why);
-  }
-  const ElfBytes bytes{static_cast<uint64_t>(s.st_size), [file](uint64_t offset, void* to, std::size_t size) {
+Status check_plugin_elf(const PlacedFile& placed) {
+  const int file = placed.file.get();
+  const ElfBytes bytes{static_cast<uint64_t>(placed.status.st_size),
+                       [file](uint64_t offset, void* to, std::size_t size) {
                          char* at = static_cast<char*>(to);
                          while (size) {
                            const ssize_t n = pread(file, at, size, static_cast<off_t>(offset));
@@ -247,14 +186,13 @@ std::string check_plugin_elf(const std::string& path) {
                          }
                          return true;
                        }};
-  std::string wrong = check_elf(bytes, kQuery);
-  close(file);
-  return wrong;
+  const std::string wrong = check_elf(bytes, kQuery);
+  return wrong.empty() ? Status() : Status(RLK_PLUGIN, wrong);
 }
 
 PluginLoad load_plugin(const PluginFile& file) {
   PluginLoad load = open_plugin(file);
-  if (!load.table) load.reason = fmt::format("'{}': {}", file.path, load.reason);
+  if (!load.table) load.reason = fmt::format("{}: {}", quoted_path(file.path), load.reason);
   return load;
 }
 

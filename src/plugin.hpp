@@ -3,19 +3,19 @@
 //
 // A plugin is code that will run with all rights of this process, so:
 //  - only absolute paths are ever opened: a path given to the API, folders in RLK_PLUGIN_PATH, and the folder
-//  `rlk/`
-//    beside the library, found from the library's own address. Never the working directory, never a bare
-//    name.
-//  - the file and its folder must belong to root or to the effective user, and nobody else may write to them.
+//    `rlk/` beside the library, found from the library's own address. Never the working directory, never a
+//    bare name.
+//  - nobody may decide what the path leads to who could not replace the library (plugin_place.hpp).
 //  - the file must be an ELF shared object of this machine that exports rlk_backend_query, before anything
-//  opens it.
+//  opens
+//    it.
 //  - it is first opened in a child process, unless it is trusted: a static initialiser that throws or crashes
 //  takes
 //    down whoever opens it, and no try block can help.
 //
-// Trusted is what lies in the library's own folder, and in the folders that RLK_PLUGIN_TRUST lists (absolute,
-// separated by ':'; the word "all" means every folder). Trust only skips the child process; the other checks
-// always hold.
+// Trusted is what lies in the library's own folder `rlk/`, and in the folders that RLK_PLUGIN_TRUST lists
+// (absolute, separated by ':'; the word "all" means every folder). Trust only skips the child process; the
+// other checks always hold.
 #pragma once
 
 #include <chrono>
@@ -25,6 +25,7 @@
 
 #include "rlk/plugin.h"
 #include "rlk/status.hpp"
+#include "src/plugin_place.hpp"
 
 namespace rlk {
 
@@ -51,9 +52,8 @@ struct PluginLoad {
 };
 PluginLoad load_plugin(const PluginFile& file);
 
-// The steps of load_plugin before anything is opened; empty when fine.
-std::string check_plugin_place(const std::string& path);  // ownership and permissions
-std::string check_plugin_elf(const std::string& path);
+// A step of load_plugin before the file is opened as code; place_file() is the one before it.
+Status check_plugin_elf(const PlacedFile& placed);
 
 // What a child process saw that opened the plugin, asked it for its description and checked that. The child
 // is the program rlk-probe in the plugin folder, started by posix_spawn: the child of a plain fork of a
@@ -65,7 +65,8 @@ struct ProbeReport {
   std::string reason;
 };
 inline constexpr std::chrono::milliseconds kProbeLimit{5000};
-ProbeReport probe_plugin(const PluginFile& file, std::chrono::milliseconds limit = kProbeLimit);
+ProbeReport probe_plugin(const std::string& backend, const PlacedFile& file,
+                         std::chrono::milliseconds limit = kProbeLimit);
 
 // The folder `rlk/` beside the library; empty when the library's own place cannot be found.
 const std::string& plugin_folder();

@@ -2,15 +2,15 @@
 // rlk-probe.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "rlk/plugin.h"
+#include "rlk/status.hpp"
 
 namespace rlk {
 
-// Empty when the description is complete and of a version this host reads; else why not. `refusal` is set
-// when the version or a struct size is the reason.
-std::string check_backend_table(const rlk_backend* table, std::string_view expected_name, bool& refusal);
+// Fine when the description is complete and of a version this host reads. RLK_UNSUPPORTED when the version or
+// a struct size is the reason, RLK_PLUGIN when the description is wrong.
+Status check_backend_table(const rlk_backend* table, std::string_view expected_name);
 
 }  // namespace rlk

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <thread>
 
+#include "rlk/printable.hpp"
+#include "src/fd.hpp"
 #include "src/plugin.hpp"
 #include "src/text.hpp"
 
@@ -21,25 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 // Where the child reports; also written in probe_main.cpp.
 constexpr int kReportFd = 3;
-
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { reset(); }
-  int get() const { return fd_; }
-  void reset() {
-    if (fd_ >= 0) close(std::exchange(fd_, -1));
-  }
-
- private:
-  int fd_ = -1;
-};
 
 struct Pipe {
   Fd read, write;
@@ -55,7 +38,8 @@ bool make_pipe(Pipe& out) {
   return out.read.get() >= 0 && out.write.get() >= 0;
 }
 
-int spawn(const std::string& program, const PluginFile& file, int report, int output, pid_t& child) {
+int spawn(const std::string& program, const std::string& backend, const std::string& file, int report,
+          int output, pid_t& child) {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
   if (int error = posix_spawn_file_actions_init(&files)) return error;
@@ -74,7 +58,7 @@ int spawn(const std::string& program, const PluginFile& file, int report, int ou
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  const char* argv[] = {program.c_str(), file.path.c_str(), file.name.c_str(), nullptr};
+  const char* argv[] = {program.c_str(), file.c_str(), backend.c_str(), nullptr};
   const int error =
       posix_spawn(&child, program.c_str(), &files, &attributes, const_cast<char**>(argv), environ);
   posix_spawnattr_destroy(&attributes);
@@ -127,12 +111,12 @@ std::string last_words(std::string_view printed) {
   for (const char c : printed.substr(0, 300)) {
     const bool blank = c == '\n' || c == ' ' || c == '\t';
     if (!blank)
-      line += c >= 0x20 && c < 0x7f ? c : '?';
+      line += c;
     else if (!line.empty() && line.back() != ' ')
       line += ' ';
   }
   if (!line.empty() && line.back() == ' ') line.pop_back();
-  return line.empty() ? "" : fmt::format("; it printed: {}", line);
+  return line.empty() ? "" : fmt::format("; it printed: {}", printable(line));
 }
 
 std::string ending(int status, const std::string& printed) {
@@ -145,22 +129,24 @@ std::string ending(int status, const std::string& printed) {
 
 }  // namespace
 
-ProbeReport probe_plugin(const PluginFile& file, std::chrono::milliseconds limit) {
+ProbeReport probe_plugin(const std::string& backend, const PlacedFile& file,
+                         std::chrono::milliseconds limit) {
   const std::string program = plugin_folder() + "/rlk-probe";
   if (plugin_folder().empty() || access(program.c_str(), X_OK) != 0)
-    return {false, true,
-            fmt::format("it lies in a folder that is not trusted and '{}', which would try it first, is "
-                        "missing: reinstall rlk, or add "
-                        "the folder to RLK_PLUGIN_TRUST",
-                        program)};
-  if (std::string wrong = check_plugin_place(program); !wrong.empty())
-    return {false, true, fmt::format("'{}': {}", program, wrong)};
+    return {
+        false, true,
+        fmt::format("it lies in a folder that is not trusted and {}, which would try it first, is missing: "
+                    "reinstall rlk, or add the folder to RLK_PLUGIN_TRUST",
+                    quoted_path(program))};
+  const Result<PlacedFile> placed = place_file(program);
+  if (!placed) return {false, true, fmt::format("{}: {}", quoted_path(program), placed.status().message())};
 
   Pipe report, output;
   pid_t child = -1;
   if (!make_pipe(report) || !make_pipe(output))
     return {false, false, fmt::format("no child process to try it in: {}", std::strerror(errno))};
-  if (const int error = spawn(program, file, report.write.get(), output.write.get(), child))
+  if (const int error =
+          spawn(placed->path, backend, file.path, report.write.get(), output.write.get(), child))
     return {false, false, fmt::format("no child process to try it in: {}", std::strerror(error))};
   report.write.reset();
   output.write.reset();
@@ -178,7 +164,7 @@ ProbeReport probe_plugin(const PluginFile& file, std::chrono::milliseconds limit
   // First letter: loaded, refused or failed. The report decides, not the exit status, which the host may have
   // taken.
   if (said.empty()) return {false, false, ending(status, printed)};
-  return {said.front() == 'l', said.front() == 'r', said.substr(1)};
+  return {said.front() == 'l', said.front() == 'r', printable(said.substr(1))};
 }
 
 }  // namespace rlk

@@ -40,7 +40,6 @@ int main(int argc, char** argv) {
   }
   const auto query = reinterpret_cast<rlk_backend_query_fn>(dlsym(handle, "rlk_backend_query"));
   if (!query) report('f', "it does not export rlk_backend_query");
-  bool refusal = false;
-  const std::string wrong = rlk::check_backend_table(query(RLK_ABI_MAJOR, &kHost), argv[2], refusal);
-  report(wrong.empty() ? 'l' : refusal ? 'r' : 'f', wrong);
+  const rlk::Status status = rlk::check_backend_table(query(RLK_ABI_MAJOR, &kHost), argv[2]);
+  report(status ? 'l' : status.code() == RLK_UNSUPPORTED ? 'r' : 'f', std::string(status.message()));
 }

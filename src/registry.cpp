@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "registry/op.hpp"
 #include "src/build_id.hpp"
@@ -35,6 +36,27 @@ void publish(std::unique_ptr<Snapshot> next) {
   move_gate();
 }
 
+// One thread at a time builds a snapshot. A plugin that asks the library while it is being loaded would wait
+// for itself: it gets an error instead.
+class Publishing {
+ public:
+  Publishing() {
+    if (builder.load(std::memory_order_relaxed) == std::this_thread::get_id())
+      throw Error(Status(RLK_PLUGIN, "a plugin called the library while the library was loading it"));
+    publish_mutex.lock();
+    builder.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Publishing() {
+    builder.store({}, std::memory_order_relaxed);
+    publish_mutex.unlock();
+  }
+  Publishing(const Publishing&) = delete;
+  Publishing& operator=(const Publishing&) = delete;
+
+ private:
+  static inline std::atomic<std::thread::id> builder{};
+};
+
 std::string origin_of(const Snapshot& s, std::string_view op) {
   for (const registry::Op& known : registry::ops())
     if (op == known.schema->name) return "built in";
@@ -50,12 +72,8 @@ Status clash(std::string text) { return {RLK_PLUGIN, std::move(text)}; }
 Status add_op(Snapshot& s, const rlk_op_schema* schema, const std::string& origin) {
   const auto index = static_cast<int32_t>(s.ops.size());
   std::vector<std::string_view> names{schema->name};
-  for (std::string_view rest = schema->aliases ? schema->aliases : ""; !rest.empty();) {
-    const auto comma = rest.find(',');
-    const std::string_view alias = rest.substr(0, comma);
+  for (const std::string_view alias : split(schema->aliases ? schema->aliases : "", ','))
     names.push_back(alias.substr(0, alias.find(':')));
-    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
-  }
   for (std::string_view name : names)
     if (auto it = s.op_index.find(name); it != s.op_index.end()) {
       const char* taken = s.ops[static_cast<std::size_t>(it->second)].schema->name;
@@ -88,9 +106,8 @@ Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* 
 
 // All or nothing: the snapshot is a draft until published.
 Status add_backend(Snapshot& s, const rlk_backend* table, std::string origin) {
-  bool refusal = false;
-  if (std::string wrong = check_backend_table(table, "", refusal); !wrong.empty())
-    return clash(fmt::format("backend from {}: {}", origin, wrong));
+  if (Status wrong = check_backend_table(table, ""); !wrong)
+    return clash(fmt::format("backend from {}: {}", quoted_path(origin), wrong.message()));
   auto same = std::find_if(s.backends.begin(), s.backends.end(),
                            [&](const auto& b) { return b->name == table->name; });
   if (same != s.backends.end() && (*same)->table)
@@ -128,20 +145,10 @@ void load_environment(Snapshot& s) {
   s.environment = Override::parse(environment().backend, "RLK_BACKEND", s.names());
 }
 
-// What is said while a snapshot is built is logged after it is out: a log sink may itself ask the library.
-struct Line {
-  LogLevel level;
-  std::string text;
-};
-using Lines = std::vector<Line>;
-void log_all(const Lines& lines) {
-  for (const Line& line : lines) log(line.level, line.text);
-}
-
-void load_plugins(Snapshot& s, Lines& lines) {
+void load_plugins(Snapshot& s) {
   s.plugin_notes.clear();
   const std::vector<PluginFile> files = find_plugins(&s.plugin_notes);
-  for (const std::string& note : s.plugin_notes) lines.push_back({LogLevel::warn, note});
+  for (const std::string& note : s.plugin_notes) log(LogLevel::warn, note);
   // A reload keeps what is loaded, which is for ever, and judges the rest again.
   std::erase_if(s.backends, [](const auto& b) { return !b->table; });
   for (const PluginFile& file : files) {
@@ -154,28 +161,27 @@ void load_plugins(Snapshot& s, Lines& lines) {
       if (Status status = add_backend(draft, load.table, file.path); status) {
         s = std::move(draft);
       } else {
-        lines.push_back({LogLevel::warn, std::string(status.message())});
+        log(LogLevel::warn, status.message());
         add_absent(s, file.name, Backend::refused, std::string(status.message()), file.path, true);
       }
       continue;
     }
     // A missing driver or vendor library is an ordinary machine; a file that broke a rule is somebody's
     // mistake.
-    lines.push_back({load.refused ? LogLevel::warn : LogLevel::info, load.reason});
+    log(load.refused ? LogLevel::warn : LogLevel::info, load.reason);
     add_absent(s, file.name, load.refused ? Backend::refused : Backend::load_failed, load.reason, file.path,
                true);
   }
   for (const char* name : kKnownBackends) add_absent(s, name, Backend::absent, "", "", false);
 }
 
-std::unique_ptr<Snapshot> first_snapshot(Lines& lines) {
+std::unique_ptr<Snapshot> first_snapshot() {
   auto s = std::make_unique<Snapshot>();
   for (const registry::Op& op : registry::ops())
-    if (Status status = add_op(*s, op.schema, "built in"); !status)
-      lines.push_back({LogLevel::error, std::string(status.message())});
+    if (Status status = add_op(*s, op.schema, "built in"); !status) log(LogLevel::error, status.message());
   if (Status status = add_backend(*s, &native_backend, "built in"); !status)
-    lines.push_back({LogLevel::error, std::string(status.message())});
-  load_plugins(*s, lines);
+    log(LogLevel::error, status.message());
+  load_plugins(*s);
   load_environment(*s);
   return s;
 }
@@ -203,18 +209,16 @@ KnownNames Snapshot::names() const {
 const Snapshot& snapshot() {
   if (const Snapshot* s = published.load(std::memory_order_acquire)) return *s;
   environment();  // it logs, so it is read before the lock is held
-  Lines lines;
-  {
-    std::lock_guard lock(publish_mutex);
-    if (!published.load(std::memory_order_relaxed)) publish(first_snapshot(lines));
-  }
-  log_all(lines);
+  const HeldLog held;
+  const Publishing publishing;
+  if (!published.load(std::memory_order_relaxed)) publish(first_snapshot());
   return *published.load(std::memory_order_acquire);
 }
 
 Status register_backend(const rlk_backend* table, std::string origin) {
   snapshot();
-  std::lock_guard lock(publish_mutex);
+  const HeldLog held;
+  const Publishing publishing;
   auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
   if (Status status = add_backend(*next, table, std::move(origin)); !status) return status;
   load_environment(*next);
@@ -225,17 +229,13 @@ Status register_backend(const rlk_backend* table, std::string origin) {
 Status reload_environment() {
   snapshot();
   reload_environment_variables();
-  Lines lines;
-  Status error;
-  {
-    std::lock_guard lock(publish_mutex);
-    auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
-    load_plugins(*next, lines);
-    load_environment(*next);
-    error = next->environment.error();
-    publish(std::move(next));
-  }
-  log_all(lines);
+  const HeldLog held;
+  const Publishing publishing;
+  auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
+  load_plugins(*next);
+  load_environment(*next);
+  Status error = next->environment.error();
+  publish(std::move(next));
   return error;
 }
 

@@ -7,6 +7,7 @@
 
 #include "src/check.hpp"
 #include "src/evidence.hpp"
+#include "src/failure.hpp"
 #include "src/gate.hpp"
 #include "src/messages.hpp"
 #include "src/scope.hpp"
@@ -207,18 +208,15 @@ Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const P
 // Gradients that were asked for must exist, and someone must be able to give them on this device.
 Status check_gradients(const Snapshot& s, const rlk_op_schema& op, const Policy& policy, DLDevice device,
                        DType dtype) {
-  for (std::string_view rest = policy.gradients; !rest.empty();) {
-    const auto comma = rest.find(',');
-    const std::string_view name = rest.substr(0, comma);
+  for (const std::string_view name : split(policy.gradients, ',')) {
     const auto* end = op.arguments + op.num_arguments;
     const auto* a = std::find_if(op.arguments, end, [&](const rlk_argument& x) { return name == x.name; });
     if (a == end)
       return {RLK_UNKNOWN_NAME,
-              fmt::format("{}: gradient of '{}' asked for, there is no such argument", op.name, name)};
+              fmt::format("{}: gradient of {} asked for, there is no such argument", op.name, quoted(name))};
     if (a->role == RLK_WRITE || (a->flags & RLK_NO_GRADIENT))
       return {RLK_INVALID_ARGUMENT,
               fmt::format("{}: gradient of '{}' asked for, which is not differentiable", op.name, name)};
-    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
   }
   if (!policy.needs_backward) return {};
   if (!op.backward)
@@ -310,6 +308,13 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options
   r.candidates_.reserve(op.implementations.size());
   for (const ImplementationEntry& e : search.order(ruling.rule, problem)) {
     const rlk_verdict verdict = search.judge(e);
+    if (!is_code(verdict.code)) {
+      r.status_ = {RLK_BACKEND_ERROR,
+                   fmt::format("{}: {} answered whether it takes this call with {}, which is no "
+                               "rlk_code",
+                               op.schema->name, e.implementation->id, verdict.code)};
+      return r;
+    }
     r.candidates_.push_back({e.implementation, e.implementation->id, verdict, {}});
     if (verdict.code == RLK_OK && !r.chosen_) {
       r.chosen_ = e.implementation;
@@ -354,7 +359,7 @@ Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::st
   uint32_t which = 0;
   while (which < schema.num_arguments && result != schema.arguments[which].name) ++which;
   if (which == schema.num_arguments || schema.arguments[which].role == RLK_READ)
-    return Status(RLK_UNKNOWN_NAME, fmt::format("{}: no result is called '{}'", schema.name, result));
+    return Status(RLK_UNKNOWN_NAME, fmt::format("{}: no result is called {}", schema.name, quoted(result)));
   DLDevice device;
   if (Status s = check_call(schema, slots, CheckData::no, device); !s) return s;
   rlk_shape shapes[RLK_MAX_SLOTS] = {};

@@ -301,6 +301,9 @@ void* arena(uint64_t bytes) {
   if (code == RLK_UNSUPPORTED)
     return {RLK_INTERNAL, fmt::format("{}: {} accepted this call, then refused to run it: {}", p.op->name,
                                       p.implementation->id, failure_text())};
+  if (!is_code(code))
+    return {RLK_BACKEND_ERROR, fmt::format("{}: {} returned {} from its run, which is no rlk_code",
+                                           p.op->name, p.implementation->id, code)};
   return failure(static_cast<rlk_code>(code));
 }
 

@@ -134,6 +134,60 @@ TEST_CASE("RLK_PLUGIN_TRUST skips the child process for the folders it names, an
   CHECK_SAYS(r.out, "is writable by everyone");
 }
 
+TEST_CASE("who may write the library may write plugins; nobody else may") {
+  // A site-packages that a team shares: the library's folder and all in it are writable by a group.
+  const Folder folder;
+  const std::string lib = folder.path + "/lib", other = folder.path + "/other";
+  for (const std::string& made : {lib, lib + "/rlk", other}) REQUIRE(std::filesystem::create_directory(made));
+  const std::filesystem::path library = std::filesystem::canonical(RLK_LIBRARY);
+  std::filesystem::copy_file(library, lib + "/" + RLK_SONAME);
+  std::filesystem::copy_file(library.parent_path() / "rlk/rlk-probe", lib + "/rlk/rlk-probe");
+  const std::string good = RLK_FIXTURES "/librlk_backend_good.so",
+                    lying = RLK_FIXTURES "/librlk_backend_lying.so";
+  std::filesystem::copy_file(good, lib + "/rlk/librlk_backend_good.so");
+  std::filesystem::copy_file(lying, other + "/librlk_backend_lying.so");
+  for (const std::string& open : {lib, lib + "/rlk", lib + "/rlk/librlk_backend_good.so", other})
+    REQUIRE(chmod(open.c_str(), 0775) == 0);
+  const std::vector<std::string> variables{"LD_LIBRARY_PATH=" + lib, "RLK_PLUGIN_PATH=" + other};
+  const Ran shared = child(variables, "plugins");
+  CHECK_SAYS(shared.out, "\"folder\": \"" + lib + "/rlk\"");
+  CHECK_SAYS(shared.out, "librlk_backend_good.so\", \"state\": \"ready\"");
+  CHECK_SAYS(shared.out, "librlk_backend_lying.so\", \"state\": \"ready\"");
+  // The same folders beside a library that only its owner may write.
+  REQUIRE(chmod(lib.c_str(), 0755) == 0);
+  const Ran closed = child(variables, "plugins");
+  CHECK_SAYS(closed.out, "its folder '" + lib + "/rlk' is writable by its group (mode 0775): chmod go-w");
+  CHECK_SAYS(closed.out, "its folder '" + other + "' is writable by its group (mode 0775): chmod go-w");
+}
+
+TEST_CASE("names of files and folders never reach a log or a list raw") {
+  const Folder folder;
+  const std::string odd = folder.path + "/odd\x1b]0;title\x07\nline";
+  REQUIRE(std::filesystem::create_directory(odd));
+  std::ofstream(odd + "/librlk_backend_\x1b[2J.so") << "x";
+  std::ofstream(odd + "/librlk_backend_text.so") << "x";
+  const Ran r = child({"RLK_PLUGIN_PATH=" + odd + ":re\x1blative", "RLK_\x1b[2J=1"}, "plugins");
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.err, "librlk_backend_\\x1b[2J.so' is not called librlk_backend_<name>.so");
+  CHECK_SAYS(r.err, "odd\\x1b]0;title\\x07\\x0aline");
+  for (const std::string& text : {r.out, r.err})
+    for (const char c : text) CHECK((c == '\n' || (c >= 0x20 && c != 0x7f)));
+}
+
+TEST_CASE(
+    "a sink may ask the library while plugins log, and a plugin that asks while it loads gets an error") {
+  const Folder folder;
+  folder.take("talkative");
+  const std::vector<std::string> variables{"RLK_PLUGIN_PATH=" + folder.path, "RLK_PLUGIN_TRUST=all"};
+  const Ran r = child(variables, "plugins", "count");
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "librlk_backend_talkative.so\", \"state\": \"ready\"");
+  // In query, and when it was asked for its devices.
+  CHECK_SAYS(r.out, "lines logged: 2");
+  CHECK_SAYS(child(variables, "plugins").err,
+             "the library answered: a plugin called the library while the library");
+}
+
 TEST_CASE("a wrong RLK_PLUGIN_TRUST is reported and trusts nothing") {
   const Folder folder;
   folder.take("exits");

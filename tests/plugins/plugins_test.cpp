@@ -127,7 +127,7 @@ TEST_CASE("another major version is refused before the rest of the description i
 }
 
 TEST_CASE("a description that is too short is refused with both sizes") {
-  CHECK_SAYS(load(fixture("short_struct")), "its description says it has 24 bytes, version 1.0 has ");
+  CHECK_SAYS(load(fixture("short_struct")), "its description: struct_size is 24, this library's struct has ");
 }
 
 TEST_CASE("a static initialiser that throws takes down only the child process") {
@@ -204,6 +204,65 @@ TEST_CASE("a file of another user is refused") {
   write(folder.file("good"), bytes_of(fixture("good")));
   REQUIRE(chown(folder.file("good").c_str(), 1234, 0) == 0);
   CHECK_SAYS(load(folder.file("good")), "the file belongs to user 1234, neither to root nor to user 0");
+}
+
+TEST_CASE("a path through a folder of another user is refused, wherever it leads") {
+  if (geteuid() != 0) {
+    MESSAGE("[skip] only root can give a folder away");
+    return;
+  }
+  // The owner of a folder on the way can point it elsewhere between any two looks at it.
+  const Folder outer;
+  const std::string theirs = outer.path() + "/theirs", safe = outer.path() + "/safe",
+                    file = "/librlk_backend_good.so";
+  for (const std::string& folder : {theirs, safe}) REQUIRE(fs::create_directory(folder));
+  write(safe + file, bytes_of(fixture("good")));
+  fs::create_directory_symlink(safe, theirs + "/plugins");
+  REQUIRE(chown(theirs.c_str(), 1234, 0) == 0);
+  CHECK_SAYS(load(theirs + "/plugins" + file), "its folder '" + theirs + "' belongs to user 1234");
+  CHECK_SAYS(load(theirs + "/../safe" + file), "its folder '" + theirs + "' belongs to user 1234");
+  // A link of theirs in a sticky folder, which only they may replace, and a folder of ours below one of
+  // theirs.
+  const std::string open = outer.path() + "/open";
+  REQUIRE(fs::create_directory(open));
+  REQUIRE(chmod(open.c_str(), 01777) == 0);
+  fs::create_directory_symlink(safe, open + "/link");
+  REQUIRE(lchown((open + "/link").c_str(), 1234, 0) == 0);
+  CHECK_SAYS(load(open + "/link" + file), "the link '" + open + "/link' belongs to user 1234");
+  REQUIRE(fs::create_directory(theirs + "/ours"));
+  write(theirs + "/ours" + file, bytes_of(fixture("good")));
+  CHECK_SAYS(load(theirs + "/ours" + file), "its folder '" + theirs + "' belongs to user 1234");
+}
+
+TEST_CASE("a folder further up that others may write is refused, a sticky one is not") {
+  const Folder outer;
+  const std::string inner = outer.path() + "/inner", path = inner + "/librlk_backend_old_major.so";
+  REQUIRE(fs::create_directory(inner));
+  REQUIRE(chmod(inner.c_str(), 0755) == 0);
+  write(path, bytes_of(fixture("old_major")));
+  REQUIRE(chmod(outer.path().c_str(), 0777) == 0);
+  CHECK_SAYS(load(path), "its folder '" + outer.path() + "' is writable by everyone (mode 0777): chmod go-w");
+  REQUIRE(chmod(outer.path().c_str(), 0775) == 0);
+  if (geteuid() == 0) {
+    REQUIRE(chown(outer.path().c_str(), 0, 4321) == 0);
+    CHECK_SAYS(load(path),
+               "its folder '" + outer.path() + "' is writable by its group (mode 0775): chmod go-w");
+  }
+  // Refused for what it says about itself: the place was fine.
+  REQUIRE(chmod(outer.path().c_str(), 01777) == 0);
+  CHECK_SAYS(load(path), "it speaks plugin version 0.7");
+}
+
+TEST_CASE("links that lead in a circle, and what is no file, are errors") {
+  const Folder folder;
+  fs::create_symlink(folder.file("round"), folder.file("round"));
+  CHECK_SAYS(load(folder.file("round")), "it cannot be opened: Too many levels of symbolic links");
+  REQUIRE(fs::create_directory(folder.file("folder")));
+  CHECK_SAYS(load(folder.file("folder")), "it is not a regular file");
+  REQUIRE(mkfifo(folder.file("pipe").c_str(), 0700) == 0);
+  CHECK_SAYS(load(folder.file("pipe")), "it is not a regular file");
+  write(folder.file("text"), {'x'});
+  CHECK_SAYS(load(folder.file("text") + "/librlk_backend_x.so"), "it cannot be opened: Not a directory");
 }
 
 TEST_CASE("plugins are never looked up by a bare or relative name") {
