@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "rlk/evidence.hpp"
@@ -13,6 +16,8 @@
 #include "src/plugin.hpp"
 #include "src/resolve.hpp"
 #include "src/saved.hpp"
+#include "src/struct_size.hpp"
+#include "src/text.hpp"
 
 using namespace rlk;
 
@@ -24,30 +29,53 @@ struct rlk_args {
 
 namespace {
 
-// No exception leaves: whatever is thrown becomes a code and a text.
+// What was thrown, as a code and a text. Says so without memory when there is none.
+rlk_code caught() noexcept {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return static_cast<rlk_code>(set_failure(RLK_OUT_OF_MEMORY, "out of memory"));
+  } catch (const Error& e) {
+    return static_cast<rlk_code>(set_failure(e.code(), e.what()));
+  } catch (const std::exception& e) {
+    return static_cast<rlk_code>(set_failure(RLK_INTERNAL, e.what()));
+  } catch (...) {
+    return static_cast<rlk_code>(
+        set_failure(RLK_INTERNAL, "something was thrown that is not a std::exception"));
+  }
+}
+
+// No exception leaves a function of this file.
 template <class Body>
-auto guarded(Body&& body, decltype(body()) on_error) noexcept -> decltype(body()) {
+rlk_code guarded(Body&& body) noexcept {
   try {
     return body();
-  } catch (const std::bad_alloc&) {
-    set_failure(RLK_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& e) {
-    set_failure(RLK_INTERNAL, e.what());
+  } catch (...) {
+    return caught();
   }
-  return on_error;
+}
+template <class T, class Body>
+T guarded_or(T on_failure, Body&& body) noexcept {
+  try {
+    return body();
+  } catch (...) {
+    return caught(), on_failure;
+  }
 }
 
 rlk_code fail(rlk_code code, const std::string& text) {
   return static_cast<rlk_code>(set_failure(code, text.c_str()));
 }
 
-Result<Options> read_options(const rlk_options* o) {
+Result<Options> read_options(const rlk_options* given) {
   Options out;
-  if (!o) return out;
-  if (o->struct_size != sizeof(rlk_options))
-    return Status(RLK_INVALID_ARGUMENT,
-                  fmt::format("options: struct_size is {}, this version's rlk_options has {} bytes",
-                              o->struct_size, sizeof(rlk_options)));
+  if (!given) return out;
+  rlk_options whole;
+  const rlk_options* o = given;
+  if (given->struct_size != sizeof whole) {
+    if (Status s = read_struct("options", *given, kSmallestOptions, whole); !s) return s;
+    o = &whole;
+  }
   out.stream = o->stream;
   out.backend = o->backend ? o->backend : "";
   out.arithmetic = o->arithmetic ? o->arithmetic : "";
@@ -58,8 +86,9 @@ Result<Options> read_options(const rlk_options* o) {
   else if (precision == "strict")
     out.precision = Precision::strict;
   else if (precision != "standard")
-    return Status(RLK_INVALID_ARGUMENT,
-                  fmt::format("options: precision is '{}', it is standard, strict or golden", precision));
+    return Status(
+        RLK_INVALID_ARGUMENT,
+        fmt::format("options: precision is {}, it is standard, strict or golden", quoted(precision)));
   out.needs_backward = o->needs_backward;
   out.deterministic = o->deterministic;
   out.evidence = o->evidence;
@@ -74,24 +103,21 @@ Result<Options> read_options(const rlk_options* o) {
   return out;
 }
 
-std::vector<std::string_view> slot_names(const rlk_op_schema& op, bool arguments) {
-  std::vector<std::string_view> names;
-  if (arguments)
-    for (uint32_t i = 0; i < op.num_arguments; ++i) names.push_back(op.arguments[i].name);
-  else
-    for (uint32_t i = 0; i < op.num_attributes; ++i) names.push_back(op.attributes[i].name);
-  return names;
+const char* slot_name(const rlk_op_schema& op, bool argument, uint32_t i) noexcept {
+  return argument ? op.arguments[i].name : op.attributes[i].name;
 }
 
 // Index of a name, or -1 with the failure set.
 int32_t find_slot(const rlk_op_schema& op, const char* name, bool argument) {
-  const auto names = slot_names(op, argument);
-  for (std::size_t i = 0; name && i < names.size(); ++i)
-    if (names[i] == name) return static_cast<int32_t>(i);
+  const uint32_t count = argument ? op.num_arguments : op.num_attributes;
+  for (uint32_t i = 0; name && i < count; ++i)
+    if (std::strcmp(slot_name(op, argument, i), name) == 0) return static_cast<int32_t>(i);
+  std::vector<std::string_view> names;
+  for (uint32_t i = 0; i < count; ++i) names.emplace_back(slot_name(op, argument, i));
   const std::string_view near = nearest_name(name ? name : "", names);
-  fail(RLK_UNKNOWN_NAME,
-       fmt::format("{}: no {} is called '{}'{}", op.name, argument ? "argument" : "attribute",
-                   name ? name : "(null)", near.empty() ? "" : fmt::format(", did you mean '{}'?", near)));
+  fail(RLK_UNKNOWN_NAME, fmt::format("{}: no {} is called {}{}", op.name, argument ? "argument" : "attribute",
+                                     name ? quoted(name) : "(null)",
+                                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near)));
   return -1;
 }
 
@@ -120,32 +146,26 @@ rlk_code set_word(rlk_args* args, const char* name, std::string_view word) {
   const rlk_attribute& a = args->schema->attributes[i];
   rlk_slot slot{};
   if (a.type == RLK_CHOICE) {
-    for (std::string_view rest = a.choices;; ++slot.i) {
-      const auto bar = rest.find('|');
-      if (rest.substr(0, bar) == word) return set_attribute(args, name, RLK_INT, slot);
-      if (bar == rest.npos) break;
-      rest = rest.substr(bar + 1);
+    for (const std::string_view choice : split(a.choices, '|')) {
+      if (choice == word) return set_attribute(args, name, RLK_INT, slot);
+      ++slot.i;
     }
-    return fail(RLK_INVALID_ARGUMENT,
-                fmt::format("{}: {} is '{}', it is one of {}", args->schema->name, name, word, a.choices));
+    return fail(RLK_INVALID_ARGUMENT, fmt::format("{}: {} is {}, it is one of {}", args->schema->name, name,
+                                                  quoted(word), a.choices));
   }
   if (word == "true" || word == "false") word = word == "true" ? "1" : "0";
   if (a.type == RLK_FLOAT ? read_number(word, slot.f) : read_number(word, slot.i))
     return set_attribute(args, name, a.type, slot);
   return fail(RLK_INVALID_ARGUMENT,
-              fmt::format("{}: {} is '{}', which is not a number", args->schema->name, name, word));
+              fmt::format("{}: {} is {}, which is not a number", args->schema->name, name, quoted(word)));
 }
 
 // The attributes an alias stands for: "rope_i:pairing=adjacent" in the schema's list.
 rlk_code apply_alias(rlk_args* args, std::string_view name) {
-  for (std::string_view rest = args->schema->aliases ? args->schema->aliases : ""; !rest.empty();) {
-    const auto comma = rest.find(',');
-    std::string_view alias = rest.substr(0, comma);
-    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
-    if (alias.substr(0, alias.find(':')) != name) continue;
-    for (auto colon = alias.find(':'); colon != alias.npos; colon = alias.find(':')) {
-      alias = alias.substr(colon + 1);
-      const std::string_view set = alias.substr(0, alias.find(':'));
+  for (const std::string_view alias : split(args->schema->aliases ? args->schema->aliases : "", ',')) {
+    const auto colon = alias.find(':');
+    if (alias.substr(0, colon) != name || colon == alias.npos) continue;
+    for (const std::string_view set : split(alias.substr(colon + 1), ':')) {
       const auto equal = set.find('=');
       const std::string attribute(set.substr(0, equal));
       if (rlk_code code = set_word(args, attribute.c_str(), set.substr(equal + 1))) return code;
@@ -160,6 +180,20 @@ const rlk_op_schema* schema_of(const char* op) {
   return snapshot().ops[static_cast<std::size_t>(*index)].schema;
 }
 
+size_t count_of(const char* op, uint32_t rlk_op_schema::* count) noexcept {
+  return guarded_or<size_t>(0, [&]() -> size_t {
+    const rlk_op_schema* schema = schema_of(op);
+    return schema ? schema->*count : 0;
+  });
+}
+const char* name_at(const char* op, bool argument, size_t i) noexcept {
+  return guarded_or<const char*>(nullptr, [&]() -> const char* {
+    const rlk_op_schema* schema = schema_of(op);
+    if (!schema || i >= (argument ? schema->num_arguments : schema->num_attributes)) return nullptr;
+    return slot_name(*schema, argument, static_cast<uint32_t>(i));
+  });
+}
+
 char* copy_text(const std::string& text) {
   char* out = static_cast<char*>(std::malloc(text.size() + 1));
   if (!out) return fail(RLK_OUT_OF_MEMORY, "out of memory"), nullptr;
@@ -167,7 +201,37 @@ char* copy_text(const std::string& text) {
   return out;
 }
 
-rlk_code no_args() { return fail(RLK_INVALID_ARGUMENT, "args is null"); }
+// A pointer that must not be null is: says which.
+rlk_code null_argument(const char* name) noexcept {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s is null", name);
+  return static_cast<rlk_code>(set_failure(RLK_INVALID_ARGUMENT, text));
+}
+
+// What range_of() relies on. No op is at hand that would have checked the tensor.
+Status check_saved(const DLTensor& t) {
+  const auto bad = [](std::string text) { return Status(RLK_INVALID_ARGUMENT, "save: tensor " + text); };
+  if (!t.data) return bad("has null data");
+  if (t.ndim < 0 || t.ndim > RLK_MAX_RANK)
+    return bad(fmt::format("has rank {}, rlk takes up to {}", t.ndim, RLK_MAX_RANK));
+  if (t.ndim > 0 && !t.shape) return bad(fmt::format("has rank {} and no shape", t.ndim));
+  for (int32_t i = 0; i < t.ndim; ++i)
+    if (t.shape[i] < 0) return bad(fmt::format("has size {} in dimension {}", t.shape[i], i));
+  for (int32_t i = 0; i < t.ndim; ++i)
+    if (t.shape[i] == 0) return {};
+  // Bytes from the first element to the farthest in either direction.
+  int64_t reach = (int64_t{t.dtype.bits} * t.dtype.lanes + 7) / 8, dense = 1;
+  const int64_t size = reach;
+  for (int32_t i = t.ndim; i-- > 0;) {
+    const int64_t stride = t.strides ? t.strides[i] : dense;
+    int64_t part = 0;
+    if (__builtin_mul_overflow(t.shape[i] - 1, stride, &part) || __builtin_mul_overflow(part, size, &part) ||
+        part == INT64_MIN || __builtin_add_overflow(reach, part < 0 ? -part : part, &reach) ||
+        __builtin_mul_overflow(dense, t.shape[i], &dense))
+      return bad(fmt::format("has size {} in dimension {}: its reach overflows 64 bits", t.shape[i], i));
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -191,192 +255,170 @@ const char* rlk_last_error(void) { return failure_text(); }
 const char* rlk_version(void) { return RLK_VERSION; }
 
 rlk_args* rlk_args_new(const char* op) {
-  return guarded(
-      [&]() -> rlk_args* {
-        const Result<int32_t> index = find_op(op ? op : "");
-        if (!index) return set_failure(index.status()), nullptr;
-        auto* args = new rlk_args{*index, snapshot().ops[static_cast<std::size_t>(*index)].schema, {}};
-        for (uint32_t i = 0; i < args->schema->num_attributes; ++i) {
-          const rlk_attribute& a = args->schema->attributes[i];
-          rlk_slot& slot = args->slots[args->schema->num_arguments + i];
-          if (a.type == RLK_FLOAT)
-            slot.f = a.default_float;
-          else
-            slot.i = a.default_int;
-        }
-        if (apply_alias(args, op) != RLK_OK) return delete args, nullptr;
-        return args;
-      },
-      nullptr);
+  return guarded_or<rlk_args*>(nullptr, [&]() -> rlk_args* {
+    const Result<int32_t> index = find_op(op ? op : "");
+    if (!index) return set_failure(index.status()), nullptr;
+    auto args = std::make_unique<rlk_args>(
+        rlk_args{*index, snapshot().ops[static_cast<std::size_t>(*index)].schema, {}});
+    for (uint32_t i = 0; i < args->schema->num_attributes; ++i) {
+      const rlk_attribute& a = args->schema->attributes[i];
+      rlk_slot& slot = args->slots[args->schema->num_arguments + i];
+      if (a.type == RLK_FLOAT)
+        slot.f = a.default_float;
+      else
+        slot.i = a.default_int;
+    }
+    return apply_alias(args.get(), op) == RLK_OK ? args.release() : nullptr;
+  });
 }
 void rlk_args_free(rlk_args* args) { delete args; }
 
 rlk_code rlk_args_tensor(rlk_args* args, const char* name, const DLTensor* tensor) {
-  if (!args) return no_args();
-  return guarded(
-      [&] {
-        const int32_t i = find_slot(*args->schema, name, true);
-        if (i < 0) return RLK_UNKNOWN_NAME;
-        args->slots[i].tensor = tensor;
-        return RLK_OK;
-      },
-      RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  return guarded([&]() -> rlk_code {
+    const int32_t i = find_slot(*args->schema, name, true);
+    if (i < 0) return RLK_UNKNOWN_NAME;
+    args->slots[i].tensor = tensor;
+    return RLK_OK;
+  });
 }
 rlk_code rlk_args_int(rlk_args* args, const char* name, int64_t value) {
-  if (!args) return no_args();
-  return guarded([&] { return set_attribute(args, name, RLK_INT, rlk_slot{.i = value}); }, RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  return guarded([&] { return set_attribute(args, name, RLK_INT, rlk_slot{.i = value}); });
 }
 rlk_code rlk_args_float(rlk_args* args, const char* name, double value) {
-  if (!args) return no_args();
-  return guarded([&] { return set_attribute(args, name, RLK_FLOAT, rlk_slot{.f = value}); }, RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  return guarded([&] { return set_attribute(args, name, RLK_FLOAT, rlk_slot{.f = value}); });
 }
 rlk_code rlk_args_string(rlk_args* args, const char* name, const char* value) {
-  if (!args) return no_args();
-  return guarded([&] { return set_word(args, name, value ? value : ""); }, RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  return guarded([&] { return set_word(args, name, value ? value : ""); });
 }
 
 rlk_code rlk_run(const rlk_args* args, const rlk_options* options) {
-  if (!args) return no_args();
-  return guarded(
-      [&] {
-        const Result<Options> o = read_options(options);
-        if (!o) return set_failure(o.status());
-        return set_failure(run_cached(args->op, args->slots, *o));
-      },
-      RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  return guarded([&]() -> rlk_code {
+    const Result<Options> o = read_options(options);
+    if (!o) return set_failure(o.status());
+    return set_failure(run_cached(args->op, args->slots, *o));
+  });
 }
 
 rlk_code rlk_workspace(const rlk_args* args, const rlk_options* options, uint64_t* bytes) {
-  if (!args || !bytes) return no_args();
-  return guarded(
-      [&] {
-        const Result<Options> o = read_options(options);
-        if (!o) return set_failure(o.status());
-        const Result<uint64_t> r = workspace_slots(args->schema->name, args->slots, *o);
-        if (!r) return set_failure(r.status());
-        *bytes = *r;
-        return RLK_OK;
-      },
-      RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  if (!bytes) return null_argument("bytes");
+  return guarded([&]() -> rlk_code {
+    const Result<Options> o = read_options(options);
+    if (!o) return set_failure(o.status());
+    const Result<uint64_t> r = workspace_slots(args->schema->name, args->slots, *o);
+    if (!r) return set_failure(r.status());
+    *bytes = *r;
+    return RLK_OK;
+  });
 }
 
 rlk_code rlk_infer(const rlk_args* args, const char* result, int32_t* ndim, int64_t* shape,
                    DLDataType* dtype) {
-  if (!args || !ndim || !shape || !dtype) return no_args();
-  return guarded(
-      [&] {
-        const Result<Inferred> r = infer_slots(args->schema->name, args->slots, result ? result : "");
-        if (!r) return set_failure(r.status());
-        *ndim = static_cast<int32_t>(r->shape.size());
-        std::copy(r->shape.begin(), r->shape.end(), shape);
-        *dtype = dl_type(r->dtype);
-        return RLK_OK;
-      },
-      RLK_INTERNAL);
+  if (!args) return null_argument("args");
+  if (!ndim) return null_argument("ndim");
+  if (!shape) return null_argument("shape");
+  if (!dtype) return null_argument("dtype");
+  return guarded([&]() -> rlk_code {
+    const Result<Inferred> r = infer_slots(args->schema->name, args->slots, result ? result : "");
+    if (!r) return set_failure(r.status());
+    *ndim = static_cast<int32_t>(r->shape.size());
+    std::copy(r->shape.begin(), r->shape.end(), shape);
+    *dtype = dl_type(r->dtype);
+    return RLK_OK;
+  });
 }
 
 void rlk_free(char* text) { std::free(text); }
 
 char* rlk_list_json(const char* what) {
-  return guarded(
-      [&]() -> char* {
-        const Result<std::string> text = list_json(what ? what : "");
-        if (!text) return set_failure(text.status()), nullptr;
-        return copy_text(*text);
-      },
-      nullptr);
+  return guarded_or<char*>(nullptr, [&]() -> char* {
+    const Result<std::string> text = list_json(what ? what : "");
+    if (!text) return set_failure(text.status()), nullptr;
+    return copy_text(*text);
+  });
 }
 char* rlk_probe_json(const char* path) {
-  return guarded(
-      [&]() -> char* {
-        const Result<std::string> text = probe_json(path ? path : "");
-        if (!text) return set_failure(text.status()), nullptr;
-        return copy_text(*text);
-      },
-      nullptr);
+  return guarded_or<char*>(nullptr, [&]() -> char* {
+    const Result<std::string> text = probe_json(path ? path : "");
+    if (!text) return set_failure(text.status()), nullptr;
+    return copy_text(*text);
+  });
 }
 char* rlk_examples_json(const char* op) {
-  return guarded(
-      [&]() -> char* {
-        const Result<std::string> text = examples_json(op ? op : "");
-        if (!text) return set_failure(text.status()), nullptr;
-        return copy_text(*text);
-      },
-      nullptr);
+  return guarded_or<char*>(nullptr, [&]() -> char* {
+    const Result<std::string> text = examples_json(op ? op : "");
+    if (!text) return set_failure(text.status()), nullptr;
+    return copy_text(*text);
+  });
 }
 char* rlk_resolve_json(const rlk_args* args, const rlk_options* options) {
-  if (!args) return no_args(), nullptr;
-  return guarded(
-      [&]() -> char* {
-        const Result<Options> o = read_options(options);
-        if (!o) return set_failure(o.status()), nullptr;
-        return copy_text(Resolver::resolve(args->op, args->slots, *o, false).json());
-      },
-      nullptr);
+  if (!args) return null_argument("args"), nullptr;
+  return guarded_or<char*>(nullptr, [&]() -> char* {
+    const Result<Options> o = read_options(options);
+    if (!o) return set_failure(o.status()), nullptr;
+    return copy_text(Resolver::resolve(args->op, args->slots, *o, false).json());
+  });
 }
 
 size_t rlk_op_count(void) {
-  return guarded([] { return snapshot().ops.size(); }, size_t{0});
+  return guarded_or<size_t>(0, [] { return snapshot().ops.size(); });
 }
 const char* rlk_op_name(size_t op) {
-  const auto& ops = snapshot().ops;
-  return op < ops.size() ? ops[op].schema->name : nullptr;
+  return guarded_or<const char*>(nullptr, [&]() -> const char* {
+    const auto& ops = snapshot().ops;
+    return op < ops.size() ? ops[op].schema->name : nullptr;
+  });
 }
-size_t rlk_argument_count(const char* op) {
-  const rlk_op_schema* schema = schema_of(op);
-  return schema ? schema->num_arguments : 0;
-}
-const char* rlk_argument_name(const char* op, size_t argument) {
-  const rlk_op_schema* schema = schema_of(op);
-  return schema && argument < schema->num_arguments ? schema->arguments[argument].name : nullptr;
-}
-size_t rlk_attribute_count(const char* op) {
-  const rlk_op_schema* schema = schema_of(op);
-  return schema ? schema->num_attributes : 0;
-}
-const char* rlk_attribute_name(const char* op, size_t attribute) {
-  const rlk_op_schema* schema = schema_of(op);
-  return schema && attribute < schema->num_attributes ? schema->attributes[attribute].name : nullptr;
-}
+size_t rlk_argument_count(const char* op) { return count_of(op, &rlk_op_schema::num_arguments); }
+const char* rlk_argument_name(const char* op, size_t argument) { return name_at(op, true, argument); }
+size_t rlk_attribute_count(const char* op) { return count_of(op, &rlk_op_schema::num_attributes); }
+const char* rlk_attribute_name(const char* op, size_t attribute) { return name_at(op, false, attribute); }
 
 rlk_code rlk_reload_environment(void) {
-  return guarded([] { return set_failure(reload_environment()); }, RLK_INTERNAL);
+  return guarded([] { return set_failure(reload_environment()); });
 }
 
 rlk_code rlk_load_plugin(const char* path) {
-  return guarded(
-      [&] {
-        if (!path) return fail(RLK_INVALID_ARGUMENT, "path is null");
-        const Result<PluginFile> file = plugin_at(path);
-        if (!file) return set_failure(file.status());
-        const PluginLoad load = load_plugin(*file);
-        if (!load.table) return fail(RLK_PLUGIN, load.reason);
-        return set_failure(register_backend(load.table, path));
-      },
-      RLK_INTERNAL);
+  return guarded([&]() -> rlk_code {
+    if (!path) return null_argument("path");
+    const Result<PluginFile> file = plugin_at(path);
+    if (!file) return set_failure(file.status());
+    const PluginLoad load = load_plugin(*file);
+    if (!load.table) return fail(RLK_PLUGIN, load.reason);
+    return set_failure(register_backend(load.table, path));
+  });
 }
 
 rlk_code rlk_load_evidence(const char* path) {
-  return guarded([&] { return set_failure(load_evidence(path ? path : "")); }, RLK_INTERNAL);
+  if (!path) return null_argument("path");
+  return guarded([&] { return set_failure(load_evidence(path)); });
 }
 
-void rlk_clear_evidence() { clear_evidence(); }
+void rlk_clear_evidence() {
+  guarded([] { return clear_evidence(), RLK_OK; });
+}
 
 rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin) {
-  return guarded(
-      [&] {
-        if (!backend) return fail(RLK_INVALID_ARGUMENT, "backend is null");
-        return set_failure(register_backend(backend, origin ? origin : "the program"));
-      },
-      RLK_INTERNAL);
+  return guarded([&]() -> rlk_code {
+    if (!backend) return null_argument("backend");
+    return set_failure(register_backend(backend, origin ? origin : "the program"));
+  });
 }
 
 uint64_t rlk_save(const DLTensor* tensor, const char* name) {
-  if (!tensor || !tensor->data) return fail(RLK_INVALID_ARGUMENT, "save: tensor is null or has null data"), 0;
-  return guarded([&] { return save_range(range_of(*tensor), name ? name : "a saved tensor"); }, uint64_t{0});
+  return guarded_or<uint64_t>(0, [&]() -> uint64_t {
+    if (!tensor) return null_argument("tensor"), 0;
+    if (Status s = check_saved(*tensor); !s) return set_failure(s), 0;
+    return save_range(range_of(*tensor), name ? name : "a saved tensor");
+  });
 }
 void rlk_release(uint64_t saved) {
-  guarded([&] { return release_range(saved), 0; }, 0);
+  guarded([&] { return release_range(saved), RLK_OK; });
 }
 
 }  // extern "C"

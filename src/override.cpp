@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <new>
 #include <optional>
 #include <tuple>
 
@@ -208,21 +207,15 @@ class Parser {
 
 }  // namespace
 
-Override Override::parse(std::string_view spec, std::string_view source, const KnownNames& names) noexcept {
+Override Override::parse(std::string_view spec, std::string_view source, const KnownNames& names) {
   Override parsed;
-  try {
-    parsed.text_ = spec.substr(0, kLongestSpec);
-    Parser parser(spec, names);
-    parsed.rules_ = parser.parse();
-    if (const auto& error = parser.error()) {
-      parsed.rules_.clear();
-      parsed.error_ =
-          Status(RLK_CONFIGURATION, fmt::format("{}, column {}: {}", source, error->first, error->second));
-    }
-  } catch (const std::exception&) {  // only memory can run out here
+  parsed.text_ = spec.substr(0, kLongestSpec);
+  Parser parser(spec, names);
+  parsed.rules_ = parser.parse();
+  if (const auto& error = parser.error()) {
     parsed.rules_.clear();
-    static const Status no_memory(RLK_OUT_OF_MEMORY, "no memory left to read an override");
-    parsed.error_ = no_memory;
+    parsed.error_ =
+        Status(RLK_CONFIGURATION, fmt::format("{}, column {}: {}", source, error->first, error->second));
   }
   return parsed;
 }

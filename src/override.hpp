@@ -37,8 +37,9 @@ struct OverrideRule {
 class Override {
  public:
   // A wrong spec is kept with its error, which every resolution under it returns. source names it in
-  // messages: "RLK_BACKEND", "scope", "call argument".
-  static Override parse(std::string_view spec, std::string_view source, const KnownNames& names) noexcept;
+  // messages: "RLK_BACKEND", "scope", "call argument". std::bad_alloc is thrown: a spec that could not be read
+  // for want of memory is not a wrong one, and the next call reads it again.
+  static Override parse(std::string_view spec, std::string_view source, const KnownNames& names);
 
   const Status& error() const noexcept { return error_; }
   const std::vector<OverrideRule>& rules() const noexcept { return rules_; }

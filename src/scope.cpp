@@ -28,9 +28,11 @@ const Override* parsed_override(std::string_view spec, std::string_view source) 
   std::string key =
       std::string(source) + '\n' + std::to_string(reinterpret_cast<uintptr_t>(&s)) + '\n' + std::string(spec);
   std::lock_guard lock(mutex);
-  auto [it, fresh] = cache.try_emplace(std::move(key));
-  if (fresh) it->second = Override::parse(spec, source, s.names());
-  return &it->second;
+  const auto found = cache.find(key);
+  if (found != cache.end()) return &found->second;
+  // Kept only once it is whole: what memory ran out under must be read again.
+  Override parsed = Override::parse(spec, source, s.names());
+  return &cache.emplace(std::move(key), std::move(parsed)).first->second;
 }
 
 BackendScope::BackendScope(std::string_view spec) : before_(scope_state.backends) {
@@ -38,8 +40,8 @@ BackendScope::BackendScope(std::string_view spec) : before_(scope_state.backends
   static std::mutex mutex;
   static auto& nodes = *new std::map<std::pair<const ScopeNode*, std::string>, ScopeNode>;
   std::lock_guard lock(mutex);
-  auto [it, fresh] = nodes.try_emplace({scope_state.backends, std::string(spec)});
-  if (fresh) it->second = {scope_state.backends, std::string(spec)};
+  auto [it, fresh] = nodes.try_emplace({scope_state.backends, std::string(spec)},
+                                       ScopeNode{scope_state.backends, std::string(spec)});
   scope_state.backends = &it->second;
 }
 BackendScope::~BackendScope() { scope_state.backends = static_cast<const ScopeNode*>(before_); }
