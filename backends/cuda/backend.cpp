@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/lm_head_cublaslt.h"
+#include "cuda/lm_head/cublaslt.hpp"
 #include "rlk/plugin.h"
 #include "simt/device_services.hpp"
 
@@ -113,10 +113,10 @@ int32_t describe(const rlk_device* device, char* out, size_t size) {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   std::string text = "CUDA driver " + std::to_string(driver) + ", runtime " + std::to_string(runtime);
-  const CublasLt& lt = cublaslt();
+  const lm_head::CublasLt& lt = lm_head::cublaslt();
   text +=
       lt.reason.empty() ? ", cuBLASLt " + std::to_string(lt.get_version()) : ", no cuBLASLt: " + lt.reason;
-  for (const std::string& name : cublaslt_ambient()) text += ", " + name + " is set";
+  for (const std::string& name : lm_head::cublaslt_ambient()) text += ", " + name + " is set";
   std::snprintf(out, size, "%s", text.c_str());
   (void)device;
   return RLK_OK;

@@ -1,3 +1,5 @@
+// labels: plugins gpu
+// links: registry
 // KDA on an NVIDIA GPU: what no result may depend on, bit for bit, for the Hopper and the portable kernels,
 // and how far from the truth the Hopper kernels are.
 #include <cuda_runtime_api.h>

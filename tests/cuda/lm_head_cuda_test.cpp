@@ -1,3 +1,5 @@
+// labels: plugins gpu
+// links: registry
 // lm_head on NVIDIA GPUs: what holds across streams, graphs, devices and threads, what memory a call takes,
 // and that the sum in ranges of sm90/t25k16/r4 is what its rule says.
 #include <cuda_runtime_api.h>

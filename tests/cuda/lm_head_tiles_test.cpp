@@ -1,3 +1,5 @@
+// labels: gpu
+// links: kernels
 // Every way cuda.sm90 may choose from gives the same bits: each tile of the wgmma kernel and each admitted
 // algorithm of cuBLASLt against the mma.sync kernel, whatever a selection by speed would have taken.
 #include <doctest/doctest.h>
@@ -9,17 +11,17 @@
 #include <random>
 #include <vector>
 
-#include "cuda/lm_head_cublaslt.h"
-#include "cuda/lm_head_gemm.h"
-#include "cuda/lm_head_sm90.h"
+#include "cuda/lm_head/cublaslt.hpp"
+#include "cuda/lm_head/gemm.h"
+#include "cuda/lm_head/wgmma.h"
 #include "rlk/half.hpp"
 
 namespace {
 
-using rlk::cuda::Dtype;
-using rlk::cuda::Gemm;
-using rlk::cuda::Operand;
-using rlk::cuda::Sm90Tile;
+using rlk::cuda::lm_head::Dtype;
+using rlk::cuda::lm_head::Gemm;
+using rlk::cuda::lm_head::Operand;
+using rlk::cuda::lm_head::Sm90Tile;
 using std::int64_t;
 
 void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, cudaGetErrorString(e)); }
@@ -126,13 +128,13 @@ constexpr Size kSizes[] = {{1, 96, 64},     {7, 200, 1000},  {16, 264, 520},  {4
 
 TEST_CASE(
     "every tile of the wgmma kernel has the bits of the mma.sync kernel, also with several tiles a block") {
-  if (!hopper() || !rlk::cuda::sm90_available()) return;
+  if (!hopper() || !rlk::cuda::lm_head::sm90_available()) return;
   for (const Layout& layout : kLayouts)
     for (const auto& [m, n, k] : kSizes)
       for (const Dtype type : {Dtype::bf16, Dtype::f16})
         for (const Dtype out : {type, Dtype::f32}) {
           const Product p(m, n, k, layout, type, out, m % 2 == 0);
-          const auto want = p.after([&] { return rlk::cuda::launch_mma(p.gemm, nullptr); });
+          const auto want = p.after([&] { return rlk::cuda::lm_head::launch_mma(p.gemm, nullptr); });
           for (const Sm90Tile tile : tiles(layout))
             for (const int multiprocessors : {132, 4}) {
               INFO(layout.name, " m=", m, " n=", n, " k=", k, " dtype ", static_cast<int>(type), " to ",
@@ -144,21 +146,21 @@ TEST_CASE(
 
 TEST_CASE("every admitted algorithm of cuBLASLt has the bits of the mma.sync kernel") {
   if (!hopper()) return;
-  if (!rlk::cuda::cublaslt().reason.empty()) {
-    std::printf("[skip] %s\n", rlk::cuda::cublaslt().reason.c_str());
+  if (!rlk::cuda::lm_head::cublaslt().reason.empty()) {
+    std::printf("[skip] %s\n", rlk::cuda::lm_head::cublaslt().reason.c_str());
     return;
   }
-  const Memory space(rlk::cuda::kLibraryWorkspace);
+  const Memory space(rlk::cuda::lm_head::kLibraryWorkspace);
   int ran = 0;
   for (const Layout& layout : kLayouts)
     for (const auto& [m, n, k] : {Size{1, 512, 1024}, Size{16, 4096, 2048}, Size{100, 1096, 512},
                                   Size{512, 768, 256}, Size{1000, 1024, 4096}})
       for (const Dtype type : {Dtype::bf16, Dtype::f16}) {
         const Product p(m, n, k, layout, type, Dtype::f32, false);
-        const auto want = p.after([&] { return rlk::cuda::launch_mma(p.gemm, nullptr); });
-        const rlk::cuda::LtProduct product(p.gemm);
+        const auto want = p.after([&] { return rlk::cuda::lm_head::launch_mma(p.gemm, nullptr); });
+        const rlk::cuda::lm_head::LtProduct product(p.gemm);
         if (!product) continue;
-        for (const auto& algorithm : product.candidates(true, rlk::cuda::kLibraryWorkspace, 8)) {
+        for (const auto& algorithm : product.candidates(true, rlk::cuda::lm_head::kLibraryWorkspace, 8)) {
           if (!algorithm.admitted()) continue;
           INFO(layout.name, " m=", m, " n=", n, " k=", k, " dtype ", static_cast<int>(type), " tile ",
                algorithm.tile, " stages ", algorithm.stages, " cluster ", algorithm.cluster);

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/lm_head_cublaslt.h"
+#include "cuda/lm_head/cublaslt.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
@@ -82,7 +82,7 @@ void fill_f64(const Memory& memory, int64_t count, unsigned seed) {
 class Dgemm {
  public:
   Dgemm(void* weight, void* hidden, void* out, int64_t m) : weight_(weight), hidden_(hidden), out_(out) {
-    const rlk::cuda::CublasLt& lt = rlk::cuda::cublaslt();
+    const rlk::cuda::lm_head::CublasLt& lt = rlk::cuda::lm_head::cublaslt();
     if (!lt.reason.empty()) throw std::runtime_error(lt.reason);
     const cublasOperation_t transposed = CUBLAS_OP_T;
     ok(lt.create(&handle_));
@@ -93,7 +93,7 @@ class Dgemm {
     ok(lt.layout_create(&c_, CUDA_R_64F, kV, static_cast<std::uint64_t>(m), kV));
   }
   ~Dgemm() {
-    const rlk::cuda::CublasLt& lt = rlk::cuda::cublaslt();
+    const rlk::cuda::lm_head::CublasLt& lt = rlk::cuda::lm_head::cublaslt();
     for (cublasLtMatrixLayout_t layout : {a_, b_, c_}) lt.layout_destroy(layout);
     lt.desc_destroy(desc_);
   }
@@ -101,7 +101,7 @@ class Dgemm {
   Dgemm& operator=(const Dgemm&) = delete;
 
   std::vector<cublasLtMatmulAlgo_t> algorithms() const {
-    const rlk::cuda::CublasLt& lt = rlk::cuda::cublaslt();
+    const rlk::cuda::lm_head::CublasLt& lt = rlk::cuda::lm_head::cublaslt();
     cublasLtMatmulPreference_t preference = nullptr;
     ok(lt.preference_create(&preference));
     ok(lt.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kLibraryBytes,
@@ -116,8 +116,8 @@ class Dgemm {
   }
   void run(const cublasLtMatmulAlgo_t& algorithm, void* workspace, cudaStream_t stream) const {
     const double one = 1, zero = 0;
-    ok(rlk::cuda::cublaslt().matmul(handle_, desc_, &one, weight_, a_, hidden_, b_, &zero, out_, c_, out_, c_,
-                                    &algorithm, workspace, kLibraryBytes, stream));
+    ok(rlk::cuda::lm_head::cublaslt().matmul(handle_, desc_, &one, weight_, a_, hidden_, b_, &zero, out_, c_,
+                                             out_, c_, &algorithm, workspace, kLibraryBytes, stream));
   }
 
  private:
@@ -210,11 +210,12 @@ struct Bench {
 
   // Ours against the library on the same product. With `same_rows`, the first rows must equal those of the
   // first size asked.
-  void compare(const char* what, const rlk::cuda::Gemm& g, const std::vector<Ours>& ours, bool same_rows) {
-    const rlk::cuda::LtProduct product(g);
+  void compare(const char* what, const rlk::cuda::lm_head::Gemm& g, const std::vector<Ours>& ours,
+               bool same_rows) {
+    const rlk::cuda::lm_head::LtProduct product(g);
     std::vector<std::function<void()>> candidates;
     for (const Ours& o : ours) candidates.push_back(o.run);
-    for (const rlk::cuda::LtCandidate& c : product.candidates(false, kLibraryBytes, 8))
+    for (const rlk::cuda::lm_head::LtCandidate& c : product.candidates(false, kLibraryBytes, 8))
       candidates.push_back([&, c] { product.run(g, c, library.data, stream); });
     const double flops = 2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
     const double bytes = 2.0 * static_cast<double>(g.m * g.k + g.n * g.k + g.m * g.n);
@@ -250,7 +251,7 @@ struct Bench {
       const Tensor hidden(narrow.data, {m, kK}, DType::bf16, kGpu),
           weight(big.data, {n, kK}, DType::bf16, kGpu), logits(out.data, {m, n}, DType::bf16, kGpu);
       const rlk::LmHead args{.hidden = hidden, .weight = weight, .out = logits};
-      rlk::cuda::Gemm g;
+      rlk::cuda::lm_head::Gemm g;
       g.a = {narrow.data, kK, true}, g.b = {big.data, kK, true}, g.c = out.data, g.ldc = n, g.m = m, g.n = n,
       g.k = kK;
       std::vector<Ours> ours{{"sm90", [&] { rlk::check(rlk::lm_head(args, options("cuda.sm90"))); }}};
@@ -267,7 +268,7 @@ struct Bench {
           d_hidden(out.data, {m, kK}, DType::bf16, kGpu), d_weight(other.data, {kV, kK}, DType::bf16, kGpu);
       const rlk::LmHeadBwd first{.d_out = d_out, .hidden = hidden, .weight = weight, .d_hidden = d_hidden};
       const rlk::LmHeadBwd second{.d_out = d_out, .hidden = hidden, .weight = weight, .d_weight = d_weight};
-      rlk::cuda::Gemm g;
+      rlk::cuda::lm_head::Gemm g;
       g.a = {rows.data, kV, true}, g.b = {big.data, kK, false}, g.c = out.data, g.ldc = kK, g.m = m, g.n = kK,
       g.k = kV;
       compare("d_hidden", g,

@@ -1,0 +1,267 @@
+// KDA on Hopper: the small kernels around the large ones (chunk plan of a packed batch, l2norm before, group
+// sums and l2norm after, parameter gradients), the workspace, and the order of launches.
+#include <algorithm>
+
+#include "cuda/kda/device.cuh"
+
+namespace rlk::cuda::kda {
+namespace {
+
+// The sequence of each slot of a packed batch, or -1.
+__global__ void plan_kernel(const Job p, int* slot_sequence) {
+  const int slot = blockIdx.x * blockDim.x + threadIdx.x;
+  if (slot >= p.slots()) return;
+  int lo = 0, hi = static_cast<int>(p.sequences) - 1;  // the last sequence whose first slot is <= slot
+  while (lo < hi) {
+    const int mid = (lo + hi + 1) / 2;
+    if (first_slot(p, mid) <= slot) {
+      lo = mid;
+    } else {
+      hi = mid - 1;
+    }
+  }
+  const std::int64_t used = (sequence_length(p, lo) + kChunk - 1) / kChunk;
+  slot_sequence[slot] = slot - first_slot(p, lo) < used ? lo : -1;
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int off = 16; off > 0; off /= 2) x += __shfl_xor_sync(~0u, x, off);
+  return x;
+}
+
+// One warp per (token, head): x (sum x^2 + 1e-6)^-1/2 rounded to bf16, and the factor.
+template <int K>
+__global__ void normalise_kernel(const Job p) {
+  const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= p.batch * p.tokens * p.heads) return;
+  const int lane = threadIdx.x % 32, h = static_cast<int>(at % p.heads);
+  const std::int64_t row = at / p.heads / p.tokens, token = at / p.heads % p.tokens;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    const bf16* from = row_of(which ? p.k : p.q, row, token, h);
+    bf16* to = (which ? p.k_norm : p.q_norm) + at * K;
+    std::uint32_t x[K / 64];
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < K / 64; ++i) {
+      x[i] = reinterpret_cast<const std::uint32_t*>(from)[32 * i + lane];
+      sum = fmaf(low(x[i]), low(x[i]), sum);
+      sum = fmaf(high(x[i]), high(x[i]), sum);
+    }
+    const float factor = 1.f / sqrtf(warp_sum(sum) + 1e-6f);
+#pragma unroll
+    for (int i = 0; i < K / 64; ++i) {
+      reinterpret_cast<std::uint32_t*>(to)[32 * i + lane] = pack(low(x[i]) * factor, high(x[i]) * factor);
+    }
+    if (lane == 0) (which ? p.k_factor : p.q_factor)[at] = factor;
+  }
+}
+
+// One warp per (token, head): dq and dk of the group's value heads summed in order, then through the l2norm.
+template <int K>
+__global__ void finish_kernel(const Job p) {
+  const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= p.batch * p.tokens * p.heads) return;
+  const int lane = threadIdx.x % 32, h = static_cast<int>(at % p.heads), group = p.value_heads / p.heads;
+  const std::int64_t place = at / p.heads, row = place / p.tokens, token = place % p.tokens;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    const float* from = (which ? p.k_part : p.q_part) + (place * p.value_heads + h * group) * K;
+    float2 d[K / 64];
+#pragma unroll
+    for (int i = 0; i < K / 64; ++i) d[i] = make_float2(0.f, 0.f);
+    for (int j = 0; j < group; ++j) {
+#pragma unroll
+      for (int i = 0; i < K / 64; ++i) {
+        const float2 x = reinterpret_cast<const float2*>(from + j * K)[32 * i + lane];
+        d[i].x += x.x, d[i].y += x.y;
+      }
+    }
+    if (p.l2norm) {
+      const auto y = reinterpret_cast<const std::uint32_t*>((which ? p.k_norm : p.q_norm) + at * K);
+      const float factor = (which ? p.k_factor : p.q_factor)[at];
+      float dot = 0.f;
+#pragma unroll
+      for (int i = 0; i < K / 64; ++i) {
+        dot = fmaf(d[i].x, low(y[32 * i + lane]), dot);
+        dot = fmaf(d[i].y, high(y[32 * i + lane]), dot);
+      }
+      dot = warp_sum(dot);
+#pragma unroll
+      for (int i = 0; i < K / 64; ++i) {
+        d[i].x = factor * (d[i].x - low(y[32 * i + lane]) * dot);
+        d[i].y = factor * (d[i].y - high(y[32 * i + lane]) * dot);
+      }
+    }
+    bf16* to = row_of(which ? p.d_k : p.d_q, row, token, h);
+#pragma unroll
+    for (int i = 0; i < K / 64; ++i)
+      reinterpret_cast<std::uint32_t*>(to)[32 * i + lane] = pack(d[i].x, d[i].y);
+  }
+}
+
+// One block per value head: the chunks' sums in slot order, 1024 / K strands, then the strands in order.
+template <int K>
+__global__ void __launch_bounds__(1024) parameters_kernel(const Job p) {
+  constexpr int kStrands = 1024 / K;
+  __shared__ float sums[2][kStrands][K];
+  const int hv = blockIdx.x, channel = threadIdx.x % K, strand = threadIdx.x / K;
+  float bias = 0.f, rate = 0.f;
+  for (std::int64_t slot = strand; slot < p.slots(); slot += kStrands) {
+    if (p.slot_sequence && p.slot_sequence[slot] < 0) continue;
+    bias += p.bias_part[(slot * p.value_heads + hv) * K + channel];
+    rate += p.a_log_part[(slot * p.value_heads + hv) * K + channel];
+  }
+  sums[0][strand][channel] = bias;
+  sums[1][strand][channel] = rate;
+  __syncthreads();
+  if (strand > 0) return;
+  for (int s = 1; s < kStrands; ++s) bias += sums[0][s][channel], rate += sums[1][s][channel];
+  if (p.d_dt_bias) p.d_dt_bias[hv * K + channel] = bias;
+  sums[1][0][channel] = rate;
+  asm volatile("bar.sync 1, %0;" ::"n"(K) : "memory");
+  if (channel == 0 && p.d_a_log) {
+    float total = 0.f;
+    for (int i = 0; i < K; ++i) total += sums[1][0][i];
+    p.d_a_log[hv] = total;
+  }
+}
+
+// Hands out 1 KiB-aligned pieces of the workspace; with a null base it only counts.
+struct Arena {
+  char* base;
+  std::size_t used = 0;
+  template <class T>
+  T* take(std::int64_t count) {
+    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += (static_cast<std::size_t>(count) * sizeof(T) + 1023) / 1024 * 1024;
+    return p;
+  }
+};
+
+std::size_t lay_out(Job& job, void* workspace, bool backward) {
+  Arena arena{static_cast<char*>(workspace)};
+  job.slots_each = static_cast<int>((job.tokens + kChunk - 1) / kChunk);
+  // n / d = (floor(n m / 2^32) + n) / 2^s for all n < 2^31, with 2^s >= d and m = 2^32 (2^s - d) / d + 1.
+  while ((std::int64_t{1} << job.slots_shift) < job.slots_each) ++job.slots_shift;
+  job.slots_magic = static_cast<unsigned>(
+      ((std::int64_t{1} << 32) * ((std::int64_t{1} << job.slots_shift) - job.slots_each)) /
+          std::max(job.slots_each, 1) +
+      1);
+  const std::int64_t k = job.dim, items = job.slots() * job.value_heads, rows = job.batch * job.tokens;
+  if (job.cu_seqlens) job.slot_sequence = arena.take<int>(job.slots());
+  if (!job.records)
+    job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
+  if (job.l2norm) {
+    job.q_norm = arena.take<bf16>(rows * job.heads * k);
+    job.k_norm = arena.take<bf16>(rows * job.heads * k);
+    job.q_factor = arena.take<float>(rows * job.heads);
+    job.k_factor = arena.take<float>(rows * job.heads);
+  }
+  if (backward) {
+    job.states = arena.take<bf16>((job.slots() + job.sequences) * job.value_heads * k * k);
+    job.d_states = arena.take<bf16>(items * k * k);
+    job.v_new = arena.take<bf16>(items * k * kChunk);
+    job.d_x = arena.take<bf16>(items * k * kChunk);
+    if (job.gate != Gate::none) {
+      job.v_new_rest = arena.take<bf16>(items * k * kChunk);
+      job.d_states_rest = arena.take<bf16>(items * k * k);
+    }
+    if (job.l2norm || job.heads != job.value_heads) {
+      job.q_part = arena.take<float>(rows * job.value_heads * k);
+      job.k_part = arena.take<float>(rows * job.value_heads * k);
+    }
+    if (k == 128) job.beta_half = arena.take<unsigned>(items * kChunk);
+    if (job.d_a_log || job.d_dt_bias) {
+      job.bias_part = arena.take<float>(items * k);
+      job.a_log_part = arena.take<float>(items * k);
+    }
+    // Gradients that nobody asked for are computed all the same, here.
+    auto scratch = [&](auto& t, std::int64_t heads, std::int64_t width, bool absent) {
+      if (!absent) return;
+      t.batch = job.tokens * heads * width, t.token = heads * width, t.head = width;
+    };
+    const auto half = [&](Strided<bf16>& t, std::int64_t heads, bool absent) {
+      scratch(t, heads, k, absent);
+      if (absent) t.data = arena.take<bf16>(rows * heads * k);
+    };
+    half(job.d_q, job.heads, job.skip & kSkipQ);
+    half(job.d_k, job.heads, job.skip & kSkipK);
+    half(job.d_v, job.value_heads, job.skip & kSkipV);
+    const auto real = [&](Real& t, std::int64_t width, bool absent) {
+      scratch(t, job.value_heads, width, absent);
+      if (absent) t.data = arena.take<float>(rows * job.value_heads * width), t.bf16 = false;
+    };
+    real(job.d_g, k, job.skip & kSkipG);
+    real(job.d_beta, 1, job.skip & kSkipBeta);
+    if (job.unfused) job.inter = arena.take<float>(items * (k / 64) * kInter);
+  }
+  return arena.used;
+}
+
+unsigned warps_to_blocks(std::int64_t warps) { return static_cast<unsigned>((warps + 7) / 8); }
+
+}  // namespace
+
+void launch_before(const Job& job, cudaStream_t stream) {
+  if (job.slots() == 0) return;
+  if (job.cu_seqlens) {
+    plan_kernel<<<static_cast<unsigned>((job.slots() + 255) / 256), 256, 0, stream>>>(
+        job, const_cast<int*>(job.slot_sequence));
+  }
+  if (job.l2norm && job.batch * job.tokens > 0) {
+    const unsigned blocks = warps_to_blocks(job.batch * job.tokens * job.heads);
+    job.dim == 128 ? normalise_kernel<128><<<blocks, 256, 0, stream>>>(job)
+                   : normalise_kernel<64><<<blocks, 256, 0, stream>>>(job);
+  }
+}
+
+void launch_after(const Job& job, cudaStream_t stream) {
+  if (job.q_part && job.batch * job.tokens > 0) {
+    const unsigned blocks = warps_to_blocks(job.batch * job.tokens * job.heads);
+    job.dim == 128 ? finish_kernel<128><<<blocks, 256, 0, stream>>>(job)
+                   : finish_kernel<64><<<blocks, 256, 0, stream>>>(job);
+  }
+  if (job.bias_part) {
+    const auto blocks = static_cast<unsigned>(job.value_heads);
+    job.dim == 128 ? parameters_kernel<128><<<blocks, 1024, 0, stream>>>(job)
+                   : parameters_kernel<64><<<blocks, 1024, 0, stream>>>(job);
+  }
+}
+
+Job plan_job(const Call& call, void* workspace, bool backward) {
+  Job job{call};
+  if (backward) job.final = nullptr;  // the recomputed forward writes nothing of the caller's
+  lay_out(job, workspace, backward);
+  return job;
+}
+
+std::size_t forward_workspace(const Call& call) {
+  Job job{call};
+  return lay_out(job, nullptr, false);
+}
+std::size_t backward_workspace(const Call& call) {
+  Job job{call};
+  return lay_out(job, nullptr, true);
+}
+
+cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream) {
+  const Job job = plan_job(call, workspace, false);
+  launch_before(job, stream);
+  launch_prepare(job, stream);
+  launch_forward_scan(job, stream);
+  return cudaGetLastError();
+}
+
+cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream) {
+  const Job job = plan_job(call, workspace, true);
+  launch_before(job, stream);
+  if (!call.records) launch_prepare(job, stream);
+  launch_both_scans(job, stream);
+  launch_gradients(job, stream);
+  launch_after(job, stream);
+  return cudaGetLastError();
+}
+
+}  // namespace rlk::cuda::kda

@@ -1,0 +1,569 @@
+// KDA recurrences over chunks: one block per (sequence, value head, slice of V), serial over its chunks.
+//
+//   forward:   x = beta (v - (k e^G) S)     vnew = A x     o = (scale q e^G) S + P vnew
+//              S <- Diag(e^{G_L}) S + (k e^{G_L-G})^T vnew
+//   backward:  dvnew = P^T do + (k e^{G_L-G}) dS     dx = A^T dvnew     dv = beta dx
+//              dS <- Diag(e^{G_L}) dS + (scale q e^G)^T do - (k e^G)^T (beta dx)
+//
+// These are the WY products with w and u multiplied out: no w, no u, no rounding of them, and v is used
+// exactly. Once the preparation is done neither recurrence needs the other, so the backward runs both in one
+// grid.
+//
+// Every matrix is kept transposed, V first. A warpgroup owns 64 columns of V and all of K: its 64 x K state
+// stays in wgmma accumulators, which as they lie are the A operand of the next product, and so are x and
+// vnew. Warps exchange nothing but whether a token is NaN; every B operand is a tile of the chunk's record as
+// it lies, which the bulk copy engine brings one to three chunks ahead. What the next chunk does not wait for
+// - the outputs, all stores - is done while the tensor cores work. The number of warpgroups per block (the
+// cut of V) follows the size of the call and changes no bit: columns of V never meet. x and dvnew are split
+// into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are rounded. Where
+// the gate is computed here, the gradients get vnew and dS in two terms as well.
+//
+// Fragments are flat: [n][e] with e as in mma, rows (columns of V) lane / 4 and that + 8, columns 8 n + 2
+// (lane % 4) and the next.
+#include "cuda/hopper/wgmma.cuh"
+#include "cuda/kda/device.cuh"
+
+namespace rlk::cuda::kda {
+namespace {
+
+// A step's tile of a record, 64 rows of 128 bytes swizzled by 128, as wgmma's B operand. Panels of 64 columns
+// are `panels` times 16 bytes apart.
+__device__ inline Descriptor tile_at(std::uint32_t address, std::uint32_t panels) {
+  return {address >> 4, panels, 1024 / 16, Swizzle::bytes128};
+}
+// d (+)= a tile[64 rows][16 columns at step ks]^T: the tile's rows are the result's columns.
+template <int Size>
+__device__ inline void times_rows(float (&d)[Size], const std::uint32_t (&a)[4], std::uint32_t tile, int ks,
+                                  bool add = true) {
+  wgmma<false>(d, a, tile_at(tile + ks / 4 * 8192 + ks % 4 * 32, 1).at(0), add);
+}
+// d (+)= a tile[16 rows at step ks][columns].
+template <int Size>
+__device__ inline void times_columns(float (&d)[Size], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                     int ks, bool add = true) {
+  wgmma<true>(d, a, tile_at(tile + ks * 2048, 8192 / 16).at(0), add);
+}
+
+struct Slice {
+  int sequence, head, column;  // first column of V of this warp
+};
+
+// The A operand of step `ks` of a fragment, rounded to bf16.
+template <int Size>
+__device__ inline void round_operand(const float (&x)[Size], int ks, std::uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = pack(x[8 * ks + 2 * i], x[8 * ks + 2 * i + 1]);
+}
+// What that rounding left.
+template <int Size>
+__device__ inline void round_rest(const float (&x)[Size], int ks, const std::uint32_t (&a)[4],
+                                  std::uint32_t (&rest)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    rest[i] = pack(x[8 * ks + 2 * i] - low(a[i]), x[8 * ks + 2 * i + 1] - high(a[i]));
+}
+
+template <int K>
+struct State {
+  float x[K / 2];  // 16 columns of V x K
+
+  __device__ static std::int64_t place(const Job& p, const Slice& s, int i) {
+    const int lane = threadIdx.x % 32;
+    const int v = s.column + lane / 4 + (i / 2 % 2) * 8, k = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+    return (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K +
+           (p.v_first ? v * K + k : k * K + v);
+  }
+  __device__ void read(const Job& p, const float* from, const Slice& s) {
+    if (from) {
+#pragma unroll
+      for (int i = 0; i < K / 2; ++i) x[i] = from[place(p, s, i)];
+    } else {
+#pragma unroll
+      for (int i = 0; i < K / 2; ++i) x[i] = 0.f;
+    }
+  }
+  __device__ void write(const Job& p, float* to, const Slice& s) const {
+    if (!to) return;
+#pragma unroll
+    for (int i = 0; i < K / 2; ++i) to[place(p, s, i)] = x[i];
+  }
+  __device__ void decay(const float* factors) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < K / 8; ++n) {
+      const float2 f = *reinterpret_cast<const float2*>(factors + 8 * n + 2 * t);
+      x[4 * n] *= f.x, x[4 * n + 1] *= f.y, x[4 * n + 2] *= f.x, x[4 * n + 3] *= f.y;
+    }
+    wgmma_fence_operand(x);
+  }
+};
+
+// A fragment of 16 columns of V x 16 steps as blocks of a [V][width] matrix, in slices of 64 columns: [width
+// / 64][V] [64]; `vb`, `cb` count blocks.
+template <int V>
+__device__ inline void store_blocks(bf16* base, int vb, int cb, const std::uint32_t (&a)[4]) {
+  auto to =
+      reinterpret_cast<std::uint32_t*>(base) + ((cb / 8 * (V / 8) + vb) * 8 + cb % 8) * 32 + threadIdx.x % 32;
+  to[0] = a[0];
+  to[8 * 32] = a[1];
+  to[32] = a[2];
+  to[9 * 32] = a[3];
+}
+
+// This warp's 16 columns of a [token][V] tensor, 64 tokens, in its own 2 KiB of shared memory: 32-byte rows,
+// the two halves of a row swapped in every second group of four rows.
+__device__ inline int slim_tile(int row, int piece) { return row * 32 + ((piece ^ (row >> 2 & 1)) << 4); }
+
+__device__ inline void load_slim(std::uint32_t shared, const bf16* from, int step, int length) {
+  const int row = threadIdx.x % 32 / 2, piece = threadIdx.x % 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool valid = 16 * i + row < length;
+    copy16(shared + slim_tile(row, piece) + 512 * i, from + 8 * piece + (valid ? (16 * i + row) * step : 0),
+           valid ? 16 : 0);
+  }
+}
+// Fragment [V][16 tokens at step ks] of a slim tile.
+__device__ inline void slim_operand(std::uint32_t (&a)[4], std::uint32_t tile, int ks) {
+  const int lane = threadIdx.x % 32;
+  ldmatrix_transposed(a, tile + slim_tile(16 * ks + (lane / 16) * 8 + lane % 8, (lane / 8) % 2));
+}
+
+// Writes a fragment pair (16 columns of V, 8 tokens, bf16 pairs along tokens) to a [token][V] tensor at this
+// lane's place, see turned_place.
+__device__ inline void store_turned(bf16* to, bool valid, std::uint32_t r0, std::uint32_t r1) {
+  const bool odd = threadIdx.x & 1;
+  r0 = movmatrix(r0), r1 = movmatrix(r1);
+  const std::uint32_t got = __shfl_xor_sync(~0u, odd ? r0 : r1, 1);
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+               "r"(odd ? got : r0), "r"(odd ? r1 : got), "r"(static_cast<int>(valid))
+               : "memory");
+}
+__device__ inline bf16* turned_place(bf16* to, std::int64_t step) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  return to + lane / 4 * step + (t & 1) * 8 + (t >> 1) * 4;
+}
+
+// The write strengths of this lane's tokens, two by two; volatile, so that they are loaded here and not after
+// the next wait.
+__device__ inline void load_strengths(float2 (&strength)[8], const float* beta) {
+  const std::uint32_t at = shared_address(beta + 2 * (threadIdx.x % 4));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(strength[i].x), "=f"(strength[i].y)
+                 : "r"(at + 32 * i));
+  }
+}
+
+// acc = tile y for a lower triangular 64 x 64 tile, y in two bf16 terms; one group of wgmmas.
+__device__ inline void solve(float (&acc)[32], const float (&y)[32], std::uint32_t tile) {
+  std::uint32_t hi[4][4], lo[4][4];
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks) {
+    round_operand(y, ks, hi[ks]);
+    round_rest(y, ks, hi[ks], lo[ks]);
+    wgmma_fence();
+    times_rows(acc, lo[ks], tile, ks, ks > 0);
+    times_rows(acc, hi[ks], tile, ks);
+  }
+  wgmma_commit();
+}
+
+// The tokens from which on a warp's columns of V are NaN, 64 for none: columns lane / 4 and that + 8.
+//
+// A token that is NaN or infinite must not reach the ones before it, but the zeros of A and P times NaN are
+// NaN. So the products see zeros in its place, and what depends on it is set to NaN afterwards.
+struct Broken {
+  int from[2] = {64, 64};
+
+  __device__ static bool any(const float (&x)[32]) {
+    float zero[4] = {};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) zero[i % 4] = fmaf(x[i], 0.f, zero[i % 4]);
+    return zero[0] + zero[1] + (zero[2] + zero[3]) != 0.f;
+  }
+  __device__ static int token(int i) { return i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2; }
+
+  __device__ void take(float (&x)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      if (fabsf(x[i]) < INFINITY) continue;
+      from[i / 2 % 2] = min(from[i / 2 % 2], token(i));
+      x[i] = 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      from[i] = min(from[i], __shfl_xor_sync(~0u, from[i], 1));
+      from[i] = min(from[i], __shfl_xor_sync(~0u, from[i], 2));
+    }
+  }
+  __device__ void put(float (&x)[32]) const {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = token(i) >= from[i / 2 % 2] ? NAN : x[i];
+  }
+  __device__ void put(std::uint32_t (&operand)[4], int ks) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int t = token(8 * ks + 2 * i), first = from[i % 2];
+      operand[i] |= (t >= first ? 0x7fffu : 0u) | (t + 1 >= first ? 0x7fff0000u : 0u);
+    }
+  }
+};
+
+// Recomputed: for the backward, which needs the states and v_new instead of the outputs.
+enum class Scan { forward, recomputed, reverse };
+
+// How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on a multiprocessor.
+template <int Channels, int WarpCount, int BlockCount>
+struct Cut {
+  static constexpr int K = Channels, Warps = WarpCount, Blocks = BlockCount;
+};
+
+// Chunks in flight: as many as shared memory holds.
+template <class C, Scan scan>
+struct Stages {
+  static constexpr int kRecord = scan == Scan::recomputed ? Record<C::K>::kShort : Record<C::K>::kSize;
+  static constexpr int kEach = kRecord + C::Warps * 2048;
+  static constexpr int kCount = std::min(4, (227 * 1024 / C::Blocks - 1024) / kEach);
+  static constexpr int kSize = 1024 + kCount * kEach;
+};
+
+// The chunks of a slice on their way through shared memory, in the order a scan takes them.
+template <class C, Scan scan>
+struct Pipe {
+  using S = Stages<C, scan>;
+  using R = Record<C::K>;
+  const Job& p;
+  const Slice& s;
+  char* smem;
+  std::uint32_t bars;
+  std::int64_t tokens;
+  const char* records;  // of the first chunk
+  const bf16* lines;    // v or d_out, this warp's columns
+  int chunks, slot0;
+
+  __device__ Pipe(const Job& job, const Slice& slice, char* memory)
+      : p(job), s(slice), smem(memory + 1024), bars(shared_address(memory)) {
+    tokens = sequence_length(p, s.sequence);
+    chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
+    records = p.records + item(0) * R::kSize;
+    lines = rows(scan == Scan::reverse ? p.d_out : p.v);
+  }
+  __device__ int chunk(int n) const { return scan == Scan::reverse ? chunks - 1 - n : n; }
+  __device__ int length(int c) const {
+    return static_cast<int>(
+        min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
+  }
+  __device__ std::int64_t item(int c) const {
+    return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head;
+  }
+  // This warp's columns of the sequence's first token.
+  template <class T>
+  __device__ T* rows(const Strided<T>& t) const {
+    return row_of(t, p.cu_seqlens ? 0 : s.sequence, sequence_start(p, s.sequence), s.head) + s.column;
+  }
+  __device__ const char* record(int n) const { return smem + n % S::kCount * S::kEach; }
+  __device__ std::uint32_t tile(int n) const { return shared_address(record(n)); }
+  __device__ std::uint32_t slim(int n) const { return tile(n) + S::kRecord + threadIdx.x / 32 * 2048; }
+
+  // Past the end an empty group, so that the wait need not know.
+  __device__ void load(int n) const {
+    if (n < chunks) {
+      const int c = chunk(n), step = static_cast<int>(scan == Scan::reverse ? p.d_out.token : p.v.token);
+      if (threadIdx.x == 0) {
+        const std::uint32_t bar = bars + 8 * (n % S::kCount);
+        barrier_expect(bar, S::kRecord);
+        bulk_load(tile(n), records + static_cast<std::int64_t>(c) * p.value_heads * R::kSize, S::kRecord,
+                  bar);
+      }
+      load_slim(slim(n), lines + c * (std::int64_t{kChunk} * step), step, length(c));
+    }
+    copy_commit();
+  }
+  __device__ void begin() const {
+    for (int n = 0; n < S::kCount - 1; ++n) load(n);
+  }
+  __device__ void wait(int n) const {
+    copy_wait<S::kCount - 2>();
+    barrier_wait(bars + 8 * (n % S::kCount), n / S::kCount & 1);
+    __syncwarp();
+  }
+  // Everyone has left the chunk before, whose place another takes. True if anyone says so.
+  __device__ bool proceed(int n, bool any = false) const {
+    any = __syncthreads_or(any);
+    load(n + S::kCount - 1);
+    return any;
+  }
+};
+
+template <class C, Scan scan, bool Rest>
+__device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
+  constexpr int K = C::K;
+  using R = Record<K>;
+  constexpr bool kKeep = scan == Scan::recomputed;
+  const int lane = threadIdx.x % 32;
+  const Pipe<C, scan> pipe(p, s, smem);
+  auto store_state = [&](int c, int ks, const std::uint32_t(&a)[4]) {
+    store_blocks<K>(
+        p.states +
+            ((static_cast<std::int64_t>(pipe.slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
+        s.column / 8, 2 * ks, a);
+  };
+
+  State<K> state;
+  state.read(p, p.initial, s);
+  const std::int64_t step = p.out.token;
+  bf16* to = kKeep ? nullptr : turned_place(pipe.rows(p.out), step);
+  pipe.begin();
+  for (int c = 0; c < pipe.chunks; ++c) {
+    pipe.wait(c);
+    const std::uint32_t tile = pipe.tile(c);
+    const char* record = pipe.record(c);
+    const float* beta = reinterpret_cast<const float*>(record + R::kBeta);
+
+    std::uint32_t before[K / 16][4];
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) round_operand(state.x, ks, before[ks]);
+    float y[32], fresh[32], out[32];
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) times_rows(y, before[ks], tile + R::kKeyIn, ks, ks > 0);
+    wgmma_commit();
+    std::uint32_t v[4][4];
+    float2 strength[8];
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) slim_operand(v[ks], pipe.slim(c), ks);
+    load_strengths(strength, beta);
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks) store_state(c, ks, before[ks]);
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* e = &y[8 * ks + 2 * i];
+        const float2 b = strength[2 * ks + i / 2];
+        e[0] = b.x * (low(v[ks][i]) - e[0]);
+        e[1] = b.y * (high(v[ks][i]) - e[1]);
+      }
+    }
+    solve(fresh, y, tile + R::kInverse);
+    state.decay(reinterpret_cast<const float*>(record + R::kDecay));
+    if constexpr (!kKeep) {
+      wgmma_fence();
+#pragma unroll
+      for (int ks = 0; ks < K / 16; ++ks) times_rows(out, before[ks], tile + R::kQuery, ks, ks > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
+    Broken broken;
+    const bool any_broken =
+        pipe.proceed(c, Broken::any(fresh));  // of the block: wgmma is for whole warpgroups
+    if (any_broken) {
+      broken.take(y);
+      solve(fresh, y, tile + R::kInverse);
+      wgmma_wait<0>();
+      broken.take(fresh);
+    }
+    std::uint32_t rounded[4][4];
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) round_operand(fresh, ks, rounded[ks]);
+    wgmma_fence();
+    if constexpr (!kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < 4; ++ks) times_rows(out, rounded[ks], tile + R::kScores, ks);
+      wgmma_commit();
+    }
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) times_columns(state.x, rounded[ks], tile + R::kKeyOut, ks);
+    wgmma_commit();
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int ks = 0; ks < 4; ++ks) {
+        std::uint32_t a[4] = {rounded[ks][0], rounded[ks][1], rounded[ks][2], rounded[ks][3]};
+        if (any_broken) broken.put(a, ks);
+        store_blocks<K>(p.v_new + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+        if constexpr (Rest) {
+          round_rest(fresh, ks, rounded[ks], a);
+          store_blocks<K>(p.v_new_rest + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+        }
+      }
+    } else {
+      wgmma_wait<1>();
+      if (any_broken) broken.put(out);
+      const int left = pipe.length(c) - lane / 4;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        store_turned(to + 8 * n * step, 8 * n < left, pack(out[4 * n], out[4 * n + 1]),
+                     pack(out[4 * n + 2], out[4 * n + 3]));
+      }
+      to += kChunk * step;
+    }
+    wgmma_wait<0>();
+    if (any_broken) {
+#pragma unroll
+      for (int i = 0; i < K / 2; ++i) state.x[i] = broken.from[i / 2 % 2] < kChunk ? NAN : state.x[i];
+    }
+  }
+  if constexpr (kKeep) {
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) {
+      std::uint32_t a[4];
+      round_operand(state.x, ks, a);
+      store_state(pipe.chunks, ks, a);
+    }
+  }
+  state.write(p, p.final, s);
+}
+
+template <class C, bool Rest>
+__device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
+  constexpr int K = C::K;
+  using R = Record<K>;
+  const int lane = threadIdx.x % 32;
+  const Pipe<C, Scan::reverse> pipe(p, s, smem);
+
+  State<K> state;
+  state.read(p, p.d_final, s);
+  const std::int64_t step = p.d_v.token;
+  bf16* d_v = turned_place(pipe.rows(p.d_v), step);
+  pipe.begin();
+  for (int n = 0; n < pipe.chunks; ++n) {
+    const int c = pipe.chunk(n);
+    pipe.wait(n);
+    const std::uint32_t tile = pipe.tile(n);
+    const char* record = pipe.record(n);
+    const float* beta = reinterpret_cast<const float*>(record + R::kBeta);
+
+    float dv[32], dx[32];
+    std::uint32_t out[4][4], after[K / 16][4];  // do, V x 64; dS, V x K
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) slim_operand(out[ks], pipe.slim(n), ks);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) round_operand(state.x, ks, after[ks]);
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) times_columns(dv, out[ks], tile + R::kScores, ks, ks > 0);
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) times_rows(dv, after[ks], tile + R::kKeyOut, ks);
+    wgmma_commit();
+#pragma unroll
+    for (int ks = 0; ks < K / 16; ++ks) {
+      store_blocks<K>(p.d_states + pipe.item(c) * K * K, s.column / 8, 2 * ks, after[ks]);
+      if constexpr (Rest) {
+        std::uint32_t rest[4];
+        round_rest(state.x, ks, after[ks], rest);
+        store_blocks<K>(p.d_states_rest + pipe.item(c) * K * K, s.column / 8, 2 * ks, rest);
+      }
+    }
+    float2 strength[8];
+    load_strengths(strength, beta);
+    wgmma_wait<0>();
+    std::uint32_t hi[4][4], lo[4][4];
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+      round_operand(dv, ks, hi[ks]);
+      round_rest(dv, ks, hi[ks], lo[ks]);
+      wgmma_fence();
+      times_columns(dx, lo[ks], tile + R::kInverse, ks, ks > 0);
+      times_columns(dx, hi[ks], tile + R::kInverse, ks);
+    }
+    wgmma_commit();
+    state.decay(reinterpret_cast<const float*>(record + R::kDecay));
+    pipe.proceed(n);
+    wgmma_wait<0>();
+    std::uint32_t written[4][4];  // -beta dx
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 b = strength[2 * ks + i / 2];
+        written[ks][i] = pack(b.x * dx[8 * ks + 2 * i], b.y * dx[8 * ks + 2 * i + 1]) ^ 0x80008000u;
+      }
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+      times_columns(state.x, out[ks], tile + R::kQuery, ks);
+      times_columns(state.x, written[ks], tile + R::kKeyIn, ks);
+    }
+    wgmma_commit();
+    wgmma_fence_operand(dx);
+    const int left = pipe.length(c) - lane / 4;
+    bf16* to = d_v + c * (kChunk * step);
+#pragma unroll
+    for (int ks = 0; ks < 4; ++ks) {
+      std::uint32_t a[4];
+      round_operand(dx, ks, a);
+      store_blocks<K>(p.d_x + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = written[ks][i] ^ 0x80008000u;
+      store_turned(to + 16 * ks * step, 16 * ks < left, a[0], a[1]);
+      store_turned(to + (16 * ks + 8) * step, 16 * ks + 8 < left, a[2], a[3]);
+    }
+    wgmma_wait<0>();
+  }
+  state.write(p, p.d_initial, s);
+}
+
+template <class C, bool Both>
+constexpr int kScanBytes =
+    Both ? std::max(Stages<C, Scan::recomputed>::kSize, Stages<C, Scan::reverse>::kSize)
+         : Stages<C, Scan::forward>::kSize;
+// Both: the two recurrences of the backward, half of the grid each, with Rest what the rounding of v_new and
+// dS left as well; otherwise the forward op.
+template <class C, bool Both, bool Rest>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p) {
+  extern __shared__ __align__(1024) char smem[];
+  const std::uint32_t bars = shared_address(smem);
+  if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
+  if (threadIdx.x < 4) fence_barrier_init();
+  __syncthreads();
+  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
+  const unsigned half = Both ? gridDim.x / 2 : gridDim.x;
+  const int block = blockIdx.x % half, cell = block / kSlices, warp = static_cast<int>(threadIdx.x) / 32;
+  const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * kWidth + warp * 16};
+  if constexpr (!Both) {
+    forward_scan<C, Scan::forward, false>(p, s, smem);
+  } else if (blockIdx.x < half) {
+    forward_scan<C, Scan::recomputed, Rest>(p, s, smem);
+  } else {
+    reverse_scan<C, Rest>(p, s, smem);
+  }
+}
+
+template <class C, bool Both>
+void launch(const Job& job, std::int64_t cells, cudaStream_t stream) {
+  constexpr int kBytes = kScanBytes<C, Both>;
+  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
+  const auto kernel = Both && job.v_new_rest ? scan_kernel<C, Both, Both> : scan_kernel<C, Both, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  kernel<<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+}
+
+// The widest slice of V that still gives about one block per multiprocessor; at K = 64 two blocks share one
+// when there are more.
+template <bool Both>
+void choose(const Job& job, cudaStream_t stream) {
+  const std::int64_t cells = (Both ? 2 : 1) * job.sequences * job.value_heads;
+  if (cells == 0) return;
+  if (job.dim == 128) {
+    cells >= 96 ? launch<Cut<128, 8, 1>, Both>(job, cells, stream)
+                : launch<Cut<128, 4, 1>, Both>(job, cells, stream);
+  } else {
+    cells > 132 ? launch<Cut<64, 4, 2>, Both>(job, cells, stream)
+                : launch<Cut<64, 4, 1>, Both>(job, cells, stream);
+  }
+}
+
+}  // namespace
+
+void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, stream); }
+void launch_both_scans(const Job& job, cudaStream_t stream) { choose<true>(job, stream); }
+
+}  // namespace rlk::cuda::kda

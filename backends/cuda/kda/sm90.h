@@ -1,0 +1,86 @@
+// KDA forward and backward for Hopper: the plain call that the kernels of *_sm90.cu take, their
+// workspace, and the two launchers. Knows nothing of the registry; sm90.cpp translates.
+//
+// Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
+// e^{g}, those and the sigmoid of a gate by the unit's ex2 and rcp; the chunk's two 64 x 64 products P and M
+// in strips of 8 tokens, between strips with the decays to and from their bounds and inside one by halving
+// (level s = 4, 2, 1 pairs each aligned group of s tokens with the group before it, anchored between them),
+// so every factor is at most 1 and anchors depend on the past only; their operands in fp16 scaled by the
+// row's largest exponent; the inverse of 16 x 16 blocks by fp32 substitution, of the rest by fp64 products;
+// states in fp32, rounded to bf16 as operands. Gradients inside a chunk: dP and dM rounded to 11 significant
+// bits, times decayed q and k; those are rounded alike between blocks of 16 tokens, and inside a block by
+// halving (level s = 8, 4, 2) keep 22 bits; where log decays are given (`gate` none) they are everywhere cut
+// to 11 bits, after a factor that makes cutting unbiased. Neighbours meet in fp32. d_beta = D . v + W . k;
+// where log decays are given and |beta| is 2^-64 or more, the same as D . v_new / beta. v_new and dS reach
+// the gradients in bf16; where the gate is computed here in two terms, the second times everything but the
+// other's.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace rlk::cuda::kda {
+
+// [batch, token, head, channel], last dimension dense; strides count elements.
+template <class T>
+struct Strided {
+  T* data = nullptr;
+  std::int64_t batch = 0, token = 0, head = 0;
+};
+
+// fp32 or bf16 memory: g, beta and their gradients come in either.
+struct Real {
+  void* data = nullptr;
+  std::int64_t batch = 0, token = 0, head = 0;
+  bool bf16 = false;
+};
+
+enum class Gate : int { none, softplus, bounded };
+
+enum { kSkipQ = 1, kSkipK = 2, kSkipV = 4, kSkipG = 8, kSkipBeta = 16 };
+
+struct Call {
+  std::int64_t batch = 0, tokens = 0, sequences = 0;  // sequences == batch unless packed
+  int heads = 0, value_heads = 0, dim = 0;            // dim = K = V, 64 or 128
+  const std::int64_t* cu_seqlens = nullptr;
+  float scale = 0, lower_bound = -5;
+  bool v_first = false, l2norm = false, beta_sigmoid = false, neg_eigval = false;
+  Gate gate = Gate::none;
+
+  Strided<const __nv_bfloat16> q, k, v;
+  Real g, beta;
+  const float* a_log = nullptr;    // [HV]
+  const float* dt_bias = nullptr;  // [HV, K]
+  const float* initial = nullptr;  // dense [N, HV, K, V] or [N, HV, V, K]
+
+  Strided<__nv_bfloat16> out;  // forward
+  float* final = nullptr;
+
+  Strided<const __nv_bfloat16> d_out;  // backward
+  const float* d_final = nullptr;
+  Strided<__nv_bfloat16> d_q, d_k, d_v;
+  Real d_g, d_beta;
+  float* d_initial = nullptr;
+  float* d_a_log = nullptr;
+  float* d_dt_bias = nullptr;
+
+  // What the caller keeps between the two: Record<dim> of every chunk and value head, written by forward, and
+  // read by backward, which then prepares nothing. Null: backward prepares the same once more.
+  char* records = nullptr;
+
+  int skip = 0;          // gradients the caller does not want
+  bool unfused = false;  // backward: keep the inter-chunk gradients in memory between two kernels
+
+  __host__ __device__ std::int64_t slots() const {
+    return cu_seqlens ? tokens / 64 + sequences : sequences * ((tokens + 63) / 64);
+  }
+};
+
+std::size_t forward_workspace(const Call& call);
+std::size_t backward_workspace(const Call& call);
+cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream);
+cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream);
+
+}  // namespace rlk::cuda::kda
