@@ -217,7 +217,7 @@ bool may_alias(const rlk_op_schema& op, uint32_t a, uint32_t b) noexcept {
 Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes) {
   if (!op.infer) return {};
   if (const int32_t code = op.infer(slots, shapes, &host())) {
-    if (is_code(code)) return failure(static_cast<rlk_code>(code));
+    if (is_code(code)) return failure(code);
     return {RLK_BACKEND_ERROR, fmt::format("{}: its infer returned {}, which is no rlk_code", op.name, code)};
   }
   for (uint32_t i = 0; i < op.num_arguments; ++i)

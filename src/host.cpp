@@ -9,7 +9,7 @@ namespace rlk {
 const rlk_host& host() {
   static const rlk_host services = {
       sizeof(rlk_host), RLK_ABI_MINOR,
-      [](int32_t code, const char* text) noexcept { return set_failure(static_cast<rlk_code>(code), text); },
+      [](int32_t code, const char* text) noexcept { return set_failure(code, text); },
       [](int32_t level, const char* text) noexcept {
         if (text) log(static_cast<LogLevel>(level), text);
       },

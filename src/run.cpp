@@ -304,7 +304,7 @@ void* arena(uint64_t bytes) {
   if (!is_code(code))
     return {RLK_BACKEND_ERROR, fmt::format("{}: {} returned {} from its run, which is no rlk_code",
                                            p.op->name, p.implementation->id, code)};
-  return failure(static_cast<rlk_code>(code));
+  return failure(code);
 }
 
 // The call's description is the cache entry's own: only what differs from call to call is written.
@@ -465,7 +465,7 @@ BoundOp& BoundOp::operator=(BoundOp&&) noexcept = default;
 BoundOp::~BoundOp() = default;
 
 const Resolution& BoundOp::resolution() const noexcept { return state_->resolution; }
-Status BoundOp::last_failure(int32_t code) { return failure(static_cast<rlk_code>(code)); }
+Status BoundOp::last_failure(int32_t code) { return failure(code); }
 
 // The gate moved, or a saved range lives: check again, then run.
 Status BoundOp::run_slowly(const rlk_slot* slots) {

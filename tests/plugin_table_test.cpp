@@ -12,6 +12,7 @@
 
 #include "rlk/printable.hpp"
 #include "rlk/rlk.hpp"
+#include "src/failure.hpp"
 
 using namespace rlk;
 
@@ -210,6 +211,8 @@ TEST_CASE("what functions of a backend answer is checked too, and the text names
   CHECK(call_odd().message() == "the implementation gave no reason");
   infer_code = RLK_OK;
   CHECK(call_odd());
+  // What a bound call, which knows no more than the number, makes of it.
+  CHECK(failure(99).code() == RLK_BACKEND_ERROR);
 }
 
 TEST_CASE("a device's name ends where it must, and a log line may be missing") {
