@@ -218,12 +218,12 @@ int against(const Options& o) {
     print(j);
   } else if (f.mismatches == 0) {
     std::printf("lm_head  %s  %s: all %" PRId64 " outputs of %s reproduced, 0 bits differ\n",
-                implementation.c_str(), dump.arithmetic().c_str(), f.outputs, o.against.c_str());
+                implementation.c_str(), dump.arithmetic().c_str(), f.outputs, printable(o.against).c_str());
   } else {
     std::printf("lm_head  %s  %s: %" PRId64 " of %" PRId64 " outputs of %s differ; the first is row %" PRId64
                 ", column %" PRId64 ": file 0x%08x, replay 0x%08x\n",
-                implementation.c_str(), dump.arithmetic().c_str(), f.mismatches, f.outputs, o.against.c_str(),
-                f.row, f.column, f.file_bits, f.replay_bits);
+                implementation.c_str(), dump.arithmetic().c_str(), f.mismatches, f.outputs,
+                printable(o.against).c_str(), f.row, f.column, f.file_bits, f.replay_bits);
   }
   return f.mismatches == 0 ? kGood : kVerificationFailed;
 }

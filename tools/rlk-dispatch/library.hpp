@@ -6,16 +6,17 @@
 #include <string>
 
 #include "options.hpp"
+#include "rlk/printable.hpp"
 #include "rlk/rlk.h"
 
 namespace rlk::cli {
 
 using Json = nlohmann::ordered_json;
 
-// A command cannot go on: the text for the user and the exit code.
+// A command cannot go on: the text for the user, in one printable line, and the exit code.
 class Failure : public std::runtime_error {
  public:
-  Failure(Exit exit, const std::string& text) : std::runtime_error(text), exit_(exit) {}
+  Failure(Exit exit, const std::string& text) : std::runtime_error(printable(text)), exit_(exit) {}
   Exit exit() const noexcept { return exit_; }
 
  private:
@@ -28,7 +29,11 @@ Exit exit_for(int code) noexcept;
 // Throws the calling thread's last failure unless the code is RLK_OK.
 void check(rlk_code code);
 
-// Takes over the text (and frees it); null is the library's failure, thrown with the given exit code.
+// Every string as it may be printed: names and paths in a document may hold any bytes.
+Json printable_strings(Json json);
+
+// Takes over the text (and frees it); null is the library's failure, thrown with the given exit code. Its strings
+// are printable.
 Json parse(char* text, Exit otherwise = kUsage);
 
 // rlk_list_json(what), whole: with schema and version.
@@ -39,5 +44,11 @@ void check_configuration();
 
 // Prints with two spaces of indentation, for people and programs alike.
 void print(const Json& json);
+
+// All or nothing: into a file beside it, which then takes its place. A full disk leaves what was there.
+void write_file(const std::string& path, const std::string& text);
+
+// The exit code of a command once all it printed has left; what could not be printed is an error.
+int finish(int exit);
 
 }  // namespace rlk::cli

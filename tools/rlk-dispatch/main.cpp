@@ -1,5 +1,8 @@
 // rlk-dispatch: what there is, what would run and why, what was proved. Results on stdout, everything else on
 // stderr.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -90,7 +93,9 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kGood : kUsage;
+    if (e.get_exit_code() == 0) return app.exit(e), kGood;
+    std::fprintf(stderr, "%s\nRun with --help for more information.\n", printable(e.what()).c_str());
+    return kUsage;
   }
   if (!options.against.empty()) return against(options);
   std::vector<const Command*> asked;
@@ -114,12 +119,15 @@ int main(int argc, char** argv) {
   // As the child of a verification; see harness.hpp.
   if (const int exit = rlk::harness::child_main(argc, argv); exit >= 0) return exit;
   try {
-    return rlk::cli::run(argc, argv);
+    // A file that is opened later must not become stdout.
+    if (fcntl(STDOUT_FILENO, F_GETFD) < 0)
+      throw rlk::cli::Failure(rlk::cli::kUsage, "stdout is closed: there is nowhere to write the results");
+    return rlk::cli::finish(rlk::cli::run(argc, argv));
   } catch (const rlk::cli::Failure& failure) {
     std::fprintf(stderr, "error: %s\n", failure.what());
-    return failure.exit();
+    return rlk::cli::finish(failure.exit());
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
+    std::fprintf(stderr, "error: %s\n", rlk::printable(e.what()).c_str());
     return rlk::cli::kUsage;
   }
 }

@@ -21,7 +21,8 @@ int probe(const Options& options) {
     print(result);
   } else {
     std::printf(
-        "plugin   %s\nbackend  %s\ntrusted  %s\n", path.c_str(), result["name"].get<std::string>().c_str(),
+        "plugin   %s\nbackend  %s\ntrusted  %s\n", printable(path).c_str(),
+        result["name"].get<std::string>().c_str(),
         result["trusted"] ? "yes: loaded without a child process" : "no: a child process tries it first");
     Table table({"check", "passed", "reason"});
     for (const Json& c : result["checks"]) table.row({c["check"], c["ok"] ? "yes" : "no", c["reason"]});

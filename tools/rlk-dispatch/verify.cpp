@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 
 #include "commands.hpp"
@@ -44,13 +43,6 @@ void set_budget(const std::string& budget, harness::Plan& plan) {
   if (end == budget.c_str() || *end || !std::isfinite(plan.budget) || plan.budget <= 0)
     throw Failure(kUsage,
                   "--budget takes short, normal, full or a number of seconds above 0, not '" + budget + "'");
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw Failure(kUsage, "cannot write " + path);
 }
 
 std::string short_number(double x) {
