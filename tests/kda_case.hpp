@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -306,7 +307,8 @@ class Views {
     return rlk::kda_fwd(a, options);
   }
 
-  rlk::Status backward(const rlk::Options& options) {
+  // `without`: gradients that the call leaves out, by their names in Case::out.
+  rlk::Status backward(const rlk::Options& options, const std::set<std::string>& without = {}) {
     rlk::KdaBwd a;
     common(a);
     if (c_.out.count("chunk_states"))
@@ -314,14 +316,16 @@ class Views {
     if (!c_.records.empty()) a.chunk_records = records();
     a.d_out = view("do", c_.in.at("do"), p_.value_heads, p_.v_dim);
     if (c_.in.count("dht")) a.d_final_state = state("dht", c_.in.at("dht"), p_.sequences);
-    a.d_q = view("dq", c_.out.at("dq"), p_.heads, p_.k_dim);
-    a.d_k = view("dk", c_.out.at("dk"), p_.heads, p_.k_dim);
-    a.d_v = view("dv", c_.out.at("dv"), p_.value_heads, p_.v_dim);
-    a.d_g = view("dg", c_.out.at("dg"), p_.value_heads, p_.k_dim);
-    a.d_beta = view("dbeta", c_.out.at("dbeta"), p_.value_heads, 0);
-    a.d_initial_state = state("dh0", c_.out.at("dh0"), p_.sequences);
-    if (p_.d_a_log) a.d_a_log = floats("dA_log", c_.d_a_log, {p_.value_heads});
-    if (p_.d_dt_bias) a.d_dt_bias = floats("ddt_bias", c_.d_dt_bias, {p_.value_heads, p_.k_dim});
+    const auto wanted = [&](const char* name) { return !without.contains(name); };
+    if (wanted("dq")) a.d_q = view("dq", c_.out.at("dq"), p_.heads, p_.k_dim);
+    if (wanted("dk")) a.d_k = view("dk", c_.out.at("dk"), p_.heads, p_.k_dim);
+    if (wanted("dv")) a.d_v = view("dv", c_.out.at("dv"), p_.value_heads, p_.v_dim);
+    if (wanted("dg")) a.d_g = view("dg", c_.out.at("dg"), p_.value_heads, p_.k_dim);
+    if (wanted("dbeta")) a.d_beta = view("dbeta", c_.out.at("dbeta"), p_.value_heads, 0);
+    if (wanted("dh0")) a.d_initial_state = state("dh0", c_.out.at("dh0"), p_.sequences);
+    if (p_.d_a_log && wanted("dA_log")) a.d_a_log = floats("dA_log", c_.d_a_log, {p_.value_heads});
+    if (p_.d_dt_bias && wanted("ddt_bias"))
+      a.d_dt_bias = floats("ddt_bias", c_.d_dt_bias, {p_.value_heads, p_.k_dim});
     const rlk::Status status = rlk::kda_bwd(a, options);
     c_.collect();
     return status;

@@ -173,9 +173,11 @@ RLK_TEAM void read_rows(Team& team, const Tensor& t, const Place& at_, int head,
   });
 }
 
+// A result that the caller left out is not written.
 template <class Team>
 RLK_TEAM void write_rows(Team& team, const Tensor& t, const Place& at_, int head, int width, const float* in,
                          int ld) {
+  if (!t) return;
   with_type(t.type, [&](auto tag) {
     using T = decltype(tag);
     auto* data = static_cast<T*>(t.data) + at(t, at_.batch_row, at_.token, head);
