@@ -1,13 +1,19 @@
 // Replay of Hopper's bf16/fp16 tensor cores on a CPU: arithmetic sm90/t25k16, bit for bit.
 //
-//   acc = +0; for each group of 16 along K, ascending (a short last group is filled with zeros):
-//     every product is an exact integer significand times 2^(ea + eb); subnormal inputs keep exponent 1 -
-//     bias and no hidden bit, significands are not normalised, so a product's significand is in [0, 4) emax =
-//     the largest exponent among the non-zero products and the accumulator (subnormal: -126) every term's
-//     magnitude is cut (truncated) at 25 fraction bits below emax, terms are summed exactly acc = the sum's
-//     magnitude truncated to 24 significant bits (subnormals likewise; overflow: Inf; zero: +0)
-//   specials: any NaN, Inf * 0 or both infinities in a group or the accumulator: 0x7fffffff; else that
-//   infinity
+// acc = +0. For each group of 16 along K, ascending (a short last group is filled with zeros):
+//
+//   1. Products. Each is an exact integer significand times 2^(ea + eb). Subnormal inputs keep the exponent
+//      1 - bias and have no hidden bit; significands are not normalised, so a product's lies in [0, 4).
+//   2. emax = the largest ea + eb of the products that are not zero, and the accumulator's exponent unless
+//      the accumulator is zero (a subnormal one has -126). A zero takes no part, whatever its exponent field
+//      says. With no term left the sum is +0.
+//   3. Truncation. Each term's magnitude, the accumulator's too, is cut at 25 fraction bits below emax.
+//   4. Sum. The signed terms are added exactly, as integers.
+//   5. Truncation. acc = the sum's magnitude cut to 24 significant bits, or where a subnormal ends; beyond
+//      the largest finite number it is infinite, and a zero is +0.
+//
+// Specials, in place of 2 to 5: a NaN, an infinity times zero, or infinities of both signs among the products
+// and the accumulator give 0x7fffffff; otherwise an infinity gives that infinity.
 //
 // Any subset of rows and columns can be replayed without computing the rest.
 #pragma once
