@@ -80,15 +80,9 @@ Result<Options> read_options(const rlk_options* given) {
   out.backend = o->backend ? o->backend : "";
   out.arithmetic = o->arithmetic ? o->arithmetic : "";
   out.gradients = o->gradients ? o->gradients : "";
-  const std::string_view precision = o->precision ? o->precision : "standard";
-  if (precision == "golden")
-    out.precision = Precision::golden;
-  else if (precision == "strict")
-    out.precision = Precision::strict;
-  else if (precision != "standard")
-    return Status(
-        RLK_INVALID_ARGUMENT,
-        fmt::format("options: precision is {}, it is standard, strict or golden", quoted(precision)));
+  const Result<Precision> precision = precision_named(o->precision ? o->precision : "standard");
+  if (!precision) return precision.status();
+  out.precision = *precision;
   out.needs_backward = o->needs_backward;
   out.deterministic = o->deterministic;
   out.evidence = o->evidence;
@@ -206,31 +200,6 @@ rlk_code null_argument(const char* name) noexcept {
   char text[64];
   std::snprintf(text, sizeof text, "%s is null", name);
   return static_cast<rlk_code>(set_failure(RLK_INVALID_ARGUMENT, text));
-}
-
-// What range_of() relies on. No op is at hand that would have checked the tensor.
-Status check_saved(const DLTensor& t) {
-  const auto bad = [](std::string text) { return Status(RLK_INVALID_ARGUMENT, "save: tensor " + text); };
-  if (!t.data) return bad("has null data");
-  if (t.ndim < 0 || t.ndim > RLK_MAX_RANK)
-    return bad(fmt::format("has rank {}, rlk takes up to {}", t.ndim, RLK_MAX_RANK));
-  if (t.ndim > 0 && !t.shape) return bad(fmt::format("has rank {} and no shape", t.ndim));
-  for (int32_t i = 0; i < t.ndim; ++i)
-    if (t.shape[i] < 0) return bad(fmt::format("has size {} in dimension {}", t.shape[i], i));
-  for (int32_t i = 0; i < t.ndim; ++i)
-    if (t.shape[i] == 0) return {};
-  // Bytes from the first element to the farthest in either direction.
-  int64_t reach = (int64_t{t.dtype.bits} * t.dtype.lanes + 7) / 8, dense = 1;
-  const int64_t size = reach;
-  for (int32_t i = t.ndim; i-- > 0;) {
-    const int64_t stride = t.strides ? t.strides[i] : dense;
-    int64_t part = 0;
-    if (__builtin_mul_overflow(t.shape[i] - 1, stride, &part) || __builtin_mul_overflow(part, size, &part) ||
-        part == INT64_MIN || __builtin_add_overflow(reach, part < 0 ? -part : part, &reach) ||
-        __builtin_mul_overflow(dense, t.shape[i], &dense))
-      return bad(fmt::format("has size {} in dimension {}: its reach overflows 64 bits", t.shape[i], i));
-  }
-  return {};
 }
 
 }  // namespace
@@ -361,7 +330,7 @@ char* rlk_resolve_json(const rlk_args* args, const rlk_options* options) {
   return guarded_or<char*>(nullptr, [&]() -> char* {
     const Result<Options> o = read_options(options);
     if (!o) return set_failure(o.status()), nullptr;
-    return copy_text(Resolver::resolve(args->op, args->slots, *o, false).json());
+    return copy_text(Resolver::resolve(args->op, args->slots, Policy::of(*o), CheckData::no).json());
   });
 }
 
@@ -413,8 +382,9 @@ rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin) {
 uint64_t rlk_save(const DLTensor* tensor, const char* name) {
   return guarded_or<uint64_t>(0, [&]() -> uint64_t {
     if (!tensor) return null_argument("tensor"), 0;
-    if (Status s = check_saved(*tensor); !s) return set_failure(s), 0;
-    return save_range(range_of(*tensor), name ? name : "a saved tensor");
+    const Result<uint64_t> ticket = save_range(*tensor, name ? name : "a saved tensor");
+    if (!ticket) return set_failure(ticket.status()), 0;
+    return *ticket;
   });
 }
 void rlk_release(uint64_t saved) {

@@ -11,9 +11,8 @@
 
 #include "rlk/tensor.hpp"
 #include "src/failure.hpp"
-#include "src/gate.hpp"
+#include "src/footprint.hpp"
 #include "src/host.hpp"
-#include "src/saved.hpp"
 #include "src/text.hpp"
 
 namespace rlk {
@@ -35,13 +34,6 @@ int32_t raw_device_type(const DLDevice& d) noexcept {
 bool known_device_type(int32_t type) noexcept {
   constexpr int32_t kKnown[] = {kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCM, kDLROCMHost, kDLCUDAManaged};
   return std::find(std::begin(kKnown), std::end(kKnown), type) != std::end(kKnown);
-}
-
-// Pinned host memory is CPU memory to us, managed memory belongs to the GPU.
-DLDevice normal(const DLDevice& d) {
-  if (d.device_type == kDLCUDAHost || d.device_type == kDLROCMHost) return {kDLCPU, 0};
-  if (d.device_type == kDLCUDAManaged) return {kDLCUDA, d.device_id};
-  return d;
 }
 
 Status check_sizes(const rlk_op_schema& op, const rlk_argument& a, const DLTensor& t) {
@@ -250,24 +242,49 @@ Status check_call(const rlk_op_schema& op, const rlk_slot* slots, CheckData data
   return {};
 }
 
+Status check_view(const DLTensor& t, std::string_view who) {
+  if (!t.data) return bad("{} has null data", who);
+  if (t.ndim < 0 || t.ndim > RLK_MAX_RANK)
+    return bad("{} has rank {}, rlk takes up to {}", who, t.ndim, RLK_MAX_RANK);
+  if (t.ndim > 0 && !t.shape) return bad("{} has rank {} and no shape", who, t.ndim);
+  const int64_t element = (int64_t{t.dtype.bits} * t.dtype.lanes + 7) / 8;
+  if (element == 0) return bad("{} has DLPack dtype code {} of no bytes", who, t.dtype.code);
+  for (int32_t i = 0; i < t.ndim; ++i)
+    if (t.shape[i] < 0) return bad("{} has size {} in dimension {}", who, t.shape[i], i);
+  for (int32_t i = 0; i < t.ndim; ++i)
+    if (t.shape[i] == 0) return {};
+  int64_t reach = element, dense = element;  // bytes
+  for (int32_t i = t.ndim; i-- > 0;) {
+    int64_t step = dense, part = 0;
+    if ((t.strides && __builtin_mul_overflow(t.strides[i], element, &step)) ||
+        __builtin_mul_overflow(t.shape[i] - 1, step, &part) ||
+        (part < 0 && __builtin_sub_overflow(int64_t{0}, part, &part)) ||
+        __builtin_add_overflow(reach, part, &reach) ||
+        (!t.strides && __builtin_mul_overflow(dense, t.shape[i], &dense)))
+      return bad("{} has size {} in dimension {}: its reach overflows 64 bits", who, t.shape[i], i);
+  }
+  return {};
+}
+
 Status check_overlap(const rlk_op_schema& op, const rlk_slot* slots) {
-  ByteRange ranges[RLK_MAX_SLOTS];
+  Footprint footprints[RLK_MAX_SLOTS];
   for (uint32_t i = 0; i < op.num_arguments; ++i)
-    if (slots[i].tensor) ranges[i] = range_of(*slots[i].tensor);
+    if (slots[i].tensor) footprints[i] = Footprint(*slots[i].tensor);
   for (uint32_t w = 0; w < op.num_arguments; ++w) {
     if (!slots[w].tensor || op.arguments[w].role == RLK_READ) continue;
     for (uint32_t other = 0; other < op.num_arguments; ++other) {
-      if (other == w || !slots[other].tensor || !ranges[w].meets(ranges[other])) continue;
+      if (other == w || !slots[other].tensor || !footprints[w].meets(footprints[other])) continue;
       if (op.arguments[other].role != RLK_READ && other < w) continue;  // said once
-      const bool same = ranges[w].low == ranges[other].low && ranges[w].high == ranges[other].high;
-      if (same && may_alias(op, w, other)) continue;
+      const bool same =
+          footprints[w].low() == footprints[other].low() && footprints[w].high() == footprints[other].high();
+      const bool layout = same && same_layout(*slots[w].tensor, *slots[other].tensor);
+      if (layout && may_alias(op, w, other)) continue;
       return {RLK_OVERLAP, fmt::format("{}: {} is written and overlaps {}{}", op.name, op.arguments[w].name,
-                                       op.arguments[other].name, same ? " (the very same bytes)" : "")};
+                                       op.arguments[other].name,
+                                       !same    ? ""
+                                       : layout ? " (the very same bytes)"
+                                                : " (the very same bytes, in another order)")};
     }
-    if (Gate::now().saved_lives())
-      if (std::string saved = saved_overlap(ranges[w]); !saved.empty())
-        return {RLK_OVERLAP, fmt::format("{}: {} is written and overlaps '{}', which is saved for a backward",
-                                         op.name, op.arguments[w].name, saved)};
   }
   return {};
 }

@@ -12,8 +12,11 @@ enum class CheckData { yes, no };  // no: shapes only, for explain and infer; wr
 // device: of the call, found from its arguments.
 Status check_call(const rlk_op_schema& op, const rlk_slot* slots, CheckData data, DLDevice& device);
 
-// Written ranges against read, written and saved ones.
+// Written ranges against read and written ones.
 Status check_overlap(const rlk_op_schema& op, const rlk_slot* slots);
+
+// Rank, sizes and strides of a tensor that no op's schema describes; `who` begins the message.
+Status check_view(const DLTensor& tensor, std::string_view who);
 
 // Runs infer after the checks of the read arguments.
 Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes);

@@ -12,6 +12,8 @@ struct Gate {
 
   // Moves when anything is registered, reloaded or otherwise changed that resolutions depend on.
   uint64_t epoch() const noexcept { return value & ~(kSavedLives | kScoped); }
+  // The epoch while no saved range lives, else no epoch.
+  uint64_t unsaved() const noexcept { return value & ~kScoped; }
   // A saved range lives: every call must check what it writes.
   bool saved_lives() const noexcept { return value & kSavedLives; }
   // Some thread is inside a scope: a bound call must look at the policy of its thread.

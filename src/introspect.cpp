@@ -15,6 +15,7 @@
 #include "src/plugin.hpp"
 #include "src/registry.hpp"
 #include "src/resolve.hpp"
+#include "src/saved.hpp"
 
 namespace rlk {
 namespace {
@@ -166,6 +167,20 @@ std::string plugins_json(const Snapshot& s) {
   return out.str();
 }
 
+std::string saved_json() {
+  constexpr const char* kPrecisions[] = {"standard", "strict", "golden"};
+  JsonArray out;
+  for (const SavedRange& r : saved_ranges())
+    out.raw(JsonObject()
+                .text("name", r.name)
+                .text("device", fmt::format("{}:{}", device_name(r.device.device_type), r.device.device_id))
+                .text("address", fmt::format("{:#x}", r.address))
+                .number("bytes", r.bytes)
+                .text("precision", kPrecisions[static_cast<int32_t>(r.precision)])
+                .str());
+  return out.str();
+}
+
 std::string notes_json(const Snapshot& s) {
   JsonArray out;
   for (const std::string& note : s.plugin_notes) out.text(note);
@@ -235,12 +250,14 @@ Result<std::string> list_json(std::string_view what) {
     body = backends_json(s);
   else if (what == "plugins")
     body = plugins_json(s);
+  else if (what == "saved")
+    body = saved_json();
   else if (what == "env")
     body = env_json(s);
   else
-    return Status(
-        RLK_UNKNOWN_NAME,
-        fmt::format("nothing to list is called {}: ops, impls, backends, plugins or env", quoted(what)));
+    return Status(RLK_UNKNOWN_NAME,
+                  fmt::format("nothing to list is called {}: ops, impls, backends, plugins, saved or env",
+                              quoted(what)));
   JsonObject out;
   out.number("schema", kJsonSchema).text("version", RLK_VERSION).raw(what, body);
   if (what == "plugins") out.text("folder", plugin_folder()).raw("notes", notes_json(s));

@@ -13,6 +13,7 @@
 
 #include "rlk/printable.hpp"
 #include "rlk/rlk.h"
+#include "src/cancel.hpp"
 #include "src/text.hpp"
 
 namespace rlk {
@@ -55,6 +56,7 @@ void log(LogLevel level, std::string_view text) noexcept try {
   if (held) return held->keep(level, text);
   const int number = std::clamp(static_cast<int>(level), 0, static_cast<int>(LogLevel::error));
   const std::string line = printable(text);
+  const NoCancel whole;
   Sink now;
   {
     const std::lock_guard lock(sink_mutex);

@@ -9,6 +9,7 @@
 
 #include "registry/op.hpp"
 #include "src/build_id.hpp"
+#include "src/cancel.hpp"
 #include "src/environment.hpp"
 #include "src/gate.hpp"
 #include "src/log.hpp"
@@ -208,6 +209,7 @@ KnownNames Snapshot::names() const {
 
 const Snapshot& snapshot() {
   if (const Snapshot* s = published.load(std::memory_order_acquire)) return *s;
+  const NoCancel whole;
   environment();  // it logs, so it is read before the lock is held
   const HeldLog held;
   const Publishing publishing;
@@ -227,6 +229,7 @@ Status register_backend(const rlk_backend* table, std::string origin) {
 }
 
 Status reload_environment() {
+  const NoCancel whole;
   snapshot();
   reload_environment_variables();
   const HeldLog held;

@@ -1,6 +1,7 @@
 #include "src/resolve.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,39 +22,12 @@ constexpr rlk_verdict no(const char* why, const char* nearest = nullptr, int64_t
   return {RLK_UNSUPPORTED, -1, why, nearest, {a, b, 0, 0}};
 }
 
-uint64_t fnv(uint64_t h, std::string_view text) {
-  for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return (h ^ 0xffu) * 1099511628211ull;
-}
-uint64_t fnv(uint64_t h, uint64_t value) {
-  for (int i = 0; i < 8; ++i) h = (h ^ (value >> (8 * i) & 0xffu)) * 1099511628211ull;
-  return h;
-}
-
 }  // namespace
-
-Policy Policy::of(const Options& o) noexcept {
-  return {std::max(o.precision, scope_state.precision),
-          o.needs_backward || !o.gradients.empty(),
-          o.deterministic,
-          o.backend,
-          o.arithmetic,
-          o.gradients,
-          o.threads,
-          o.evidence};
-}
 
 Result<int32_t> find_op(std::string_view name) {
   const Snapshot& s = snapshot();
   if (auto it = s.op_index.find(name); it != s.op_index.end()) return it->second;
   return Status(RLK_UNKNOWN_NAME, unknown_name("op", name, s.names().ops));
-}
-
-Backend* Resolver::backend_of(const Snapshot& s, const rlk_implementation* impl) {
-  for (const OpEntry& op : s.ops)
-    for (const ImplementationEntry& e : op.implementations)
-      if (e.implementation == impl) return e.backend;
-  return nullptr;
 }
 
 // One resolution in progress.
@@ -65,7 +39,8 @@ struct Resolver::Search {
   DLDevice device;
   DType dtype;
   rlk_request request{};
-  bool checked_requests = true;  // false: shapes are incomplete, supports() must not be asked
+  std::vector<std::string> problems;  // with what the rule names
+  bool checked_requests = true;       // false: shapes are incomplete, supports() must not be asked
 
   rlk_verdict judge(const ImplementationEntry& e) {
     const rlk_implementation& i = *e.implementation;
@@ -112,14 +87,16 @@ struct Resolver::Search {
   }
 
   // Candidates in the order of the rule, or the default order.
-  std::vector<ImplementationEntry> order(const OverrideRule* rule, std::string& problem) const {
-    if (!rule) return op.implementations;
-    std::vector<ImplementationEntry> out;
+  std::vector<const ImplementationEntry*> order(const OverrideRule* rule) {
+    std::vector<const ImplementationEntry*> out;
+    out.reserve(op.implementations.size());
+    if (!rule) {
+      for (const ImplementationEntry& e : op.implementations) out.push_back(&e);
+      return out;
+    }
     auto add = [&](auto&& wanted) {
       for (const ImplementationEntry& e : op.implementations)
-        if (wanted(e) && std::none_of(out.begin(), out.end(),
-                                      [&](const auto& o) { return o.implementation == e.implementation; }))
-          out.push_back(e);
+        if (wanted(e) && std::find(out.begin(), out.end(), &e) == out.end()) out.push_back(&e);
     };
     auto excluded = [&](const ImplementationEntry& e) {
       return std::any_of(rule->chain.begin(), rule->chain.end(), [&](const ChainItem& c) {
@@ -131,10 +108,10 @@ struct Resolver::Search {
       if (item.kind != ChainItem::exclude) only_excludes = false;
       if (item.kind == ChainItem::backend) {
         add([&](const ImplementationEntry& e) { return e.backend->name == item.name && !excluded(e); });
-        describe_missing(item.name, "", problem);
+        describe_missing(item.name, "");
       } else if (item.kind == ChainItem::implementation) {
         add([&](const ImplementationEntry& e) { return item.name == e.implementation->id && !excluded(e); });
-        describe_missing(std::string_view(item.name).substr(0, item.name.find('.')), item.name, problem);
+        describe_missing(std::string_view(item.name).substr(0, item.name.find('.')), item.name);
       } else if (item.kind == ChainItem::automatic) {
         add([&](const ImplementationEntry& e) { return !excluded(e); });
       }
@@ -143,8 +120,7 @@ struct Resolver::Search {
     return out;
   }
 
-  void describe_missing(std::string_view backend, std::string_view implementation,
-                        std::string& problem) const {
+  void describe_missing(std::string_view backend, std::string_view implementation) {
     for (const auto& b : s.backends) {
       if (b->name != backend) continue;
       std::string text = outage_of(*b).problem;
@@ -156,10 +132,12 @@ struct Resolver::Search {
           std::none_of(op.implementations.begin(), op.implementations.end(),
                        [&](const auto& e) { return implementation == e.implementation->id; }))
         text = fmt::format("'{}' is not an implementation of {}", implementation, op.schema->name);
-      if (!text.empty()) problem += (problem.empty() ? "" : "; ") + text;
+      if (!text.empty()) problems.push_back(std::move(text));
       return;
     }
   }
+
+  Status refusal(const Resolution& r) const;
 
   // For who asks instead of calling: what the rule left out, and the backends that are not in the running at
   // all.
@@ -184,24 +162,25 @@ namespace {
 struct Ruling {
   const OverrideRule* rule = nullptr;
   int level = 3;
-  Status error;
+  Status error{};
+  std::shared_ptr<const Override> owner{};  // of the rule
 };
 constexpr const char* kLevels[] = {"call argument", "scope", "environment", "default order"};
 
 Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const Policy& policy) {
   // A wrong environment is an error even where nothing would come to ask it: it is never silently ignored.
-  if (!s.environment.error()) return {nullptr, 2, s.environment.error()};
+  if (!s.environment.error()) return {nullptr, 2, s.environment.error(), nullptr};
   if (!policy.backend.empty()) {
-    const Override* o = parsed_override(policy.backend, "call argument");
-    if (!o->error()) return {nullptr, 0, o->error()};
-    if (const OverrideRule* rule = o->find(op, device)) return {rule, 0, {}};
+    const auto o = parsed_override(policy.backend, "call argument");
+    if (!o->error()) return {nullptr, 0, o->error(), nullptr};
+    if (const OverrideRule* rule = o->find(op, device)) return {rule, 0, {}, o};
   }
-  for (const ScopeNode* node = scope_state.backends; node; node = node->outer) {
-    const Override* o = parsed_override(node->spec, "scope");
-    if (!o->error()) return {nullptr, 1, o->error()};
-    if (const OverrideRule* rule = o->find(op, device)) return {rule, 1, {}};
+  for (const ScopeNode* node = policy.scope; node; node = node->outer) {
+    const auto o = parsed_override(node->spec, "scope");
+    if (!o->error()) return {nullptr, 1, o->error(), nullptr};
+    if (const OverrideRule* rule = o->find(op, device)) return {rule, 1, {}, o};
   }
-  if (const OverrideRule* rule = s.environment.find(op, device)) return {rule, 2, {}};
+  if (const OverrideRule* rule = s.environment.find(op, device)) return {rule, 2, {}, nullptr};
   return {};
 }
 
@@ -252,11 +231,10 @@ DType first_dtype(const rlk_op_schema& op, const rlk_slot* slots) {
 
 }  // namespace
 
-Status Resolver::refusal(const Resolution& r) {
-  std::string text = fmt::format("{}: no implementation takes this call", r.op_->name);
-  if (!r.rule_.empty()) text += fmt::format(" under '{}' ({})", r.rule_, kLevels[r.level_]);
+// One line: the op, why each candidate refused, and what is wrong with what was asked for.
+Status Resolver::Search::refusal(const Resolution& r) const {
+  std::vector<std::string> reasons;
   // Neighbours that refuse for the same reason share a sentence.
-  const char* separator = ": ";
   std::string who;
   for (std::size_t i = 0; i < r.candidates_.size(); ++i) {
     const Candidate& c = r.candidates_[i];
@@ -264,10 +242,18 @@ Status Resolver::refusal(const Resolution& r) {
     who += (who.empty() ? "" : ", ") + std::string(c.id);
     const std::string reason = c.reason();
     if (i + 1 < r.candidates_.size() && r.candidates_[i + 1].reason() == reason) continue;
-    text += separator + refused_request(who, reason);
-    separator = "; ";
+    reasons.push_back(refused_request(who, reason));
     who.clear();
   }
+  const auto add = [&](const std::string& problem) {
+    if (std::find(reasons.begin(), reasons.end(), problem) == reasons.end()) reasons.push_back(problem);
+  };
+  for (const std::string& problem : problems) add(problem);
+  for (const Candidate& c : r.candidates_)
+    if (c.verdict.code == RLK_PLUGIN) add(c.reason());
+  std::string text = fmt::format("{}: no implementation takes this call", r.op_->name);
+  if (!r.rule_.empty()) text += fmt::format(" under '{}' ({})", r.rule_, kLevels[r.level_]);
+  if (!reasons.empty()) text += fmt::format(": {}", fmt::join(reasons, "; "));
   return {RLK_NO_IMPLEMENTATION, std::move(text)};
 }
 
@@ -277,21 +263,22 @@ Resolution Resolver::failed(Status status) {
   return r;
 }
 
-Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options& options, bool check_data) {
+Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy& policy, CheckData data) {
   Resolution r;
   r.epoch_ = Gate::now().epoch();
   const Snapshot& s = snapshot();
   const OpEntry& op = s.ops[static_cast<std::size_t>(index)];
   r.op_ = op.schema;
   DLDevice device;
-  if (r.status_ = check_call(*op.schema, slots, check_data ? CheckData::yes : CheckData::no, device);
-      !r.status_)
+  if (r.status_ = check_call(*op.schema, slots, data, device); !r.status_) return r;
+  if (policy.threads < 0) {
+    r.status_ = {RLK_INVALID_ARGUMENT,
+                 fmt::format("options: threads is {}, it must be 0 or more", policy.threads)};
     return r;
-  const Policy policy = Policy::of(options);
+  }
   const DType dtype = first_dtype(*op.schema, slots);
   Search search{s, op, slots, policy, device, dtype};
-  search.request = {
-      sizeof(rlk_request), static_cast<int32_t>(policy.precision), {}, policy.needs_backward, policy.threads};
+  search.request = policy.request({});
   for (uint32_t i = 0; i < op.schema->num_arguments; ++i)
     if (!slots[i].tensor && !(op.schema->arguments[i].flags & RLK_OPTIONAL)) search.checked_requests = false;
 
@@ -304,41 +291,27 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Options
   if (ruling.rule) r.rule_ = ruling.rule->text;
   if (r.status_ = check_gradients(s, *op.schema, policy, device, dtype); !r.status_) return r;
 
-  std::string problem;
   r.candidates_.reserve(op.implementations.size());
-  for (const ImplementationEntry& e : search.order(ruling.rule, problem)) {
-    const rlk_verdict verdict = search.judge(e);
+  for (const ImplementationEntry* e : search.order(ruling.rule)) {
+    const rlk_verdict verdict = search.judge(*e);
     if (!is_code(verdict.code)) {
       r.status_ = {RLK_BACKEND_ERROR,
                    fmt::format("{}: {} answered whether it takes this call with {}, which is no "
                                "rlk_code",
-                               op.schema->name, e.implementation->id, verdict.code)};
+                               op.schema->name, e->implementation->id, verdict.code)};
       return r;
     }
-    r.candidates_.push_back({e.implementation, e.implementation->id, verdict, {}});
-    if (verdict.code == RLK_OK && !r.chosen_) {
-      r.chosen_ = e.implementation;
+    r.candidates_.push_back({e->implementation, e->implementation->id, verdict, {}});
+    if (verdict.code == RLK_OK && !r.entry_) {
+      r.entry_ = e;
+      r.chosen_ = e->implementation;
       r.device_ = search.request.device;
-      uint64_t h = fnv(14695981039346656037ull, op.schema->name);
-      h = fnv(fnv(h, r.chosen_->id), e.backend->build_id);
-      r.fingerprint_ =
-          fnv(fnv(h, static_cast<uint64_t>(policy.precision) | uint64_t{policy.deterministic} << 8 |
-                         uint64_t{policy.needs_backward} << 9 | uint64_t{policy.evidence} << 10),
-              policy.arithmetic);
+      const uint64_t named = hashed(hashed(14695981039346656037ull, op.schema->name), r.chosen_->id);
+      r.fingerprint_ = rlk::fingerprint(policy, hashed(named, e->backend->build_id));
     }
   }
-  if (!r.chosen_) {
-    for (const Candidate& c : r.candidates_)
-      if (c.verdict.code == RLK_PLUGIN && problem.find(c.verdict.why) == std::string::npos)
-        problem += (problem.empty() ? "" : "; ") + c.reason();
-    r.status_ = refusal(r);
-    if (!problem.empty()) {
-      const std::string_view refusals = r.status_.message();
-      const bool none = refusals.find("refused this call") == refusals.npos;
-      r.status_ = Status(RLK_NO_IMPLEMENTATION, fmt::format("{}{}{}", refusals, none ? ": " : "; ", problem));
-    }
-  }
-  if (!check_data) search.add_others(r.candidates_);
+  if (!r.entry_) r.status_ = search.refusal(r);
+  if (data == CheckData::no) search.add_others(r.candidates_);
   return r;
 }
 
@@ -349,7 +322,7 @@ std::string Resolution::decided_by() const {
 Resolution resolve_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
   const Result<int32_t> index = find_op(op);
   if (!index) return Resolver::failed(index.status());
-  return Resolver::resolve(*index, slots, options, false);
+  return Resolver::resolve(*index, slots, Policy::of(options), CheckData::no);
 }
 
 Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::string_view result) {

@@ -2,28 +2,21 @@
 #pragma once
 
 #include "rlk/resolve.hpp"
+#include "src/check.hpp"
+#include "src/policy.hpp"
 #include "src/registry.hpp"
 
 namespace rlk {
 
-// What of the options decides the choice, scopes folded in.
-struct Policy {
-  Precision precision;
-  bool needs_backward, deterministic;
-  std::string_view backend, arithmetic, gradients;
-  int32_t threads;
-  bool evidence = false;
-  static Policy of(const Options& options) noexcept;
-};
-
 struct Resolver {
-  static Resolution resolve(int32_t op, const rlk_slot* slots, const Options& options, bool check_data);
+  // CheckData::no: for who asks instead of calling. Shapes are enough, results may be absent, and what was
+  // left out is listed too.
+  static Resolution resolve(int32_t op, const rlk_slot* slots, const Policy& policy, CheckData data);
   static Resolution failed(Status status);
   static const rlk_device& device_of(const Resolution& r) { return r.device_; }
-  // One line: the op, and why each candidate refused.
-  static Status refusal(const Resolution& r);
+  // Of the choice.
+  static const ImplementationEntry& entry_of(const Resolution& r) { return *r.entry_; }
   static Result<BoundOp> bind(int32_t op, const rlk_slot* slots, const Options& options);
-  static Backend* backend_of(const Snapshot& s, const rlk_implementation* impl);
 
  private:
   struct Search;

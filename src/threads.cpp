@@ -12,6 +12,7 @@
 
 #include "rlk/float_guard.hpp"
 #include "rlk/machine.hpp"
+#include "src/cancel.hpp"
 
 namespace rlk {
 namespace {
@@ -27,19 +28,6 @@ struct Machine {
   Machine() noexcept : known(sched_getaffinity(0, sizeof cpus, &cpus) == 0) { processors(); }
 };
 const Machine at_load;
-
-// A thread that is cancelled leaves at the caller's next cancellation point, not in the middle of a call
-// whose helpers still use its stack.
-class NoCancel {
- public:
-  NoCancel() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
-  ~NoCancel() { pthread_setcancelstate(before_, nullptr); }
-  NoCancel(const NoCancel&) = delete;
-  NoCancel& operator=(const NoCancel&) = delete;
-
- private:
-  int before_;
-};
 
 // One parallel_for at a time uses the workers; indices are handed out by an atomic counter. Workers are
 // alike: whoever wakes takes one of the open places.

@@ -45,6 +45,7 @@ struct LinkedBackend {
     implementation.priority = -1 - number;
     implementation.op = "lm_head";
     implementation.id = id.c_str();
+    implementation.doc = "";
     implementation.arithmetic = "constant";
     implementation.dtypes = RLK_F32;
     implementation.device_type = kDLCPU;
@@ -53,6 +54,7 @@ struct LinkedBackend {
     backend.abi_major = RLK_ABI_MAJOR;
     backend.name = name.c_str();
     backend.version = "1";
+    backend.doc = "";
     backend.implementations = table;
     backend.num_implementations = 1;
   }
@@ -140,11 +142,11 @@ TEST_CASE("64 threads resolve and call while backends register and the environme
   });
   registrar.join();
   for (std::thread& t : threads) t.join();
-  CHECK(errors.wrong == 0);
+  CHECK_MESSAGE(errors.wrong == 0, errors.wrong.load());
   CHECK(registered == kBackends);
   // A clash after the storm is still an error that names both.
   CHECK(rlk_register_backend(&backends[0].backend, "threads_test again") == RLK_PLUGIN);
-  CHECK(std::string(rlk_last_error()).find("is already registered by threads_test") != std::string::npos);
+  CHECK_SAYS(std::string(rlk_last_error()), "is already registered by threads_test");
 }
 
 TEST_CASE("a call uses the CPUs that the process may use, not those of the machine") {

@@ -18,6 +18,8 @@
 
 namespace rlk {
 
+struct ImplementationEntry;
+
 // One implementation's answer to a request.
 struct Candidate {
   const rlk_implementation* implementation = nullptr;  // null: a backend that could not be used
@@ -40,7 +42,10 @@ class RLK_API Resolution {
   std::span<const Candidate> candidates() const noexcept { return candidates_; }
   // "call argument", "scope", "environment" or "default order", with the rule.
   std::string decided_by() const;
-  // Of (op, implementation, its build id, policy): equal on two machines that ran the same code.
+  // Of the op, the implementation and its build, and the policy where it may change bits (precision, required
+  // arithmetic, determinism, gradients, evidence). Equal ones: the same code was chosen under the same
+  // demands. Unequal ones do not mean other bits: a rebuild and another implementation of the same arithmetic
+  // differ here too. Which bits are promised is what arithmetic() says.
   uint64_t fingerprint() const noexcept { return fingerprint_; }
   uint64_t epoch() const noexcept { return epoch_; }
   std::string explain() const;
@@ -51,6 +56,7 @@ class RLK_API Resolution {
   Status status_;
   const rlk_op_schema* op_ = nullptr;
   const rlk_implementation* chosen_ = nullptr;
+  const ImplementationEntry* entry_ = nullptr;  // the choice with its backend
   std::vector<Candidate> candidates_;
   std::string rule_;
   int level_ = 3;
@@ -73,7 +79,8 @@ class RLK_API BoundOp {
   ~BoundOp();
 
   // Runs the bound arguments again: the DLTensors given to bind must still live, their data may have changed
-  // but not their addresses. One epoch compare, then the implementation.
+  // but not their addresses. One compare, then the implementation; while a scope lives, the bound policy is
+  // raised to what the scopes of this thread demand.
   Status run() {
     if (epoch_now_->load(std::memory_order_acquire) != epoch_) [[unlikely]]
       return run_slowly(slots_);

@@ -1,0 +1,79 @@
+#include "src/workspace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "rlk/machine.hpp"
+#include "src/thread_state.hpp"
+
+namespace rlk {
+namespace {
+
+constexpr int32_t kPatience = 64;                    // small calls in a row after which the arena shrinks
+constexpr uint64_t kSmallArena = uint64_t{1} << 20;  // never worth it
+
+}  // namespace
+
+Arena::~Arena() { std::free(data_); }
+
+void Arena::resize(uint64_t bytes) noexcept {
+  std::free(data_);
+  data_ = allocate(bytes);
+  size_ = data_ ? bytes : 0;
+  small_ = 0;
+  largest_ = 0;
+}
+
+void* Arena::take(uint64_t bytes) noexcept {
+  if (bytes > size_) {
+    resize(bytes);
+  } else if (size_ > kSmallArena && bytes < size_ / 4) {
+    largest_ = std::max(largest_, bytes);
+    if (++small_ >= kPatience) resize(largest_);
+  } else {
+    small_ = 0;
+    largest_ = 0;
+  }
+  taken_ = data_ != nullptr;
+  return data_;
+}
+
+Workspace::~Workspace() {
+  if (arena_) arena_->give_back();
+  std::free(own_);
+}
+
+Status check_workspace_size(const Options& o, uint64_t bytes, const rlk_device& device, const char* op) {
+  if (o.workspace && o.workspace_bytes < bytes)
+    return {RLK_INVALID_ARGUMENT,
+            fmt::format("{}: workspace has {} bytes, {} are needed", op, o.workspace_bytes, bytes)};
+  if (!o.workspace && bytes && device.type != kDLCPU)
+    return {RLK_INVALID_ARGUMENT,
+            fmt::format("{}: workspace has 0 bytes, {} are needed: pass device memory in Options::workspace",
+                        op, bytes)};
+  return {};
+}
+
+Status Workspace::take(rlk_call& call, const Options& options, uint64_t bytes, const char* op) {
+  if (Status s = check_workspace_size(options, bytes, *call.device, op); !s) return s;
+  if (options.workspace) {
+    call.workspace = options.workspace;
+    call.workspace_bytes = options.workspace_bytes;
+    return {};
+  }
+  ThreadState* state = ThreadState::get();
+  if (state && !state->arena.taken()) {
+    call.workspace = state->arena.take(bytes);
+    if (call.workspace) arena_ = &state->arena;
+  } else {
+    call.workspace = own_ = allocate(bytes);
+  }
+  call.workspace_bytes = bytes;
+  if (!call.workspace)
+    return {RLK_OUT_OF_MEMORY, fmt::format("{}: no memory for {} bytes of workspace", op, bytes)};
+  return {};
+}
+
+}  // namespace rlk
