@@ -19,7 +19,8 @@ namespace rlk {
 namespace {
 
 std::mutex mutex;
-std::set<std::string> proved;  // keys of entries whose promises all held
+// Keys of entries whose promises all held. Never destroyed: calls may be made after main.
+std::set<std::string>& proved = *new std::set<std::string>;
 
 std::string key_of(std::string_view op, std::string_view id, std::string_view dtype,
                    std::string_view arithmetic, std::string_view build, std::string_view device,

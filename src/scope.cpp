@@ -96,7 +96,7 @@ std::shared_ptr<const Override> parsed_override(std::string_view spec, std::stri
 
 using namespace rlk;
 
-extern "C" RLK_API rlk_code rlk_scope_enter(const char* precision, const char* backend) try {
+extern "C" rlk_code rlk_scope_enter(const char* precision, const char* backend) try {
   const Result<Precision> wanted = precision_named(precision ? precision : "standard");
   if (!wanted) return set_failure(wanted.status());
   std::vector<ScopeState>& entered = ThreadState::need().entered;
@@ -109,7 +109,7 @@ extern "C" RLK_API rlk_code rlk_scope_enter(const char* precision, const char* b
   return static_cast<rlk_code>(set_failure(RLK_OUT_OF_MEMORY, "out of memory"));
 }
 
-extern "C" RLK_API rlk_code rlk_scope_leave() {
+extern "C" rlk_code rlk_scope_leave() {
   ThreadState* const state = ThreadState::here;
   if (!state || state->entered.empty())
     return static_cast<rlk_code>(

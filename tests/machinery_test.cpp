@@ -20,9 +20,6 @@
 #include "rlk/rlk.hpp"
 #include "rlk/saved.hpp"
 
-extern "C" rlk_code rlk_scope_enter(const char* precision, const char* backend);
-extern "C" rlk_code rlk_scope_leave(void);
-
 using rlk::DType;
 using rlk::Tensor;
 
@@ -211,6 +208,16 @@ TEST_CASE("a cached call is held to what a first call is held to") {
   CHECK(rlk::lm_head(p.args(), {.threads = -1}).message() == "options: threads is -1, it must be 0 or more");
   CHECK(rlk::bind(p.args(), {.threads = -2}).status().message() ==
         "options: threads is -2, it must be 0 or more");
+}
+
+TEST_CASE("a tensor view with too many dimensions or too few strides is refused, not built") {
+  Product p;
+  const std::vector<int64_t> deep(24, 1);
+  const Tensor t(p.memory.data(), deep, DType::f32);
+  CHECK(std::string(rlk::lm_head({.hidden = p.h, .weight = t, .out = p.y}).message()).find("has rank 24") !=
+        std::string::npos);
+  CHECK_THROWS_WITH(Tensor(p.memory.data(), {2, 3, 4}, DType::f32, {kDLCPU, 0}, {4, 1}),
+                    "rlk::Tensor has 2 strides for 3 dimensions");
 }
 
 TEST_CASE("only tensors can be saved") {

@@ -100,7 +100,8 @@ RLK_API rlk_code rlk_infer(const rlk_args* args, const char* result, int32_t* nd
  */
 
 RLK_API void rlk_free(char* text);
-/** what: "ops", "impls", "backends", "plugins", "env". NULL on failure. */
+/** what: "ops", "impls", "backends", "plugins", "saved" (ranges that are not released), "env". NULL on
+ * failure. */
 RLK_API char* rlk_list_json(const char* what);
 /** How these arguments would be resolved: the choice, every candidate with its verdict, the fingerprint. */
 RLK_API char* rlk_resolve_json(const rlk_args* args, const rlk_options* options);
@@ -129,6 +130,15 @@ RLK_API void rlk_clear_evidence(void);
 /** Receives log lines; level 0 trace .. 4 error. NULL silences. Without a sink RLK_LOG decides, on stderr. */
 typedef void (*rlk_log_sink)(void* context, int32_t level, const char* text);
 RLK_API void rlk_set_log_sink(rlk_log_sink sink, void* context);
+
+/* ---- scopes -------------------------------------------------------------------------------------------- */
+
+/** Until it is left, everything the calling thread runs is at least of this precision (NULL: as before) and
+ * under this override in RLK_BACKEND's grammar (NULL: none more). What rlk_save marks in it has its backward
+ * at that precision too, on whatever thread. Nestable: precision is raised, never lowered. */
+RLK_API rlk_code rlk_scope_enter(const char* precision, const char* backend);
+/** Leaves the scope that this thread entered last. */
+RLK_API rlk_code rlk_scope_leave(void);
 
 /* ---- saved tensors ------------------------------------------------------------------------------------- */
 

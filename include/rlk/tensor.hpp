@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -103,11 +105,17 @@ constexpr std::string_view name_of(DType t) noexcept {
 class Tensor {
  public:
   Tensor() = default;
-  // Strides are in elements; empty means dense rows.
+  // Strides are in elements; empty means dense rows. Throws std::invalid_argument for other than one stride a
+  // dimension. More than RLK_MAX_RANK dimensions are refused by the call that takes the tensor.
   Tensor(void* data, std::span<const int64_t> shape, DType dtype, DLDevice device = {kDLCPU, 0},
          std::span<const int64_t> strides = {}) {
     dl_ = {data, device, static_cast<int32_t>(shape.size()), dl_type(dtype), nullptr, nullptr, 0};
     strided_ = !strides.empty();
+    if (strided_ && strides.size() != shape.size())
+      throw std::invalid_argument("rlk::Tensor has " + std::to_string(strides.size()) + " strides for " +
+                                  std::to_string(shape.size()) + " dimensions");
+    relink();
+    if (shape.size() > RLK_MAX_RANK) return;
     int64_t step = 1;
     for (std::size_t i = shape.size(); i-- > 0;) {
       shape_[i] = shape[i];
@@ -115,7 +123,6 @@ class Tensor {
       // Wraps where sizes are beyond all memory: the call that takes the tensor says so.
       (void)__builtin_mul_overflow(step, shape[i], &step);
     }
-    relink();
   }
   Tensor(void* data, std::initializer_list<int64_t> shape, DType dtype, DLDevice device = {kDLCPU, 0},
          std::initializer_list<int64_t> strides = {})
