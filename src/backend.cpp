@@ -8,6 +8,7 @@
 #include "src/failure.hpp"
 #include "src/host.hpp"
 #include "src/log.hpp"
+#include "src/machine.hpp"
 #include "src/struct_size.hpp"
 
 namespace rlk {
@@ -35,9 +36,13 @@ void Backend::probe() {
   });
 }
 
-const std::vector<rlk_device>& Backend::devices() {
+// The level of a CPU is what RLK_CPU lets it be now.
+std::vector<rlk_device> Backend::devices() {
   probe();
-  return devices_;
+  std::vector<rlk_device> now = devices_;
+  for (rlk_device& d : now)
+    if (d.type == kDLCPU && d.arch == 0) d.arch = cpu_level();
+  return now;
 }
 
 Backend::State Backend::state() {

@@ -29,7 +29,7 @@ struct Backend {
   // Asks for devices once, activates once; both answer from then on.
   State state();
   std::string reason();
-  const std::vector<rlk_device>& devices();
+  std::vector<rlk_device> devices();
   Status activate();
   // Memory and streams of its devices; null when it offers none.
   const rlk_device_services* services() const noexcept;

@@ -11,6 +11,7 @@ struct Environment {
   std::string plugin_path;   // RLK_PLUGIN_PATH
   std::string plugin_trust;  // RLK_PLUGIN_TRUST
   std::string log;           // RLK_LOG
+  std::string cpu;           // RLK_CPU
   bool secure = false;       // true: variables were ignored
 };
 

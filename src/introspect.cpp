@@ -11,6 +11,7 @@
 #include "src/check.hpp"
 #include "src/environment.hpp"
 #include "src/json.hpp"
+#include "src/machine.hpp"
 #include "src/messages.hpp"
 #include "src/plugin.hpp"
 #include "src/registry.hpp"
@@ -81,11 +82,14 @@ std::string ops_json(const Snapshot& s) {
   return ops.str();
 }
 
-std::string usable(Backend& b) {
+std::string usable(Backend& b, const rlk_implementation* impl = nullptr) {
   switch (b.state()) {
     case Backend::ready:
     case Backend::active: {
       const auto& d = b.devices();
+      if (impl)
+        if (const rlk_verdict v = machine_verdict(*impl, d[0]); v.code != RLK_OK)
+          return "no: " + verdict_text(v.why, v.v);
       if (d[0].type == kDLCPU) return "yes";
       return fmt::format("{}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
     }
@@ -112,7 +116,7 @@ std::string impls_json(const Snapshot& s) {
                   .text("device", device_name(impl.device_type))
                   .flag("built", true)
                   .flag("loaded", true)
-                  .text("usable", usable(*i.backend))
+                  .text("usable", usable(*i.backend, &impl))
                   .flag("deterministic", impl.traits & RLK_DETERMINISTIC)
                   .flag("batch_invariant", impl.traits & RLK_BATCH_INVARIANT)
                   .flag("capture_safe", impl.traits & RLK_CAPTURE_SAFE)
@@ -221,7 +225,8 @@ std::string env_json(const Snapshot& s) {
       {"RLK_BACKEND", "which implementations may run, e.g. lm_head=cuda:auto;*=native", e.backend},
       {"RLK_PLUGIN_PATH", "absolute folders with plugins, separated by ':'", e.plugin_path},
       {"RLK_PLUGIN_TRUST", "folders whose plugins load without a child process, or 'all'", e.plugin_trust},
-      {"RLK_LOG", "trace, debug, info, warn (default), error or off", e.log}};
+      {"RLK_LOG", "trace, debug, info, warn (default), error or off", e.log},
+      {"RLK_CPU", "the most of the processor that may be used: baseline, avx2, avx512 or amx", e.cpu}};
   JsonArray out;
   for (const Variable& v : variables)
     out.raw(JsonObject()
@@ -233,7 +238,8 @@ std::string env_json(const Snapshot& s) {
   return JsonObject()
       .flag("ignored", e.secure)
       .raw("variables", out.str())
-      .text("error", s.environment.error().message())
+      .text("cpu", cpu_word(cpu_level()))
+      .text("error", s.misconfigured().message())
       .str();
 }
 

@@ -160,12 +160,18 @@ class Parser {
   // The implementations of a backend that is not loaded cannot be checked here: resolution says that it is
   // not loaded, which is the better message anyway.
   void known_implementation(std::string_view id, std::string_view backend) {
-    if (contains(names_.implementations, id)) return;
+    if (std::any_of(names_.implementations.begin(), names_.implementations.end(),
+                    [&](std::string_view known) { return names_implementation(id, known); }))
+      return;
     if (!contains(names_.backends, backend))
       return fail(offset(id), unknown_name("backend", backend, names_.backends));
     std::vector<std::string_view> of_backend;
-    for (const std::string_view known : names_.implementations)
-      if (known.substr(0, known.find('.')) == backend) of_backend.push_back(known);
+    for (const std::string_view known : names_.implementations) {
+      if (known.substr(0, known.find('.')) != backend) continue;
+      of_backend.push_back(known);
+      if (const auto last = known.rfind('.'); last > backend.size())
+        of_backend.push_back(known.substr(0, last));  // its family
+    }
     if (!of_backend.empty()) fail(offset(id), unknown_name("implementation", id, of_backend));
   }
 
@@ -206,6 +212,10 @@ class Parser {
 };
 
 }  // namespace
+
+bool names_implementation(std::string_view word, std::string_view id) noexcept {
+  return id.substr(0, word.size()) == word && (id.size() == word.size() || id[word.size()] == '.');
+}
 
 Override Override::parse(std::string_view spec, std::string_view source, const KnownNames& names) {
   Override parsed;

@@ -21,6 +21,10 @@ struct KnownNames {
   std::vector<std::string_view> implementations;                       // of the loaded backends
 };
 
+// Whether a word names an implementation: its id, or the family of its id: "native.golden" stands for
+// native.golden.avx2 and its brothers on other instruction sets.
+bool names_implementation(std::string_view word, std::string_view id) noexcept;
+
 struct ChainItem {
   enum Kind { backend, implementation, exclude, automatic } kind;
   std::string name;  // backend or implementation id; empty for automatic

@@ -20,11 +20,14 @@ namespace {
   _exit(written == static_cast<ssize_t>(line.size()) ? 0 : 1);
 }
 
-const rlk_host kHost = {sizeof(rlk_host), RLK_ABI_MINOR, [](int32_t code, const char*) { return code; },
+const rlk_host kHost = {sizeof(rlk_host),
+                        RLK_ABI_MINOR,
+                        [](int32_t code, const char*) { return code; },
                         [](int32_t, const char*) {},
                         [](int32_t, int64_t n, void (*body)(void*, int64_t), void* context) {
                           for (int64_t i = 0; i < n; ++i) body(context, i);
-                        }};
+                        },
+                        [] { return int32_t{RLK_CPU_BASELINE}; }};
 
 }  // namespace
 

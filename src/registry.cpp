@@ -13,6 +13,7 @@
 #include "src/environment.hpp"
 #include "src/gate.hpp"
 #include "src/log.hpp"
+#include "src/machine.hpp"
 #include "src/plugin.hpp"
 #include "src/plugin_table.hpp"
 
@@ -144,6 +145,7 @@ void add_absent(Snapshot& s, std::string name, Backend::State state, std::string
 
 void load_environment(Snapshot& s) {
   s.environment = Override::parse(environment().backend, "RLK_BACKEND", s.names());
+  s.cpu = check_cpu_cap(environment().cpu);
 }
 
 void load_plugins(Snapshot& s) {
@@ -237,7 +239,7 @@ Status reload_environment() {
   auto next = std::make_unique<Snapshot>(*published.load(std::memory_order_relaxed));
   load_plugins(*next);
   load_environment(*next);
-  Status error = next->environment.error();
+  Status error = next->misconfigured();
   publish(std::move(next));
   return error;
 }

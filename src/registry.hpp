@@ -28,8 +28,11 @@ struct Snapshot {
   std::vector<std::shared_ptr<Backend>> backends;
   std::unordered_map<std::string_view, int32_t> op_index;  // names and aliases
   Override environment;                                    // RLK_BACKEND
+  Status cpu;                                              // of RLK_CPU
   std::vector<std::string> plugin_notes;                   // files seen and passed over, with reasons
   KnownNames names() const;
+  // A variable that makes no sense: every resolution returns it.
+  const Status& misconfigured() const { return cpu ? environment.error() : cpu; }
 };
 
 // The current snapshot; the first call initialises the library: built-in ops and backend, environment,

@@ -10,6 +10,7 @@
 #include "src/evidence.hpp"
 #include "src/failure.hpp"
 #include "src/gate.hpp"
+#include "src/machine.hpp"
 #include "src/messages.hpp"
 #include "src/scope.hpp"
 
@@ -63,13 +64,9 @@ struct Resolver::Search {
     if (found == devices.end())
       return no("its backend has no device number {0}", "use a device that --list shows", device.device_id);
     request.device = *found;
-    if (i.min_arch && found->arch < i.min_arch)
-      return no("needs architecture {0}, this device has {1}", "run on a device of architecture {0} or later",
-                i.min_arch, found->arch);
-    if (i.max_arch && found->arch > i.max_arch)
-      return no("is built for architectures up to {0}, this device has {1}",
-                "run on a device of architecture {0} or earlier", i.max_arch, found->arch);
-    if (!(i.dtypes & static_cast<uint32_t>(dtype))) return no("does not take this dtype", kNearestDtype);
+    if (const rlk_verdict machine = machine_verdict(i, *found); machine.code != RLK_OK) return machine;
+    if (dtype != DType::none && !(i.dtypes & static_cast<uint32_t>(dtype)))
+      return no("does not take this dtype", kNearestDtype);
     if (!policy.arithmetic.empty() && policy.arithmetic != i.arithmetic)
       return no("promises another arithmetic than the one required", kNearestArithmetic);
     if (policy.deterministic && !(i.traits & RLK_DETERMINISTIC))
@@ -100,7 +97,8 @@ struct Resolver::Search {
     };
     auto excluded = [&](const ImplementationEntry& e) {
       return std::any_of(rule->chain.begin(), rule->chain.end(), [&](const ChainItem& c) {
-        return c.kind == ChainItem::exclude && (e.backend->name == c.name || c.name == e.implementation->id);
+        return c.kind == ChainItem::exclude &&
+               (e.backend->name == c.name || names_implementation(c.name, e.implementation->id));
       });
     };
     bool only_excludes = true;
@@ -110,7 +108,9 @@ struct Resolver::Search {
         add([&](const ImplementationEntry& e) { return e.backend->name == item.name && !excluded(e); });
         describe_missing(item.name, "");
       } else if (item.kind == ChainItem::implementation) {
-        add([&](const ImplementationEntry& e) { return item.name == e.implementation->id && !excluded(e); });
+        add([&](const ImplementationEntry& e) {
+          return names_implementation(item.name, e.implementation->id) && !excluded(e);
+        });
         describe_missing(std::string_view(item.name).substr(0, item.name.find('.')), item.name);
       } else if (item.kind == ChainItem::automatic) {
         add([&](const ImplementationEntry& e) { return !excluded(e); });
@@ -129,8 +129,9 @@ struct Resolver::Search {
                        [&](const auto& e) { return e.backend == b.get(); }))
         text = fmt::format("backend '{}' has no implementation of {}", backend, op.schema->name);
       if (text.empty() && !implementation.empty() &&
-          std::none_of(op.implementations.begin(), op.implementations.end(),
-                       [&](const auto& e) { return implementation == e.implementation->id; }))
+          std::none_of(op.implementations.begin(), op.implementations.end(), [&](const auto& e) {
+            return names_implementation(implementation, e.implementation->id);
+          }))
         text = fmt::format("'{}' is not an implementation of {}", implementation, op.schema->name);
       if (!text.empty()) problems.push_back(std::move(text));
       return;
@@ -169,7 +170,7 @@ constexpr const char* kLevels[] = {"call argument", "scope", "environment", "def
 
 Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const Policy& policy) {
   // A wrong environment is an error even where nothing would come to ask it: it is never silently ignored.
-  if (!s.environment.error()) return {nullptr, 2, s.environment.error(), nullptr};
+  if (!s.misconfigured()) return {nullptr, 2, s.misconfigured(), nullptr};
   if (!policy.backend.empty()) {
     const auto o = parsed_override(policy.backend, "call argument");
     if (!o->error()) return {nullptr, 0, o->error(), nullptr};
@@ -182,6 +183,14 @@ Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const P
   }
   if (const OverrideRule* rule = s.environment.find(op, device)) return {rule, 2, {}, nullptr};
   return {};
+}
+
+// Whether the device can execute the implementation's code.
+bool runs_on(DLDevice device, const ImplementationEntry& e) {
+  for (const rlk_device& d : e.backend->devices())
+    if (d.type == static_cast<int32_t>(device.device_type) && d.id == device.device_id)
+      return machine_verdict(*e.implementation, d).code == RLK_OK;
+  return false;
 }
 
 // Gradients that were asked for must exist, and someone must be able to give them on this device.
@@ -211,6 +220,7 @@ Status check_gradients(const Snapshot& s, const rlk_op_schema& op, const Policy&
     const char* no = i.device_type != static_cast<int32_t>(device.device_type)           ? "other device"
                      : !(i.dtypes & static_cast<uint32_t>(dtype))                        ? "other dtype"
                      : e.backend->state() == Backend::no_device                          ? "no device"
+                     : !runs_on(device, e)                                               ? "other processor"
                      : policy.precision == Precision::golden && !(i.traits & RLK_GOLDEN) ? "not golden"
                      : policy.precision == Precision::strict && !(i.traits & (RLK_STRICT | RLK_GOLDEN))
                          ? "not strict"
@@ -223,7 +233,9 @@ Status check_gradients(const Snapshot& s, const rlk_op_schema& op, const Policy&
                       op.backward, why.empty() ? "there is none" : why)};
 }
 
+// None where the op's first argument is a result that is not there yet.
 DType first_dtype(const rlk_op_schema& op, const rlk_slot* slots) {
+  if (!slots[0].tensor && op.arguments[0].role == RLK_WRITE) return DType::none;
   for (uint32_t i = 0; i < op.num_arguments; ++i)
     if (slots[i].tensor) return dtype_of(slots[i].tensor->dtype);
   return DType::none;

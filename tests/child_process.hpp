@@ -28,11 +28,13 @@ inline std::string read_and_remove(const std::string& path) {
   return text;
 }
 
-// variables: "NAME=value", beside those of this process that are not rlk's.
+// variables: "NAME=value", beside those of this process that are not rlk's. The level that a run of the tests
+// is held to (RLK_CPU) holds for the child too, unless it is given another: the first of two wins.
 inline Ran run(std::vector<std::string> command, std::vector<std::string> variables = {},
                const std::string& folder = "") {
   for (char** entry = environ; *entry; ++entry)
-    if (std::string_view(*entry).substr(0, 4) != "RLK_") variables.emplace_back(*entry);
+    if (const std::string_view line = *entry; line.substr(0, 4) != "RLK_" || line.substr(0, 8) == "RLK_CPU=")
+      variables.emplace_back(line);
   std::vector<char*> argv, envp;
   for (std::string& word : command) argv.push_back(word.data());
   for (std::string& variable : variables) envp.push_back(variable.data());

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define RLK_ABI_MAJOR 1u
-#define RLK_ABI_MINOR 0u
+#define RLK_ABI_MINOR 1u /* 1: rlk_host::cpu_level, and arch of the CPU */
 #define RLK_MAX_RANK 8
 #define RLK_MAX_SLOTS 64
 #define RLK_EXPORT __attribute__((visibility("default")))
@@ -128,10 +128,22 @@ enum {                                  /* traits */
        RLK_WORKSPACE_OPTIONAL = 1u << 5 /* runs with less workspace than it asks for: slower, the same bits */
 };
 
+/** Instruction sets of a CPU, each with all before it: what this process may use, the processor's own or less
+ * where the variable RLK_CPU says so. Code for a level runs only where the level is at least that: by
+ * min_arch of the implementation, or, inside one implementation, by arch of the request's and the call's
+ * device. */
+enum {
+  RLK_CPU_BASELINE = 10, /* what every processor of the platform has */
+  RLK_CPU_AVX2 = 20,     /* with FMA and F16C */
+  RLK_CPU_AVX512 = 30,   /* F, BW, DQ, VL */
+  RLK_CPU_AMX = 40       /* tiles and bf16, and the system's leave to use them */
+};
+
 typedef struct rlk_device {
   int32_t type; /* DLDeviceType */
   int32_t id;
-  int32_t arch; /* CUDA: compute capability * 10 (90); HIP: gfx number in hex; CPU: 0 */
+  int32_t arch; /* CUDA: compute capability * 10 (90); HIP: gfx number in hex; CPU: RLK_CPU_BASELINE ...,
+                   which the library fills in where a backend leaves 0 */
   char name[64];
 } rlk_device;
 
@@ -182,7 +194,7 @@ typedef struct rlk_implementation {
   uint32_t dtypes;        /* dtypes of the op's first argument it takes */
   uint32_t traits;
   int32_t device_type;        /* DLDeviceType */
-  int32_t min_arch, max_arch; /* 0, 0: any */
+  int32_t min_arch, max_arch; /* of rlk_device::arch; 0, 0: any */
   /** Pure, fast, noexcept. NULL accepts everything that passes the tables. */
   rlk_verdict (*supports)(const rlk_slot* slots, const rlk_request* request);
   /** Bytes of workspace it needs, or makes use of where optional; NULL: none. Must not depend on addresses.
@@ -203,6 +215,9 @@ struct rlk_host {
   void (*log)(int32_t level, const char* text);
   /** Runs body(context, i) for i in [0, n) on up to `threads` threads (0: all); returns when all are done. */
   void (*parallel_for)(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
+  /** RLK_CPU_BASELINE ...: what code may use now, for who asks where no device is at hand (in query, or to
+   * hold a vendor library to it). Read only if struct_size covers it. */
+  int32_t (*cpu_level)(void);
 };
 
 /** Optional: lets the harness and the tools put tensors on the backend's devices, so that anybody can verify
@@ -253,6 +268,8 @@ typedef struct rlk_backend {
  * of names is an error that names both origins, and nothing of the backend is kept. The tables must live for
  * ever. */
 RLK_API rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin);
+/** What rlk_host::cpu_level gives, for programs that link the library. */
+RLK_API int32_t rlk_cpu_level(void);
 /** The size of an rlk_backend before `services` was added: still accepted. */
 #define RLK_BACKEND_MIN_SIZE offsetof(rlk_backend, services)
 

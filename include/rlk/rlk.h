@@ -115,7 +115,8 @@ RLK_API const char* rlk_attribute_name(const char* op, size_t attribute);
 
 /* ---- configuration ------------------------------------------------------------------------------------- */
 
-/** Re-reads RLK_BACKEND, RLK_PLUGIN_PATH, RLK_PLUGIN_TRUST and RLK_LOG; they are otherwise read once. */
+/** Re-reads RLK_BACKEND, RLK_PLUGIN_PATH, RLK_PLUGIN_TRUST, RLK_LOG and RLK_CPU; they are otherwise read
+ * once. */
 RLK_API rlk_code rlk_reload_environment(void);
 
 /** Loads a backend plugin from a path. Its file and folder must be safe to load (see README, "Add a

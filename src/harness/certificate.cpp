@@ -10,6 +10,7 @@
 #include "rlk/machine.hpp"
 #include "src/build_id.hpp"
 #include "src/json.hpp"
+#include "src/machine.hpp"
 #include "src/registry.hpp"
 
 namespace rlk::harness {
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int kSchema = 1;  // moves when a member changes its meaning or goes away
 constexpr const char* kVariables[] = {"RLK_BACKEND",
+                                      "RLK_CPU",
                                       "RLK_PLUGIN_PATH",
                                       "NVIDIA_TF32_OVERRIDE",
                                       "CUBLAS_EMULATE_SINGLE_PRECISION",
@@ -33,19 +35,6 @@ std::string cpu_name() {
   for (std::string line; std::getline(info, line);)
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
   return "unknown";
-}
-
-std::string isa_text() {
-#if defined(__x86_64__)
-  std::string out = "x86-64";
-  if (__builtin_cpu_supports("avx2")) out += " avx2";
-  if (__builtin_cpu_supports("fma")) out += " fma";
-  if (__builtin_cpu_supports("avx512f")) out += " avx512f";
-  if (__builtin_cpu_supports("avx512vl")) out += " avx512vl";
-  return out;
-#else
-  return "generic";
-#endif
 }
 
 std::string real(double x) { return fmt::format("{:.6g}", x); }
@@ -132,7 +121,7 @@ std::string host_json() {
     if (const char* value = secure_getenv(name)) variables.text(name, value);
   return JsonObject()
       .text("cpu", cpu_name())
-      .text("isa", isa_text())
+      .text("isa", cpu_word(cpu_level()))
       .text("system", fmt::format("{} {}", system.sysname, system.release))
       .number("threads", processors())
       .raw("environment", variables.str())

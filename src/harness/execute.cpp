@@ -9,6 +9,8 @@
 #include "rlk/resolve.hpp"
 #include "src/failure.hpp"
 #include "src/host.hpp"
+#include "src/machine.hpp"
+#include "src/resolve.hpp"
 
 namespace rlk::harness {
 namespace {
@@ -286,6 +288,8 @@ Outcome execute_reference(const Problem& p, bool in_fp64) {
 }
 
 Outcome execute_forced(const Problem& p, const Subject& subject) {
+  if (const rlk_verdict v = machine_verdict(*subject.implementation, subject.device); v.code != RLK_OK)
+    return failed(Status(RLK_UNSUPPORTED, verdict_text(v.why, v.v)));
   Stage stage(p, subject, {}, false);
   if (!stage.status) return failed(stage.status);
   const rlk_request request{sizeof(rlk_request), 0, subject.device, 0, 1};

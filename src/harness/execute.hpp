@@ -42,7 +42,8 @@ Outcome execute(const Problem& p, const Subject& subject, const Manner& manner =
 // The op's reference with results in fp64 where the op allows it: the truth.
 Outcome execute_reference(const Problem& p, bool in_fp64);
 
-// Runs the implementation's function directly, past its own refusal, on the CPU and on one thread.
+// Runs the implementation's function directly, past its own refusal, on the CPU and on one thread. What the
+// processor cannot execute is never entered.
 Outcome execute_forced(const Problem& p, const Subject& subject);
 
 }  // namespace rlk::harness

@@ -10,6 +10,8 @@
 #include "registry/op.hpp"
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
+#include "src/machine.hpp"
+#include "src/resolve.hpp"
 #include "src/text.hpp"
 
 namespace rlk::harness {
@@ -18,6 +20,7 @@ namespace {
 bool matches(const Plan& plan, const rlk_implementation& i, const Backend& b) {
   if (fnmatch(plan.op.c_str(), i.op, 0) != 0 || plan.device != device_name(i.device_type)) return false;
   return plan.implementation.empty() || plan.implementation == b.name ||
+         names_implementation(plan.implementation, i.id) ||
          fnmatch(plan.implementation.c_str(), i.id, FNM_EXTMATCH) == 0;
 }
 
@@ -61,6 +64,10 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
   const rlk_implementation& i = *e.implementation;
   if (e.backend->devices().empty()) {
     out.cannot_run.push_back(fmt::format("{} {}: {}", i.op, i.id, e.backend->reason()));
+    return;
+  }
+  if (const rlk_verdict v = machine_verdict(i, e.backend->devices().front()); v.code != RLK_OK) {
+    out.cannot_run.push_back(fmt::format("{} {}: {}", i.op, i.id, verdict_text(v.why, v.v)));
     return;
   }
   if (i.device_type != kDLCPU && !usable_services(*e.backend)) {

@@ -1,4 +1,4 @@
-// The four variables, as a process sees them: what they change, what is said about wrong ones, and that they
+// The five variables, as a process sees them: what they change, what is said about wrong ones, and that they
 // are ignored where they must be.
 #include <sys/stat.h>
 
@@ -196,6 +196,24 @@ TEST_CASE("a wrong RLK_PLUGIN_TRUST is reported and trusts nothing") {
   CHECK_SAYS(r.err, "RLK_PLUGIN_TRUST: 'yes' is neither an absolute folder nor 'all' and trusts nothing");
 }
 
+TEST_CASE("RLK_CPU holds the process to a level, and more than the processor has is no mistake") {
+  const Ran capped = child({"RLK_CPU=baseline"});
+  CHECK_SAYS(capped.out, "ran: 5 11 17");
+  CHECK_SAYS(capped.out, "\"cpu\": \"baseline\"");
+  CHECK(capped.err == "");
+  const Ran forced = child({"RLK_CPU=baseline", "RLK_BACKEND=native.avx2"});
+  CHECK_SAYS(forced.out, "failed: lm_head: no implementation takes this call under 'native.avx2'");
+  CHECK_SAYS(forced.out, "native.avx2 refused this call: needs AVX2");
+  CHECK_SAYS(child({"RLK_CPU=amx"}).out, "ran: 5 11 17");
+}
+
+TEST_CASE("a wrong RLK_CPU fails every call with a suggestion, and the process lives") {
+  const Ran r = child({"RLK_CPU=avx521"});
+  CHECK(r.exit == 0);
+  CHECK_SAYS(r.out, "failed: RLK_CPU: unknown level 'avx521', did you mean 'avx512'?  Known levels: ");
+  CHECK_SAYS(r.out, "\"error\": \"RLK_CPU: unknown level 'avx521'");
+}
+
 TEST_CASE("a variable that rlk does not know is reported with the one that was meant") {
   const Ran r = child({"RLK_BACKND=native"});
   CHECK_SAYS(r.out, "ran: 5 11 17");
@@ -226,7 +244,8 @@ TEST_CASE("a process with raised rights ignores all variables and says so once")
     MESSAGE("[skip] only root can make a program with raised rights");
     return;
   }
-  const Ran r = run({program, "env"}, {"RLK_BACKEND=lm_hed=native", "RLK_PLUGIN_PATH=/tmp", "RLK_LOG=trace"});
+  const Ran r = run({program, "env"}, {"RLK_BACKEND=lm_hed=native", "RLK_PLUGIN_PATH=/tmp", "RLK_LOG=trace",
+                                       "RLK_CPU=nonsense"});
   if (rlk::test::has(r.out, "\"ignored\": false") || r.exit != 0) {
     MESSAGE("[skip] this file system does not raise rights, or the library is not readable then: ", r.err);
     return;
@@ -236,5 +255,6 @@ TEST_CASE("a process with raised rights ignores all variables and says so once")
   CHECK_SILENT(r.out, "lm_hed");
   CHECK_SAYS(r.err, "this process runs with raised rights: ");
   CHECK_SAYS(r.err, "RLK_BACKEND");
+  CHECK_SAYS(r.err, "RLK_CPU");
   CHECK(r.err.find("raised rights") == r.err.rfind("raised rights"));
 }

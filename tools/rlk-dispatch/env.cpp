@@ -18,6 +18,7 @@ int env(const Options& options) {
     for (const Json& v : env["variables"])
       table.row({v["name"], v["set"] ? v["value"].get<std::string>() : "(not set)", v["meaning"]});
     table.print();
+    std::printf("\ninstruction sets in use: %s\n", env["cpu"].get<std::string>().c_str());
     if (env["ignored"]) std::puts("All are ignored: this process runs with raised rights.");
   }
   if (!error.empty()) throw Failure(kUsage, error);

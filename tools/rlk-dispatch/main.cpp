@@ -36,7 +36,7 @@ std::vector<Command> add_commands(CLI::App& app, Options& o) {
        verify},
       {app.add_option("--compare", o.files, "The first difference between two certificates")->expected(2),
        compare},
-      {flag("--env", "The four variables and their values"), env},
+      {flag("--env", "The five variables and their values"), env},
       {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
       {flag("--version", "Versions of this program and of the library"), version},
       {app.add_option("--bench", o.op, "Time every implementation that takes a call of OP, on the CPU"),
