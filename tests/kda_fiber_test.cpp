@@ -46,11 +46,11 @@ void run_fibers(Case& c) {
 }
 
 bool runs_here(const chunked::Engine& engine) {
-  const std::string isa = engine.isa;
-  if (isa == "avx512") return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-  if (isa == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return true;
+  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (&chunked::engine_for(isa) == &engine) return isa <= widest(rlk_cpu_level());
+  return false;
 }
+const chunked::Engine& best_engine() { return chunked::engine_for(widest(rlk_cpu_level())); }
 
 const Shape kShapes[] = {
     {.tokens = 1, .k = 16, .v = 16},
@@ -96,7 +96,7 @@ TEST_CASE("kda kernels on fibers: chunked forward and backward have the bits of 
   int turn = 0;
   for (const Shape& shape : kShapes) {
     Case native = random_case(shape, 32);
-    run_engine(native, chunked::best_engine());
+    run_engine(native, best_engine());
     for (int wave : {32, 64}) {
       CAPTURE(wave);
       rlk_fiber::wave_size = wave;
@@ -168,7 +168,7 @@ TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of th
     std::vector<float> parameters[2];
     p.batch = p.sequences = 1;
     const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Type::f32, 0, 24, 12}; };
-    const chunked::Engine& engine = chunked::best_engine();
+    const chunked::Engine& engine = best_engine();
     p.out = dense(y_native);
     for (std::int64_t i = 0; i < chunked::gate_block_count(p); ++i) engine.gate(p, i);
     p.out = dense(y_fiber);

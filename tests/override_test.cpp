@@ -36,6 +36,24 @@ TEST_CASE("an empty spec has no rules and no error") {
   }
 }
 
+TEST_CASE("a family is a word for all its members, and is suggested like one") {
+  const KnownNames names{
+      {"rope"}, {}, {"native"}, {"native.golden", "native.vector.avx2", "native.vector.scalar"}};
+  const auto error = [&](std::string_view spec) {
+    return std::string(Override::parse(spec, "RLK_BACKEND", names).error().message());
+  };
+  CHECK(error("rope=native.vector") == "");
+  CHECK(error("rope=native.vector.avx2") == "");
+  CHECK(error("rope=native.vectr")
+            .find("unknown implementation 'native.vectr', did you mean 'native.vector'?") !=
+        std::string::npos);
+  CHECK(error("rope=native.vect").find("unknown implementation") != std::string::npos);
+  CHECK(names_implementation("native.vector", "native.vector.avx2"));
+  CHECK(names_implementation("native.vector.avx2", "native.vector.avx2"));
+  CHECK_FALSE(names_implementation("native.vect", "native.vector.avx2"));
+  CHECK_FALSE(names_implementation("native.vector.avx2", "native.vector"));
+}
+
 TEST_CASE("a bare chain stands for every op") {
   CHECK(rule_for("native", "rope") == "native");
   CHECK(rule_for("native", "lm_head", "cuda") == "native");

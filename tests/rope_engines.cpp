@@ -30,7 +30,7 @@ const std::vector<Engine>& engines() {
   static const std::vector<Engine> all = [] {
     std::vector<Engine> list;
     for (const auto& [isa, name] : kIsas) {
-      if (isa > rlk::native::rope::best_isa()) break;
+      if (isa > rlk::native::widest(rlk_cpu_level())) break;
       for (Stores stores : {Stores::cached, Stores::streamed}) {
         if (isa == Isa::scalar && stores == Stores::streamed) continue;
         list.push_back({std::string(name) + (stores == Stores::streamed ? ", streamed" : ""),
@@ -83,7 +83,7 @@ void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& secon
     CHECK(second.memory == want_second);
   };
   for (const auto& [isa, name] : kIsas) {
-    if (isa > rlk::native::rope::best_isa()) break;
+    if (isa > rlk::native::widest(rlk_cpu_level())) break;
     CAPTURE(name);
     for (Stores stores : {Stores::cached, Stores::streamed})
       check([&] {

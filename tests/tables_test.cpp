@@ -83,10 +83,12 @@ TEST_CASE("every implementation is defined in one file of its backend and listed
   for (const auto& folder : fs::directory_iterator(kRoot / "backends")) {
     const fs::path table = folder.path() / "implementations.def";
     if (!fs::exists(table)) continue;
-    const std::set<std::string> listed = lines_of(table, "RLK_IMPLEMENTATION");
+    std::set<std::string> listed = lines_of(table, "RLK_IMPLEMENTATION");
+    listed.merge(
+        lines_of(table, "RLK_LEVELS"));  // native's: one source, an implementation per instruction set
     std::set<std::string> defined;
     for (const auto& [name, file] :
-         find(folder, R"((?:^|\n)(?:extern )?const rlk_implementation (\w+)\s*[={])")) {
+         find(folder, R"((?:^|\n)(?:extern |constinit )?const (?:rlk_implementation|Levels) (\w+)\s*[={])")) {
       INFO(name << " is defined in " << file.string() << " and elsewhere");
       CHECK(defined.insert(name).second);
     }

@@ -1,6 +1,7 @@
-// Chunks of 64 or 32 tokens in fp32, on the widest vectors there are.
+// Chunks of 64 or 32 tokens in fp32.
 #include "kda_chunk.hpp"
 #include "kda_run.hpp"
+#include "levels.hpp"
 
 namespace rlk::native {
 namespace {
@@ -13,10 +14,11 @@ std::uint64_t workspace(const KdaBwd& a, const rlk_request& request) {
                        chunked::partials_bytes(p));
 }
 
+template <Isa I>
 rlk_code run(const KdaBwd& a, const Call& call) {
   if (const rlk_code code = check_bounds(a, call)) return code;
   const Problem p = problem_of(a);
-  const chunked::Engine& engine = chunked::best_engine();
+  constexpr const chunked::Engine& engine = chunked::engine_for(I);
   double* partials = shared_part(call);
   run_tasks(call, chunked::backward_task_count(p), chunked::backward_scratch_bytes(p),
             chunked::partials_bytes(p), [&](std::int64_t task, void* scratch) {
@@ -30,13 +32,15 @@ rlk_verdict supports(const KdaBwd& a, const rlk_request&) { return check(a); }
 
 }  // namespace
 
-extern const rlk_implementation kda_bwd_chunked;
-const rlk_implementation kda_bwd_chunked = implement<KdaBwd, run, supports, workspace>(
-    {.id = "native.fma32",
-     .doc = "chunks of 64 or 32 tokens in fp32, on the widest vectors there are",
-     .priority = 100,
-     .arithmetic = "fma32/kda",
-     .dtypes = kTypes,
-     .traits = kTraits});
+extern const Levels kda_bwd_chunked;
+constinit const Levels kda_bwd_chunked = by_level([]<Isa I>() {
+  return implement<KdaBwd, run<I>, supports, workspace>(
+      facts_at<"native.fma32", I>({.id = "",
+                                   .doc = "chunks of 64 or 32 tokens in fp32",
+                                   .priority = 100,
+                                   .arithmetic = "fma32/kda",
+                                   .dtypes = kTypes,
+                                   .traits = kTraits}));
+});
 
 }  // namespace rlk::native

@@ -6,14 +6,6 @@ namespace rlk::kda::chunked {
 
 constinit const Engine kPortable = engine<float, 1>("portable");
 
-const Engine& best_engine() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return kAvx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
-#endif
-  return kPortable;
-}
-
 std::int64_t forward_task_count(const Problem& p) { return forward_tasks(p); }
 std::int64_t backward_task_count(const Problem& p) { return backward_tasks(p); }
 std::size_t forward_scratch_bytes(const Problem& p) { return std::size_t(forward_floats(p)) * sizeof(float); }

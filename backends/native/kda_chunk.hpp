@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../simt/kda_problem.hpp"
+#include "levels.hpp"
 
 namespace rlk::kda::chunked {
 
@@ -24,8 +25,9 @@ struct Engine {
 
 extern const Engine kPortable, kAvx2, kAvx512;
 
-// The widest that this machine runs.
-const Engine& best_engine();
+constexpr const Engine& engine_for(native::Isa isa) {
+  return isa == native::Isa::avx512 ? kAvx512 : isa == native::Isa::avx2 ? kAvx2 : kPortable;
+}
 
 std::int64_t forward_task_count(const Problem& p);
 std::int64_t backward_task_count(const Problem& p);

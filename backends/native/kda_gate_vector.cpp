@@ -1,15 +1,17 @@
 // The gate in fp32.
 #include "kda_chunk.hpp"
 #include "kda_run.hpp"
+#include "levels.hpp"
 
 namespace rlk::native {
 namespace {
 
 using namespace rlk::kda;
 
+template <Isa I>
 rlk_code run(const KdaGate& a, const Call& call) {
   const Problem p = gate_problem_of(a);
-  const chunked::Engine& engine = chunked::best_engine();
+  constexpr const chunked::Engine& engine = chunked::engine_for(I);
   call.parallel_for(chunked::gate_block_count(p), [&](std::int64_t block) { engine.gate(p, block); });
   return RLK_OK;
 }
@@ -18,12 +20,14 @@ rlk_verdict supports(const KdaGate& a, const rlk_request&) { return check(a); }
 
 }  // namespace
 
-extern const rlk_implementation kda_gate_vector;
-const rlk_implementation kda_gate_vector = implement<KdaGate, run, supports>({.id = "native.fma32",
-                                                                              .doc = "the gate in fp32",
-                                                                              .priority = 100,
-                                                                              .arithmetic = "fma32/kda",
-                                                                              .dtypes = kTypes,
-                                                                              .traits = kTraits});
+extern const Levels kda_gate_vector;
+constinit const Levels kda_gate_vector = by_level([]<Isa I>() {
+  return implement<KdaGate, run<I>, supports>(facts_at<"native.fma32", I>({.id = "",
+                                                                           .doc = "the gate in fp32",
+                                                                           .priority = 100,
+                                                                           .arithmetic = "fma32/kda",
+                                                                           .dtypes = kTypes,
+                                                                           .traits = kTraits}));
+});
 
 }  // namespace rlk::native

@@ -175,9 +175,7 @@ std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
   const Plan p(a, r.threads);
   return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch(), p.shared(a));
 }
-rlk_verdict supports(const LmHead&, const rlk_request&) {
-  return processor_has_amx() ? kAccept : refuse(kNoAmx);
-}
+rlk_verdict supports(const LmHead&, const rlk_request&) { return kAccept; }
 
 #else
 
@@ -196,6 +194,7 @@ const rlk_implementation lm_head_amx =
                                                  .priority = 210,
                                                  .arithmetic = "amx/k32",
                                                  .dtypes = RLK_BF16,
-                                                 .traits = kPinned});
+                                                 .traits = kPinned,
+                                                 .min_arch = RLK_CPU_AMX});
 
 }  // namespace rlk::native

@@ -7,14 +7,11 @@
 #pragma once
 
 namespace rlk::native {
-inline constexpr const char* kNoAmx = "this processor or system lacks AMX with bf16";
+inline constexpr const char* kNoAmx = "this build lacks AMX with bf16";
 }
 
 #if defined(__x86_64__) && defined(__linux__)
 #  define RLK_HAS_AMX 1
-
-#  include <sys/syscall.h>
-#  include <unistd.h>
 
 #  include <algorithm>
 
@@ -33,16 +30,6 @@ constexpr std::int64_t kDepthBlock = 4096;  // summed apart
 constexpr std::int64_t kWidth = 2 * kSide;  // two tiles by two are multiplied at a time
 
 inline std::int64_t up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// Linux hands the tiles' registers to processes that ask for them.
-inline bool processor_has_amx() {
-  static const bool has = [] {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    return processor_has_avx512() && __builtin_cpu_supports("amx-tile") &&
-           __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
-}
 
 // A worker's tiles: eight full ones. (Static: the compiler sees no read of the configuration.)
 struct Tiles {

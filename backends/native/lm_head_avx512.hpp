@@ -155,11 +155,5 @@ RLK_ISA inline void store_sums(const ChainProduct& p, void* out, std::int64_t co
   }
 }
 
-inline bool processor_has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("fma");
-}
-
 }  // namespace
 }  // namespace rlk::native

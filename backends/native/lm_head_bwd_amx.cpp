@@ -178,7 +178,7 @@ struct WeightGradient {
 struct Room {
   std::uint64_t copies, shared, scratch;
   explicit Room(const LmHeadBwd& a)
-      : copies(line(backward_copies(a))), shared(copies), scratch(chain_kernels_best().scratch_bytes) {
+      : copies(line(backward_copies(a))), shared(copies), scratch(chain_kernels_avx512()->scratch_bytes) {
     if (a.d_hidden) scratch = std::max(scratch, HiddenGradient{a}.scratch());
     if (!a.d_weight) return;
     shared += WeightGradient{a}.packed_bytes();
@@ -193,7 +193,7 @@ rlk_code run(const LmHeadBwd& a, const Call& call) {
   if (a.d_hidden) HiddenGradient{a}.run(call, d_out, r.shared, r.scratch);
   if (a.d_weight)
     WeightGradient{a}.run(call, d_out, hidden, shared_workspace(call) + r.copies, r.shared, r.scratch);
-  if (a.d_bias) bias_gradient(a, call, d_out, chain_kernels_best(), Chain::fma32, r.shared);
+  if (a.d_bias) bias_gradient(a, call, d_out, *chain_kernels_avx512(), Chain::fma32, r.shared);
   return RLK_OK;
 }
 
@@ -202,7 +202,6 @@ std::uint64_t workspace(const LmHeadBwd& a, const rlk_request& r) {
   return workspace_for(r.threads, std::int64_t{1} << 30, room.scratch, room.shared);
 }
 rlk_verdict supports(const LmHeadBwd& a, const rlk_request&) {
-  if (!processor_has_amx()) return refuse(kNoAmx);
   if (a.d_out.dtype() != a.hidden.dtype())
     return refuse("the matrix unit takes two operands of one 16-bit dtype, d_out is fp32", {},
                   "round d_out to hidden's dtype", 0);
@@ -228,6 +227,7 @@ const rlk_implementation lm_head_bwd_amx =
                                                     .priority = 210,
                                                     .arithmetic = "amx/k32",
                                                     .dtypes = RLK_BF16,
-                                                    .traits = kPinned});
+                                                    .traits = kPinned,
+                                                    .min_arch = RLK_CPU_AMX});
 
 }  // namespace rlk::native

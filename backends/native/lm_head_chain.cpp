@@ -10,12 +10,6 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-const ChainKernels& chain_kernels_best() {
-  if (const ChainKernels* best = chain_kernels_avx512()) return *best;
-  if (const ChainKernels* best = chain_kernels_avx2()) return *best;
-  return chain_kernels_scalar();
-}
-
 // Columns first: a tile 512 wide reuses what it packs over its rows. Rows are cut only when the columns alone
 // cannot feed the workers, down to tiles that still amortise a transposed panel.
 ChainPlan plan_chain(const ChainProduct& product, const ChainKernels& kernels, std::int64_t workers) {

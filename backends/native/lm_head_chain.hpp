@@ -72,9 +72,8 @@ struct ChainKernels {
 };
 
 const ChainKernels& chain_kernels_scalar();
-const ChainKernels* chain_kernels_avx2();    // null where the processor or the build lacks it
+const ChainKernels* chain_kernels_avx2();    // null where the build lacks it
 const ChainKernels* chain_kernels_avx512();  // likewise
-const ChainKernels& chain_kernels_best();
 
 // How a product is cut into tiles for `workers` workers: enough tiles to keep them busy, each wide enough to
 // reuse what it packs. Tile `index` of `tile_count`.

@@ -154,9 +154,7 @@ struct F64Lanes {
 const ChainKernels* chain_kernels_avx2() {
   static constexpr ChainKernels kernels{"avx2", scratch_for<F32Lanes, F64Lanes>(), 16, &run_tile<F32Lanes>,
                                         &run_tile<F64Lanes>};
-  static const bool usable =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  return usable ? &kernels : nullptr;
+  return &kernels;
 }
 
 }  // namespace rlk::native

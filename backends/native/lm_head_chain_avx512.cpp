@@ -333,8 +333,7 @@ struct F64Lanes {
 const ChainKernels* chain_kernels_avx512() {
   static constexpr ChainKernels kernels{"avx512", scratch_for<F32Lanes, F64Lanes>(), 32, &run_tile<F32Lanes>,
                                         &run_tile<F64Lanes>};
-  static const bool usable = processor_has_avx512();
-  return usable ? &kernels : nullptr;
+  return &kernels;
 }
 
 }  // namespace rlk::native

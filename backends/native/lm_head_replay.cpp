@@ -117,9 +117,4 @@ const ReplayKernels& replay_kernels_scalar() {
   return kernels;
 }
 
-const ReplayKernels& replay_kernels_best() {
-  const ReplayKernels* fast = replay_kernels_avx512();
-  return fast != nullptr ? *fast : replay_kernels_scalar();
-}
-
 }  // namespace rlk::native

@@ -61,7 +61,6 @@ struct ReplayKernels {
 };
 
 const ReplayKernels& replay_kernels_scalar();
-const ReplayKernels* replay_kernels_avx512();  // null where the processor or the build lacks it
-const ReplayKernels& replay_kernels_best();
+const ReplayKernels* replay_kernels_avx512();  // null where the build lacks it
 
 }  // namespace rlk::native

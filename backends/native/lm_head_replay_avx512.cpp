@@ -238,8 +238,7 @@ void run_avx512(const ReplayProduct& p, const ChainTile& tile, void* scratch) {
 
 const ReplayKernels* replay_kernels_avx512() {
   static constexpr ReplayKernels kernels{"avx512", sizeof(Scratch), &run_avx512};
-  static const bool usable = processor_has_avx512();
-  return usable ? &kernels : nullptr;
+  return &kernels;
 }
 
 }  // namespace rlk::native

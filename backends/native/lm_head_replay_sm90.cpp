@@ -6,17 +6,26 @@
 namespace rlk::native {
 namespace {
 
+// There are two.
+template <Isa I>
+const ReplayKernels* kernels() {
+  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
+}
+
+template <Isa I>
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
-  return workspace_for(r.threads, std::int64_t{1} << 30, replay_kernels_best().scratch_bytes,
-                       forward_copies(a));
+  return workspace_for(r.threads, std::int64_t{1} << 30, kernels<I>()->scratch_bytes, forward_copies(a));
+}
+template <Isa I>
+rlk_verdict supports(const LmHead&, const rlk_request&) {
+  return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
 }
 
 struct Replay : ReplayProduct {
   std::int64_t out_row_stride = 0;
 };
 
-rlk_code run(const LmHead& a, const Call& call) {
-  const ReplayKernels& kernels = replay_kernels_best();
+rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
   std::byte* room = shared_workspace(call);
   const ReadRows hidden(a.hidden, room);
   Replay p;
@@ -52,15 +61,26 @@ rlk_code run(const LmHead& a, const Call& call) {
   return RLK_OK;
 }
 
+template <Isa I>
+rlk_code run(const LmHead& a, const Call& call) {
+  return run(a, call, *kernels<I>());
+}
+
+template <Isa I>
+constexpr rlk_implementation replay() {
+  return implement<LmHead, run<I>, supports<I>, workspace<I>>(
+      facts_at<"native.replay_sm90", I>({.id = "",
+                                         .doc = "a Hopper tensor core's bits on the CPU",
+                                         .priority = 10,
+                                         .arithmetic = "sm90/t25k16",
+                                         .dtypes = RLK_BF16 | RLK_F16,
+                                         .traits = kPinned}));
+}
+
 }  // namespace
 
-extern const rlk_implementation lm_head_replay_sm90;
-const rlk_implementation lm_head_replay_sm90 =
-    implement<LmHead, run, nullptr, workspace>({.id = "native.replay_sm90",
-                                                .doc = "a Hopper tensor core's bits on the CPU",
-                                                .priority = 10,
-                                                .arithmetic = "sm90/t25k16",
-                                                .dtypes = RLK_BF16 | RLK_F16,
-                                                .traits = kPinned});
+extern const rlk_implementation lm_head_replay_sm90_scalar, lm_head_replay_sm90_avx512;
+constinit const rlk_implementation lm_head_replay_sm90_scalar = replay<Isa::scalar>();
+constinit const rlk_implementation lm_head_replay_sm90_avx512 = replay<Isa::avx512>();
 
 }  // namespace rlk::native

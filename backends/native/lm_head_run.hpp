@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "levels.hpp"
 #include "lm_head_chain.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
@@ -218,10 +219,18 @@ inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKe
   return RLK_OK;
 }
 
+// Null where the build lacks them; that the machine runs them is the dispatcher's to ask.
+template <Isa I>
+const ChainKernels* chain_kernels() {
+  if constexpr (I == Isa::avx512) return chain_kernels_avx512();
+  if constexpr (I == Isa::avx2) return chain_kernels_avx2();
+  return &chain_kernels_scalar();
+}
+
 // The four functions of an instruction set's implementation pair.
 template <const ChainKernels* (*Kernels)(), Chain Sum>
 struct LmHeadChain {
-  static constexpr const char* kMissing = "this processor or build lacks the instruction set";
+  static constexpr const char* kMissing = "this build lacks the instruction set";
   static rlk_verdict supports(const LmHead&, const rlk_request&) {
     return Kernels() ? kAccept : refuse(kMissing);
   }

@@ -16,29 +16,30 @@ const rlk_slot* slots(const Args& a) {
   return reinterpret_cast<const rlk_slot*>(&a);
 }
 
+template <Isa I>
 rlk_code turn(const char* op, const std::string& error, const rotary::Geometry& g, const Call& call) {
   if (!error.empty()) return call.fail(RLK_INVALID_ARGUMENT, error);
   if (const auto rows = rope::check_rows(op, g); !rows.empty()) return call.fail(RLK_INVALID_ARGUMENT, rows);
-  const auto plan = rope::plan(g);
+  const auto plan = rope::plan(g, I);
   call.parallel_for(plan.tiles, [&](int64_t i) { rope::run_tile(g, plan, i); });
   return RLK_OK;
 }
 
-template <class Args, Form F>
+template <class Args, Form F, Isa I>
 rlk_code run_rope(const Args& a, const Call& call) {
   rotary::Geometry g;
   const auto error = read_rope(slots(a), F, g);
-  return turn(Args::kName, error, g, call);
+  return turn<I>(Args::kName, error, g, call);
 }
 
-template <class Args, bool Backward>
+template <class Args, bool Backward, Isa I>
 rlk_code run_mla_q(const Args& a, const Call& call) {
   rotary::Geometry g;
   const auto error = read_mla_q(slots(a), Backward, g);
-  return turn(Args::kName, error, g, call);
+  return turn<I>(Args::kName, error, g, call);
 }
 
-template <class Args, bool Backward>
+template <class Args, bool Backward, Isa I>
 rlk_code run_mla_kv(const Args& a, const Call& call) {
   rotary::KvGeometry g;
   if (const auto error = read_mla_kv(slots(a), Backward, g); !error.empty())
@@ -46,7 +47,7 @@ rlk_code run_mla_kv(const Args& a, const Call& call) {
   if (const auto rows = rope::check_rows(Args::kName, g.turn); !rows.empty()) {
     return call.fail(RLK_INVALID_ARGUMENT, rows);
   }
-  const auto plan = rope::plan(g);
+  const auto plan = rope::plan(g, I);
   call.parallel_for(plan.tiles, [&](int64_t i) { rope::run_tile(g, Backward, plan, i); });
   return RLK_OK;
 }
@@ -62,32 +63,49 @@ rlk_code run_tables(const RopeTables& a, const Call& call) {
 }
 
 constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
-  return {.id = "native.vector",
+  return {.id = "native.scalar",
           .doc = doc,
           .priority = 100,
           .arithmetic = arithmetic,
           .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
           .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN};
 }
+template <Isa I>
+constexpr Facts vector(const char* doc) {
+  return facts_at<"native.vector", I>(facts(doc));
+}
 
 }  // namespace
 
-extern const rlk_implementation rope_vector, rope_bwd_vector, rope_in_place_vector, rope_mla_q_vector,
-    rope_mla_q_bwd_vector, rope_mla_kv_vector, rope_mla_kv_bwd_vector, rope_tables_exact;
-const rlk_implementation rope_vector =
-    implement<Rope, run_rope<Rope, Form::out_of_place>>(facts("AVX-512, AVX2 or plain, all cores"));
-const rlk_implementation rope_bwd_vector =
-    implement<RopeBwd, run_rope<RopeBwd, Form::backward>>(facts("the transposed rotation"));
-const rlk_implementation rope_in_place_vector =
-    implement<RopeInPlace, run_rope<RopeInPlace, Form::in_place>>(facts("touches only the rotary dims"));
-const rlk_implementation rope_mla_q_vector =
-    implement<RopeMlaQ, run_mla_q<RopeMlaQ, false>>(facts("the trailing dims turn"));
-const rlk_implementation rope_mla_q_bwd_vector =
-    implement<RopeMlaQBwd, run_mla_q<RopeMlaQBwd, true>>(facts("the transposed rotation"));
-const rlk_implementation rope_mla_kv_vector =
-    implement<RopeMlaKv, run_mla_kv<RopeMlaKv, false>>(facts("copies, and one rotation per token"));
-const rlk_implementation rope_mla_kv_bwd_vector =
-    implement<RopeMlaKvBwd, run_mla_kv<RopeMlaKvBwd, true>>(facts("copies, and an fp32 sum over heads"));
+extern const Levels rope_vector, rope_bwd_vector, rope_in_place_vector, rope_mla_q_vector,
+    rope_mla_q_bwd_vector, rope_mla_kv_vector, rope_mla_kv_bwd_vector;
+constinit const Levels rope_vector = by_level([]<Isa I>() {
+  return implement<Rope, run_rope<Rope, Form::out_of_place, I>>(
+      vector<I>("tiles of tokens and heads, all cores"));
+});
+constinit const Levels rope_bwd_vector = by_level([]<Isa I>() {
+  return implement<RopeBwd, run_rope<RopeBwd, Form::backward, I>>(vector<I>("the transposed rotation"));
+});
+constinit const Levels rope_in_place_vector = by_level([]<Isa I>() {
+  return implement<RopeInPlace, run_rope<RopeInPlace, Form::in_place, I>>(
+      vector<I>("touches only the rotary dims"));
+});
+constinit const Levels rope_mla_q_vector = by_level([]<Isa I>() {
+  return implement<RopeMlaQ, run_mla_q<RopeMlaQ, false, I>>(vector<I>("the trailing dims turn"));
+});
+constinit const Levels rope_mla_q_bwd_vector = by_level([]<Isa I>() {
+  return implement<RopeMlaQBwd, run_mla_q<RopeMlaQBwd, true, I>>(vector<I>("the transposed rotation"));
+});
+constinit const Levels rope_mla_kv_vector = by_level([]<Isa I>() {
+  return implement<RopeMlaKv, run_mla_kv<RopeMlaKv, false, I>>(
+      vector<I>("copies, and one rotation per token"));
+});
+constinit const Levels rope_mla_kv_bwd_vector = by_level([]<Isa I>() {
+  return implement<RopeMlaKvBwd, run_mla_kv<RopeMlaKvBwd, true, I>>(
+      vector<I>("copies, and an fp32 sum over heads"));
+});
+
+extern const rlk_implementation rope_tables_exact;
 const rlk_implementation rope_tables_exact =
     implement<RopeTables, run_tables>(facts("fp64 with the project's own functions", "rope_tables64"));
 

@@ -43,28 +43,6 @@ bool aligned(const rlk::rotary::Geometry& g) {
   return all % 64 == 0;
 }
 
-}  // namespace
-
-Isa best_isa() {
-#if defined(__x86_64__)
-  static const Isa isa = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-      return Isa::avx512;
-    }
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")
-               ? Isa::avx2
-               : Isa::scalar;
-  }();
-  return isa;
-#else
-  return Isa::scalar;
-#endif
-}
-
-namespace {
-
 const Kernels* kernels_for(Isa isa) {
   return isa == Isa::avx512 ? &kAvx512 : isa == Isa::avx2 ? &kAvx2 : &kScalar;
 }

@@ -3,12 +3,10 @@
 
 #include <string>
 
+#include "levels.hpp"
 #include "rope_tile.hpp"
 
 namespace rlk::native::rope {
-
-enum class Isa { scalar, avx2, avx512 };
-Isa best_isa();
 
 // Stores around the caches, where the results' alignment allows them: when the result is large, always, or
 // never.
@@ -21,10 +19,10 @@ struct TilePlan {
   bool stream = false;
 };
 
-TilePlan plan(const rlk::rotary::Geometry& g, Isa isa = best_isa(), Stores stores = Stores::by_size);
+TilePlan plan(const rlk::rotary::Geometry& g, Isa isa, Stores stores = Stores::by_size);
 void run_tile(const rlk::rotary::Geometry& g, const TilePlan& plan, std::int64_t index);
 
-TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa = best_isa(), Stores stores = Stores::by_size);
+TilePlan plan(const rlk::rotary::KvGeometry& g, Isa isa, Stores stores = Stores::by_size);
 void run_tile(const rlk::rotary::KvGeometry& g, bool backward, const TilePlan& plan, std::int64_t index);
 
 // Table rows that positions, starts or cu_seqlens ask for, against the rows there are. Empty if all exist.

@@ -62,6 +62,9 @@ std::vector<float> run(const char* id, unsigned mxcsr) {
   return call.out;
 }
 
+// On whichever instruction set it runs.
+bool is_golden(const std::string& id) { return id.rfind("native.golden.", 0) == 0; }
+
 }  // namespace
 
 TEST_CASE("scopes nest, only ever raise, and are restored on any exit") {
@@ -72,7 +75,7 @@ TEST_CASE("scopes nest, only ever raise, and are restored on any exit") {
     {
       PrecisionScope golden(Precision::golden);
       CHECK(PrecisionScope::current() == Precision::golden);
-      CHECK(chosen() == "native.golden");
+      CHECK(is_golden(chosen()));
       PrecisionScope lower(Precision::standard);
       CHECK(PrecisionScope::current() == Precision::golden);
     }
@@ -84,7 +87,7 @@ TEST_CASE("scopes nest, only ever raise, and are restored on any exit") {
   } catch (const std::runtime_error&) {
   }
   CHECK(PrecisionScope::current() == Precision::standard);
-  CHECK(chosen() != "native.golden");
+  CHECK_FALSE(is_golden(chosen()));
 }
 
 TEST_CASE("eight threads with different scopes do not see each other's") {
@@ -100,7 +103,7 @@ TEST_CASE("eight threads with different scopes do not see each other's") {
       }
     });
   for (auto& t : threads) t.join();
-  for (std::size_t i = 0; i < ids.size(); ++i) CHECK((ids[i] == "native.golden") == (i % 2 == 1));
+  for (std::size_t i = 0; i < ids.size(); ++i) CHECK(is_golden(ids[i]) == (i % 2 == 1));
 }
 
 TEST_CASE("the scope of a forward is enforced at its backward, on another thread too") {
@@ -163,8 +166,8 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   const rlk::Status loaded = rlk::load_evidence(path);
   INFO(loaded.message());
   REQUIRE(static_cast<bool>(loaded));
-  CHECK(chosen({.evidence = true}) == "native.golden");
-  CHECK(chosen() != "native.golden");
+  CHECK(is_golden(chosen({.evidence = true})));
+  CHECK_FALSE(is_golden(chosen()));
 
   // The same from C.
   rlk_options options{};

@@ -1,0 +1,65 @@
+// One source, an implementation per instruction set.
+//
+// `<family>.scalar`, `<family>.avx2` and `<family>.avx512` differ in nothing but their vectors and give the
+// same bits. Each is an implementation of its own, so that lists, certificates and evidence name the code
+// that ran; the dispatcher takes the widest that the machine and RLK_CPU allow, and so does who asks for the
+// family. Rejected: one implementation that looks at the processor itself, which proves on one machine what
+// another never runs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "rlk/backend.hpp"
+
+namespace rlk::native {
+
+enum class Isa { scalar, avx2, avx512 };
+inline constexpr const char* kIsaWords[] = {"scalar", "avx2", "avx512"};
+inline constexpr std::int32_t kIsaLevels[] = {0, RLK_CPU_AVX2, RLK_CPU_AVX512};
+
+// The widest that may run at a level of rlk_device::arch.
+constexpr Isa widest(std::int32_t level) {
+  return level >= RLK_CPU_AVX512 ? Isa::avx512 : level >= RLK_CPU_AVX2 ? Isa::avx2 : Isa::scalar;
+}
+
+// A family's name as a template argument, and with an instruction set behind it as text that lives for ever.
+template <std::size_t N>
+struct Family {
+  char text[N];
+  constexpr Family(const char (&name)[N]) {  // implicit: <"native.golden">
+    for (std::size_t i = 0; i < N; ++i) text[i] = name[i];
+  }
+};
+template <Family F, Isa I>
+inline constexpr auto kId = [] {
+  std::array<char, sizeof F.text + 8> id{};
+  std::size_t n = 0;
+  for (const char* c = F.text; *c != '\0'; ++c) id[n++] = *c;
+  id[n++] = '.';
+  for (const char* c = kIsaWords[static_cast<int>(I)]; *c != '\0'; ++c) id[n++] = *c;
+  return id;
+}();
+
+// The facts of a family with what its member of one instruction set adds.
+template <Family F, Isa I>
+constexpr Facts facts_at(Facts f) {
+  f.id = kId<F, I>.data();
+  f.priority += static_cast<std::int32_t>(I);
+  f.min_arch = kIsaLevels[static_cast<int>(I)];
+  return f;
+}
+
+// constinit const Levels rope = by_level([]<Isa I>() { return implement<...>(facts_at<"native.vector",
+// I>({...})); });
+using Levels = std::array<rlk_implementation, 3>;
+template <class Make>
+constexpr Levels by_level(Make make) {
+  return {
+    make.template operator()<Isa::scalar>(),
+    make.template operator()<Isa::avx2>(),
+    make.template operator()<Isa::avx512>()
+  };
+}
+
+}  // namespace rlk::native
