@@ -1,13 +1,12 @@
-// What the KDA kernels share: the call as kernels see it, where a chunk lies, tile layouts, and one-line
-// wrappers of the instructions used (mma, ldmatrix, movmatrix, asynchronous copies).
+// What the KDA kernels share: the call as kernels see it, where a chunk lies, tile layouts, gates. The
+// instructions themselves (mma, ldmatrix, TMA, mbarriers) are in cuda/hopper/.
 //
 // Layouts of 16-bit tiles:
-//   rows   - [cols / 64][rows][64] with the 16-byte pieces of a 128-byte row permuted by piece ^ (row % 8):
-//   what
-//            threads that walk along a row write, and what ldmatrix reads without bank conflicts.
-//   blocks - 8 x 8 blocks of 128 contiguous bytes: what a warp holding mma fragments writes with one
-//   full-line store
-//            per block, and what ldmatrix reads without bank conflicts.
+//   rows   - [cols / 64][rows][64] with the 16-byte pieces of a 128-byte row permuted by piece ^ (row % 8), the
+//            128-byte swizzle of TMA and wgmma: what threads that walk along a row write, and what ldmatrix
+//            reads without bank conflicts.
+//   blocks - 8 x 8 blocks of 128 contiguous bytes: what a warp holding mma fragments writes with one full-line
+//            store per block, and what ldmatrix reads without bank conflicts.
 #pragma once
 
 #include <cuda_fp16.h>

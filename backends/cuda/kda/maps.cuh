@@ -1,4 +1,4 @@
-// [batch, token, head, channel] tensors as the copy engine walks them, in boxes of 64 tokens by 128 bytes of
+// [batch, token, head, channel] tensors as TMA walks them, in boxes of 64 tokens by 128 bytes of
 // channels which lie in shared memory as `rows`. It knows where a tensor ends: past that it reads zeros and
 // writes nothing. Where sequences are packed it would go on into the next one.
 #pragma once
@@ -16,7 +16,7 @@ __host__ __device__ inline bool by_sequence(const Job& p) {
   return !p.cu_seqlens && p.slots_each < 65536 && p.sequences < 65536;
 }
 
-// False where the copy engine cannot walk the tensor.
+// False where TMA cannot walk the tensor.
 template <class T>
 bool map_tensor(CUtensorMap& map, const Job& job, const T& t, int heads, bool wide = false) {
   if (!by_sequence(job) || hopper::encoder() == nullptr) return false;

@@ -12,11 +12,11 @@
 // Every matrix is kept transposed, V first. A warpgroup owns 64 columns of V and all of K: its 64 x K state
 // stays in wgmma accumulators, which as they lie are the A operand of the next product, and so are x and
 // vnew. Warps exchange nothing but whether a token is NaN; every B operand is a tile of the chunk's record as
-// it lies, which the bulk copy engine brings one to three chunks ahead. What the next chunk does not wait for
-// - the outputs, all stores - is done while the tensor cores work. The number of warpgroups per block (the
-// cut of V) follows the size of the call and changes no bit: columns of V never meet. x and dvnew are split
-// into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are rounded. Where
-// the gate is computed here, the gradients get vnew and dS in two terms as well.
+// it lies, which TMA brings one to three chunks ahead (Pipe is that pipeline). What the next chunk does not
+// wait for - the outputs, all stores - is done while the tensor cores work. The number of warpgroups per
+// block (the cut of V) follows the size of the call and changes no bit: columns of V never meet. x and dvnew
+// are split into two bf16 terms before they meet A, so that only P, A, vnew and the state operands are
+// rounded. Where the gate is computed here, the gradients get vnew and dS in two terms as well.
 //
 // Fragments are flat: [n][e] with e as in mma, rows (columns of V) lane / 4 and that + 8, columns 8 n + 2
 // (lane % 4) and the next.
@@ -129,8 +129,8 @@ __device__ inline void slim_operand(std::uint32_t (&a)[4], std::uint32_t tile, i
   ldmatrix_transposed(a, tile + slim_tile(16 * ks + (lane / 16) * 8 + lane % 8, (lane / 8) % 2));
 }
 
-// Writes a fragment pair (16 columns of V, 8 tokens, bf16 pairs along tokens) to a [token][V] tensor at this
-// lane's place, see turned_place.
+// Writes a fragment pair (16 columns of V, 8 tokens, bf16 pairs along tokens) transposed, to a [token][V]
+// tensor at this lane's place, see turned_place.
 __device__ inline void store_turned(bf16* to, bool valid, std::uint32_t r0, std::uint32_t r1) {
   const bool odd = threadIdx.x & 1;
   r0 = movmatrix(r0), r1 = movmatrix(r1);
@@ -214,7 +214,7 @@ struct Broken {
 // Recomputed: for the backward, which needs the states and v_new instead of the outputs.
 enum class Scan { forward, recomputed, reverse };
 
-// How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on a multiprocessor.
+// How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on an SM.
 template <int Channels, int WarpCount, int BlockCount>
 struct Cut {
   static constexpr int K = Channels, Warps = WarpCount, Blocks = BlockCount;
@@ -546,7 +546,7 @@ void launch(const Job& job, std::int64_t cells, cudaStream_t stream) {
   kernel<<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
 }
 
-// The widest slice of V that still gives about one block per multiprocessor; at K = 64 two blocks share one
+// The widest slice of V that still gives about one block per SM; at K = 64 two blocks share one
 // when there are more.
 template <bool Both>
 void choose(const Job& job, cudaStream_t stream) {

@@ -2,8 +2,8 @@
 //
 //   cuda.sm90          sm90/kda64   bf16, K = V = 64 or 128, chunks of 64, every option
 //   cuda.sm90_unfused  sm90/kda64   the backward with its inter-chunk gradients kept in memory between two
-//   kernels: the
-//                                   same bits, more traffic; there to show what the fusion is worth
+//                                   kernels: the same bits, more traffic; there to show what the fusion is
+//                                   worth
 //
 // None reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A forward
 // that is asked to keep them is refused. What it can keep are its own records of every chunk, chunk_records,

@@ -1,5 +1,5 @@
-// How a warpgroup's accumulators leave: a thread holds, of each 8 columns, two neighbours in rows `lane / 4`
-// and `lane / 4 + 8` of its warp's 16.
+// The epilogue, how a warpgroup's accumulators leave: a thread holds, of each 8 columns, two neighbours in rows
+// `lane / 4` and `lane / 4 + 8` of its warp's 16.
 #pragma once
 
 #include "cuda/hopper/mma.cuh"

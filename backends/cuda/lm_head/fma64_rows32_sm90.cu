@@ -2,7 +2,7 @@
 // which kernel serves what. Both operands are k-contiguous and of one dtype.
 //
 // With so few rows a weight is used little, and upcasting it is what costs: that unit takes 16 numbers a
-// clock and multiprocessor. So each number is upcast once per block: the weight's in registers, since a warp
+// clock and SM. So each number is upcast once per block: the weight's in registers, since a warp
 // owns 16 of its rows for all rows of the batch; the batch's into shared memory, a step ahead, in the order
 // in which fragments are read.
 //
@@ -26,7 +26,7 @@ struct Plan {
                                 kStages * static_cast<int>(sizeof(T) * (A::kElements + B::kElements));
 };
 
-// Two blocks share a multiprocessor, so that one multiplies while the other waits.
+// Two blocks share an SM, so that one multiplies while the other waits.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
   using P = Plan<T>;

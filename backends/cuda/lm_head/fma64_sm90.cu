@@ -103,7 +103,7 @@ cudaError_t start(const Gemm& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// The tile that takes the fewest steps of all multiprocessors, weighed by what a step of one takes.
+// The tile that takes the fewest steps of all SMs, weighed by what a step of one takes.
 Fma64Tile tile_for(const Gemm& p) {
   int device = 0, multiprocessors = 132;
   cudaGetDevice(&device);

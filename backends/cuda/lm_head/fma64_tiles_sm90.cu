@@ -11,7 +11,7 @@
 // Tiles, k in steps of 16, the next fragments arriving while the last multiply, four of k at a time:
 //   128x128 by warps of 64x32, 128 registers of sums a thread
 //   64x192  by warps of 32x48, for up to 64 rows: as many numbers to bring for three quarters of the products
-//   64x32   by warps of 16x16, where larger ones leave multiprocessors idle: d_hidden of few rows
+//   64x32   by warps of 16x16, where larger ones leave SMs idle: d_hidden of few rows
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/mma.cuh"
 #include "cuda/lm_head/device.cuh"

@@ -1,7 +1,7 @@
-// How the sums of the ranges of k meet inside a cluster: block `range` of it holds one range's sums of the
-// whole tile in registers, and owns a share of the tile's columns. Every block sends the others their shares,
-// straight into their shared memory, and each owner adds what it got in the order of the ranges: ((s0 + s1) +
-// s2) + s3, in fp32 to nearest. The order is that of the ranges whatever arrives first.
+// Split-K reduction inside a cluster: block `range` of it holds the sums of one range of k for the whole tile
+// in registers, and owns a share of the tile's columns. Every block sends the others their shares, straight
+// into their shared memory, and each owner adds what it got in the order of the ranges: ((s0 + s1) + s2) +
+// s3, in fp32 to nearest. The order is that of the ranges whatever arrives first.
 //
 // The tile goes in rounds of a few columns per owner, so that the space received into leaves the operands'
 // rings their stages. Thread t of every block holds the same rows and columns, so it sends to thread t: no

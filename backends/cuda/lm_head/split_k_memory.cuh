@@ -1,5 +1,5 @@
-// How the sums of the ranges of k meet in memory (split_k_cluster.cuh: inside a cluster), in the order of
-// the ranges: ((s0 + s1) + s2) + s3, in fp32 to nearest. A thread holds the same outputs in every block, so
+// Split-K reduction through memory (split_k_cluster.cuh: inside a cluster), in the order of the ranges of k:
+// ((s0 + s1) + s2) + s3, in fp32 to nearest. A thread holds the same outputs in every block, so
 // sums lie in the order of the threads, and every access is 16 bytes from consecutive ones.
 #pragma once
 
@@ -14,7 +14,8 @@ struct Slots {
   float4* partial;  // sums by range and tile, or by block
 };
 
-// Lets the product after it in the stream begin at once; that waits when it comes to the counters.
+// Programmatic dependent launch: the product kernel starts behind this one without waiting for it to end, and
+// waits (griddepcontrol.wait) only when it comes to the counters.
 static __global__ void zero_counters(int* counters, int count) {
   asm volatile("griddepcontrol.launch_dependents;");
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) counters[i] = 0;

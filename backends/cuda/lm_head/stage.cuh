@@ -5,7 +5,7 @@
 
 namespace rlk::cuda::lm_head {
 
-// One operand's step of 64 along k in shared memory, as the copy engine writes it and wgmma reads it.
+// One operand's step of 64 along k in shared memory, as TMA writes it and wgmma reads it.
 // k-contiguous: lines of 64 k (128 bytes), one per row, swizzled by 128 bytes; eight rows are 1024 bytes
 // apart. row-contiguous: blocks of [64 k][kBox rows], swizzled by their line width; eight k are 8 lines
 // apart, blocks 64 lines.

@@ -1,16 +1,16 @@
-// lm_head products on Hopper's wgmma, fed by the bulk tensor copy engine: the kernel of arithmetic
+// lm_head products on Hopper's wgmma, fed by TMA: the kernel of arithmetic
 // sm90/t25k16 and of sm90/t25k16/r4, which cuts k in four ranges.
 //
-// One persistent block per multiprocessor: a thread for each operand streams its tiles (64 of k a part,
-// one or more parts a stage) into a ring, one to three warpgroups multiply. Every sum is one chain of
+// One persistent block per SM: a producer thread for each operand streams its tiles (64 of k a part, one or
+// more parts a stage) into a ring, one to three consumer warpgroups multiply. Every sum is one chain of
 // 16-wide groups ascending in k in one accumulator, whatever the tile, which is why the tile may be chosen
 // for speed alone.
 //
-// How the sums of the ranges meet (Sums):
+// Split-K, how the sums of the ranges meet (Sums):
 //
 // - whole: k is one range.
 // - cluster: the blocks of a cluster take a range each and meet in shared memory. No memory needed, but a
-//   cluster has to find room within one of the GPU's groups of multiprocessors.
+//   cluster has to find room within one of the GPU's groups of SMs (GPCs).
 // - memory: sums pass through the caller's workspace (they stay in L2). Few tiles: every block takes one
 //   range of a tile, and each adds a quarter of what they leave there. Many: a block takes its tile's
 //   ranges in turn.
@@ -20,14 +20,14 @@
 // - wide: 128x256 by two warpgroups of 64x256, pairs along m that share the n operand by multicast. Per
 //   multiply-add the least shared-memory and L2 traffic that fits the registers (128 accumulators a
 //   thread).
-// - narrow: 64xN by one warpgroup, N as small as it takes to occupy every multiprocessor when n is small
+// - narrow: 64xN by one warpgroup, N as small as it takes to occupy every SM when n is small
 //   (each then streams its few weight rows with everything in flight). Where both operands are long, L2 is
-//   what runs out (10 TB/s), so pairs share one by multicast; and a multiprocessor takes in no more than
+//   what runs out (10 TB/s), so pairs share one by multicast; and an SM takes in no more than
 //   64 bytes a clock, however many share.
 //
 // Only the batch's real rows are copied where they fit one tile; the tensor core reads whatever lies
-// behind them for the others, and those results are dropped. Outputs leave in lines of 128 bytes where
-// their alignment allows, else one by one.
+// behind them for the others, and those results are dropped. The epilogue writes lines of 128 bytes where
+// the outputs' alignment allows, else one by one.
 #pragma once
 
 #include "cuda/hopper/tensor_map.h"
@@ -161,7 +161,7 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   config.attrs = attributes;
   config.numAttrs = p.spread ? 2 : 1;
   std::int64_t together = multiprocessors / P::kBlocks;
-  if constexpr (P::kBlocks > 2) {  // a cluster stays inside one group of multiprocessors, so fewer may fit
+  if constexpr (P::kBlocks > 2) {  // a cluster stays inside one group of SMs, so fewer may fit
     config.gridDim = dim3(P::kBlocks);
     int fit = 0;
     if (cudaError_t e = cudaOccupancyMaxActiveClusters(&fit, kernel, &config); e != cudaSuccess) return e;

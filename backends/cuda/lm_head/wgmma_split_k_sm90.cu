@@ -1,6 +1,7 @@
-// lm_head products in arithmetic sm90/t25k16/r4 on Hopper's wgmma: k in four ranges, so that a product with
-// few outputs and a long sum, d_hidden of a small batch or a narrow projection, occupies the whole GPU. The
-// tile and the way the ranges' sums meet follow from the sizes and the workspace; all give the same bits.
+// lm_head products in arithmetic sm90/t25k16/r4 on Hopper's wgmma: split-K, k in four ranges, so that a
+// product with few outputs and a long sum, d_hidden of a small batch or a narrow projection, occupies the
+// whole GPU. The tile and the way the ranges' sums meet follow from the sizes and the workspace; all give the
+// same bits.
 #include <algorithm>
 #include <cstdint>
 
