@@ -87,12 +87,8 @@ void Blocks::keep(const void* rows, std::int64_t columns, std::byte* kept, std::
     std::memcpy(kept, panel.data, panel_bytes());
 }
 
-void Blocks::add(float* total, const float* part, std::int64_t height, bool first) {
-  const std::int64_t sums = height * kPanel;
-  if (first)
-    std::memcpy(total, part, static_cast<std::size_t>(sums) * sizeof(float));
-  else
-    add_sums(total, part, sums);
+void Blocks::add(float* total, const float* part, std::int64_t height) {
+  add_sums(total, part, height * kPanel);
 }
 
 }  // namespace rlk::onednn

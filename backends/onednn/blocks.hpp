@@ -47,10 +47,9 @@ class Blocks {
     for (std::int64_t b = 0; b < count; ++b) {
       const std::byte* part_panel = panel.data == nullptr ? nullptr : panel_of(b, panel, room);
       const void* part_rows = panel.data == nullptr ? rows_of(b, rows, columns, room) : nullptr;
-      const float* part =
-          block(b).run(height, sources(b), part_rows, columns, part_panel, room + products_room(), place);
-      if (count == 1) return part;
-      add(total, part, height, b == 0);
+      const float* part = block(b).run(height, sources(b), part_rows, columns, part_panel,
+                                       room + products_room(), b == 0 ? total : nullptr);
+      if (b != 0) add(total, part, height);
     }
     return total;
   }
@@ -61,7 +60,7 @@ class Blocks {
   std::size_t products_room() const;
   static std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-  static void add(float* total, const float* part, std::int64_t height, bool first);
+  static void add(float* total, const float* part, std::int64_t height);
   // Block b's columns of the weight's rows: as they lie, or upcast into the room.
   const void* rows_of(std::int64_t b, const void* rows, std::int64_t columns, std::byte* room) const;
   const std::byte* panel_of(std::int64_t b, Panel panel, std::byte* room) const;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu.hpp"
+#include "turn.hpp"
 #include "wide.hpp"
 
 namespace rlk::onednn {
@@ -119,13 +120,15 @@ void Products::build() {
   pack_dense_rows_ = dnnl::reorder({engine(), dense_rows_, engine(), packed_[0].weights});
   pack_dense_columns_ = dnnl::reorder({engine(), dense_columns_, engine(), packed_[0].weights});
   room_.result = 0;
-  room_.panel = kPlaces * kResultBytes;
+  room_.panel = kResultBytes;
   room_.rows = room_.panel + line(panel_bytes());
   room_.scratchpad = room_.rows + line(static_cast<std::size_t>(kPanel * padded * bytes_of(type)));
   room_.total = room_.scratchpad + line(scratchpad);
 }
 
 void Products::pack(const void* rows, std::int64_t count, void* panel, std::byte* room) const {
+  if (turned_ != 0 && count == kPanel)
+    return turn(static_cast<const float*>(rows), weight_stride, depth, turned_, static_cast<float*>(panel));
   dnnl::stream stream(engine());
   if (count == kPanel && padded == depth) {
     memory from = view(rows_, rows);
@@ -214,8 +217,20 @@ bool Products::takes_pairs(std::byte* room) {
   return std::memcmp(ours.data(), theirs.data(), panel_bytes()) == 0;
 }
 
+// Short blocks alone: a panel of a whole K would go out to memory and come back.
+std::int64_t Products::turned_width(const float* rows, const std::byte* panel) const {
+  if (rule != Rule::kb256 || !can_turn()) return 0;
+  std::vector<float> ours(static_cast<std::size_t>(depth * kPanel));
+  if (panel_bytes() != ours.size() * sizeof(float)) return 0;
+  for (const std::int64_t width : {kPanel, kPanel / 2, kPanel / 4}) {
+    turn(rows, weight_stride, depth, width, ours.data());
+    if (std::memcmp(ours.data(), panel, panel_bytes()) == 0) return width;
+  }
+  return 0;
+}
+
 const float* Products::run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
-                           const void* panel, std::byte* room, std::int64_t place) const {
+                           const void* panel, std::byte* room, float* to) const {
   const std::size_t i = index_of(height);
   const bool plain = panel == nullptr && reads_in_place(height, count);
   if (panel == nullptr && !plain) {
@@ -223,14 +238,14 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
     panel = room + room_.panel;
   }
   const Product& p = plain ? plain_[i] : packed_[i];
-  std::byte* result = room + room_.result + place * kResultBytes;
+  if (to == nullptr) to = reinterpret_cast<float*>(room + room_.result);
   dnnl::stream stream(engine());
   p.primitive.execute(stream, {{DNNL_ARG_SRC, view(p.source, source)},
                                {DNNL_ARG_WEIGHTS, view(p.weights, plain ? rows : panel)},
-                               {DNNL_ARG_DST, view(p.result, result)},
+                               {DNNL_ARG_DST, view(p.result, to)},
                                {DNNL_ARG_SCRATCHPAD, view(p.scratchpad, room + room_.scratchpad)}});
   stream.wait();
-  return reinterpret_cast<const float*>(result);
+  return to;
 }
 
 // Every product on the same random data, every element of each against the rule. A height that differs is not
@@ -258,12 +273,14 @@ void Products::certify() {
   std::byte* room = room_bytes.data() + (64 - reinterpret_cast<std::uintptr_t>(room_bytes.data()) % 64) % 64;
   pairs_ = takes_pairs(room);
   pack(weight.data(), kPanel, panel.data(), room);
+  const std::int64_t width = turned_width(reinterpret_cast<const float*>(weight.data()), panel.data());
   for (std::size_t i = 0; i < kHeights.size(); ++i) {
     if (!has(tried(rule), i)) continue;
     if (reproduces(i, panel.data(), source, weight.data(), expected, room)) heights |= HeightSet{1} << i;
     in_place_[i] =
         in_place_[i] && has(heights, i) && reproduces(i, nullptr, source, weight.data(), expected, room);
   }
+  turned_ = width;
   // Rows one at a time would be right too, and many times slower than anybody wants. On AMX the backward
   // counts on the tallest.
   const HeightSet needed = rule == Rule::k32 ? set_of({128}) : set_of({128, 96, 64, 48, 32, 24, 16});

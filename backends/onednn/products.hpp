@@ -22,7 +22,7 @@ namespace rlk::onednn {
 
 // Rows of a product. Which of them hold a rule is found out on the processor at hand; a set of heights is a
 // bit each.
-inline constexpr std::array<std::int64_t, 11> kHeights{128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 1};
+inline constexpr std::array<std::int64_t, 13> kHeights{128, 96, 64, 48, 36, 32, 24, 16, 12, 10, 8, 4, 1};
 using HeightSet = std::uint32_t;
 constexpr bool has(HeightSet set, std::size_t i) { return (set >> i & 1u) != 0; }
 constexpr HeightSet set_of(std::initializer_list<std::int64_t> heights) {
@@ -98,14 +98,14 @@ class Products {
                     void* panel, std::byte* room) const;
 
   // The result of `height` (one of kHeights) dense source rows against `count` rows of the weight, of which
-  // `panel` is the packed form where there is one: [height][kPanel], at `place` of the room's kPlaces, valid
-  // until that is used again.
+  // `panel` is the packed form where there is one: [height][kPanel] at `to`, or in the room until that is used
+  // again.
   const float* run(std::int64_t height, const void* source, const void* rows, std::int64_t count,
-                   const void* panel, std::byte* room, std::int64_t place = 0) const;
+                   const void* panel, std::byte* room, float* to = nullptr) const;
 
   // Whether run without a panel reads the rows as they lie; otherwise it packs them first, each time.
   bool reads_in_place(std::int64_t height, std::int64_t count) const {
-    return count == kPanel && in_place_[index_of(height)];
+    return count == kPanel && in_place_[index_of(height)] && (turned_ == 0 || height <= kInPlace);
   }
 
   // The combination's products, made and held against the rule on first use; they live for ever.
@@ -118,6 +118,7 @@ class Products {
   bool reproduces(std::size_t height, const std::byte* panel, std::span<const std::byte> source,
                   const std::byte* weight, std::span<const float> expected, std::byte* room) const;
   bool takes_pairs(std::byte* room);
+  std::int64_t turned_width(const float* rows, const std::byte* panel) const;
 
   static std::size_t index_of(std::int64_t height) {
     std::size_t i = 0;
@@ -131,7 +132,10 @@ class Products {
   std::array<Product, kHeights.size()> packed_;
   std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for AMX's tallest
   std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
-  bool pairs_ = false;                            // pack_columns knows the layout of a panel
+  // A panel turned quickly is worth it from so many rows on.
+  static constexpr std::int64_t kInPlace = 4;
+  std::int64_t turned_ = 0;  // width of the columns of a panel that turn() makes; 0: it has another layout
+  bool pairs_ = false;       // pack_columns knows the layout of a panel
   dnnl::memory::desc rows_, dense_rows_, dense_columns_;
   dnnl::reorder pack_rows_, pack_dense_rows_, pack_dense_columns_;
   Room room_;
