@@ -23,15 +23,6 @@ std::string under_limit() { return ambient_limit().empty() ? "" : ", under " + a
 
 }  // namespace
 
-bool hold_to(Level level) {
-  const cpu_isa most = level == Level::baseline ? cpu_isa::sse41
-                       : level == Level::avx2   ? cpu_isa::avx2
-                                                : cpu_isa::avx512_core_bf16;
-  if (level == Level::amx) return true;
-  dnnl::set_max_cpu_isa(most);  // refused once oneDNN has started
-  return (bits(dnnl::get_effective_cpu_isa()) & ~bits(most)) == 0;
-}
-
 const std::string& ambient_limit() {
   static const std::string limit = [] {
     for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"})

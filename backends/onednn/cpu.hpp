@@ -8,11 +8,6 @@
 
 namespace rlk::onednn {
 
-// Holds oneDNN to an instruction set before its first product. False: it runs with more already, started by
-// somebody else in this process.
-enum class Level { baseline, avx2, avx512, amx };
-bool hold_to(Level level);
-
 // "DNNL_MAX_CPU_ISA=AVX2": what somebody outside the process has taken from oneDNN; empty: nothing. It cannot
 // be undone without taking it from the process's other users of oneDNN.
 const std::string& ambient_limit();
