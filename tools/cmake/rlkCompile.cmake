@@ -46,6 +46,8 @@ target_compile_options(rlk_flags INTERFACE
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_CXX_FLAGS MATCHES "(^| )-O")
   target_compile_options(rlk_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-O3;-DNDEBUG>")
 endif()
+# Addresses of functions are settled when a binary is loaded, and read-only from then on.
+target_link_options(rlk_flags INTERFACE LINKER:-z,relro LINKER:-z,now)
 if(RLK_WARNINGS_AS_ERRORS)
   target_compile_options(rlk_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
