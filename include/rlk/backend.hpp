@@ -10,6 +10,7 @@
 #include <exception>
 #include <initializer_list>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -92,6 +93,8 @@ constexpr rlk_implementation implement(const Facts& f) noexcept {
     const FloatGuard guard;  // also on GPU calls: host-side constants must not depend on the caller either
     try {
       return Run(*reinterpret_cast<const Args*>(slots), Call(*call));
+    } catch (const std::bad_alloc&) {
+      return call->host->fail(RLK_OUT_OF_MEMORY, "out of memory");
     } catch (const std::exception& e) {
       return call->host->fail(RLK_INTERNAL, e.what());
     } catch (...) {

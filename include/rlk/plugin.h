@@ -5,9 +5,22 @@
  *
  *   const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host);
  *
- * Every struct starts with its size, so a newer host reads an older plugin. Major versions must be equal. No
- * C++ type, exception or library object crosses this boundary. All strings and tables must live for ever:
- * plugins are never unloaded.
+ * Every struct starts with its size; rlk.h says how one side reads what the other side's larger or smaller
+ * struct holds. Major versions must be equal. No C++ type, exception or library object crosses this boundary.
+ * All strings and tables must live for ever: plugins are never unloaded.
+ *
+ * A description is checked when it is registered: names, ids, arithmetics, docs and versions are there and
+ * are one line of valid UTF-8 without control characters; roles, types, ranks and sets are in range. What a
+ * function returns is checked when it is called: a code that is no rlk_code, or a shape that no tensor has,
+ * fails the call with RLK_BACKEND_ERROR, and the text names the implementation.
+ *
+ * Which file may be loaded: nobody may decide what a plugin path leads to who could not replace the library
+ * itself. So the file, every folder from the root down to it, and every symbolic link on the way belong to
+ * root, to the user who runs the process, or to an owner of the library's own path (the file
+ * librlk_registry.so and the folders above it). Nobody else may write them: a group only if it may also write
+ * the library's own path, as in a site-packages that a team shares; everybody only in a sticky folder such as
+ * /tmp. What lies in the folder rlk/ beside the library is as trusted as the library, and is loaded without a
+ * trial in a child process.
  */
 #ifndef RLK_PLUGIN_H
 #define RLK_PLUGIN_H
@@ -210,8 +223,10 @@ typedef struct rlk_implementation {
 struct rlk_host {
   uint32_t struct_size;
   uint32_t abi_minor;
-  /** Stores the text as the calling thread's failure and returns code: `return host->fail(RLK_..., text);` */
+  /** Stores the text as the calling thread's failure and returns code: `return host->fail(RLK_..., text);`
+   * NULL: no reason is given. */
   int32_t (*fail)(int32_t code, const char* text);
+  /** A log line; level as in rlk_log_sink. NULL logs nothing. */
   void (*log)(int32_t level, const char* text);
   /** Runs body(context, i) for i in [0, n) on up to `threads` threads (0: all); returns when all are done. */
   void (*parallel_for)(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
@@ -270,7 +285,7 @@ typedef struct rlk_backend {
 RLK_API rlk_code rlk_register_backend(const rlk_backend* backend, const char* origin);
 /** What rlk_host::cpu_level gives, for programs that link the library. */
 RLK_API int32_t rlk_cpu_level(void);
-/** The size of an rlk_backend before `services` was added: still accepted. */
+/** The size of an rlk_backend before `services` was added: the smallest that is taken. */
 #define RLK_BACKEND_MIN_SIZE offsetof(rlk_backend, services)
 
 typedef const rlk_backend* (*rlk_backend_query_fn)(uint32_t host_abi_major, const rlk_host* host);

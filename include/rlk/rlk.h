@@ -7,6 +7,13 @@
  *
  * No function aborts, prints, or lets an exception out. A failing call returns a code and leaves one line of
  * text in rlk_last_error(), which belongs to the calling thread and lives until that thread's next failure.
+ * The text is valid UTF-8 without control characters, whatever bytes a caller's words had.
+ *
+ * Structs that may grow start with struct_size, here and in plugin.h: whoever fills one sets it to its
+ * sizeof. One rule holds for all of them. Members are only added at the end. A struct smaller than the
+ * reader's is taken, and each member it lacks has the value that 0 or NULL gives it. A larger one is taken if
+ * all bytes behind the members that the reader knows are 0, since it then asks for nothing the reader does
+ * not know. Anything else is an error that names both sizes.
  */
 #ifndef RLK_RLK_H
 #define RLK_RLK_H
