@@ -199,6 +199,9 @@ std::string case_json(const registry::Case& c) {
                     .raw("shape", fmt::format("[{}]", fmt::join(t.shape, ", ")))
                     .text("dtype", name_of(t.dtype))
                     .str());
+  JsonArray results;
+  for (const auto& [name, dtype] : c.results)
+    results.raw(JsonObject().text("name", name).text("dtype", name_of(dtype)).str());
   JsonObject attributes;
   for (const auto& [name, value] : c.attributes) {
     if (const auto* word = std::get_if<std::string>(&value))
@@ -211,6 +214,7 @@ std::string case_json(const registry::Case& c) {
   return JsonObject()
       .text("name", c.name)
       .raw("tensors", tensors.str())
+      .raw("results", results.str())
       .raw("attributes", attributes.str())
       .str();
 }

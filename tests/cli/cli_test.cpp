@@ -2,6 +2,7 @@
 // text does.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "child_process.hpp"
@@ -119,6 +120,28 @@ TEST_CASE("--explain needs no shapes, and then says which example it took") {
   CHECK_SAYS(r.out, "shapes of the example");
   CHECK_SAYS(r.out, "decided by: default order");
   CHECK_SAYS(r.out, "fingerprint ");
+}
+
+TEST_CASE("--explain takes the example of every op, in every dtype that one has, and of an alias") {
+  std::set<std::string> ops = {"rope_i", "rope_thd", "chunk_kda"};
+  for (const Json& i : json({"--list", "impls"})["impls"])
+    if (i["backend"] == "native") ops.insert(i["op"]);
+  for (const std::string& op : ops) {
+    CAPTURE(op);
+    CHECK_SAYS(dispatch({"--explain", op}).out, "chosen");
+    for (const char* dtype : {"fp32", "bf16", "fp16"})
+      CHECK_SAYS(dispatch({"--explain", op, "--dtype", dtype}).out, "chosen");
+  }
+}
+
+TEST_CASE("--bench times the examples of ops with optional results") {
+  for (const char* op : {"rope", "rope_i", "rope_bwd", "kda_bwd"}) {
+    CAPTURE(op);
+    const std::string first = json({"--explain", op})["chosen"];
+    const Ran r = dispatch({"--bench", op, "--impl", first});
+    CHECK(r.exit == 0);
+    CHECK_SAYS(r.out, first);
+  }
 }
 
 TEST_CASE("--explain shows every candidate of a call with shapes and what would select the others") {

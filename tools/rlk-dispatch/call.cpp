@@ -136,6 +136,9 @@ void ImaginedCall::take_example(const Options& options) {
     wanted_.push_back({t["name"], first && !dtype_.empty() ? "" : t["dtype"].get<std::string>(),
                        t["shape"].get<std::vector<int64_t>>(), true});
   }
+  const bool as_it_is = options.dtype.empty() || same != examples.end();
+  for (const Json& r : example["results"])
+    wanted_.push_back({r["name"], as_it_is ? r["dtype"].get<std::string>() : "", {}, false});
   for (const auto& [key, value] : example["attributes"].items())
     check(rlk_args_string(args_.get(), key.c_str(),
                           value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str()));
