@@ -133,6 +133,19 @@ TEST_CASE(
       }
 }
 
+TEST_CASE("rope, every engine: where a result cancels, the larger pair bounds its error, not its own") {
+  // One pair a head, and tables whose halves differ: both members of a result may nearly vanish.
+  Setting s = random_tables(Layout::bhsd, {4000, 2}, 104);
+  Tensor x = floats({1, 40, 4000, 2}, 105), y = rotate(s, x), dx = rotate(s, x, true);
+  const auto mate = [](std::int64_t i) { return i ^ 1; };
+  const auto before = [&](std::int64_t i) { return std::hypot(x.get(i), x.get(i ^ 1)); };
+  const Formula forward(s, x, false), transposed(s, x, true);
+  CHECK(ropetest::outside(y, forward.value, Float::f32, mate, before) == 0);
+  CHECK(ropetest::outside(dx, transposed.value, Float::f32, mate, before) == 0);
+  CHECK(ropetest::outside(y, forward.value, Float::f32, mate) > 0);
+  CHECK(ropetest::outside(dx, transposed.value, Float::f32, mate) > 0);
+}
+
 TEST_CASE("rope, every engine: <g, F x> = <F^T g, x> in every layout and pairing") {
   for (Layout layout : {Layout::bhsd, Layout::bshd, Layout::sbhd, Layout::thd})
     for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half})

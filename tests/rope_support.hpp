@@ -160,16 +160,19 @@ inline double ulp(Float type, double v) {
   return std::ldexp(1.0, exponent - digits + 1);
 }
 
-// Counts elements farther from `want` than 1 ulp plus 2^-20 of the pair's magnitude. `partner` gives the
-// index of the element that shares a pair with element i, or i itself outside the rotary range, where the
-// match must be exact.
+// Counts elements farther from `want` than 1 ulp plus 2^-20 of their pair's magnitude, before or after the
+// turn, whichever is larger. `partner` gives the index of the element that shares a pair with element i, or i
+// itself outside the rotary range, where the match must be exact. `before` gives the magnitude of element i's
+// pair before the turn; without it the result's alone counts.
+using Magnitude = std::function<double(std::int64_t)>;
 inline int outside(Tensor& got, const std::vector<double>& want, Float type,
-                   const std::function<std::int64_t(std::int64_t)>& partner) {
+                   const std::function<std::int64_t(std::int64_t)>& partner, const Magnitude& before = {}) {
   int bad = 0;
   for (std::int64_t i = 0; i < got.size(); ++i) {
     const double w = want[std::size_t(i)], value = got.get(i);
     const auto mate = partner(i);
-    const double pair = std::hypot(w, want[std::size_t(mate)]);
+    const double after = std::hypot(w, want[std::size_t(mate)]);
+    const double pair = before ? std::max(after, before(i)) : after;
     const double bound = mate == i ? 0 : ulp(type, w) + 0x1p-20 * pair;
     if (!(std::fabs(value - w) <= bound)) ++bad;
   }
