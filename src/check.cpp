@@ -206,6 +206,17 @@ bool may_alias(const rlk_op_schema& op, uint32_t a, uint32_t b) noexcept {
   return false;
 }
 
+ShapesOnly::ShapesOnly(const rlk_op_schema& op, const rlk_slot* slots) {
+  std::copy(slots, slots + op.num_arguments + op.num_attributes, slots_);
+  for (uint32_t i = 0; i < op.num_arguments; ++i) {
+    if (!(op.arguments[i].flags & RLK_HOST) || !slots[i].tensor) continue;
+    hosts_[i] = *slots[i].tensor;
+    hosts_[i].data = nullptr;
+    hosts_[i].byte_offset = 0;
+    slots_[i].tensor = &hosts_[i];
+  }
+}
+
 Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes) {
   if (!op.infer) return {};
   if (const int32_t code = op.infer(slots, shapes, &host())) {

@@ -9,6 +9,19 @@ namespace rlk {
 
 enum class CheckData { yes, no };  // no: shapes only, for explain and infer; written arguments may be absent
 
+// The slots of a question about shapes: what arguments in CPU memory hold may be imaginary, so their data are
+// null. No other data may be read by a schema's infer or an implementation's supports. Lives on the stack of
+// whoever asks; the slots must not outlive it.
+class ShapesOnly {
+ public:
+  ShapesOnly(const rlk_op_schema& op, const rlk_slot* slots);
+  const rlk_slot* slots() const noexcept { return slots_; }
+
+ private:
+  rlk_slot slots_[RLK_MAX_SLOTS];
+  DLTensor hosts_[RLK_MAX_SLOTS];
+};
+
 // device: of the call, found from its arguments.
 Status check_call(const rlk_op_schema& op, const rlk_slot* slots, CheckData data, DLDevice& device);
 

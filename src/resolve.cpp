@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "src/check.hpp"
 #include "src/evidence.hpp"
@@ -281,6 +282,8 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy&
   const Snapshot& s = snapshot();
   const OpEntry& op = s.ops[static_cast<std::size_t>(index)];
   r.op_ = op.schema;
+  std::optional<ShapesOnly> shapes;
+  if (!check_data) slots = shapes.emplace(*op.schema, slots).slots();
   DLDevice device;
   if (r.status_ = check_call(*op.schema, slots, data, device); !r.status_) return r;
   if (policy.threads < 0) {
@@ -345,6 +348,8 @@ Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::st
   while (which < schema.num_arguments && result != schema.arguments[which].name) ++which;
   if (which == schema.num_arguments || schema.arguments[which].role == RLK_READ)
     return Status(RLK_UNKNOWN_NAME, fmt::format("{}: no result is called {}", schema.name, quoted(result)));
+  const ShapesOnly only(schema, slots);
+  slots = only.slots();
   DLDevice device;
   if (Status s = check_call(schema, slots, CheckData::no, device); !s) return s;
   rlk_shape shapes[RLK_MAX_SLOTS] = {};

@@ -32,18 +32,23 @@ struct RowSet {
     bool first = true;
     std::int64_t next = 0;  // stride that would continue the rows seen so far
     for (std::int32_t i = last - 1; i >= 0; --i) {
-      rows *= t.dim(i);
+      rows = product(rows, t.dim(i));
       if (t.dim(i) == 1) continue;
       if (first)
         stride = t.stride(i);
       else if (t.stride(i) != next)
         even = false;
-      next = t.stride(i) * t.dim(i);
+      next = product(t.stride(i), t.dim(i));
       first = false;
     }
   }
+  // Modulo 2^64, for a tensor without elements may have sizes beyond that.
+  static std::int64_t product(std::int64_t a, std::int64_t b) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+  }
+  bool empty() const { return rows == 0 || width == 0; }
   std::uint64_t copy_bytes() const {
-    return even ? 0 : line(static_cast<std::uint64_t>(rows * width * bytes));
+    return even || empty() ? 0 : line(static_cast<std::uint64_t>(rows * width * bytes));
   }
 };
 
@@ -70,7 +75,7 @@ struct ReadRows {
     data = t.data<std::byte>();
     if (set.even) return;
     auto* copy = room;
-    for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t r = 0; r < rows && !set.empty(); ++r)
       std::memcpy(copy + r * width * set.bytes, t.data<std::byte>() + row_offset(t, r) * set.bytes,
                   static_cast<std::size_t>(width * set.bytes));
     room += set.copy_bytes();
@@ -89,6 +94,7 @@ template <class Product>
 void for_row_runs(const Out& out, const Product& whole,
                   void (*run)(const Product&, std::int64_t first_row, void* context), void* context) {
   const RowSet set(out);
+  if (set.empty()) return;
   if (set.even) {
     Product p = whole;
     p.out = out.data<std::byte>();

@@ -19,6 +19,7 @@ const rlk_slot* slots(const Args& a) {
 template <Isa I>
 rlk_code turn(const char* op, const std::string& error, const rotary::Geometry& g, const Call& call) {
   if (!error.empty()) return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (g.empty()) return RLK_OK;
   if (const auto rows = rope::check_rows(op, g); !rows.empty()) return call.fail(RLK_INVALID_ARGUMENT, rows);
   const auto plan = rope::plan(g, I);
   call.parallel_for(plan.tiles, [&](int64_t i) { rope::run_tile(g, plan, i); });
@@ -44,6 +45,7 @@ rlk_code run_mla_kv(const Args& a, const Call& call) {
   rotary::KvGeometry g;
   if (const auto error = read_mla_kv(slots(a), Backward, g); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (g.empty()) return RLK_OK;
   if (const auto rows = rope::check_rows(Args::kName, g.turn); !rows.empty()) {
     return call.fail(RLK_INVALID_ARGUMENT, rows);
   }
@@ -56,6 +58,13 @@ rlk_code run_tables(const RopeTables& a, const Call& call) {
   simt::RotaryTable t;
   if (const auto error = simt::read_tables(slots(a), t); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
+  for (int64_t row = 0; row < t.rows && t.positions.data; ++row)
+    if (const int64_t at = simt::table_integer(t.positions, row * t.position_stride);
+        !rotary::served_position(at))
+      return call.fail(RLK_INVALID_ARGUMENT,
+                       rotary::detail::say("rope_tables: positions[%lld] is %lld, at most %lld is served",
+                                           static_cast<long long>(row), static_cast<long long>(at),
+                                           static_cast<long long>(rotary::kMostPosition)));
   call.parallel_for(t.rows, [&](int64_t row) {
     for (int pair = 0; pair < t.pairs; ++pair) simt::table_entry(t, row, pair);
   });

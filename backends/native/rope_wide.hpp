@@ -122,6 +122,7 @@ struct Wide {
 
   template <bool Stream>
   static void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;  // then `from` may be null
     if (!Stream || (reinterpret_cast<std::uintptr_t>(to) | bytes) % sizeof(Words) != 0) {
       std::memcpy(to, from, bytes);
       return;

@@ -74,12 +74,21 @@ Problem sequences_of(const Args& a) {
   return p;
 }
 
+// Without a token only states are left to be written. Where there are none either, the other sizes may be as
+// large as 64 bits hold, and must not be counted through.
+inline Problem without_idle_sequences(Problem p) {
+  if (p.batch != 0 && p.tokens != 0) return p;
+  p.tokens = 0;
+  if (!p.cu_seqlens && !p.initial && !p.final && !p.d_final && !p.d_initial) p.batch = p.sequences = 0;
+  return p;
+}
+
 inline Problem problem_of(const KdaFwd& a) {
   Problem p = sequences_of(a);
   p.out = tensor_of(a.out);
   p.final = states_of(a.final_state);
   p.chunk_inverses = tensor_of(a.chunk_inverses);
-  return p;
+  return without_idle_sequences(p);
 }
 
 inline Problem problem_of(const KdaBwd& a) {
@@ -94,7 +103,7 @@ inline Problem problem_of(const KdaBwd& a) {
   p.d_initial = states_of(a.d_initial_state);
   p.d_a_log = a.d_a_log.data<float>();
   p.d_dt_bias = a.d_dt_bias.data<float>();
-  return p;
+  return without_idle_sequences(p);
 }
 
 // One token per sequence; `initial` and `final` are the state before and after.

@@ -27,6 +27,7 @@ rlk_code run_rope(const Args& a, const Call& call) {
   rotary::Geometry g;
   if (const auto error = read_rope(slots(a), F, g); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (g.empty()) return RLK_OK;
   return finished(call, Args::kName, Backend::launchers().rotate(g, call.stream(), call.device().id));
 }
 
@@ -35,6 +36,7 @@ rlk_code run_mla_q(const Args& a, const Call& call) {
   rotary::Geometry g;
   if (const auto error = read_mla_q(slots(a), Backward, g); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (g.empty()) return RLK_OK;
   return finished(call, Args::kName, Backend::launchers().rotate(g, call.stream(), call.device().id));
 }
 
@@ -43,6 +45,7 @@ rlk_code run_mla_kv(const Args& a, const Call& call) {
   rotary::KvGeometry g;
   if (const auto error = read_mla_kv(slots(a), Backward, g); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
+  if (g.empty()) return RLK_OK;
   return finished(call, Args::kName,
                   Backend::launchers().split(g, Backward, call.stream(), call.device().id));
 }

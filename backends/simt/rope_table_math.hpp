@@ -59,7 +59,9 @@ RLK_HD void sin_cos(double x, double& sine, double& cosine) {
   cosine = quadrant == 1 || quadrant == 2 ? -second : second;
 }
 
-inline constexpr int kMaxPairs = 256;
+inline constexpr int kMaxPairs = rotary::kMostTableDims / 2;
+// Times the largest position it is 2^50, within the reach of round_even().
+inline constexpr double kMaxFrequency = 0x1p19;
 
 // One builder call, ready to run on either side.
 struct RotaryTable {
@@ -94,8 +96,8 @@ RLK_HD std::int64_t table_integer(const rotary::Integers& v, std::int64_t i) {
 RLK_HD void table_entry(const RotaryTable& t, std::int64_t row, int pair) {
   const std::int64_t position =
       t.positions.data != nullptr ? table_integer(t.positions, row * t.position_stride) : t.start + row;
-  double s, c;
-  sin_cos(static_cast<double>(position) * t.frequency[pair], s, c);
+  double s = NAN, c = NAN;  // of a position that is not served, which a GPU cannot refuse
+  if (rotary::served_position(position)) sin_cos(static_cast<double>(position) * t.frequency[pair], s, c);
   const auto sine = static_cast<float>(s * t.attention), cosine = static_cast<float>(c * t.attention);
   const int first = t.full && t.interleaved ? 2 * pair : pair;
   put_table(t.cos, t.type, row * t.cos_row + first, cosine);
@@ -198,11 +200,13 @@ inline std::string read_tables(const rlk_slot* s, RotaryTable& t) {
   TableRule rule;
   t = RotaryTable{};
   if (auto error = read_table_rule(s, rule, t.rows, t.full); !error.empty()) return error;
-  if (rule.rotary_dim / 2 > kMaxPairs) {
-    return detail::say("rope_tables: rotary_dim is %lld, at most %d are served",
-                       static_cast<long long>(rule.rotary_dim), 2 * kMaxPairs);
-  }
   frequencies(rule, t);
+  for (int i = 0; i < t.pairs; ++i)
+    if (!(t.frequency[i] >= 0 && t.frequency[i] <= kMaxFrequency))
+      return detail::say("rope_tables: these attributes give pair %d the frequency %g, at most %g is served",
+                         i, t.frequency[i], kMaxFrequency);
+  if (!std::isfinite(t.attention))
+    return detail::say("rope_tables: these attributes give the attention factor %g", t.attention);
   const rlk_slot* a = s + kTableArguments;
   t.interleaved = a[kTableWidth].i == 2;
   t.start = a[kTableStart].i;

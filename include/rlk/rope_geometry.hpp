@@ -7,6 +7,7 @@
 // own: a GPU kernel takes it by value.
 #pragma once
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -104,6 +105,8 @@ struct Geometry {
   bool in_place = false;
 
   std::int64_t bytes_per_element() const { return type == Float::f32 ? 4 : 2; }
+  // No element at all: the other sizes may then be as large as 64 bits hold, and must not be counted through.
+  bool empty() const { return batch == 0 || tokens == 0 || (part[0].heads == 0 && part[1].heads == 0); }
 };
 
 namespace detail {
@@ -125,12 +128,18 @@ inline std::string shape_text(const DLTensor& t) {
 
 inline const void* data_of(const DLTensor& t) { return static_cast<const char*>(t.data) + t.byte_offset; }
 
+// Unsigned, for a tensor without elements may have sizes whose product is beyond 64 bits; nothing is read by
+// such a stride.
 inline std::int64_t stride_of(const DLTensor& t, int axis) {
   if (t.strides != nullptr) return t.strides[axis];
-  std::int64_t s = 1;
-  for (int i = t.ndim - 1; i > axis; --i) s *= t.shape[i];
-  return s;
+  std::uint64_t s = 1;
+  for (int i = t.ndim - 1; i > axis; --i) s *= static_cast<std::uint64_t>(t.shape[i]);
+  return static_cast<std::int64_t>(s);
 }
+
+// The most columns of a head, and the most ranks of a context-parallel group: kernels count columns in 32
+// bits, and no sum of a few of these leaves them.
+inline constexpr std::int64_t kMostColumns = std::int64_t{1} << 28, kMostRanks = std::int64_t{1} << 28;
 
 inline bool float_type(const DLTensor& t, Float& type) {
   if (t.dtype.lanes != 1) return false;
@@ -186,6 +195,10 @@ inline std::string see(const Options& o, const char* name, const DLTensor& t, Vi
   }
   const int last = t.ndim - 1;
   view.dim = t.shape[last];
+  if (view.dim > kMostColumns) {
+    return say("%s: %s has %lld columns, at most %lld are served", o.op, name,
+               static_cast<long long>(view.dim), static_cast<long long>(kMostColumns));
+  }
   if (view.dim > 1 && stride_of(t, last) != 1) {
     return say("%s: the last dimension of %s has stride %lld, it must be 1", o.op, name,
                static_cast<long long>(stride_of(t, last)));
@@ -274,7 +287,15 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
 
   g.table.cos = data_of(c);
   g.table.sin = data_of(s);
+  if (!o.trailing && (o.rotary_offset < 0 || o.rotary_offset > g.head_dim)) {
+    return say("%s: rotary_offset is %lld, the head dimension is %d", o.op,
+               static_cast<long long>(o.rotary_offset), g.head_dim);
+  }
   const std::int64_t width = c.shape[c.ndim - 1], room = g.head_dim - o.rotary_offset;
+  if (width > kMostColumns) {
+    return say("%s: cos has %lld columns, the head dimension is %d", o.op, static_cast<long long>(width),
+               g.head_dim);
+  }
   std::int64_t rotary = o.rotary_dim, offset = o.rotary_offset;
   if (rotary == 0 && o.trailing) rotary = width;
   if (rotary == 0) {
@@ -293,7 +314,7 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
     return say("%s: rotary_dim is %lld, it must be even and positive", o.op, static_cast<long long>(rotary));
   }
   if (o.trailing) offset = g.head_dim - rotary;
-  if (offset < 0 || offset + rotary > g.head_dim) {
+  if (offset < 0 || rotary > g.head_dim - offset) {
     return o.trailing ? say("%s: rotary_dim %lld exceeds the head dimension %d", o.op,
                             static_cast<long long>(rotary), g.head_dim)
                       : say("%s: rotary_offset %lld + rotary_dim %lld exceeds the head dimension %d", o.op,
@@ -326,7 +347,7 @@ inline std::string read_axes(const Options& o, const Tensors& in, Geometry& g) {
       return say("%s: axis_map has shape %s, it must be int32 with one axis number for each of the %d pairs",
                  o.op, shape_text(t).c_str(), pairs);
     }
-    if (t.data == nullptr) return {};  // shapes only
+    if (t.data == nullptr) return {};  // a question about shapes
     const auto* axes = static_cast<const std::int32_t*>(data_of(t));
     for (int p = 0; p < pairs; ++p) {
       const std::int32_t axis = axes[p * stride_of(t, 0)];
@@ -335,7 +356,8 @@ inline std::string read_axes(const Options& o, const Tensors& in, Geometry& g) {
     }
     return {};
   }
-  if (o.mrope[0] < 0 || o.mrope[1] < 0 || o.mrope[2] < 0 || o.mrope[0] + o.mrope[1] + o.mrope[2] != pairs) {
+  const auto section = [&](int i) { return o.mrope[i] >= 0 && o.mrope[i] <= pairs; };
+  if (!section(0) || !section(1) || !section(2) || o.mrope[0] + o.mrope[1] + o.mrope[2] != pairs) {
     return say(
         "%s: mrope_t, mrope_h, mrope_w are %lld, %lld, %lld, their sum must be the %d pairs of rotary_dim %d",
         o.op, static_cast<long long>(o.mrope[0]), static_cast<long long>(o.mrope[1]),
@@ -368,9 +390,10 @@ inline std::string read_positions(const Options& o, const DLTensor& t, Geometry&
     g.rows.position_token = stride_of(t, first);
     return {};
   }
-  if (rank == 1 && t.shape[first] == g.batch * g.tokens) {
+  std::int64_t all = 0;
+  if (rank == 1 && !__builtin_mul_overflow(g.batch, g.tokens, &all) && t.shape[first] == all) {
     g.rows.position_token = stride_of(t, first);
-    g.rows.position_batch = g.tokens * g.rows.position_token;
+    g.rows.position_batch = all == 0 ? 0 : g.tokens * g.rows.position_token;
     return {};
   }
   if (rank == 2 && t.shape[first + 1] == g.tokens && (t.shape[first] == g.batch || t.shape[first] == 1)) {
@@ -394,6 +417,10 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
   if (o.cp_size < 1 || o.cp_rank < 0 || o.cp_rank >= o.cp_size) {
     return say("%s: cp_rank %lld is outside cp_size %lld", o.op, static_cast<long long>(o.cp_rank),
                static_cast<long long>(o.cp_size));
+  }
+  if (o.cp_size > kMostRanks) {
+    return say("%s: cp_size is %lld, at most %lld ranks are served", o.op, static_cast<long long>(o.cp_size),
+               static_cast<long long>(kMostRanks));
   }
   g.rows.cp_rank = o.cp_rank;
   g.rows.cp_size = o.cp_size;
@@ -434,9 +461,11 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
       return say("%s: cp_size %lld needs an even number of local tokens, x has %lld", o.op,
                  static_cast<long long>(o.cp_size), static_cast<long long>(g.tokens));
     }
-    if (g.batch > 0 && g.tokens * o.cp_size > g.rows.count) {
+    std::int64_t need = 0;
+    if (__builtin_mul_overflow(g.tokens, o.cp_size, &need)) need = INT64_MAX;
+    if (g.batch > 0 && need > g.rows.count) {
       return say("%s: cos has %lld rows, %lld tokens need %lld", o.op, static_cast<long long>(g.rows.count),
-                 static_cast<long long>(g.tokens), static_cast<long long>(g.tokens * o.cp_size));
+                 static_cast<long long>(g.tokens), static_cast<long long>(need));
     }
   }
   return {};
@@ -476,7 +505,7 @@ inline std::string read_part(const Options& o, const char* x_name, const DLTenso
 
 }  // namespace detail
 
-// Fills `g`, or says what is wrong. Reads no tensor data.
+// Fills `g`, or says what is wrong. Of the tensors' data it reads axis_map's alone, which is in CPU memory.
 inline std::string read(const Options& o, const Tensors& in, Geometry& g) {
   using namespace detail;
   g = Geometry{};
@@ -526,6 +555,8 @@ struct KvGeometry {
   std::int64_t heads = 0;
   std::int32_t k_dim = 0, v_dim = 0;
   Strided kv, emb, key, value;
+
+  bool empty() const { return turn.batch == 0 || turn.tokens == 0; }  // there is always a head
 };
 
 struct KvTensors {
@@ -572,14 +603,17 @@ inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) 
   if (in.cos == nullptr || in.sin == nullptr) {
     return say("%s: %s is missing", o.op, in.cos == nullptr ? "cos" : "sin");
   }
-  if (o.k_dim < 0) return say("%s: k_dim is missing: how many columns of kv belong to the key", o.op);
-  const std::int64_t emb = o.backward ? views[2].dim - o.k_dim : views[1].dim;
-  const std::int64_t v_dim = o.backward ? views[3].dim : views[0].dim - o.k_dim;
-  const std::int64_t expect[] = {o.k_dim + v_dim, emb, o.k_dim + emb, v_dim};
-  if (emb < 0 || v_dim < 0) {
+  if (o.k_dim < 0) {
+    return say("%s: k_dim is %lld, it says how many columns of kv belong to the key", o.op,
+               static_cast<long long>(o.k_dim));
+  }
+  if (o.k_dim > views[first].dim) {
     return say("%s: %s has %lld columns, k_dim is %lld", o.op, names[first],
                static_cast<long long>(views[first].dim), static_cast<long long>(o.k_dim));
   }
+  const std::int64_t emb = o.backward ? views[2].dim - o.k_dim : views[1].dim;
+  const std::int64_t v_dim = o.backward ? views[3].dim : views[0].dim - o.k_dim;
+  const std::int64_t expect[] = {o.k_dim + v_dim, emb, o.k_dim + emb, v_dim};
   for (int i = 0; i < 4; ++i) {
     if (tensors[i] != nullptr && views[i].dim != expect[i]) {
       return say("%s: %s has %lld columns, k_dim %lld and the other tensors need %lld", o.op, names[i],
@@ -760,6 +794,47 @@ enum TableAttribute {
   kTableAttributes
 };
 
+// Sines and cosines are exact to an ulp for angles below 2^31, and a frequency is at most 1 in every rule
+// whose factors do not speed it up.
+inline constexpr std::int64_t kMostPosition = (std::int64_t{1} << 31) - 1;
+constexpr bool served_position(std::int64_t p) { return p >= -kMostPosition && p <= kMostPosition; }
+inline constexpr std::int64_t kMostTableDims = 512;
+
+namespace detail {
+
+// What makes the formulas of the rule divide by zero, or leave the numbers.
+inline std::string check_scaling(const TableRule& r) {
+  using S = Scaling;
+  const auto positive = [](const char* name, double x) {
+    return x > 0 && x < HUGE_VAL ? std::string()
+                                 : say("rope_tables: %s is %g, it must be positive and finite", name, x);
+  };
+  if (!(r.base > 1 && r.base < HUGE_VAL))
+    return say("rope_tables: base is %g, it must be greater than 1 and finite", r.base);
+  if (!(std::fabs(r.attention_factor) < HUGE_VAL))
+    return say("rope_tables: attention_factor is %g, it must be finite", r.attention_factor);
+  std::string error = r.scaling == S::none ? "" : positive("factor", r.factor);
+  if (error.empty() && r.scaling == S::yarn) error = positive("beta_fast", r.beta_fast);
+  if (error.empty() && r.scaling == S::yarn) error = positive("beta_slow", r.beta_slow);
+  if (error.empty() && r.scaling == S::llama3) error = positive("low_freq_factor", r.low_freq_factor);
+  if (error.empty() && r.scaling == S::llama3) error = positive("high_freq_factor", r.high_freq_factor);
+  if (!error.empty()) return error;
+  if ((r.scaling == S::ntk || r.scaling == S::dynamic) && r.rotary_dim < 4)
+    return say("rope_tables: rotary_dim is %lld, this scaling needs at least 4",
+               static_cast<long long>(r.rotary_dim));
+  if (r.scaling == S::yarn && !(std::fabs(r.mscale) < HUGE_VAL && std::fabs(r.mscale_all_dim) < HUGE_VAL))
+    return say("rope_tables: mscale is %g and mscale_all_dim is %g, they must be finite", r.mscale,
+               r.mscale_all_dim);
+  if (r.scaling == S::llama3 && r.low_freq_factor == r.high_freq_factor)
+    return say("rope_tables: low_freq_factor and high_freq_factor are both %g, they must differ",
+               r.low_freq_factor);
+  if (r.scaling == S::longrope && r.factor > 1 && r.original_max == 1)
+    return say("rope_tables: original_max is 1, longrope with factor %g needs at least 2", r.factor);
+  return {};
+}
+
+}  // namespace detail
+
 // The rule, the number of rows and the width of a call of rope_tables.
 inline std::string read_table_rule(const rlk_slot* s, TableRule& r, std::int64_t& rows, bool& full) {
   using detail::say;
@@ -781,12 +856,14 @@ inline std::string read_table_rule(const rlk_slot* s, TableRule& r, std::int64_t
     return say("rope_tables: rotary_dim is %lld, it must be even and positive",
                static_cast<long long>(r.rotary_dim));
   }
-  if (!(r.base > 1)) return say("rope_tables: base is %g, it must be greater than 1", r.base);
-  if (r.scaling != Scaling::none && !(r.factor > 0))
-    return say("rope_tables: factor is %g, it must be positive", r.factor);
+  if (r.rotary_dim > kMostTableDims) {
+    return say("rope_tables: rotary_dim is %lld, at most %lld are served",
+               static_cast<long long>(r.rotary_dim), static_cast<long long>(kMostTableDims));
+  }
+  if (auto error = detail::check_scaling(r); !error.empty()) return error;
   if (needs_original && r.original_max < 1) {
-    return say(
-        "rope_tables: original_max is missing, this scaling needs the length the model was trained for");
+    return say("rope_tables: original_max is %lld, this scaling needs the length the model was trained for",
+               static_cast<long long>(r.original_max));
   }
   if (r.scaling == Scaling::longrope && (r.factors == nullptr || r.factors->shape[0] != r.rotary_dim / 2)) {
     return say("rope_tables: longrope needs %lld factors, there are %lld",
@@ -804,6 +881,12 @@ inline std::string read_table_rule(const rlk_slot* s, TableRule& r, std::int64_t
   }
   if (rows < 1)
     return say("rope_tables: rows is %lld and there are no positions", static_cast<long long>(rows));
+  const std::int64_t start = a[kTableStart].i;
+  if (!served_position(start) || rows > kMostPosition - start + 1) {
+    return say("rope_tables: start is %lld and rows is %lld, positions are served from %lld to %lld",
+               static_cast<long long>(start), static_cast<long long>(rows),
+               static_cast<long long>(-kMostPosition), static_cast<long long>(kMostPosition));
+  }
   return {};
 }
 

@@ -103,6 +103,8 @@ constexpr rlk_attribute kAttributes[] = {kScale, kVFirst,     kNorm, kSigmoid, k
                                          kGate,  kLowerBound, kSafe, kChunk};
 
 constexpr int64_t kMaxWidth = 256;
+// Kernels count heads and channels in 32 bits.
+constexpr int64_t kMaxHeads = int64_t{1} << 28;
 enum { kNone, kSoftplus, kBounded };
 
 struct Sizes {
@@ -121,8 +123,23 @@ int32_t expect(const rlk_host* host, const char* op, const char* name, const DLT
   return RLK_OK;
 }
 
+// H q/k heads, HV value heads of K x V.
+int32_t check_heads(const rlk_host* host, const char* op, const Sizes& z) {
+  if (z.heads < 1 || z.value_heads % z.heads)
+    return fail(host, "{}: v has HV={} heads, q has H={}: HV must be a multiple of H", op, z.value_heads,
+                z.heads);
+  if (z.heads > kMaxHeads || z.value_heads > kMaxHeads)
+    return fail(host, "{}: v has HV={} heads, q has H={}, at most {} are served", op, z.value_heads, z.heads,
+                kMaxHeads);
+  if (z.k < 1 || z.v < 1 || z.k > kMaxWidth || z.v > kMaxWidth)
+    return fail(host, "{}: K={}, V={}, both must be from 1 to {}", op, z.k, z.v, kMaxWidth);
+  return RLK_OK;
+}
+
 int32_t check_gate(const rlk_host* host, const char* op, const DLTensor* a_log, const DLTensor* dt_bias,
                    int64_t gate, double bound, int64_t heads, int64_t width) {
+  if (heads > kMaxHeads || width > kMaxHeads)
+    return fail(host, "{}: g has HV={}, K={}, at most {} of each are served", op, heads, width, kMaxHeads);
   if (a_log)
     if (int32_t code = expect(host, op, "a_log", a_log, {heads})) return code;
   if (dt_bias && In(dt_bias).numel() != heads * width)
@@ -151,11 +168,7 @@ int32_t check_inputs(const rlk_host* host, const char* op, const rlk_slot* s, co
       return fail(host, "{}: {} is {}, q is {}", op, name, name_of(dtype(t)), name_of(dtype(q)));
   if (int32_t code = expect(host, op, "k", k, {z.batch, z.tokens, z.heads, z.k})) return code;
   if (int32_t code = expect(host, op, "v", v, {z.batch, z.tokens})) return code;
-  if (z.heads < 1 || z.value_heads % z.heads)
-    return fail(host, "{}: v has HV={} heads, q has H={}: HV must be a multiple of H", op, z.value_heads,
-                z.heads);
-  if (z.k < 1 || z.v < 1 || z.k > kMaxWidth || z.v > kMaxWidth)
-    return fail(host, "{}: K={}, V={}, both must be from 1 to {}", op, z.k, z.v, kMaxWidth);
+  if (int32_t code = check_heads(host, op, z)) return code;
   if (int32_t code = expect(host, op, "g", s[kG].tensor, {z.batch, z.tokens, z.value_heads, z.k}))
     return code;
   if (int32_t code = expect(host, op, "beta", s[kBeta].tensor, {z.batch, z.tokens, z.value_heads}))
@@ -176,7 +189,8 @@ rlk_shape state_shape(int64_t rows, const Sizes& z, bool v_first, uint32_t dtype
 }
 
 int64_t slots_of(const Sizes& z, bool packed, int64_t chunk) {
-  return packed ? z.tokens / chunk + z.sequences : z.sequences * ((z.tokens + chunk - 1) / chunk);
+  const int64_t whole = z.tokens / chunk;
+  return packed ? whole + z.sequences : z.sequences * (whole + (z.tokens % chunk != 0));
 }
 
 // What sm90/kda64 knows of a chunk and head once it is prepared: three 64 x K and two 64 x 64 tiles in 16
@@ -279,11 +293,7 @@ int32_t infer_decode(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
       return fail(host, "{}: {} is {}, q is {}", op, name, name_of(dtype(t)), name_of(dtype(q)));
   if (int32_t code = expect(host, op, "k", k, {z.batch, z.heads, z.k})) return code;
   if (int32_t code = expect(host, op, "v", v, {z.batch})) return code;
-  if (z.heads < 1 || z.value_heads % z.heads)
-    return fail(host, "{}: v has HV={} heads, q has H={}: HV must be a multiple of H", op, z.value_heads,
-                z.heads);
-  if (z.k < 1 || z.v < 1 || z.k > kMaxWidth || z.v > kMaxWidth)
-    return fail(host, "{}: K={}, V={}, both must be from 1 to {}", op, z.k, z.v, kMaxWidth);
+  if (int32_t code = check_heads(host, op, z)) return code;
   if (int32_t code = expect(host, op, "g", s[kDecodeG].tensor, {z.batch, z.value_heads, z.k})) return code;
   if (int32_t code = expect(host, op, "beta", s[kDecodeBeta].tensor, {z.batch, z.value_heads})) return code;
   if (int32_t code = check_state(host, op, "state", s[kState].tensor, z, v_first)) return code;

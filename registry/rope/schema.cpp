@@ -2,6 +2,7 @@
 // tables. What the arguments mean is worked out in rlk/rope_geometry.hpp, which every backend shares.
 #include "registry/schema.hpp"
 
+#include <atomic>
 #include <span>
 
 #include "rlk/rope_geometry.hpp"
@@ -100,10 +101,34 @@ int32_t report(const std::string& error, const rlk_host* host) {
 
 rlk_shape same(const DLTensor* t) { return like(t, static_cast<uint32_t>(dtype(t)), dtype(t)); }
 
+// [batch, tokens, heads, dim] under the default layout bhsd is served as [batch, heads, tokens, dim] wherever
+// the table has a row for every head. The same shapes may be meant, so it is not refused; the log says once
+// that it is unlikely: no argument names rows, no k has other heads than x, the table does not end with the
+// tokens, and it ends with the heads or there are more of them than any model has.
+void doubt_layout(const rlk_slot* s, const Geometry& g, const rlk_host* host, const char* op) {
+  constexpr int64_t kMostHeads = 256;
+  const int64_t heads = g.part[0].heads, tokens = g.tokens, rows = g.rows.count;
+  const bool named = s[kPositions].tensor || s[kStarts].tensor || s[kCuSeqlens].tensor || g.rows.cp_size > 1;
+  if (named || tokens == rows || tokens >= heads || heads > rows) return;
+  if (heads != rows && heads <= kMostHeads) return;
+  if (g.parts > 1 && g.part[1].heads != heads) return;
+  static std::atomic_flag said;
+  if (said.test_and_set()) return;
+  constexpr int32_t kWarning = 3;
+  host->log(kWarning,
+            fmt::format("{}: x is {} in layout bhsd, so it has {} heads and {} tokens, and cos has {} rows; "
+                        "data that lie [batch, tokens, heads, dim] need layout=bshd",
+                        op, detail::shape_text(*s[kX].tensor), heads, tokens, rows)
+                .c_str());
+}
+
 template <Form F>
 int32_t infer_rope(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   Geometry g;
   if (const auto error = read_rope(s, F, g); !error.empty()) return report(error, host);
+  const rlk_slot* attributes = s + (F == Form::in_place ? kOut : kRopeArguments);
+  if (static_cast<Layout>(attributes[kLayout].i) == Layout::bhsd)
+    doubt_layout(s, g, host, F == Form::backward ? "rope_bwd" : F == Form::in_place ? "rope_" : "rope");
   if (F == Form::in_place) {
     shapes[kX] = same(s[kX].tensor);
     if (s[kK].tensor) shapes[kK] = same(s[kK].tensor);
@@ -181,7 +206,7 @@ int32_t infer_mla_kv(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   detail::Axes axes;
   detail::axes_of(layout, a->ndim, axes);
   if (Backward) {
-    shapes[kKvOut0] = with_last(a, g.k_dim + g.v_dim, type, dtype(a));
+    shapes[kKvOut0] = with_last(a, int64_t{g.k_dim} + g.v_dim, type, dtype(a));
     shapes[kKvOut1] = with_last(a, g.turn.rotary_dim, type, dtype(a));
     if (axes.head >= 0) shapes[kKvOut1].dim[axes.head] = 1;
   } else {
