@@ -234,6 +234,26 @@ TEST_CASE("kda without a token hands its states through") {
   CHECK(d_initial.data == d_final.data);
 }
 
+TEST_CASE("kda: factors that no fp32 number holds are refused") {
+  Floats x({1, 2, 1, 4}), beta({1, 2, 1}), out({1, 2, 1, 4}), a_log({1});
+  rlk::KdaFwd a{.q = x.view, .k = x.view, .v = x.view, .g = x.view, .beta = beta.view, .out = out.view};
+  a.scale = 1e300;
+  CHECK(ran(a) == "kda_fwd: scale is 1e+300, it must be a finite fp32 number, at most 3.40282e+38");
+  a.scale = 0, a.gate = rlk::KdaFwd::Gate::bounded, a.lower_bound = -HUGE_VAL;
+  CHECK(ran(a) == "kda_fwd: lower_bound is -inf, it must be a finite fp32 number, at most 3.40282e+38");
+  a.lower_bound = -5;
+  CHECK(ran(a) == "");
+}
+
+TEST_CASE("rope_tables: results of two dtypes are refused, asked about as when run") {
+  Floats cos({4, 8});
+  std::vector<uint16_t> half(32);
+  const Tensor sin(half.data(), {4, 8}, DType::f16);
+  const rlk::RopeTables a{.cos = cos.view, .sin = sin, .rotary_dim = 16, .rows = 4};
+  CHECK(explained(a).find("cos and sin differ in dtype") != std::string::npos);
+  CHECK(ran(a).find("cos and sin differ in dtype") != std::string::npos);
+}
+
 TEST_CASE("rope_tables: rules that divide by zero or leave the numbers are refused") {
   using S = rlk::RopeTables::Scaling;
   Floats cos({4, 8}), sin({4, 8});
@@ -247,23 +267,23 @@ TEST_CASE("rope_tables: rules that divide by zero or leave the numbers are refus
   };
   CHECK(say([](auto&) {}) == "");
   CHECK(say([](auto& a) { a.base = HUGE_VAL; }) ==
-        "rope_tables: base is inf, it must be greater than 1 and finite");
+        "rope_tables: base is inf, it must be greater than 1 and at most 1e+30");
   CHECK(say([](auto& a) { a.base = NAN; }) ==
-        "rope_tables: base is nan, it must be greater than 1 and finite");
+        "rope_tables: base is nan, it must be greater than 1 and at most 1e+30");
   CHECK(say([](auto& a) { a.attention_factor = -HUGE_VAL; }) ==
-        "rope_tables: attention_factor is -inf, it must be finite");
+        "rope_tables: attention_factor is -inf, it must be from -1e+30 to 1e+30");
   CHECK(say([](auto& a) { a.scaling = S::linear, a.factor = HUGE_VAL; }) ==
-        "rope_tables: factor is inf, it must be positive and finite");
+        "rope_tables: factor is inf, it must be from 1.90735e-06 to 1e+30");
   CHECK(say([](auto& a) { a.scaling = S::yarn, a.beta_fast = 0; }) ==
-        "rope_tables: beta_fast is 0, it must be positive and finite");
+        "rope_tables: beta_fast is 0, it must be from 1.90735e-06 to 1e+30");
   CHECK(say([](auto& a) { a.scaling = S::yarn, a.beta_slow = -1; }) ==
-        "rope_tables: beta_slow is -1, it must be positive and finite");
+        "rope_tables: beta_slow is -1, it must be from 1.90735e-06 to 1e+30");
   CHECK(say([](auto& a) { a.scaling = S::yarn, a.mscale = NAN; }) ==
-        "rope_tables: mscale is nan and mscale_all_dim is 0, they must be finite");
+        "rope_tables: mscale is nan, it must be from -1e+30 to 1e+30");
   CHECK(say([](auto& a) { a.scaling = S::llama3, a.low_freq_factor = 4; }) ==
         "rope_tables: low_freq_factor and high_freq_factor are both 4, they must differ");
   CHECK(say([](auto& a) { a.scaling = S::llama3, a.high_freq_factor = 0; }) ==
-        "rope_tables: high_freq_factor is 0, it must be positive and finite");
+        "rope_tables: high_freq_factor is 0, it must be from 1.90735e-06 to 1e+30");
   CHECK(say([](auto& a) { a.start = kMost; }) ==
         "rope_tables: start is 9223372036854775807 and rows is 4, positions are served from -2147483647 to "
         "2147483647");

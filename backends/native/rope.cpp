@@ -2,6 +2,7 @@
 // one read and one write per element; tables are read once per tile and kept in the first-level cache for all
 // heads.
 #include "../simt/rope_table_math.hpp"
+#include "../simt/rope_verdict.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
 #include "rope_run.hpp"
@@ -116,6 +117,6 @@ constinit const Levels rope_mla_kv_bwd_vector = by_level([]<Isa I>() {
 
 extern const rlk_implementation rope_tables_exact;
 const rlk_implementation rope_tables_exact =
-    implement<RopeTables, run_tables>(facts("fp64 with the project's own functions", "rope_tables64"));
+    implement<RopeTables, run_tables, simt::takes>(facts("fp64 with the project's own functions", "rope_tables64"));
 
 }  // namespace rlk::native

@@ -8,6 +8,7 @@
 #include "rlk/ops.hpp"
 #include "rope_launchers.hpp"
 #include "rope_table_math.hpp"
+#include "rope_verdict.hpp"
 
 namespace rlk::rope_gpu {
 
@@ -105,7 +106,8 @@ constexpr rlk_implementation mla_kv_bwd() {
 }
 template <class Backend>
 constexpr rlk_implementation tables() {
-  return implement<RopeTables, run_tables<Backend>>(facts<Backend>("fp64 on the device", "rope_tables64"));
+  return implement<RopeTables, run_tables<Backend>, simt::takes>(
+      facts<Backend>("fp64 on the device", "rope_tables64"));
 }
 
 }  // namespace rlk::rope_gpu

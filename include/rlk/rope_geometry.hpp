@@ -802,29 +802,34 @@ inline constexpr std::int64_t kMostTableDims = 512;
 
 namespace detail {
 
+// Between these no formula of a rule leaves the numbers, and no frequency exceeds 2^19.
+inline constexpr double kLeastFactor = 0x1p-19, kMostFactor = 1e30;
+
 // What makes the formulas of the rule divide by zero, or leave the numbers.
 inline std::string check_scaling(const TableRule& r) {
   using S = Scaling;
-  const auto positive = [](const char* name, double x) {
-    return x > 0 && x < HUGE_VAL ? std::string()
-                                 : say("rope_tables: %s is %g, it must be positive and finite", name, x);
+  const auto within = [](const char* name, double x, double least) {
+    return x >= least && x <= kMostFactor
+               ? std::string()
+               : say("rope_tables: %s is %g, it must be from %g to %g", name, x, least, kMostFactor);
   };
-  if (!(r.base > 1 && r.base < HUGE_VAL))
-    return say("rope_tables: base is %g, it must be greater than 1 and finite", r.base);
-  if (!(std::fabs(r.attention_factor) < HUGE_VAL))
-    return say("rope_tables: attention_factor is %g, it must be finite", r.attention_factor);
-  std::string error = r.scaling == S::none ? "" : positive("factor", r.factor);
-  if (error.empty() && r.scaling == S::yarn) error = positive("beta_fast", r.beta_fast);
-  if (error.empty() && r.scaling == S::yarn) error = positive("beta_slow", r.beta_slow);
-  if (error.empty() && r.scaling == S::llama3) error = positive("low_freq_factor", r.low_freq_factor);
-  if (error.empty() && r.scaling == S::llama3) error = positive("high_freq_factor", r.high_freq_factor);
+  if (!(r.base > 1 && r.base <= kMostFactor))
+    return say("rope_tables: base is %g, it must be greater than 1 and at most %g", r.base, kMostFactor);
+  std::string error = within("attention_factor", r.attention_factor, -kMostFactor);
+  const auto check = [&](S scaling, const char* name, double x, double least) {
+    if (error.empty() && r.scaling == scaling) error = within(name, x, least);
+  };
+  if (error.empty() && r.scaling != S::none) error = within("factor", r.factor, kLeastFactor);
+  check(S::yarn, "beta_fast", r.beta_fast, kLeastFactor);
+  check(S::yarn, "beta_slow", r.beta_slow, kLeastFactor);
+  check(S::yarn, "mscale", r.mscale, -kMostFactor);
+  check(S::yarn, "mscale_all_dim", r.mscale_all_dim, -kMostFactor);
+  check(S::llama3, "low_freq_factor", r.low_freq_factor, kLeastFactor);
+  check(S::llama3, "high_freq_factor", r.high_freq_factor, kLeastFactor);
   if (!error.empty()) return error;
   if ((r.scaling == S::ntk || r.scaling == S::dynamic) && r.rotary_dim < 4)
     return say("rope_tables: rotary_dim is %lld, this scaling needs at least 4",
                static_cast<long long>(r.rotary_dim));
-  if (r.scaling == S::yarn && !(std::fabs(r.mscale) < HUGE_VAL && std::fabs(r.mscale_all_dim) < HUGE_VAL))
-    return say("rope_tables: mscale is %g and mscale_all_dim is %g, they must be finite", r.mscale,
-               r.mscale_all_dim);
   if (r.scaling == S::llama3 && r.low_freq_factor == r.high_freq_factor)
     return say("rope_tables: low_freq_factor and high_freq_factor are both %g, they must differ",
                r.low_freq_factor);

@@ -1,6 +1,8 @@
 // kda_fwd, kda_bwd, kda_decode, kda_gate, kda_gate_bwd: shapes, options and what ties them together.
 #include "registry/schema.hpp"
 
+#include <limits>
+
 namespace rlk::registry {
 namespace {
 
@@ -136,6 +138,14 @@ int32_t check_heads(const rlk_host* host, const char* op, const Sizes& z) {
   return RLK_OK;
 }
 
+// Attributes that fp32 forms use as fp32 numbers.
+int32_t check_real(const rlk_host* host, const char* op, const char* name, double value) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  if (!(value >= -kMost && value <= kMost))
+    return fail(host, "{}: {} is {}, it must be a finite fp32 number, at most {:g}", op, name, value, kMost);
+  return RLK_OK;
+}
+
 int32_t check_gate(const rlk_host* host, const char* op, const DLTensor* a_log, const DLTensor* dt_bias,
                    int64_t gate, double bound, int64_t heads, int64_t width) {
   if (heads > kMaxHeads || width > kMaxHeads)
@@ -146,6 +156,7 @@ int32_t check_gate(const rlk_host* host, const char* op, const DLTensor* a_log, 
     return fail(host, "{}: dt_bias has {} elements, expected HV * K = {}", op, In(dt_bias).numel(),
                 heads * width);
   if (gate == kSoftplus && !a_log) return fail(host, "{}: the softplus gate needs a_log", op);
+  if (int32_t code = check_real(host, op, "lower_bound", bound)) return code;
   if (gate == kBounded && !(bound < 0))
     return fail(host, "{}: lower_bound is {}, it must be negative", op, bound);
   if (gate == kNone && (a_log || dt_bias))
@@ -178,6 +189,7 @@ int32_t check_inputs(const rlk_host* host, const char* op, const rlk_slot* s, co
   if (int32_t code =
           check_state(host, op, "initial_state", s[kInitial].tensor, z, attributes[kVFirstAt].i != 0))
     return code;
+  if (int32_t code = check_real(host, op, "scale", attributes[kScaleAt].f)) return code;
   const int64_t chunk = attributes[kChunkAt].i;
   if (chunk != 64 && chunk != 32) return fail(host, "{}: chunk_size is {}, it takes 64 or 32", op, chunk);
   return check_gate(host, op, s[kALog].tensor, s[kDtBias].tensor, attributes[kGateAt].i,
@@ -297,6 +309,7 @@ int32_t infer_decode(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   if (int32_t code = expect(host, op, "g", s[kDecodeG].tensor, {z.batch, z.value_heads, z.k})) return code;
   if (int32_t code = expect(host, op, "beta", s[kDecodeBeta].tensor, {z.batch, z.value_heads})) return code;
   if (int32_t code = check_state(host, op, "state", s[kState].tensor, z, v_first)) return code;
+  if (int32_t code = check_real(host, op, "scale", attributes[kScaleAt].f)) return code;
   if (int32_t code =
           check_gate(host, op, s[kDecodeALog].tensor, s[kDecodeDtBias].tensor, attributes[kDecodeGateAt].i,
                      attributes[kDecodeLowerBoundAt].f, z.value_heads, z.k))
