@@ -1,0 +1,513 @@
+#include "calls.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <stdexcept>
+
+namespace differential {
+namespace {
+
+using rlk::registry::Op;
+
+std::size_t position(const rlk_op_schema& s, std::string_view name) {
+  for (uint32_t i = 0; i < s.num_arguments; ++i)
+    if (name == s.arguments[i].name) return i;
+  throw std::logic_error(fmt::format("{} has no argument {}", s.name, name));
+}
+std::size_t attribute_position(const rlk_op_schema& s, std::string_view name) {
+  for (uint32_t i = 0; i < s.num_attributes; ++i)
+    if (name == s.attributes[i].name) return i;
+  throw std::logic_error(fmt::format("{} has no attribute {}", s.name, name));
+}
+bool has_attribute(const rlk_op_schema& s, std::string_view name) {
+  return std::any_of(s.attributes, s.attributes + s.num_attributes,
+                     [&](const rlk_attribute& a) { return name == a.name; });
+}
+
+DType float_type(Random& r) { return r.pick({DType::f32, DType::bf16, DType::f16}); }
+DType index_type(Random& r) { return r.pick({DType::i32, DType::i64}); }
+DType or_f32(Random& r, DType type) { return r.chance(50) ? type : DType::f32; }
+
+// ---- lm_head
+
+struct Product {
+  Shape rows;
+  int64_t k, v;
+  DType type;
+};
+
+Product product(Random& r) {
+  Product p;
+  for (int64_t rank = r.below(4); rank > 0; --rank) p.rows.push_back(r.pick<int64_t>({1, 1, 2, 3, 5, 9}));
+  if (p.rows.size() == 1 && r.chance(30)) p.rows[0] = r.pick<int64_t>({16, 17, 33, 64});
+  if (!p.rows.empty() && r.chance(3)) p.rows[0] = 0;
+  p.k = r.pick<int64_t>({0, 1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 100, 130, 300});
+  if (r.chance(5)) p.k = r.between(1020, 1100);
+  p.v = r.pick<int64_t>({0, 1, 2, 5, 15, 16, 17, 33, 64, 97, 130});
+  p.type = float_type(r);
+  return p;
+}
+Shape with_last(Shape rows, int64_t last) { return rows.push_back(last), rows; }
+
+void lm_head(Call& c, Random& r) {
+  const Product p = product(r);
+  c.read("hidden", with_last(p.rows, p.k), p.type);
+  c.read("weight", {p.v, p.k}, p.type);
+  if (r.chance(40)) c.read("bias", {p.v}, p.type);
+  c.write("out", or_f32(r, p.type));
+  c.reduction = p.k;
+}
+
+void lm_head_bwd(Call& c, Random& r) {
+  const Product p = product(r);
+  c.read("d_out", with_last(p.rows, p.v), or_f32(r, p.type));
+  c.read("hidden", with_last(p.rows, p.k), p.type);
+  c.read("weight", {p.v, p.k}, p.type);
+  for (const char* result : {"d_hidden", "d_weight", "d_bias"})
+    if (r.chance(70)) c.write(result, or_f32(r, p.type));
+  c.reduction = std::max<int64_t>(p.v, 1);
+}
+
+// ---- rope
+
+enum Layout { bhsd, bshd, sbhd, thd };
+
+struct Sizes {
+  int64_t layout, rank, batch, tokens, heads;
+};
+
+Sizes sizes(Random& r) {
+  Sizes z{r.below(4), 0, 1, r.pick<int64_t>({1, 2, 3, 5, 8, 17}), r.pick<int64_t>({1, 2, 3, 8, 24})};
+  z.rank = z.layout == thd ? r.between(2, 3) : r.pick<int64_t>({2, 3, 4, 4, 4});
+  if (z.rank == 4) z.batch = r.between(1, 3);
+  if (z.rank == 2) z.heads = 1;
+  if (r.chance(3)) z.tokens = 0;
+  if (r.chance(2) && z.rank == 4) z.batch = 0;
+  return z;
+}
+
+Shape shape_of(const Sizes& z, int64_t heads, int64_t dim) {
+  if (z.rank == 2) return {z.tokens, dim};
+  if (z.rank == 3) return z.layout == bhsd ? Shape{heads, z.tokens, dim} : Shape{z.tokens, heads, dim};
+  if (z.layout == bhsd) return {z.batch, heads, z.tokens, dim};
+  return z.layout == bshd ? Shape{z.batch, z.tokens, heads, dim} : Shape{z.tokens, z.batch, heads, dim};
+}
+
+constexpr double kTable = 1.5;  // off the unit circle, so that a transpose is not taken for an inverse
+
+// Tables and what names their rows.
+void tables_of(Call& c, Random& r, const Sizes& z, int64_t width, int64_t pairs, DType type) {
+  int64_t cp = r.chance(15) && z.tokens % 2 == 0 ? r.between(2, 4) : 1;
+  const int64_t reach = z.tokens * cp + 12, rows = std::max<int64_t>(1, reach + r.below(9));
+  const auto below_rows = Values{Values::integers, 0, static_cast<double>(rows)};
+  const int64_t way = r.below(6);
+  if (way == 0 || way == 1) {  // positions
+    cp = 1;
+    Shape at = r.chance(50)   ? Shape{z.tokens}
+               : r.chance(50) ? Shape{z.batch, z.tokens}
+                              : Shape{z.batch * z.tokens};
+    if (way == 1 && has_attribute(c.schema(), "mrope_t") && pairs <= 256) {
+      at.insert(at.begin(), 3);
+      if (r.chance(50)) {
+        c.read("axis_map", {pairs}, DType::i32, {Values::integers, 0, 3});
+      } else {
+        const int64_t t = r.below(pairs + 1), h = r.below(pairs - t + 1);
+        c.set("mrope_t", t), c.set("mrope_h", h), c.set("mrope_w", pairs - t - h);
+        c.set("mrope_interleaved", r.below(2));
+      }
+    }
+    c.read("positions", at, index_type(r), below_rows);
+  } else if (way == 2 && z.batch == 1) {  // packed
+    std::vector<int64_t> bounds;
+    const int64_t unit = cp > 1 ? 2 * cp : 1, most = z.tokens * cp / unit;
+    for (int64_t n = r.between(1, 4); n > 0; --n) bounds.push_back(r.below(most + 1) * unit);
+    std::sort(bounds.begin(), bounds.end());
+    bounds[0] = r.chance(50) ? 0 : bounds[0];
+    const auto n = static_cast<int64_t>(bounds.size());
+    c.read("cu_seqlens", {n}, index_type(r), {Values::list, 0, 0, bounds});
+    if (r.chance(50)) c.read("starts", {n - 1}, index_type(r), {Values::integers, 0, 10});
+  } else if (way == 3) {
+    c.read("starts", {z.batch}, index_type(r), {Values::integers, 0, 10});
+  }
+  if (cp > 1) c.set("cp_size", cp), c.set("cp_rank", r.below(cp));
+  Shape table{rows, width};
+  if (z.rank == 4 && r.chance(30)) table = {r.chance(50) ? 1 : z.batch, rows, width};
+  const DType t = r.chance(70) ? DType::f32 : type;
+  c.read("cos", table, t, {Values::uniform, -kTable, kTable});
+  c.read("sin", table, t, {Values::uniform, -kTable, kTable});
+}
+
+void rope_like(Call& c, Random& r, const char* x, const char* k, const char* out, const char* k_out) {
+  const bool in_place = out == nullptr;
+  const Sizes z = sizes(r);
+  const DType type = float_type(r);
+  const int64_t dim = r.pick<int64_t>({2, 4, 6, 8, 16, 20, 24, 32, 48, 64, 66, 128, 130});
+  const int64_t offset = r.chance(60) ? 0 : r.below(dim - 1);
+  const int64_t room = dim - offset,
+                rotary = r.chance(60) && room % 2 == 0 ? room : 2 * r.between(1, room / 2);
+  const bool full = r.chance(40);
+  c.set("layout", z.layout);
+  c.set("pairing", r.below(in_place ? 2 : 3));
+  c.set("rotary_offset", offset);
+  c.set("transpose", r.below(2));
+  if (rotary != room || r.chance(60)) c.set("rotary_dim", rotary);
+  if (r.chance(30)) c.set("table", full ? 2 : 1);
+  c.read(x, shape_of(z, z.heads, dim), type);
+  if (out) c.write(out, type);
+  tables_of(c, r, z, full ? rotary : rotary / 2, rotary / 2, type);
+  if (z.rank > 2 && r.chance(50)) {
+    c.read(k, shape_of(z, r.pick<int64_t>({1, 2, 8}), dim), type);
+    if (k_out) c.write(k_out, type);
+  }
+}
+
+void rope_mla_q_like(Call& c, Random& r, const char* x, const char* out) {
+  const Sizes z = sizes(r);
+  const DType type = float_type(r);
+  const int64_t rotary = 2 * r.between(1, 33), dim = rotary + r.pick<int64_t>({0, 1, 8, 64});
+  const bool full = r.chance(60);
+  c.set("layout", z.layout);
+  c.set("remove_interleaving", r.below(2));
+  c.set("inverse", r.below(2));
+  if (!full || r.chance(50)) c.set("rotary_dim", rotary);
+  c.read(x, shape_of(z, z.heads, dim), type);
+  c.write(out, type);
+  tables_of(c, r, z, full ? rotary : rotary / 2, rotary / 2, type);
+}
+
+void rope_mla_kv_like(Call& c, Random& r, bool backward) {
+  Sizes z = sizes(r);
+  const DType type = float_type(r);
+  const int64_t k = r.pick<int64_t>({0, 1, 8, 32, 33}), v = r.pick<int64_t>({0, 4, 16, 33}),
+                emb = 2 * r.between(1, 33);
+  c.set("layout", z.layout);
+  c.set("k_dim", k);
+  c.set("remove_interleaving", r.below(2));
+  if (backward) {
+    c.read("d_key", shape_of(z, z.heads, k + emb), type);
+    c.read("d_value", shape_of(z, z.heads, v), type);
+    c.write("d_kv", type), c.write("d_k_pos_emb", type);
+  } else {
+    c.read("kv", shape_of(z, z.heads, k + v), type);
+    c.read("k_pos_emb", shape_of(z, 1, emb), type);
+    c.write("key", type), c.write("value", type);
+  }
+  tables_of(c, r, z, emb, emb / 2, type);
+}
+
+void rope_tables(Call& c, Random& r) {
+  enum { none, linear, ntk, dynamic, yarn, llama3, longrope };
+  const int64_t scaling = r.below(7), dim = 2 * r.between(2, 40), rows = r.between(1, 20);
+  c.set("rotary_dim", dim);
+  c.set("width", r.below(3));
+  c.set("scaling", scaling);
+  c.set_real("base", r.pick({10000.0, 500000.0, 1e6, 2.5}));
+  c.set_real("factor", r.pick({1.0, 2.0, 8.0, 40.0}));
+  c.set("original_max", r.pick<int64_t>({2048, 8192}));
+  if (scaling == dynamic) c.set("seq_len", r.pick<int64_t>({0, 4096, 100000}));
+  if (scaling == yarn) {
+    c.set("truncate", r.below(2));
+    if (r.chance(50)) c.set_real("mscale", 0.7);
+    if (r.chance(50)) c.set_real("mscale_all_dim", 1.1);
+  }
+  if (r.chance(20)) c.set_real("attention_factor", 1.3);
+  if (r.chance(50)) {
+    c.read("positions", {rows}, index_type(r), {Values::integers, 0, 131072});
+  } else {
+    c.set("rows", rows), c.set("start", r.below(100000));
+  }
+  if (scaling == longrope)
+    c.read("factors", {dim / 2}, r.pick({DType::f32, DType::f64}), {Values::uniform, 1, 12});
+  const DType type = float_type(r);
+  c.write("cos", type), c.write("sin", type);
+}
+
+// ---- kda
+
+struct Kda {
+  int64_t batch, tokens, heads, value_heads, k, v, gate;
+  bool v_first, sigmoid;
+  DType type;
+};
+
+Kda kda(Call& c, Random& r, int64_t tokens) {
+  Kda z;
+  z.batch = r.between(1, 2), z.tokens = tokens;
+  z.heads = r.between(1, 2), z.value_heads = z.heads * r.between(1, 2);
+  z.k = r.pick<int64_t>({1, 4, 8, 15, 16, 17, 32, 40}), z.v = r.pick<int64_t>({1, 3, 8, 16, 17, 32, 33});
+  if (r.chance(4)) z.k = z.v = 128;
+  z.gate = r.below(3), z.v_first = r.chance(50), z.sigmoid = r.chance(50);
+  z.type = float_type(r);
+  c.set("gate", z.gate);
+  if (z.gate == 2) c.set_real("lower_bound", r.pick({-5.0, -1.0}));
+  if (has_attribute(c.schema(), "scale")) {
+    if (r.chance(50)) c.set_real("scale", 0.3);
+    c.set("state_v_first", z.v_first);
+    c.set("qk_l2norm", r.below(2));
+    c.set("beta_sigmoid", z.sigmoid);
+    c.set("allow_neg_eigval", r.below(2));
+  }
+  return z;
+}
+
+Values gate_values(const Kda& z) { return z.gate ? Values{} : Values{Values::uniform, -0.3, 0}; }
+
+void gate_parameters(Call& c, Random& r, const Kda& z) {
+  if (z.gate == 0) return;
+  if (z.gate == 1 || r.chance(50)) c.read("a_log", {z.value_heads}, DType::f32, {Values::uniform, -1, 1});
+  if (r.chance(50))
+    c.read("dt_bias", r.chance(50) ? Shape{z.value_heads * z.k} : Shape{z.value_heads, z.k}, DType::f32);
+}
+
+// q, k, v, g, beta with these leading sizes.
+void kda_inputs(Call& c, Random& r, const Kda& z, const Shape& lead) {
+  const auto shape = [&](int64_t heads, int64_t width) {
+    Shape s = lead;
+    s.push_back(heads);
+    if (width) s.push_back(width);
+    return s;
+  };
+  const Values unit{Values::normal, 0, 1 / std::sqrt(static_cast<double>(z.k))};
+  c.read("q", shape(z.heads, z.k), z.type, unit);
+  c.read("k", shape(z.heads, z.k), z.type, unit);
+  c.read("v", shape(z.value_heads, z.v), z.type);
+  c.read("g", shape(z.value_heads, z.k), r.chance(50) ? DType::f32 : z.type, gate_values(z));
+  c.read("beta", shape(z.value_heads, 0), r.chance(50) ? DType::f32 : z.type,
+         z.sigmoid ? Values{} : Values{Values::uniform, 0, 1});
+  gate_parameters(c, r, z);
+}
+
+Shape state_shape(const Kda& z, int64_t rows) {
+  return {rows, z.value_heads, z.v_first ? z.v : z.k, z.v_first ? z.k : z.v};
+}
+
+// What forward and backward share; returns the number of sequences.
+int64_t kda_sequences(Call& c, Random& r, Kda& z) {
+  c.set("chunk_size", r.pick<int64_t>({64, 32}));
+  int64_t sequences = z.batch;
+  if (r.chance(30)) {
+    z.batch = 1;
+    std::vector<int64_t> bounds{0, z.tokens};
+    for (int64_t n = r.below(4); n > 0; --n) bounds.push_back(r.below(z.tokens + 1));
+    std::sort(bounds.begin(), bounds.end());
+    sequences = static_cast<int64_t>(bounds.size()) - 1;
+    c.read("cu_seqlens", {sequences + 1}, DType::i64, {Values::list, 0, 0, bounds});
+  }
+  kda_inputs(c, r, z, {z.batch, z.tokens});
+  if (r.chance(50)) c.read("initial_state", state_shape(z, sequences), DType::f32, {Values::normal, 0, 0.5});
+  return sequences;
+}
+
+int64_t token_count(Random& r) {
+  return r.chance(3) ? 0 : r.chance(70) ? r.between(1, 40) : r.between(41, 140);
+}
+
+void kda_fwd(Call& c, Random& r) {
+  Kda z = kda(c, r, token_count(r));
+  kda_sequences(c, r, z);
+  c.write("out", or_f32(r, z.type));
+  if (r.chance(50)) c.write("final_state", DType::f32);
+}
+
+void kda_bwd(Call& c, Random& r) {
+  Kda z = kda(c, r, token_count(r));
+  const int64_t sequences = kda_sequences(c, r, z);
+  c.read("d_out", {z.batch, z.tokens, z.value_heads, z.v}, r.chance(50) ? DType::f32 : z.type);
+  if (r.chance(50)) c.read("d_final_state", state_shape(z, sequences), DType::f32, {Values::normal, 0, 0.3});
+  for (const char* result : {"d_q", "d_k", "d_v"})
+    if (r.chance(70)) c.write(result, or_f32(r, z.type));
+  for (const char* from : {"g", "beta"})
+    if (r.chance(70)) c.write(fmt::format("d_{}", from), or_f32(r, c.argument(from).dtype));
+  if (r.chance(70)) c.write("d_initial_state", DType::f32);
+  for (const char* from : {"a_log", "dt_bias"})
+    if (c.argument(from).present && r.chance(70)) c.write(fmt::format("d_{}", from), DType::f32);
+}
+
+void kda_decode(Call& c, Random& r) {
+  const Kda z = kda(c, r, 1);
+  kda_inputs(c, r, z, {z.batch});
+  c.read("state", state_shape(z, z.batch), DType::f32, {Values::normal, 0, 0.5});
+  c.write("out", or_f32(r, z.type));
+  c.write("state_out", DType::f32);
+}
+
+void kda_gate_like(Call& c, Random& r, bool backward) {
+  const Kda z = kda(c, r, 0);
+  Shape shape{z.value_heads, z.k};
+  for (int64_t rank = r.below(3); rank > 0; --rank) shape.insert(shape.begin(), r.between(1, 9));
+  c.read("g", shape, z.type, gate_values(z));
+  gate_parameters(c, r, z);
+  if (!backward) return c.write("out", DType::f32);
+  c.read("d_out", shape, float_type(r));
+  if (r.chance(70)) c.write("d_g", or_f32(r, z.type));
+  for (const char* from : {"a_log", "dt_bias"})
+    if (c.argument(from).present && r.chance(70)) c.write(fmt::format("d_{}", from), DType::f32);
+}
+
+using Generator = std::function<void(Call&, Random&)>;
+const std::map<std::string_view, Generator>& generators() {
+  static const std::map<std::string_view, Generator> all = {
+      {"lm_head", lm_head},
+      {"lm_head_bwd", lm_head_bwd},
+      {"rope", [](Call& c, Random& r) { rope_like(c, r, "x", "k", "out", "k_out"); }},
+      {"rope_bwd", [](Call& c, Random& r) { rope_like(c, r, "d_out", "d_k_out", "d_x", "d_k"); }},
+      {"rope_", [](Call& c, Random& r) { rope_like(c, r, "x", "k", nullptr, nullptr); }},
+      {"rope_mla_q", [](Call& c, Random& r) { rope_mla_q_like(c, r, "x", "out"); }},
+      {"rope_mla_q_bwd", [](Call& c, Random& r) { rope_mla_q_like(c, r, "d_out", "d_x"); }},
+      {"rope_mla_kv", [](Call& c, Random& r) { rope_mla_kv_like(c, r, false); }},
+      {"rope_mla_kv_bwd", [](Call& c, Random& r) { rope_mla_kv_like(c, r, true); }},
+      {"rope_tables", rope_tables},
+      {"kda_fwd", kda_fwd},
+      {"kda_bwd", kda_bwd},
+      {"kda_decode", kda_decode},
+      {"kda_gate", [](Call& c, Random& r) { kda_gate_like(c, r, false); }},
+      {"kda_gate_bwd", [](Call& c, Random& r) { kda_gate_like(c, r, true); }}};
+  return all;
+}
+
+// ---- what breaks a call
+
+constexpr int64_t kMostElements = 1 << 16;
+
+bool fits(const Shape& shape) {
+  int64_t n = 1;
+  for (const int64_t d : shape) {
+    if (d == 0) return true;
+    if (__builtin_mul_overflow(n, d, &n)) n = INT64_MAX;
+  }
+  return n <= kMostElements;
+}
+
+void break_shape(Call& c, Argument& a, Random& r) {
+  Shape shape = a.shape;
+  const auto at =
+      static_cast<std::size_t>(r.below(static_cast<int64_t>(std::max<std::size_t>(1, shape.size()))));
+  switch (r.below(6)) {
+    case 0:
+      if (!shape.empty()) shape[at] += 1;
+      break;
+    case 1:
+      if (!shape.empty() && shape[at] > 0) shape[at] -= 1;
+      break;
+    case 2:
+      if (!shape.empty()) shape[at] = 0;
+      break;
+    case 3:
+      shape.insert(shape.begin(), 1);
+      break;
+    case 4:
+      if (!shape.empty()) shape.erase(shape.begin());
+      break;
+    default:  // a size that only a tensor without elements can have
+      if (shape.size() > 1) shape[at] = std::abs(extreme(r) / 2), shape[(at + 1) % shape.size()] = 0;
+  }
+  if (shape.size() > RLK_MAX_RANK || !fits(shape)) return;
+  c.broken += fmt::format("shape [{}] to [{}]; ", fmt::join(a.shape, ","), fmt::join(shape, ","));
+  a.shape = shape;
+}
+
+void break_attribute(Call& c, Random& r) {
+  const rlk_op_schema& s = c.schema();
+  if (s.num_attributes == 0) return;
+  const auto i = static_cast<std::size_t>(r.below(s.num_attributes));
+  if (s.attributes[i].type == RLK_FLOAT) {
+    c.attributes[i].f =
+        r.pick({0.0, -0.0, -1.0, 1e-300, 1e300, double(INFINITY), -double(INFINITY), double(NAN)});
+    c.broken += fmt::format("{}={}; ", s.attributes[i].name, c.attributes[i].f);
+  } else {
+    c.attributes[i].i = extreme(r);
+    c.broken += fmt::format("{}={}; ", s.attributes[i].name, c.attributes[i].i);
+  }
+}
+
+void break_argument(Call& c, Random& r) {
+  const auto i = static_cast<std::size_t>(r.below(static_cast<int64_t>(c.arguments.size())));
+  Argument& a = c.arguments[i];
+  if (!a.present) return;
+  c.broken += fmt::format("{}: ", c.schema().arguments[i].name);
+  switch (r.below(4)) {
+    case 0:
+      a.present = false;
+      c.broken += "absent; ";
+      break;
+    case 1:
+      a.dtype = r.pick({DType::f16, DType::bf16, DType::f32, DType::i32, DType::i64});
+      c.broken += fmt::format("{}; ", rlk::name_of(a.dtype));
+      break;
+    case 2:
+      if (a.values.kind != Values::integers && a.values.kind != Values::list) return;
+      a.values = {Values::list, 0, 0, {}};
+      for (int n = 0; n < 4; ++n) a.values.numbers.push_back(extreme(r));
+      c.broken += fmt::format("holds {}; ", fmt::join(a.values.numbers, ","));
+      break;
+    default:
+      if (c.schema().arguments[i].role != RLK_WRITE) break_shape(c, a, r);
+  }
+}
+
+}  // namespace
+
+Call::Call(const Op& o) : op(&o), arguments(o.schema->num_arguments), attributes(o.schema->num_attributes) {
+  for (std::size_t i = 0; i < attributes.size(); ++i) {
+    const rlk_attribute& a = schema().attributes[i];
+    if (a.type == RLK_FLOAT)
+      attributes[i].f = a.default_float;
+    else
+      attributes[i].i = a.default_int;
+  }
+}
+Argument& Call::argument(std::string_view name) { return arguments[position(schema(), name)]; }
+const Argument& Call::argument(std::string_view name) const { return arguments[position(schema(), name)]; }
+void Call::read(std::string_view name, Shape shape, DType dtype, Values values) {
+  argument(name) = {true, std::move(shape), dtype, std::move(values)};
+}
+void Call::write(std::string_view name, DType dtype) { argument(name) = {true, {}, dtype, {}}; }
+void Call::set(std::string_view name, int64_t value) {
+  attributes[attribute_position(schema(), name)].i = value;
+}
+void Call::set_real(std::string_view name, double value) {
+  attributes[attribute_position(schema(), name)].f = value;
+}
+
+std::string Call::text() const {
+  std::string out = schema().name;
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].present)
+      out += fmt::format(" {}=[{}]:{}", schema().arguments[i].name, fmt::join(arguments[i].shape, ","),
+                         rlk::name_of(arguments[i].dtype));
+  for (std::size_t i = 0; i < attributes.size(); ++i) {
+    const rlk_attribute& a = schema().attributes[i];
+    if (a.type == RLK_FLOAT && attributes[i].f != a.default_float)
+      out += fmt::format(" {}={}", a.name, attributes[i].f);
+    if (a.type != RLK_FLOAT && attributes[i].i != a.default_int)
+      out += fmt::format(" {}={}", a.name, attributes[i].i);
+  }
+  return broken.empty() ? out : out + "   broken: " + broken;
+}
+
+bool known(const Op& op) { return generators().contains(op.schema->name); }
+
+Call valid_call(const Op& op, Random& random) {
+  Call c(op);
+  generators().at(op.schema->name)(c, random);
+  return c;
+}
+
+int64_t extreme(Random& r) {
+  const int64_t base =
+      r.pick<int64_t>({0, 1, 2, 3, 63, 64, int64_t{1} << 28, int64_t{1} << 31, int64_t{1} << 32,
+                       int64_t{1} << 40, int64_t{1} << 62, INT64_MAX, INT64_MIN, -1, -2});
+  int64_t near = base;
+  return __builtin_add_overflow(base, r.between(-70, 70), &near) || r.chance(50) ? base : near;
+}
+
+void corrupt(Call& call, Random& random) {
+  for (int64_t n = random.between(1, 2); n > 0 || call.broken.empty(); --n)
+    random.chance(45) ? break_attribute(call, random) : break_argument(call, random);
+}
+
+}  // namespace differential

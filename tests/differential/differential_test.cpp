@@ -1,0 +1,401 @@
+// Random calls of every op against the op's reference and against each other.
+//
+// A case is a function of (seed, number): op, shapes, strides, dtypes, attributes, which optional arguments
+// are there; half are valid, half have something broken. Every tensor lies in pages of its own between
+// unmapped ones, what is only read is read-only, results are NaN before. Held against every case:
+//   - what is asked is answered as what is run, and a question about imaginary tensors reads nothing;
+//   - a refusal has a text that names the op, and nothing was written;
+//   - every implementation that accepts the call is within its bound of the reference, in fp64;
+//   - implementations of one arithmetic give the same bits, also for inputs of any bits;
+//   - no byte outside the elements changes.
+// The number of cases is fixed, so a verdict never depends on the machine's speed:
+//   FUZZ_CASES=100000 FUZZ_SEED=7 build/release/bin/differential_test
+//   FUZZ_FIRST=421 FUZZ_CASES=1 ...        case 421 again; a failure prints this line
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "judge.hpp"
+#include "registry/reference.hpp"
+#include "rlk/resolve.hpp"
+#include "src/registry.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+#  include <sanitizer/common_interface_defs.h>
+#endif
+
+using namespace differential;
+using rlk::registry::Bound;
+using rlk::registry::Op;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
+constexpr int64_t kCases = 600;
+#else
+constexpr int64_t kCases = 4500;
+#endif
+
+int64_t number_from(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::strtoll(text, nullptr, 10) : otherwise;
+}
+
+// ---- what a crash says
+
+char last_words[4096];
+
+void say_last_words() {
+  [[maybe_unused]] const auto written =
+      write(STDERR_FILENO, last_words, std::char_traits<char>::length(last_words));
+}
+void on_signal(int signal) {
+  say_last_words();
+  ::signal(signal, SIG_DFL);
+  raise(signal);
+}
+constexpr unsigned kHang = 300;  // seconds that no case comes near
+
+void watch() {
+  for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM}) signal(s, on_signal);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_set_death_callback(say_last_words);
+#endif
+}
+
+// ---- one case
+
+struct Case {
+  Call call;
+  std::vector<Array> inputs;  // by argument; empty shape arrays where absent
+  std::vector<std::optional<Operand>> operands;
+  std::vector<rlk_slot> slots;
+  bool any_bits = false;
+};
+
+Array drawn(const Argument& a, Random& r, bool any_bits) {
+  Array out(a.shape, a.dtype);
+  const bool floating = a.dtype == DType::f16 || a.dtype == DType::bf16 || a.dtype == DType::f32;
+  for (int64_t i = 0, n = out.count(); i < n; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (any_bits && floating) {
+      const uint64_t bits = r.bits();
+      const auto size = static_cast<std::size_t>(rlk::size_of(a.dtype));
+      std::memcpy(out.bytes.data() + at * size, &bits, size);
+      continue;
+    }
+    const Values& v = a.values;
+    if (v.kind == Values::list && a.dtype == DType::i64) {
+      std::memcpy(out.bytes.data() + at * 8, &v.numbers[at % v.numbers.size()], 8);
+      continue;
+    }
+    const double x = v.kind == Values::normal    ? v.a + v.b * r.normal()
+                     : v.kind == Values::uniform ? v.a + (v.b - v.a) * r.uniform()
+                     : v.kind == Values::integers
+                         ? std::floor(v.a + (v.b - v.a) * r.uniform())
+                         : static_cast<double>(static_cast<int32_t>(v.numbers[at % v.numbers.size()]));
+    rlk::registry::store(a.dtype, out.bytes.data(), i, x);
+  }
+  return out;
+}
+
+// Shapes of the results as the op infers them, or, for a broken call, as of the valid one it was made from.
+void infer_results(Call& call, const Call* valid) {
+  std::vector<std::optional<Operand>> operands(call.arguments.size());
+  std::vector<rlk_slot> slots(call.arguments.size());
+  Random layout(1);
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const rlk_argument& a = call.schema().arguments[i];
+    if (a.role == RLK_WRITE || !call.arguments[i].present) continue;
+    operands[i].emplace(a, call.arguments[i].shape, call.arguments[i].dtype, layout);
+    slots[i].tensor = operands[i]->view();
+  }
+  slots.insert(slots.end(), call.attributes.begin(), call.attributes.end());
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const rlk_argument& a = call.schema().arguments[i];
+    if (a.role != RLK_WRITE || !call.arguments[i].present) continue;
+    const auto inferred = rlk::infer_slots(call.schema().name, slots.data(), a.name);
+    Shape shape = inferred ? inferred->shape : valid ? valid->arguments[i].shape : Shape{};
+    int64_t n = 1;
+    for (const int64_t d : shape)
+      if (d < 0 || __builtin_mul_overflow(n, std::max<int64_t>(d, 1), &n) || n > 1 << 20) shape = {1};
+    call.arguments[i].shape = shape;
+  }
+}
+
+Case make(const Op& op, Random& r) {
+  Call call = valid_call(op, r);
+  infer_results(call, nullptr);
+  if (r.chance(50)) {
+    Call broken = call;
+    corrupt(broken, r);
+    infer_results(broken, &call);
+    call = std::move(broken);
+  }
+  Case c{std::move(call), {}, {}, {}, r.chance(12)};
+  const std::size_t n = c.call.arguments.size();
+  c.inputs.resize(n), c.operands.resize(n), c.slots.resize(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const Argument& a = c.call.arguments[i];
+    if (!a.present) continue;
+    const rlk_argument& schema = c.call.schema().arguments[i];
+    c.operands[i].emplace(schema, a.shape, a.dtype, r);
+    if (schema.role != RLK_WRITE) {
+      c.inputs[i] = drawn(a, r, c.any_bits);
+      c.operands[i]->put(c.inputs[i]);
+      c.inputs[i] = c.operands[i]->get();  // where rows repeat, one of them was kept
+    }
+    c.slots[i].tensor = c.operands[i]->view();
+  }
+  c.slots.insert(c.slots.end(), c.call.attributes.begin(), c.call.attributes.end());
+  return c;
+}
+
+// Dense operands of the same call: inputs as `change` makes them, results in fp64 where the op allows that.
+struct Truth {
+  rlk::Status status;
+  std::vector<Array> results;
+};
+Truth reference(const Case& c, double (*change)(double)) {
+  const rlk_op_schema& s = c.call.schema();
+  Truth out{{}, std::vector<Array>(s.num_arguments)};
+  std::vector<rlk::Tensor> views(s.num_arguments);
+  std::vector<rlk_slot> slots = c.slots;
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    const Argument& a = c.call.arguments[i];
+    if (!a.present) continue;
+    const rlk_argument& schema = s.arguments[i];
+    const bool wide = schema.role == RLK_WRITE && (schema.dtypes & RLK_F64);
+    Array& array = out.results[i] =
+        schema.role == RLK_WRITE ? Array(a.shape, wide ? DType::f64 : a.dtype) : c.inputs[i];
+    for (int64_t k = 0; change && schema.role != RLK_WRITE && !(schema.dtypes & RLK_I64) && k < array.count();
+         ++k)
+      rlk::registry::store(array.dtype, array.bytes.data(), k, change(array[k]));
+    views[i] = rlk::Tensor(array.bytes.data(), std::span(array.shape), array.dtype);
+    slots[i].tensor = &views[i].dl();
+  }
+  if (const int32_t code = c.call.op->reference(slots.data(), &rlk::host()))
+    out.status = rlk::Status(static_cast<rlk_code>(code), "the reference refuses");
+  return out;
+}
+
+bool is_floating(const Array& a) {
+  return !a.bytes.empty() && a.dtype != DType::i32 && a.dtype != DType::i64;
+}
+
+double furthest_position(const Case& c) {
+  double most = 0;
+  for (const Array& input : c.inputs)
+    for (int64_t i = 0; !input.bytes.empty() && !is_floating(input) && i < input.count(); ++i)
+      most = std::max(most, std::fabs(input[i]));
+  for (const rlk_slot& a : c.call.attributes)
+    if (std::abs(a.i) < int64_t{1} << 32) most = std::max(most, std::fabs(static_cast<double>(a.i)));
+  return most;
+}
+
+// By what errors are measured. Sums may cancel: lm_head's errors are relative to the sums of magnitudes, a
+// rotation's to the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value.
+std::vector<double> scale_of(const Case& c, std::size_t result, const Array& truth) {
+  const std::string_view op = c.call.schema().name;
+  std::vector<double> scale(static_cast<std::size_t>(truth.count()));
+  if (op.starts_with("lm_head")) {
+    const Truth sums = reference(c, [](double x) { return std::fabs(x); });
+    for (std::size_t i = 0; i < scale.size(); ++i) scale[i] = sums.results[result][static_cast<int64_t>(i)];
+    return scale;
+  }
+  double floor = op.starts_with("kda_") && !op.starts_with("kda_gate") ? 0.01 : 0;
+  if (op.starts_with("rope") && op != "rope_tables")
+    for (const Array& input : c.inputs)
+      for (int64_t i = 0; is_floating(input) && i < input.count(); ++i)
+        floor = std::max(floor, std::fabs(input[i]));
+  for (std::size_t i = 0; i < scale.size(); ++i)
+    scale[i] = std::max(floor, std::fabs(truth[static_cast<int64_t>(i)]));
+  return scale;
+}
+
+// The op's bound, and what it leaves out: a bias is added to the rounded product, so its sum is rounded
+// twice; an angle is off by the rounding of its frequency, which grows with the position.
+Bound bound_of(const Case& c, std::size_t result, DType dtype, std::string_view arithmetic) {
+  const rlk_op_schema& s = c.call.schema();
+  const std::string_view op = s.name;
+  Bound bound = c.call.op->bound(
+      {s.arguments[result].name, c.call.arguments[0].dtype, dtype, arithmetic, c.call.reduction});
+  if (op == "lm_head" && c.call.argument("bias").present) bound.value *= 4;
+  if (op == "rope_tables") bound.value = std::max(bound.value, 0x1p-50 * furthest_position(c));
+  return bound;
+}
+
+// What only the data show, so that a question about shapes cannot.
+bool depends_on_data(const Case& c) {
+  static const std::set<std::string_view> kNames = {"positions", "starts", "cu_seqlens", "axis_map",
+                                                    "factors"};
+  for (std::size_t i = 0; i < c.call.arguments.size(); ++i)
+    if (c.call.arguments[i].present && kNames.contains(c.call.schema().arguments[i].name)) return true;
+  return false;
+}
+
+// A question may leave results out.
+bool lacks_a_result(const Case& c) {
+  for (std::size_t i = 0; i < c.call.arguments.size(); ++i) {
+    const rlk_argument& a = c.call.schema().arguments[i];
+    if (a.role == RLK_WRITE && !(a.flags & RLK_OPTIONAL) && !c.call.arguments[i].present) return true;
+  }
+  return false;
+}
+
+struct Run {
+  rlk::Status status;
+  std::vector<Array> results;
+  std::string broken;
+};
+
+Run run(Case& c, std::string_view implementation, int32_t threads) {
+  const rlk_op_schema& s = c.call.schema();
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    if (!c.operands[i] || s.arguments[i].role == RLK_READ) continue;
+    if (s.arguments[i].role == RLK_WRITE)
+      c.operands[i]->poison();
+    else
+      c.operands[i]->put(c.inputs[i]);
+  }
+  Run out{rlk::run_slots(s.name, c.slots.data(), {.backend = implementation, .threads = threads}),
+          std::vector<Array>(s.num_arguments),
+          {}};
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    if (!c.operands[i] || s.arguments[i].role == RLK_READ) continue;
+    out.results[i] = c.operands[i]->get();
+    if (c.operands[i]->strayed())
+      out.broken = fmt::format("bytes beside {} were written", s.arguments[i].name);
+    if (out.status) continue;
+    const auto& bytes = out.results[i].bytes;
+    const bool as_before =
+        s.arguments[i].role == RLK_WRITE
+            ? std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0xff}; })
+            : bytes == c.inputs[i].bytes;
+    if (!as_before) out.broken = fmt::format("refused, and {} was written", s.arguments[i].name);
+  }
+  return out;
+}
+
+std::string check_refusal(const rlk::Status& status, const char* op) {
+  static const std::set<rlk_code> kCodes = {RLK_INVALID_ARGUMENT, RLK_UNSUPPORTED, RLK_NO_IMPLEMENTATION,
+                                            RLK_OVERLAP};
+  if (!kCodes.contains(status.code()))
+    return fmt::format("code {}: {}", rlk_code_name(status.code()), status.message());
+  if (!status.message().starts_with(op))
+    return fmt::format("a refusal that does not name its op: {}", status.message());
+  return {};
+}
+
+// The first thing that is wrong about the case, or nothing.
+std::string check_case(Case& c, int32_t threads) {
+  const rlk_op_schema& s = c.call.schema();
+  const rlk::Resolution asked = rlk::resolve_slots(s.name, c.slots.data(), {});
+  const Run first = run(c, "", threads);
+  if (!first.broken.empty()) return first.broken;
+  if (!first.status) {
+    if (asked && !(first.status.code() == RLK_INVALID_ARGUMENT && (depends_on_data(c) || lacks_a_result(c))))
+      return fmt::format("asked: accepted, run: {}", first.status.message());
+    if (c.call.broken.empty() && !c.any_bits && first.status.code() == RLK_INVALID_ARGUMENT)
+      return fmt::format("a valid call is refused: {}", first.status.message());
+    return check_refusal(first.status, s.name);
+  }
+  if (!asked) return fmt::format("run: accepted, asked: {}", asked.status().message());
+  const Truth truth = reference(c, nullptr);
+  if (!truth.status) return "the reference refuses what an implementation accepts";
+  std::map<std::string_view, std::pair<std::string_view, Run>> first_of;  // by arithmetic
+  for (const rlk::Candidate& candidate : asked.candidates()) {
+    if (!candidate.implementation || candidate.verdict.code != RLK_OK) continue;
+    const Run result = run(c, candidate.id, threads);
+    const auto where = [&](uint32_t i) { return fmt::format("{}, {}: ", candidate.id, s.arguments[i].name); };
+    if (!result.status)
+      return fmt::format("{} accepted and refused: {}", candidate.id, result.status.message());
+    if (!result.broken.empty()) return fmt::format("{}: {}", candidate.id, result.broken);
+    const std::string_view arithmetic = candidate.implementation->arithmetic;
+    const auto [known, is_first] = first_of.try_emplace(arithmetic, candidate.id, result);
+    for (uint32_t i = 0; i < s.num_arguments; ++i) {
+      if (s.arguments[i].role == RLK_READ || !c.call.arguments[i].present) continue;
+      if (!is_first && known->second.second.results[i].bytes != result.results[i].bytes)
+        return where(i) +
+               fmt::format("other bits than {}, which has the same arithmetic", known->second.first);
+      if (c.any_bits) continue;
+      const Bound bound = bound_of(c, i, result.results[i].dtype, arithmetic);
+      const std::string far =
+          judge(result.results[i], truth.results[i], scale_of(c, i, truth.results[i]), bound);
+      if (!far.empty()) return where(i) + far;
+    }
+  }
+  return {};
+}
+
+// The same call with sizes and data that nobody has: it is answered, whatever the answer.
+void ask_about_imaginary(const Call& call, Random& r) {
+  std::vector<rlk::Tensor> views(call.arguments.size());
+  std::vector<rlk_slot> slots(call.arguments.size());
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const Argument& a = call.arguments[i];
+    if (!a.present) continue;
+    Shape shape = a.shape;
+    for (int64_t& size : shape)
+      if (r.chance(15)) size = extreme(r);
+    views[i] = rlk::Tensor(reinterpret_cast<void*>(uintptr_t{64} << 32), std::span(shape), a.dtype);
+    if (r.chance(90) || call.schema().arguments[i].role == RLK_READ) slots[i].tensor = &views[i].dl();
+  }
+  slots.insert(slots.end(), call.attributes.begin(), call.attributes.end());
+  (void)rlk::resolve_slots(call.schema().name, slots.data(), {});
+  for (uint32_t i = 0; i < call.schema().num_arguments; ++i)
+    if (call.schema().arguments[i].role == RLK_WRITE)
+      (void)rlk::infer_slots(call.schema().name, slots.data(), call.schema().arguments[i].name);
+}
+
+}  // namespace
+
+TEST_CASE("differential: random calls, valid and broken, do what the reference does or are refused") {
+  watch();
+  const auto seed = static_cast<uint64_t>(number_from("FUZZ_SEED", 20261122));
+  const int64_t first = number_from("FUZZ_FIRST", 0), cases = number_from("FUZZ_CASES", kCases);
+  std::vector<const Op*> ops;
+  for (const Op& op : rlk::registry::ops()) {
+    if (known(op))
+      ops.push_back(&op);
+    else
+      MESSAGE(op.schema->name << " has no generator in calls.cpp: not covered");
+  }
+  REQUIRE(ops.size() >= 15);
+  std::map<std::string_view, int64_t> accepted, refused;
+  int failures = 0;
+  for (int64_t i = first; i < first + cases && failures < 20; ++i) {
+    Random r(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i));
+    const Op& op = *ops[static_cast<std::size_t>(i) % ops.size()];
+    const std::string again = fmt::format("FUZZ_SEED={} FUZZ_FIRST={} FUZZ_CASES=1", seed, i);
+    std::snprintf(last_words, sizeof last_words, "\n%s: died before its call was made\n", again.c_str());
+    alarm(kHang);
+    Case c = make(op, r);
+    std::snprintf(last_words, sizeof last_words, "\n%s: died in %s\n", again.c_str(), c.call.text().c_str());
+    const std::string wrong = check_case(c, static_cast<int32_t>(r.between(1, 3)));
+    ask_about_imaginary(c.call, r);
+    if (!wrong.empty()) {
+      ++failures;
+      FAIL_CHECK(again << ": " << wrong << "\n  " << c.call.text());
+    }
+    const bool ran = static_cast<bool>(rlk::resolve_slots(op.schema->name, c.slots.data(), {}));
+    ++(ran ? accepted : refused)[op.schema->name];
+  }
+  alarm(0);
+  std::snprintf(last_words, sizeof last_words, "\ndied after the last case\n");
+  // A generator that makes nothing that is served, or nothing that is refused, tests nothing.
+  if (cases >= kCases)
+    for (const Op* op : ops) {
+      INFO(op->schema->name);
+      CHECK(accepted[op->schema->name] * 3 >= cases / static_cast<int64_t>(ops.size()));
+      CHECK(refused[op->schema->name] * 10 >= cases / static_cast<int64_t>(ops.size()));
+    }
+}

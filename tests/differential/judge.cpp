@@ -1,0 +1,73 @@
+#include "judge.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "registry/reference.hpp"
+
+namespace differential {
+namespace {
+
+using rlk::registry::Bound;
+
+// Spacing of the dtype at x.
+double ulp(DType t, double x) {
+  const int digits = t == DType::bf16 ? 8 : t == DType::f16 ? 11 : 24, lowest = t == DType::f16 ? -14 : -126;
+  const int exponent = x == 0 ? lowest : std::max(lowest, std::ilogb(x));
+  return std::ldexp(1.0, exponent - digits + 1);
+}
+
+double largest(DType t) { return t == DType::f16 ? 65504.0 : t == DType::bf16 ? 0x1.fep127 : 0x1.fffffep127; }
+
+// What one element may be off.
+double allowance(const Bound& bound, DType t, double truth, double peak) {
+  switch (bound.metric) {
+    case Bound::bits:
+      return 0.5 * ulp(t, truth);
+    case Bound::elementwise:
+      return bound.ulps * ulp(t, truth) + bound.value * peak;
+    default:
+      return std::max(bound.value * peak, 0.5 * ulp(t, truth));
+  }
+}
+
+std::string judge_rms(const Array& got, const Array& truth, const std::vector<double>& scale, double bound) {
+  double error = 0, size = 0;
+  for (int64_t i = 0; i < got.count(); ++i) {
+    const double d = got[i] - truth[i], s = scale[static_cast<std::size_t>(i)];
+    error += d * d, size += s * s;
+  }
+  // What is nearly zero beside its terms is measured by the last place of its type.
+  const double grain = 0.5 * ulp(got.dtype, 0) * std::sqrt(static_cast<double>(got.count()));
+  if (std::sqrt(error) <= std::max(bound * std::sqrt(size), grain)) return {};
+  return fmt::format("RMS error {:.3g} of {:.3g}, the bound is {:.3g} of it", std::sqrt(error),
+                     std::sqrt(size), bound);
+}
+
+}  // namespace
+
+std::string judge(const Array& got, const Array& truth, const std::vector<double>& scale,
+                  const Bound& bound) {
+  if (bound.metric == Bound::rms) return judge_rms(got, truth, scale, bound.value);
+  const int64_t n = got.count(), width = got.shape.empty() ? 1 : got.shape.back();
+  for (int64_t row = 0; row < n; row += width) {
+    const auto from = scale.begin() + row;
+    const double peak = *std::max_element(from, from + width);
+    for (int64_t i = row; i < row + width; ++i) {
+      const double x = got[i], y = truth[i];
+      if (std::isnan(y)   ? std::isnan(x)
+          : std::isinf(y) ? x == y
+                          : std::fabs(x - y) <= allowance(bound, got.dtype, y, peak))
+        continue;
+      const double edge = largest(got.dtype);
+      if (std::isinf(x) && x * y > 0 && std::fabs(y) + allowance(bound, got.dtype, y, peak) >= edge) continue;
+      return fmt::format("element {} is {:.9g}, truth is {:.9g}, {:.3g} off, {:.3g} allowed", i, x, y,
+                         std::fabs(x - y), allowance(bound, got.dtype, y, peak));
+    }
+  }
+  return {};
+}
+
+}  // namespace differential
