@@ -11,12 +11,27 @@ namespace rlk::registry {
 #include "registry/ops.def"
 #undef RLK_OP
 
+#define RLK_RULE(name) bool name##_rule(const RuleQuery& query);
+#include "registry/rules.def"
+#undef RLK_RULE
+
 namespace {
+
+using Rule = bool (*)(const RuleQuery&);
+constexpr Rule rule_of(std::string_view op) {
+#define RLK_RULE(name) \
+  if (op == #name) return name##_rule;
+#include "registry/rules.def"
+#undef RLK_RULE
+  return nullptr;
+}
+
 const Op kOps[] = {
-#define RLK_OP(name) {&name##_schema, name##_reference, name##_cases, name##_bound},
+#define RLK_OP(name) {&name##_schema, name##_reference, name##_cases, name##_bound, rule_of(#name)},
 #include "registry/ops.def"
 #undef RLK_OP
 };
+
 }  // namespace
 
 std::span<const Op> ops() { return kOps; }

@@ -1,6 +1,7 @@
 // Calls of the KDA ops worth trying: every tail length, width and grouping, packed sequences with an empty
 // one, every gate, both layouts, and data that breaks careless inverses and careless exponentials.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,14 +20,20 @@ constexpr Shape kShapes[] = {{2, 1, 2, 2, 32, 32},     {1, 63, 1, 1, 60, 64},  {
                              {2, 65, 1, 2, 64, 64},    {1, 100, 1, 4, 32, 48}, {1, 130, 2, 2, 100, 100},
                              {1, 130, 1, 1, 128, 128}, {1, 65, 1, 1, 256, 256}};
 
-enum Gating { kGiven, kSlow, kMasked, kSoftplus, kBounded, kBoundedNoRate };
-constexpr const char* kGatingNames[] = {"given", "slow", "masked", "softplus", "bounded", "bounded-no-rate"};
+enum Gating { kGiven, kSlow, kMasked, kZero, kSoftplus, kBounded, kBoundedNoRate };
+constexpr const char* kGatingNames[] = {"given",    "slow",    "masked",         "zero",
+                                        "softplus", "bounded", "bounded-no-rate"};
 
 struct Options {
   Gating gating = kGiven;
   bool v_first = false, norm = false, sigmoid = false, negative = false, states = true, collinear = false;
   int64_t chunk = 64;
   std::vector<double> bounds{};  // cu_seqlens
+  bool brief = false;
+  std::vector<double> strengths{};  // beta, over and over
+  double scale = 0, loud = 1;       // the attribute; how large values are
+  bool same_keys = false, safe = false;
+  double lower_bound = -5;
 };
 
 // -1000 in every tenth place, mild decays elsewhere.
@@ -52,11 +59,19 @@ Case make(const Shape& s, DType t, const Options& o) {
       "b={} t={} h={} hv={} k={} v={} {} gate={}{}{}{}{}{}{}", s.batch, s.tokens, s.heads, s.value_heads, s.k,
       s.v, name_of(t), kGatingNames[o.gating], o.v_first ? " v-first" : "", o.norm ? " norm" : "",
       o.sigmoid ? (o.negative ? " sigmoid2" : " sigmoid") : "", o.collinear ? " collinear" : "",
-      o.bounds.empty() ? "" : " packed", o.chunk == 64 ? "" : " chunk=32");
+      o.bounds.empty() ? "" : fmt::format(" packed {}", sequences), o.chunk == 64 ? "" : " chunk=32");
+  if (!o.strengths.empty()) c.name += fmt::format(" beta={}", fmt::join(o.strengths, ","));
+  if (o.scale != 0) c.name += fmt::format(" scale={}", o.scale);
+  if (o.loud != 1) c.name += fmt::format(" values {}", o.loud);
+  if (o.same_keys) c.name += " equal keys";
+  if (o.safe) c.name += " safe";
+  if (o.lower_bound != -5) c.name += fmt::format(" bound={}", o.lower_bound);
   const double unit = 1 / std::sqrt(double(s.k));
   const std::vector<int64_t> keys{s.batch, s.tokens, s.heads, s.k},
       gates{s.batch, s.tokens, s.value_heads, s.k};
   Fill k_fill{Fill::normal, 0, unit}, g_fill{Fill::log_decay, 0, 1};
+  if (o.same_keys) k_fill = {Fill::same_rows, 0, unit};
+  if (o.gating == kZero) g_fill = {Fill::constant, 0};
   if (o.collinear) k_fill = collinear_keys(s.batch * s.tokens * s.heads, s.k);
   if (o.gating == kSlow) g_fill = {Fill::log_decay, 0, 0.005};
   if (o.gating == kMasked) g_fill = masked_gates(s.batch * s.tokens * s.value_heads * s.k);
@@ -64,7 +79,7 @@ Case make(const Shape& s, DType t, const Options& o) {
   if (raw) g_fill = {};
   c.inputs = {{"q", keys, t, o.norm ? Fill{} : Fill{Fill::normal, 0, unit}},
               {"k", keys, t, o.norm ? Fill{} : k_fill},
-              {"v", {s.batch, s.tokens, s.value_heads, s.v}, t, {}},
+              {"v", {s.batch, s.tokens, s.value_heads, s.v}, t, {Fill::normal, 0, o.loud}},
               {"g", gates, raw ? t : DType::f32, g_fill},
               {"beta",
                {s.batch, s.tokens, s.value_heads},
@@ -77,7 +92,12 @@ Case make(const Shape& s, DType t, const Options& o) {
   if (raw) c.inputs.push_back({"dt_bias", {s.value_heads, s.k}, DType::f32, {Fill::normal, 0, 0.5}});
   if (!o.bounds.empty())
     c.inputs.push_back({"cu_seqlens", {sequences + 1}, DType::i64, {Fill::values, 0, 1, o.bounds}});
-  c.attributes = {{"state_v_first", int64_t{o.v_first}},
+  if (!o.strengths.empty()) c.inputs[4].fill = {Fill::values, 0, 0, o.strengths};
+  c.brief = o.brief;
+  c.attributes = {{"scale", o.scale},
+                  {"safe_gate", int64_t{o.safe}},
+                  {"lower_bound", o.lower_bound},
+                  {"state_v_first", int64_t{o.v_first}},
                   {"qk_l2norm", int64_t{o.norm}},
                   {"beta_sigmoid", int64_t{o.sigmoid}},
                   {"allow_neg_eigval", int64_t{o.negative}},
@@ -108,6 +128,37 @@ void every_case(Emit emit) {
   };
   for (DType t : {DType::f32, DType::bf16})
     for (const Options& o : variants) emit(make(small, t, o), small, t, o);
+  // Once each: what is served, and values that a shortcut may take for something else.
+  const std::pair<Shape, Options> brief[] = {
+      {{1, 300, 1, 1, 128, 128}, {}},
+      {{1, 65, 2, 4, 128, 128}, {}},
+      {{1, 1025, 1, 1, 16, 16}, {}},
+      {{1, 300, 1, 8, 16, 16}, {}},
+      {{1, 40, 12, 12, 16, 16}, {}},
+      {{1, 40, 2, 18, 16, 16}, {.norm = true}},
+      {{1, 33, 1, 2, 32, 32}, {}},
+      {{1, 97, 2, 2, 32, 16}, {.chunk = 32}},
+      {{20, 5, 1, 1, 16, 16}, {}},
+      {{1, 70, 1, 2, 16, 16}, {.gating = kZero}},
+      {{1, 70, 1, 2, 16, 16}, {.strengths = {0}}},
+      {{1, 70, 1, 2, 16, 16}, {.strengths = {1}}},
+      {{1, 70, 1, 2, 16, 16}, {.strengths = {1, 0, 0.5, 0, 1, 1e-6, 0.999}}},
+      {{1, 70, 1, 2, 16, 16}, {.scale = 0.3}},
+      {{1, 70, 1, 2, 16, 16}, {.loud = 300}},
+      {{1, 70, 1, 2, 16, 16}, {.loud = 1e-3}},
+      {{1, 70, 1, 2, 16, 16}, {.gating = kSlow, .same_keys = true}},
+      {{1, 70, 1, 2, 16, 16}, {.gating = kSlow, .safe = true}},
+      {{1, 70, 1, 2, 16, 16}, {.gating = kBounded, .lower_bound = -1.5}},
+      {{1, 70, 2, 2, 16, 16}, {.sigmoid = true}},
+      {{1, 150, 1, 1, 16, 16},
+       {.bounds = {0, 7, 14, 21, 28, 35, 42, 49, 56, 63, 70, 77, 84, 91, 98, 105, 112, 119, 126, 133, 150}}},
+      {{1, 130, 2, 2, 32, 32}, {.v_first = true, .bounds = {0, 0, 1, 65, 130, 130}}},
+  };
+  for (DType t : {DType::f32, DType::bf16})
+    for (auto [s, o] : brief) {
+      o.brief = true;
+      emit(make(s, t, o), s, t, o);
+    }
   const Options sequences{.bounds = {0, 15, 79, 79, 80, 144, 223}};
   for (DType t : {DType::f32, DType::bf16}) emit(make(packed, t, sequences), packed, t, sequences);
 }
@@ -115,6 +166,15 @@ void every_case(Emit emit) {
 }  // namespace
 
 void kda_fwd_cases(const CaseSink& sink) {
+  for (int i = 0; i < 3; ++i) {
+    const int64_t heads = sink.draw(1, 3), k = 4 * sink.draw(1, 20);
+    const Shape s{sink.draw(1, 3),     sink.draw(1, 200), heads, heads * sink.draw(1, 4), k,
+                  4 * sink.draw(1, 20)};
+    Case c = make(s, DType::f32, {.brief = true});
+    c.name += " drawn";
+    c.results = {{"out", DType::f32}, {"final_state", DType::f32}};
+    sink(std::move(c));
+  }
   every_case([&](Case c, const Shape&, DType t, const Options&) {
     c.results = {{"out", t}, {"final_state", DType::f32}};
     sink(std::move(c));
@@ -146,7 +206,8 @@ void kda_decode_cases(const CaseSink& sink) {
   };
   for (DType t : kDTypes)
     for (const Size& s :
-         {Size{1, 1, 1, 128, 128}, Size{3, 2, 4, 64, 60}, Size{2, 2, 2, 100, 256}, Size{7, 1, 1, 16, 16}})
+         {Size{1, 1, 1, 128, 128}, Size{3, 2, 4, 64, 60}, Size{2, 2, 2, 100, 256}, Size{7, 1, 1, 16, 16},
+          Size{2, 1, 8, 16, 16}, Size{1, 12, 12, 16, 16}, Size{40, 1, 2, 8, 12}})
       for (int64_t v_first : {0, 1}) {
         Case c;
         c.name = fmt::format("b={} h={} hv={} k={} v={} {}{}", s.batch, s.heads, s.value_heads, s.k, s.v,
@@ -163,16 +224,27 @@ void kda_decode_cases(const CaseSink& sink) {
                      {Fill::normal, 0, 0.5}}};
         c.results = {{"out", t}, {"state_out", DType::f32}};
         c.attributes = {{"state_v_first", v_first}};
+        c.brief = s.value_heads >= 8 || s.batch >= 40;
+        if (s.batch == 7)
+          c.attributes.insert(c.attributes.end(),
+                              {{"qk_l2norm", int64_t{1}}, {"beta_sigmoid", int64_t{1}}, {"scale", 0.4}});
+        if (s.batch == 40) c.inputs[4].fill = {Fill::values, 0, 0, {1, 0, 0.5}};
         c.most_rows = s.value_heads * s.k * s.v > 4096 ? 257 : 4096;
         sink(std::move(c));
       }
 }
 
 namespace {
-Case gate_case(DType t, const char* gate, int64_t rows, int64_t heads, int64_t width) {
+constexpr struct {
+  int64_t rows, heads, width;
+  double loud;  // how large gates are
+  bool brief;
+} kGates[] = {{65, 3, 60, 3, false}, {300, 12, 8, 3, true}, {5, 1, 128, 40, true}, {5, 40, 4, 1e-3, true}};
+
+Case gate_case(DType t, const char* gate, int64_t rows, int64_t heads, int64_t width, double loud = 3) {
   Case c;
   c.name = fmt::format("rows={} hv={} k={} {} {}", rows, heads, width, gate, name_of(t));
-  c.inputs = {{"g", {rows, heads, width}, t, {Fill::normal, 0, 3}},
+  c.inputs = {{"g", {rows, heads, width}, t, {Fill::normal, 0, loud}},
               {"a_log", {heads}, DType::f32, {Fill::uniform, 0, 2}},
               {"dt_bias", {heads, width}, DType::f32, {}}};
   c.attributes = {{"gate", std::string(gate)}};
@@ -182,21 +254,25 @@ Case gate_case(DType t, const char* gate, int64_t rows, int64_t heads, int64_t w
 
 void kda_gate_cases(const CaseSink& sink) {
   for (DType t : kDTypes)
-    for (const char* gate : {"softplus", "bounded"}) {
-      Case c = gate_case(t, gate, 65, 3, 60);
-      c.results = {{"out", DType::f32}};
-      sink(std::move(c));
-    }
+    for (const char* gate : {"softplus", "bounded"})
+      for (const auto& s : kGates) {
+        Case c = gate_case(t, gate, s.rows, s.heads, s.width, s.loud);
+        c.results = {{"out", DType::f32}};
+        c.brief = s.brief;
+        sink(std::move(c));
+      }
 }
 
 void kda_gate_bwd_cases(const CaseSink& sink) {
   for (DType t : kDTypes)
-    for (const char* gate : {"softplus", "bounded"}) {
-      Case c = gate_case(t, gate, 65, 3, 60);
-      c.inputs.push_back({"d_out", {65, 3, 60}, DType::f32, {}});
-      c.results = {{"d_g", t}, {"d_a_log", DType::f32}, {"d_dt_bias", DType::f32}};
-      sink(std::move(c));
-    }
+    for (const char* gate : {"softplus", "bounded"})
+      for (const auto& s : kGates) {
+        Case c = gate_case(t, gate, s.rows, s.heads, s.width, s.loud);
+        c.inputs.push_back({"d_out", {s.rows, s.heads, s.width}, DType::f32, {}});
+        c.results = {{"d_g", t}, {"d_a_log", DType::f32}, {"d_dt_bias", DType::f32}};
+        c.brief = s.brief;
+        sink(std::move(c));
+      }
 }
 
 namespace {

@@ -6,6 +6,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+#include <limits>
+
 #include "registry/op.hpp"
 
 namespace rlk::registry {
@@ -42,6 +45,16 @@ int head_axis(const Config& c) {
       return layout == "thd" ? 1 : layout == "bhsd" ? 1 : 2;
     }
   return 1;
+}
+
+// Along which axis of x rows are independent: tokens whose rows are counted from the first are not.
+int32_t batch_axis(const Config& c) {
+  for (const auto& [name, value] : c.attributes)
+    if (name == "layout") {
+      if (std::get<std::string>(value) == "sbhd") return 1;
+      if (std::get<std::string>(value) == "thd" && c.extra.empty()) return -1;
+    }
+  return -3;
 }
 
 const std::vector<Config>& configs() {
@@ -106,8 +119,94 @@ const std::vector<Config>& configs() {
        16,
        {{"layout", "bshd"}, {"cp_rank", int64_t{1}}, {"cp_size", int64_t{4}}}},
       {"one token, many sequences", {9, 4, 1, 64}, 1, 1, 32},
+      {"sbhd", {6, 2, 3, 32}, 1, 6, 16, {{"layout", "sbhd"}}},
+      {"sbhd adjacent", {5, 3, 2, 32}, 1, 5, 16, {{"layout", "sbhd"}, {"pairing", "adjacent"}}},
+      {"thd adjacent", {7, 3, 32}, 2, 7, 16, {{"layout", "thd"}, {"pairing", "adjacent"}}, {}},
+      {"bhsd adjacent", {2, 3, 5, 32}, 3, 5, 16, {{"pairing", "adjacent"}}},
+      {"transposed adjacent", {2, 3, 5, 32}, 1, 5, 16, {{"pairing", "adjacent"}, {"transpose", int64_t{1}}}},
+      {"transposed full width", {2, 3, 5, 32}, 1, 5, 32, {{"table", "full"}, {"transpose", int64_t{1}}}},
+      {"half by name", {2, 3, 5, 32}, 0, 5, 16, {{"table", "half"}}},
+      {"partial adjacent",
+       {2, 4, 3, 64},
+       1,
+       9,
+       8,
+       {{"layout", "bshd"}, {"pairing", "adjacent"}, {"rotary_dim", int64_t{16}}}},
+      {"partial adjacent at an offset",
+       {2, 4, 3, 64},
+       1,
+       9,
+       8,
+       {{"layout", "bshd"},
+        {"pairing", "adjacent"},
+        {"rotary_dim", int64_t{16}},
+        {"rotary_offset", int64_t{48}}}},
+      {"context parallel, last rank",
+       {2, 6, 2, 32},
+       1,
+       24,
+       16,
+       {{"layout", "bshd"}, {"cp_rank", int64_t{3}}, {"cp_size", int64_t{4}}}},
+      {"one head, one pair", {4, 1, 3, 2}, 1, 3, 1},
   };
   return all;
+}
+
+// Brief: what is served, and places of a table that a shortcut may confuse.
+std::vector<Config> served() {
+  const auto rows = [](std::vector<double> list) {
+    const auto n = static_cast<int64_t>(list.size());
+    return CaseTensor{"positions", {n}, DType::i64, {Fill::values, 0, 0, std::move(list)}, {}, -1};
+  };
+  return {
+      {"40 heads", {1, 40, 2, 32}, 36, 4, 16},
+      {"129 heads", {1, 2, 129, 16}, 33, 4, 8, {{"layout", "bshd"}}},
+      {"D 128", {1, 4, 5, 128}, 2, 8, 64},
+      {"D 128 adjacent", {1, 5, 4, 128}, 2, 8, 64, {{"layout", "bshd"}, {"pairing", "adjacent"}}},
+      {"D 256", {1, 3, 5, 256}, 1, 8, 128},
+      {"D 512", {1, 2, 3, 512}, 0, 8, 256},
+      {"300 tokens", {1, 2, 300, 16}, 1, 300, 8},
+      {"1025 tokens bshd", {1, 1025, 2, 16}, 1, 1025, 8, {{"layout", "bshd"}}},
+      {"20 sequences", {20, 2, 3, 16}, 1, 3, 8},
+      {"far rows",
+       {7, 2, 8},
+       1,
+       70000,
+       4,
+       {{"layout", "thd"}},
+       {rows({0, 1, 65535, 65536, 69999, 131, 32768})}},
+      {"rows down and again", {6, 2, 16}, 1, 9, 8, {{"layout", "thd"}}, {rows({5, 4, 4, 3, 0, 5})}},
+      {"more rows than tokens", {2, 3, 5, 32}, 1, 500, 16},
+  };
+}
+
+// Rows of one kind each beside zeros, so that a pair's sum has one term: flushing, saturating and skipped
+// zeros show.
+Case special_values(DType t) {
+  const double tiny = t == DType::f16    ? 0x1p-24
+                      : t == DType::bf16 ? 0x1p-133
+                                         : 0x1p-149,
+               least = t == DType::f16 ? 0x1p-14 : 0x1p-126,
+               most = t == DType::f16    ? 65504
+                      : t == DType::bf16 ? 0x1.fep127
+                                         : 0x1.fffffep127,
+               inf = std::numeric_limits<double>::infinity();
+  const double kinds[] = {tiny, -3 * tiny, least - tiny, least, -0.0, t == DType::f16 ? 0x1p14 : 0x1p100,
+                          most, -most};
+  Fill fill{Fill::values};
+  for (double x : kinds)
+    for (int i = 0; i < 32; ++i) fill.list.push_back(i < 16 ? x : 0);
+  for (double x : {inf, -inf, std::nan("")})
+    for (int i = 0; i < 32; ++i) fill.list.push_back(i == 3 ? x : i == 20 ? 0.0 : 1.0);
+  const auto n = static_cast<int64_t>(fill.list.size()) / 32;
+  Case c;
+  c.name = fmt::format("special values {}", name_of(t));
+  c.inputs = {{"x", {1, 1, n, 32}, t, fill, {}, -1},
+              {"cos", {n, 16}, DType::f32, kTable},
+              {"sin", {n, 16}, DType::f32, kTable}};
+  c.results = {{"out", t}};
+  c.brief = true;
+  return c;
 }
 
 Case base_case(const Config& c, DType type) {
@@ -125,17 +224,30 @@ void add_tables(Case& out, const Config& c, DType type) {
 
 void rope_like(const CaseSink& sink, const char* x, const char* k, const char* out, const char* k_out,
                bool in_place) {
+  std::vector<Config> all = configs();
+  const std::size_t varied = all.size();
+  for (Config& c : served()) all.push_back(std::move(c));
+  for (int i = 0; i < 4; ++i) {
+    const int64_t tokens = sink.draw(1, 40), width = sink.draw(1, 80);
+    all.push_back({"drawn",
+                   {sink.draw(1, 5), sink.draw(1, 33), tokens, 2 * width},
+                   sink.draw(1, 12),
+                   tokens + sink.draw(0, 90),
+                   width});
+  }
   for (DType type : kDTypes)
-    for (const Config& c : configs()) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Config& c = all[i];
       Case made = base_case(c, type);
+      made.brief = i >= varied;
       if (in_place && made.name.find("adjacent to half") != std::string::npos) continue;
-      made.inputs.push_back({x, c.shape, type});
+      made.inputs.push_back({x, c.shape, type, {}, {}, batch_axis(c)});
       add_tables(made, c, type);
       if (!in_place) made.results.push_back({out, type});
       if (c.heads_of_k) {
         auto shape = c.shape;
         shape[static_cast<std::size_t>(head_axis(c))] = c.heads_of_k;
-        made.inputs.push_back({k, shape, type});
+        made.inputs.push_back({k, shape, type, {}, {}, batch_axis(c)});
         if (!in_place) made.results.push_back({k_out, type});
       }
       for (const CaseTensor& t : c.extra) made.inputs.push_back(t);
@@ -187,6 +299,19 @@ void mla_kv_like(const CaseSink& sink, bool backward) {
 
 void rope_cases(const CaseSink& sink) {
   rope_like(sink, "x", "k", "out", "k_out", false);
+  for (DType type : kDTypes) {
+    sink(special_values(type));
+    Case made;
+    made.name = fmt::format("one table for both, k is x {}", name_of(type));
+    made.inputs = {{"x", {2, 3, 5, 32}, type},
+                   {"k", {2, 3, 5, 32}, type},
+                   {"cos", {5, 16}, DType::f32, kTable},
+                   {"sin", {5, 16}, DType::f32, kTable}};
+    made.results = {{"out", type}, {"k_out", type}};
+    made.shared = {{"x", "k"}, {"cos", "sin"}};
+    made.brief = true;
+    sink(std::move(made));
+  }
   // Packed sequences, an empty one among them: rows depend on their place, so there is no axis to cut.
   for (DType type : kDTypes) {
     Case made;
@@ -237,6 +362,21 @@ void rope_tables_cases(const CaseSink& sink) {
   add("yarn", 128, "full",
       {{"factor", 4.0}, {"original_max", int64_t{32768}}, {"base", 1e6}, {"truncate", int64_t{0}}});
   add("llama3", 128, "half", {{"factor", 8.0}, {"original_max", int64_t{8192}}, {"base", 500000.0}});
+  add("none", 64, "half", {{"attention_factor", 0.7}, {"base", 100.0}});
+  add("yarn", 64, "full_adjacent",
+      {{"factor", 16.0},
+       {"original_max", int64_t{2048}},
+       {"beta_fast", 20.0},
+       {"beta_slow", 2.0},
+       {"mscale", 0.7},
+       {"mscale_all_dim", 1.3}});
+  add("llama3", 64, "full",
+      {{"factor", 32.0},
+       {"original_max", int64_t{4096}},
+       {"low_freq_factor", 2.0},
+       {"high_freq_factor", 9.0}});
+  add("dynamic", 64, "full", {{"factor", 3.0}, {"original_max", int64_t{4096}}, {"seq_len", int64_t{100}}});
+  add("linear", 256, "half", {{"factor", 0.5}}, {integers("positions", {131071, 5, 5, 4, 0}, DType::i32, 0)});
   add("longrope", 8, "half", {{"factor", 32.0}, {"original_max", int64_t{4096}}},
       {{"factors", {4}, DType::f64, {Fill::uniform, 1, 12}, {}, -1}});
 }

@@ -124,6 +124,7 @@ struct Reading {
 };
 
 int32_t rope_like(const rlk_slot* s, Form form, const rlk_host* host) {
+  if (s[kK].tensor && !s[kKOut].tensor) return report("k is given, its result is missing", host);
   const Reading<kRopeArguments + static_cast<std::size_t>(kRopeAttributes)> r(s, {kOut, kKOut});
   Geometry g;
   if (const auto error = read_rope(r.slots, form, g); !error.empty()) return report(error, host);

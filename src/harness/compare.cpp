@@ -61,7 +61,7 @@ std::optional<Difference> first_difference(const Array& expected, const Array& g
 }
 
 Distance::Distance(std::string result, DType dtype, const Bound& bound) {
-  constexpr const char* kMetrics[] = {"peak", "elementwise", "rms", "bits"};
+  constexpr const char* kMetrics[] = {"peak", "elementwise", "rms", "bits", "none"};
   a_.result = std::move(result);
   a_.dtype = name_of(dtype);
   a_.metric = kMetrics[bound.metric];
@@ -71,6 +71,7 @@ Distance::Distance(std::string result, DType dtype, const Bound& bound) {
 std::string Distance::add(const Array& got, const Array& truth, const Bound& bound, int64_t reduction,
                           Difference& where, const Array* scale) {
   const DType t = got.dtype;
+  if (bound.metric == Bound::none) return {};
   if (!floating(t)) {
     for (int64_t i = 0; i < got.numel(); ++i)
       if (registry::load(t, got.bytes.data(), i) != registry::load(truth.dtype, truth.bytes.data(), i)) {
@@ -82,6 +83,12 @@ std::string Distance::add(const Array& got, const Array& truth, const Bound& bou
   const int64_t n = got.numel(), width = got.shape.empty() ? 1 : std::max<int64_t>(1, got.shape.back());
   const auto value = [&](int64_t i) { return registry::load(t, got.bytes.data(), i); };
   const auto right = [&](int64_t i) { return registry::load(truth.dtype, truth.bytes.data(), i); };
+  // A row may be this many times as wrong as a whole result, counted from half of the whole's RMS on.
+  const double most_of_row = 8 * bound.value;
+  double least_row = 0;
+  for (int64_t i = 0; bound.metric == Bound::rms && i < n; ++i)
+    if (const double y = right(i); std::isfinite(y))
+      least_row += 0.25 * y * y / static_cast<double>(n) * static_cast<double>(width);
   std::string problem;
   double worst_here = 0, squares = 0, truth_squares = 0;
   int64_t rounded_wrong = 0, counted = 0;
@@ -95,7 +102,7 @@ std::string Distance::add(const Array& got, const Array& truth, const Bound& bou
     problem = std::move(text);
   };
   for (int64_t row = 0; row < n; row += width) {
-    double peak = 0;
+    double peak = 0, row_squares = 0, row_truth = 0;
     for (int64_t i = row; i < row + width; ++i)
       if (const double y = scale ? registry::load(scale->dtype, scale->bytes.data(), i) : right(i);
           std::isfinite(y))
@@ -114,6 +121,8 @@ std::string Distance::add(const Array& got, const Array& truth, const Bound& bou
           report(i, fmt::format("got {:g}, truth is {:g}", x, y));
         continue;
       }
+      // A subnormal factor that counts as zero takes its product with it.
+      if (bound.flushes && x == 0 && std::fabs(y) < 0x1p-110) continue;
       const int64_t ulps = std::abs(place(t, x) - place(t, y));
       ++a_.elements;
       exact_ += ulps == 0;
@@ -148,6 +157,10 @@ std::string Distance::add(const Array& got, const Array& truth, const Bound& bou
           metric = static_cast<double>(ulps);
           break;
         case Bound::rms:
+          row_squares += error * error;
+          row_truth += y * y;
+          break;
+        case Bound::none:
           break;
       }
       if (!good)
@@ -157,6 +170,13 @@ std::string Distance::add(const Array& got, const Array& truth, const Bound& bou
       if (samples_.size() < 200000 || (static_cast<uint64_t>(i) * 2654435761u & 15u) == 0)
         samples_.push_back(metric);
     }
+    // Over a whole result a wrong row or element would drown.
+    if (bound.metric == Bound::rms &&
+        !(row_squares <= most_of_row * most_of_row * std::max(row_truth, least_row)))
+      report(row,
+             fmt::format("this row's RMS error is {:.3g} of the larger of its truth and half of the whole's, "
+                         "the bound for a row is {:.3g}",
+                         std::sqrt(row_squares / std::max(row_truth, least_row)), most_of_row));
   }
   if (bound.metric == Bound::rms) {
     const double ratio = truth_squares > 0 ? std::sqrt(squares / truth_squares) : squares > 0 ? INFINITY : 0;

@@ -3,91 +3,135 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 
 #include "rlk/resolve.hpp"
 #include "src/failure.hpp"
+#include "src/harness/rule.hpp"
 #include "src/host.hpp"
 #include "src/machine.hpp"
 #include "src/resolve.hpp"
 
+#if defined(__x86_64__)
+#  include <xmmintrin.h>
+#endif
+
 namespace rlk::harness {
 namespace {
 
-constexpr std::size_t kGuard = 256;
-constexpr std::byte kGuardByte{0xa5}, kNan{0xff};
+// SplitMix64: what a drawn manner is made of.
+struct Draw {
+  uint64_t state;
+  int64_t below(int64_t n) {
+    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<int64_t>((z ^ (z >> 31)) % static_cast<uint64_t>(n));
+  }
+};
+Draw draw_for(const Manner& m, std::size_t argument) {
+  return {hash_bytes(&argument, sizeof argument, m.draw)};
+}
 
-// One array of a run: host memory with guards, a device copy where there is a device, and the tensor over it.
+int64_t reach_of(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  int64_t elements = 1, reach = 1;
+  for (int64_t d : shape) elements *= d;
+  if (strides.empty() || elements == 0) return elements;
+  for (std::size_t i = 0; i < shape.size(); ++i) reach += (shape[i] - 1) * strides[i];
+  return reach;
+}
+
+// One array of a run: watched host memory, a device copy where there is a device, and the tensor over it.
 class Slab {
  public:
-  Slab(const Subject& subject, const Manner& manner, const std::vector<int64_t>& shape, DType dtype,
-       std::vector<int64_t> strides, bool host)
-      : subject_(subject), device_(!host && subject.services), size_(size_of(dtype)) {
-    offset_ = static_cast<std::size_t>((manner.offset + size_ - 1) / size_ * size_);
-    int64_t elements = 1, reach = 1;
-    for (int64_t d : shape) elements *= d;
-    if (strides.empty()) {
-      reach = elements;
-    } else {
-      for (std::size_t i = 0; i < shape.size(); ++i) reach += (shape[i] - 1) * strides[i];
-      if (elements == 0) reach = 0;
-    }
-    bytes_ = static_cast<std::size_t>(std::max<int64_t>(reach, 0) * size_);
-    host_.assign(bytes_ + 2 * kGuard + offset_ + 256, kGuardByte);
-    // 256-byte aligned body, then the offset: alignments are what the manner says, not luck.
-    lead_ = kGuard + (256 - (reinterpret_cast<uintptr_t>(host_.data()) + kGuard) % 256) % 256 + offset_;
-    char* data = reinterpret_cast<char*>(host_.data() + lead_);
+  Slab(const Subject& subject, const Manner& manner, std::size_t argument, const std::vector<int64_t>& shape,
+       DType dtype, std::vector<int64_t> strides, bool host)
+      : subject_(subject),
+        device_(!host && subject.services),
+        offset_(offset_of(manner, argument, size_of(dtype))),
+        memory_(static_cast<std::size_t>(reach_of(shape, strides) * size_of(dtype)), offset_,
+                static_cast<std::size_t>(size_of(dtype)),
+                device_ ? WatchedMemory::apart : edge_of(manner, argument)) {
+    if (memory_.failed()) return;
+    char* data = reinterpret_cast<char*>(memory_.body());
     DLDevice where{kDLCPU, 0};
     if (device_) {
       where = {static_cast<DLDeviceType>(subject.device.type), subject.device.id};
       void* memory = nullptr;
-      if (subject.services->allocate(&subject.device, host_.size() + 512, &memory) != RLK_OK) {
-        failed_ = true;
-        return;
-      }
-      memory_ = memory;
+      if (subject.services->allocate(&subject.device, travel() + 512, &memory) != RLK_OK) return;
+      device_memory_ = memory;
       device_base_ = static_cast<char*>(memory) + (256 - reinterpret_cast<uintptr_t>(memory) % 256) % 256;
       data = device_base_ + kGuard + offset_;
     }
     tensor = Tensor(data, std::span(shape), dtype, where, std::span(strides));
+    if (manner.draw) {
+      Draw draw = draw_for(manner, argument + 100);
+      const auto bytes = static_cast<uint64_t>(draw.below(9) * 16 * size_of(dtype));
+      tensor.dl().data = data - bytes;
+      tensor.dl().byte_offset = bytes;
+    }
+    failed_ = false;
   }
   Slab(const Slab&) = delete;
   ~Slab() {
-    if (memory_) subject_.services->release(&subject_.device, memory_);
+    if (device_memory_) subject_.services->release(&subject_.device, device_memory_);
   }
 
   bool failed() const { return failed_; }
-  std::byte* body() { return host_.data() + lead_; }
-  std::size_t body_bytes() const { return bytes_; }
-  void fill(std::byte value) { std::fill_n(body(), bytes_, value); }
-  // Everything from guard to guard travels, so that a write outside is seen.
-  bool to_device() {
-    return !device_ || subject_.services->copy_in(&subject_.device, device_base_, body() - kGuard - offset_,
-                                                  travel()) == RLK_OK;
+  std::byte* body() { return memory_.body(); }
+  std::size_t body_bytes() const { return memory_.bytes(); }
+  void fill(std::byte value) { std::fill_n(body(), body_bytes(), value); }
+  // Everything from guard to guard travels, so that a write outside is seen. On the CPU it is watched from
+  // here to to_host.
+  void to_device(bool read_only) {
+    if (device_)
+      subject_.services->copy_in(&subject_.device, device_base_, body() - kGuard - offset_, travel());
+    else
+      memory_.watch(read_only);
   }
-  bool to_host() {
-    return !device_ || subject_.services->copy_out(&subject_.device, body() - kGuard - offset_, device_base_,
-                                                   travel()) == RLK_OK;
+  void to_host() {
+    if (device_)
+      subject_.services->copy_out(&subject_.device, body() - kGuard - offset_, device_base_, travel());
+    else
+      memory_.rest();
   }
-  bool guards_hold() const {
-    const std::byte* low = host_.data() + lead_ - kGuard - offset_;
-    const auto intact = [](std::byte b) { return b == kGuardByte; };
-    return std::all_of(low, low + kGuard + offset_, intact) &&
-           std::all_of(host_.data() + lead_ + bytes_, host_.data() + lead_ + bytes_ + kGuard, intact);
+  // What happened beside it, in words that follow its name.
+  std::string disturbance() {
+    if (std::string touched = memory_.touched(); !touched.empty()) return touched;
+    const auto intact = [](std::byte b) { return b == WatchedMemory::kFill; };
+    const bool hold =
+        std::all_of(std::max(memory_.low(), body() - kGuard - offset_), body(), intact) &&
+        std::all_of(body() + body_bytes(), std::min(memory_.high(), body() + body_bytes() + kGuard), intact);
+    return hold ? "" : ": bytes beside it were written";
   }
-  uint64_t hash() { return hash_bytes(body(), bytes_); }
+  uint64_t hash() { return hash_bytes(body(), body_bytes()); }
 
   Tensor tensor;
 
  private:
-  std::size_t travel() const { return kGuard + offset_ + bytes_ + kGuard; }
+  static constexpr std::size_t kGuard = WatchedMemory::kGuard;
+  static std::size_t offset_of(const Manner& m, std::size_t argument, int64_t size) {
+    int64_t bytes = m.offset;
+    if (m.draw) {
+      // Half of the draws are what vector code asks about: 16, 32, 48 past a line.
+      Draw draw = draw_for(m, argument);
+      bytes = draw.below(2) ? draw.below(16) * 16 : draw.below(256);
+    }
+    return static_cast<std::size_t>((bytes + size - 1) / size * size);
+  }
+  static WatchedMemory::Edge edge_of(const Manner& m, std::size_t argument) {
+    if (!m.draw) return m.edge;
+    Draw draw = draw_for(m, argument + 200);
+    return static_cast<WatchedMemory::Edge>(draw.below(3));
+  }
+  std::size_t travel() const { return kGuard + offset_ + body_bytes() + kGuard; }
   const Subject& subject_;
-  bool device_, failed_ = false;
-  int64_t size_;
-  std::size_t offset_ = 0, bytes_ = 0, lead_ = 0;
-  std::vector<std::byte> host_;
-  void* memory_ = nullptr;
+  bool device_, failed_ = true;
+  std::size_t offset_;
+  WatchedMemory memory_;
+  void* device_memory_ = nullptr;
   char* device_base_ = nullptr;
 };
 
@@ -102,6 +146,47 @@ std::vector<int64_t> padded_strides(const rlk_argument& a, const std::vector<int
     step = step * shape[i] + (i + 1 == shape.size() ? padding : 0);
   }
   return strides;
+}
+
+// Strides of axes in a drawn order with drawn gaps: seldom one that a single step could walk.
+std::vector<int64_t> drawn_strides(const rlk_argument& a, const std::vector<int64_t>& shape, Draw draw) {
+  std::vector<int64_t> strides(shape.size());
+  if (shape.empty()) return {};
+  const bool gaps = a.flags & RLK_STRIDED;
+  std::vector<std::size_t> order(shape.size() - 1);  // of the leading axes, innermost first
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+  for (std::size_t i = order.size(); gaps && i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<std::size_t>(draw.below(static_cast<int64_t>(i)))]);
+  constexpr int64_t kGaps[] = {0, 1, 3, 8, 16, 61};
+  const auto gap = [&] { return gaps ? kGaps[draw.below(6)] : 0; };
+  strides.back() = 1;
+  int64_t step = std::max<int64_t>(1, shape.back()) + gap();
+  for (std::size_t i : order) {
+    strides[i] = step;
+    step = step * std::max<int64_t>(1, shape[i]) + gap();
+  }
+  return strides;
+}
+
+// The same slices along the first axis, so that stride 0 there reads the same.
+bool repeats(const rlk_argument& a, const Array& x) {
+  if (!(a.flags & RLK_STRIDED) || a.role != RLK_READ || x.shape.size() < 2 || x.shape[0] < 2) return false;
+  const std::size_t slice = x.bytes.size() / static_cast<std::size_t>(x.shape[0]);
+  for (std::size_t i = slice; i < x.bytes.size(); i += slice)
+    if (std::memcmp(x.bytes.data(), x.bytes.data() + i, slice) != 0) return false;
+  return true;
+}
+
+std::vector<int64_t> strides_for(const Problem& p, const rlk_argument& a, std::size_t i,
+                                 const std::vector<int64_t>& shape, const Manner& m) {
+  if (p.inputs[i] && !p.strides[i].empty()) return p.strides[i];
+  if (m.broadcast && p.inputs[i] && repeats(a, *p.inputs[i])) {
+    std::vector<int64_t> strides = drawn_strides(a, shape, draw_for(m, i));
+    strides[0] = 0;
+    return strides;
+  }
+  if (m.draw) return drawn_strides(a, shape, draw_for(m, i + 300));
+  return padded_strides(a, shape, m.row_padding);
 }
 
 // Calls body(offset in elements) for each element in row-major order.
@@ -167,23 +252,39 @@ struct Stage {
       const rlk_argument& a = s.arguments[i];
       const bool input = p.inputs[i].has_value();
       if (!input && p.results[i] == DType::none) continue;
+      if (const int other = p.shared_with(i); other >= 0) {
+        slots[i].tensor = slots[static_cast<std::size_t>(other)].tensor;
+        continue;
+      }
       const std::vector<int64_t>& shape = input ? p.inputs[i]->shape : (*shapes)[i].shape;
       DType dtype = input ? p.inputs[i]->dtype : p.results[i];
       if (!input && in_fp64 && (a.dtypes & RLK_F64)) dtype = DType::f64;
-      strides[i] =
-          input && !p.strides[i].empty() ? p.strides[i] : padded_strides(a, shape, manner.row_padding);
-      slabs[i] = std::make_unique<Slab>(subject, manner, shape, dtype, strides[i], a.flags & RLK_HOST);
+      strides[i] = strides_for(p, a, i, shape, manner);
+      slabs[i] = std::make_unique<Slab>(subject, manner, i, shape, dtype, strides[i], a.flags & RLK_HOST);
       if (slabs[i]->failed()) {
         status = failure(RLK_OUT_OF_MEMORY);
         return;
       }
-      slabs[i]->fill(kNan);
-      if (input) scatter(*p.inputs[i], strides[i], slabs[i]->body());
-      hashes[i] = slabs[i]->hash();
-      slabs[i]->to_device();
       slots[i].tensor = &slabs[i]->tensor.dl();
     }
+    load(p);
+  }
+
+  // Inputs, and NaN where results will be.
+  void load(const Problem& p) {
+    const rlk_op_schema& s = p.schema();
+    for (uint32_t i = 0; i < s.num_arguments; ++i) {
+      if (!slabs[i]) continue;
+      slabs[i]->fill(WatchedMemory::kFill);
+      if (p.inputs[i]) scatter(*p.inputs[i], strides[i], slabs[i]->body());
+      hashes[i] = slabs[i]->hash();
+      slabs[i]->to_device(s.arguments[i].role == RLK_READ);
+    }
     std::copy(p.attributes.begin(), p.attributes.end(), slots.begin() + s.num_arguments);
+  }
+  void unload() {
+    for (auto& slab : slabs)
+      if (slab) slab->to_host();
   }
 
   void collect(const Problem& p, Outcome& out) {
@@ -193,8 +294,8 @@ struct Stage {
       if (!slabs[i]) continue;
       slabs[i]->to_host();
       const char* name = s.arguments[i].name;
-      if (!slabs[i]->guards_hold() && out.broken.empty())
-        out.broken = fmt::format("bytes beside {} were written", name);
+      if (const std::string what = slabs[i]->disturbance(); !what.empty() && out.broken.empty())
+        out.broken = name + what;
       if (s.arguments[i].role == RLK_READ) {
         if (slabs[i]->hash() != hashes[i] && out.broken.empty())
           out.broken = fmt::format("{} is a read argument and was changed", name);
@@ -207,7 +308,7 @@ struct Stage {
       gather(a, strides[i], slabs[i]->body());
       if (!strides[i].empty() && s.arguments[i].role == RLK_WRITE && out.broken.empty()) {
         // What is left of the NaN filling once the elements are put back over it must be all of it.
-        std::vector<std::byte> untouched(slabs[i]->body_bytes(), kNan);
+        std::vector<std::byte> untouched(slabs[i]->body_bytes(), WatchedMemory::kFill);
         scatter(a, strides[i], untouched.data());
         if (std::memcmp(untouched.data(), slabs[i]->body(), untouched.size()) != 0)
           out.broken = fmt::format("bytes between the rows of {} were written", name);
@@ -223,60 +324,130 @@ Outcome failed(const Status& s) {
   return out;
 }
 
+void take_sample(const Problem& p, Outcome& out) {
+  if (!p.sampled) return;
+  for (std::size_t i = 0; i < out.results.size(); ++i)
+    if (Array& a = out.results[i]; a.dtype != DType::none) a = on_grid(a, grid_of(p, i, a.shape));
+}
+
+// The workspace is ours, so that it can be filled with NaN and watched like any other array.
+std::unique_ptr<Slab> workspace_for(const Subject& subject, const Manner& manner, int64_t bytes, Options& o) {
+  if (manner.draw) bytes += draw_for(manner, 400).below(5) * 160;
+  if (bytes <= 0) return nullptr;
+  Manner place;
+  place.edge = manner.edge;
+  place.offset = manner.draw ? draw_for(manner, 401).below(16) * 16 : 0;
+  auto slab = std::make_unique<Slab>(subject, place, 0, std::vector<int64_t>{bytes}, DType::u8,
+                                     std::vector<int64_t>{}, false);
+  if (slab->failed()) return slab;
+  o.workspace = slab->tensor.dl().data;
+  o.workspace_bytes = static_cast<uint64_t>(bytes);
+  return slab;
+}
+
+// The control register of the calling thread while a call runs; what it is afterwards is the callee's doing.
+class CallerMode {
+ public:
+#if defined(__x86_64__)
+  explicit CallerMode(uint32_t bits) : before_(_mm_getcsr()), during_((before_ & ~kFlags) | bits) {
+    _mm_setcsr(during_);
+  }
+  ~CallerMode() { _mm_setcsr(before_); }
+  bool kept() const { return ((_mm_getcsr() ^ during_) & ~kFlags) == 0; }
+
+ private:
+  static constexpr uint32_t kFlags = 0x3f;  // exceptions seen: every sum sets some
+  uint32_t before_, during_;
+#else
+  explicit CallerMode(uint32_t) {}
+  bool kept() const { return true; }
+#endif
+};
+
+// False: a thread of the library's pool computes in another mode than it should.
+bool workers_in_order([[maybe_unused]] int32_t threads) {
+#if defined(__x86_64__)
+  std::atomic<bool> good{true};
+  const auto look = [](void* context, int64_t) {
+    if ((_mm_getcsr() & ~0x3fu) != 0x1f80u) *static_cast<std::atomic<bool>*>(context) = false;
+  };
+  const CallerMode plain(0);
+  host().parallel_for(threads, 4 * std::max(threads, 2), look, &good);
+  return good;
+#else
+  return true;
+#endif
+}
+
+Status run_captured(const Subject& subject, const Stage& stage, const Options& options) {
+  void* graph = nullptr;
+  const rlk_device_services& d = *subject.services;
+  if (d.capture_begin(&subject.device, options.stream) != RLK_OK) return failure(RLK_BACKEND_ERROR);
+  Status status = run_slots(subject.op->name, stage.slots.data(), options);
+  const bool captured = d.capture_end(&subject.device, options.stream, &graph) == RLK_OK;
+  if (status && !captured) status = failure(RLK_BACKEND_ERROR);
+  if (status && d.graph_launch(&subject.device, graph, options.stream) != RLK_OK)
+    status = failure(RLK_BACKEND_ERROR);
+  if (d.synchronize(&subject.device, options.stream) != RLK_OK && status) status = failure(RLK_BACKEND_ERROR);
+  if (graph) d.graph_destroy(&subject.device, graph);
+  return status;
+}
+
+// One call; `broken` says what it left behind.
+Status run_once(const Subject& subject, const Stage& stage, const Options& options, const Manner& manner,
+                std::string& broken) {
+  if (manner.graph) return run_captured(subject, stage, options);
+  Status status;
+  {
+    const CallerMode mode(manner.float_mode);
+    status = run_slots(subject.op->name, stage.slots.data(), options);
+    if (!mode.kept() && broken.empty()) broken = "the caller's floating-point mode was changed";
+  }
+  if (subject.services) {
+    if (subject.services->synchronize(&subject.device, manner.stream) != RLK_OK && status)
+      return failure(RLK_BACKEND_ERROR);
+  } else if ((manner.draw || manner.float_mode) && !workers_in_order(manner.threads) && broken.empty()) {
+    broken = "a worker thread was left in another floating-point mode";
+  }
+  return status;
+}
+
 }  // namespace
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner) {
-  Stage stage(p, subject, manner, false);
+  Stage stage(manner.before ? *manner.before : p, subject, manner, false);
   if (!stage.status) return failed(stage.status);
   Options options;
   options.backend = subject.implementation->id;
   options.threads = manner.threads;
   options.stream = manner.stream;
-  // The workspace is ours, so that it can be filled with NaN and watched like any other array.
+  options.precision = manner.precision;
+  options.needs_backward = manner.needs_backward;
+  options.deterministic = manner.deterministic;
   const Result<uint64_t> asked = workspace_slots(subject.op->name, stage.slots.data(), options);
   if (!asked) return failed(asked.status());
   const auto bytes = static_cast<int64_t>(*asked) * manner.workspace_percent / 100;
-  std::unique_ptr<Slab> workspace;
-  if (bytes > 0) {
-    Manner plain;
-    workspace = std::make_unique<Slab>(subject, plain, std::vector<int64_t>{bytes}, DType::u8,
-                                       std::vector<int64_t>{}, false);
-    if (workspace->failed()) return failed(failure(RLK_OUT_OF_MEMORY));
-    workspace->fill(kNan);
-    workspace->to_device();
-    options.workspace = workspace->tensor.dl().data;
-    options.workspace_bytes = static_cast<uint64_t>(bytes);
-  }
-  Status status;
-  if (manner.graph) {
-    void* graph = nullptr;
-    const rlk_device_services& d = *subject.services;
-    if (d.capture_begin(&subject.device, manner.stream) != RLK_OK) return failed(failure(RLK_BACKEND_ERROR));
-    status = run_slots(subject.op->name, stage.slots.data(), options);
-    const bool captured = d.capture_end(&subject.device, manner.stream, &graph) == RLK_OK;
-    if (status && !captured) status = failure(RLK_BACKEND_ERROR);
-    if (status && d.graph_launch(&subject.device, graph, manner.stream) != RLK_OK)
-      status = failure(RLK_BACKEND_ERROR);
-    if (subject.services->synchronize(&subject.device, manner.stream) != RLK_OK && status)
-      status = failure(RLK_BACKEND_ERROR);
-    if (graph) d.graph_destroy(&subject.device, graph);
-  } else {
-    status = run_slots(subject.op->name, stage.slots.data(), options);
-    if (subject.services && subject.services->synchronize(&subject.device, manner.stream) != RLK_OK && status)
-      status = failure(RLK_BACKEND_ERROR);
-  }
-  if (!status) return failed(status);
+  const std::unique_ptr<Slab> workspace = workspace_for(subject, manner, bytes, options);
+  if (workspace && workspace->failed()) return failed(failure(RLK_OUT_OF_MEMORY));
   Outcome out;
-  stage.collect(p, out);
-  if (workspace) {
-    workspace->to_host();
-    if (!workspace->guards_hold() && out.broken.empty())
-      out.broken = "bytes beside the workspace were written";
+  for (const Problem* now : {manner.before.get(), &p}) {
+    if (!now) continue;
+    if (now == &p && manner.before) stage.unload(), stage.load(p);
+    if (workspace) workspace->fill(WatchedMemory::kFill), workspace->to_device(false);
+    const Status status = run_once(subject, stage, options, manner, out.broken);
+    if (workspace) workspace->to_host();
+    if (!status) return failed(status);
   }
+  stage.collect(p, out);
+  take_sample(p, out);
+  if (workspace && out.broken.empty())
+    if (const std::string what = workspace->disturbance(); !what.empty()) out.broken = "the workspace" + what;
   return out;
 }
 
 Outcome execute_reference(const Problem& p, bool in_fp64) {
+  if (p.sampled)
+    if (auto truth = sampled_truth(p)) return std::move(*truth);
   Subject cpu;
   Stage stage(p, cpu, {}, in_fp64);
   if (!stage.status) return failed(stage.status);
@@ -284,6 +455,7 @@ Outcome execute_reference(const Problem& p, bool in_fp64) {
     return failed(failure(static_cast<rlk_code>(code)));
   Outcome out;
   stage.collect(p, out);
+  take_sample(p, out);
   return out;
 }
 
@@ -294,7 +466,8 @@ Outcome execute_forced(const Problem& p, const Subject& subject) {
   if (!stage.status) return failed(stage.status);
   const rlk_request request{sizeof(rlk_request), 0, subject.device, 0, 1};
   const rlk_implementation& i = *subject.implementation;
-  std::vector<std::byte> workspace((i.workspace ? i.workspace(stage.slots.data(), &request) : 0) + 64, kNan);
+  std::vector<std::byte> workspace((i.workspace ? i.workspace(stage.slots.data(), &request) : 0) + 64,
+                                   WatchedMemory::kFill);
   const rlk_call call{sizeof(rlk_call), 0, &host(), nullptr, workspace.data(), workspace.size(),
                       &subject.device,  1, 0};
   if (const int32_t code = i.run(stage.slots.data(), &call))

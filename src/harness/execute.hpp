@@ -1,11 +1,14 @@
-// Running one problem on one implementation as a user would, with everything around it watched: inputs
-// hashed, results filled with NaN, guard bytes on both sides of every array.
+// Running one problem on one implementation as a user would, with everything around it watched: inputs hashed
+// and in pages that cannot be written, results filled with NaN, pages that cannot be touched around every
+// array, the caller's floating-point mode looked at afterwards.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "rlk/options.hpp"
+#include "src/harness/memory.hpp"
 #include "src/harness/problem.hpp"
 #include "src/registry.hpp"
 
@@ -19,6 +22,13 @@ struct Manner {
   void* stream = nullptr;
   bool graph = false;               // captured, then replayed
   int64_t workspace_percent = 100;  // of what the implementation asks for, where it may get less
+  WatchedMemory::Edge edge = WatchedMemory::apart;  // which end of every array nobody may touch (CPU)
+  uint64_t draw = 0;  // not 0: places, strides, byte offsets and workspace are drawn from it, each by itself
+  bool broadcast = false;   // read arguments whose slices along the first axis are equal have stride 0 there
+  uint32_t float_mode = 0;  // bits of the control register that are set on the caller's thread
+  Precision precision = Precision::standard;
+  bool needs_backward = false, deterministic = false;
+  std::shared_ptr<const Problem> before{};  // ran in this very memory first; of the same shapes
 };
 
 struct Outcome {

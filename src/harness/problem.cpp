@@ -94,6 +94,16 @@ void fill(Array& a, const Fill& f, uint64_t seed) {
       case Fill::integers:
         x = std::floor(f.a + (f.b - f.a) * random.uniform());
         break;
+      case Fill::same_rows:
+        if (column == 0) random = Random(seed);
+        x = f.a + f.b * random.normal();
+        break;
+      case Fill::sorted:
+        x = f.a + (f.b - f.a) * static_cast<double>(column) / static_cast<double>(last);
+        break;
+      case Fill::quick:
+        x = f.b * (static_cast<double>(random.bits() >> 40) * 0x1p-23 - 1);
+        break;
       case Fill::values:
         x = f.list.empty() ? 0 : f.list[static_cast<std::size_t>(i) % f.list.size()];
         break;
@@ -181,6 +191,12 @@ DType Problem::input_dtype() const {
   return DType::none;
 }
 
+int Problem::shared_with(std::size_t argument) const {
+  for (const auto& [owner, other] : shared)
+    if (other == argument) return static_cast<int>(owner);
+  return -1;
+}
+
 std::string Problem::shape_text() const {
   std::string text;
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -199,6 +215,9 @@ Result<Problem> materialise(const registry::Op& op, const registry::Case& c, uin
   p.reduction = c.reduction;
   p.large = c.large;
   p.most_rows = c.most_rows;
+  p.brief = c.brief || c.sampled;
+  p.sampled = c.sampled;
+  p.ruled = c.ruled;
   p.exact = c.exact;
   p.cancels = c.cancels;
   p.inputs.resize(s.num_arguments);
@@ -233,6 +252,12 @@ Result<Problem> materialise(const registry::Op& op, const registry::Case& c, uin
       return Status(RLK_INVALID_ARGUMENT,
                     fmt::format("{}: case '{}': '{}' is not a result", s.name, c.name, name));
     p.results[static_cast<std::size_t>(at)] = dtype;
+  }
+  for (const auto& [owner, other] : c.shared) {
+    const auto a = static_cast<std::size_t>(argument_index(s, owner)),
+               b = static_cast<std::size_t>(argument_index(s, other));
+    p.inputs[b] = p.inputs[a];
+    p.shared.emplace_back(a, b);
   }
   settle_batch_axes(p, c);
   return p;
@@ -285,6 +310,39 @@ std::optional<Problem> with_fp32_results(const Problem& p) {
     }
   if (!changed) return {};
   out.name += " [fp32 results]";
+  return out;
+}
+
+namespace {
+std::vector<int64_t> drawn_indices(int64_t n, std::size_t wanted, uint64_t seed) {
+  std::vector<int64_t> out{0, n - 1, n / 2};
+  Random random(seed);
+  while (n > 0 && out.size() < wanted)
+    out.push_back(static_cast<int64_t>(random.bits() % static_cast<uint64_t>(n)));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  out.erase(out.begin(), std::lower_bound(out.begin(), out.end(), 0));
+  return out;
+}
+}  // namespace
+
+Grid grid_of(const Problem& p, std::size_t argument, const std::vector<int64_t>& shape) {
+  const int64_t width = shape.empty() ? 1 : shape.back();
+  int64_t rows = 1;
+  for (std::size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  const uint64_t seed = hash_bytes(p.name.data(), p.name.size(), p.seed + argument);
+  return {drawn_indices(rows, 12, seed), drawn_indices(width, 40, seed + 1)};
+}
+
+Array on_grid(const Array& a, const Grid& grid) {
+  Array out{{static_cast<int64_t>(grid.rows.size()), static_cast<int64_t>(grid.columns.size())}, a.dtype, {}};
+  const auto size = static_cast<std::size_t>(size_of(a.dtype));
+  const int64_t width = a.shape.empty() ? 1 : a.shape.back();
+  for (int64_t r : grid.rows)
+    for (int64_t c : grid.columns) {
+      const std::byte* from = a.bytes.data() + static_cast<std::size_t>(r * width + c) * size;
+      out.bytes.insert(out.bytes.end(), from, from + size);
+    }
   return out;
 }
 
@@ -415,24 +473,19 @@ Array take_rows(const Array& a, int32_t axis, const std::vector<int64_t>& rows) 
   return out;
 }
 
-std::optional<Problem> reshaped(const Problem& p) {
-  const auto rows = row_count(p);
-  if (!rows) return {};
+std::optional<Problem> reshaped(const Problem& p, const std::vector<int64_t>& leading) {
+  if (!row_count(p)) return {};
   Problem out = p;
   const rlk_op_schema& s = p.schema();
-  for (std::size_t i = 0; i < p.inputs.size(); ++i) {
-    if (!p.inputs[i] || p.batch_axis[i] == -1) continue;
-    Array& a = *out.inputs[i];
-    if (p.batch_axis[i] != -2 || s.arguments[i].min_rank > 2 || s.arguments[i].max_rank < 3 ||
-        a.shape.size() < 2)
-      return {};
-    const int64_t inner = a.shape.back();
-    if (a.shape.size() > 2)
-      a.shape = {*rows, inner};
-    else if (*rows % 2 == 0)
-      a.shape = {2, *rows / 2, inner};
-    else
-      a.shape = {1, *rows, inner};
+  const auto rank = static_cast<int32_t>(leading.size()) + 1;
+  for (std::size_t i = 0; i < p.batch_axis.size(); ++i) {
+    const bool there = p.inputs[i] || p.results[i] != DType::none;
+    if (!there || p.batch_axis[i] == -1) continue;
+    if (p.batch_axis[i] != -2 || rank < s.arguments[i].min_rank || rank > s.arguments[i].max_rank) return {};
+    if (!p.inputs[i]) continue;
+    std::vector<int64_t> shape = leading;
+    shape.push_back(p.inputs[i]->shape.back());
+    out.inputs[i]->shape = std::move(shape);
     out.strides[i].clear();
   }
   return out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "registry/op.hpp"
@@ -33,11 +34,15 @@ struct Problem {
   std::vector<DType> results;                 // wanted dtype of each result; none: absent
   std::vector<int32_t> batch_axis;            // as in rlk_argument, overrides applied
   std::vector<rlk_slot> attributes;
+  std::vector<std::pair<std::size_t, std::size_t>>
+      shared;            // read arguments: the second is the first's memory
+  bool brief = false, sampled = false, ruled = false;  // likewise; a sample is what grid_of says
 
   const rlk_op_schema& schema() const { return *op->schema; }
   bool written(std::size_t argument) const { return schema().arguments[argument].role != RLK_READ; }
   DType input_dtype() const;  // of the first argument that is there, as dispatch sees it
   std::string shape_text() const;
+  int shared_with(std::size_t argument) const;  // an earlier argument whose memory this one is; -1: none
 };
 
 // Values are a pure function of (op, case, argument, seed), the same on every machine.
@@ -52,6 +57,14 @@ struct ResultShape {
   uint32_t dtypes = 0;
 };
 Result<std::vector<ResultShape>> result_shapes(const Problem& p);
+
+// Rows and columns of a result of this shape that a sampled problem looks at: both ends and drawn ones.
+// Ascending, and the same for every run of the problem.
+struct Grid {
+  std::vector<int64_t> rows, columns;  // columns: of the last axis
+};
+Grid grid_of(const Problem& p, std::size_t argument, const std::vector<int64_t>& shape);
+Array on_grid(const Array& a, const Grid& grid);
 
 // The same problem with every floating result in fp32; nothing when that is the same or not admissible.
 std::optional<Problem> with_fp32_results(const Problem& p);
@@ -77,9 +90,8 @@ std::optional<Problem> compose(const Problem& p, const std::vector<int64_t>& sou
 // Rows of an array, in the given order.
 Array take_rows(const Array& a, int32_t batch_axis, const std::vector<int64_t>& rows);
 
-// The same rows seen as [2, M/2, K], or flat when they are not; nothing when the schema's ranks do not allow
-// it.
-std::optional<Problem> reshaped(const Problem& p);
+// The same rows with `leading` axes in their place; nothing when the schema's ranks do not allow it.
+std::optional<Problem> reshaped(const Problem& p, const std::vector<int64_t>& leading);
 
 uint64_t hash_bytes(const void* data, std::size_t size, uint64_t h = 14695981039346656037ull);
 

@@ -94,7 +94,8 @@ void add_missing(const Plan& plan, const OpEntry& op, Chosen& out) {
 std::string check_case(const Plan& plan, const std::vector<const registry::Op*>& ops) {
   if (plan.case_name.empty()) return {};
   std::set<std::string> names;
-  for (const registry::Op* op : ops) op->cases([&](const registry::Case& c) { names.insert(c.name); });
+  const auto take = [&](const registry::Case& c) { names.insert(c.name); };
+  for (const registry::Op* op : ops) op->cases({take, plan.seed});
   if (names.count(plain_name(plan.case_name))) return {};
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string_view near = nearest_name(plan.case_name, views);

@@ -1,9 +1,14 @@
 #include "src/harness/transforms.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <memory>
 #include <numeric>
+
+#include "registry/reference.hpp"
 
 namespace rlk::harness {
 namespace {
@@ -25,26 +30,71 @@ std::vector<int64_t> permutation(int64_t n, uint64_t seed) {
   return v;
 }
 
+// SplitMix64 over a problem's name and seed: the same draws on every machine.
+class Draw {
+ public:
+  Draw(const Problem& p, uint64_t salt) : state_(hash_bytes(p.name.data(), p.name.size(), p.seed ^ salt)) {}
+  uint64_t bits() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
+
+ private:
+  uint64_t state_;
+};
+
+bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32; }
+
+// Elements that the work on one row touches, roughly: its own and those all rows share.
+int64_t row_cost(const Problem& p) {
+  int64_t cost = 1;
+  for (std::size_t i = 0; i < p.inputs.size(); ++i) {
+    if (!p.inputs[i]) continue;
+    const RowView v = row_view(p.inputs[i]->shape, p.batch_axis[i]);
+    cost += p.batch_axis[i] == -1 ? p.inputs[i]->numel() : v.outer * v.inner;
+  }
+  return cost;
+}
+
 // Hands out variants while they are wanted.
 class Maker {
  public:
   Maker(const Problem& p, const Subject& subject, bool thorough,
         const std::function<bool(const Variant&)>& take)
-      : p_(p), subject_(subject), thorough_(thorough), take_(take), rows_(row_count(p)) {}
+      : p_(p),
+        subject_(subject),
+        thorough_(thorough),
+        take_(take),
+        rows_(row_count(p)),
+        most_(std::min(p.most_rows, (thorough ? int64_t{1} << 25 : int64_t{1} << 23) / row_cost(p))) {}
 
   void all() {
+    memory();
+    if (p_.brief) return few();
     manners();
+    state();
+    results();
+    drawn(thorough_ ? 24 : 12);
     if (!rows_ || *rows_ == 0) return;
     batch_sizes();
     positions();
     neighbours();
     slices();
     padding();
-    shape();
+    shapes();
+    broadcast();
     if (subject_.services) streams();
   }
 
  private:
+  // What is worth trying where a size or a value is the point.
+  void few() {
+    if (!subject_.services) same("threads", "3", {.threads = 3}), same("threads", "1", {.threads = 1});
+    drawn(thorough_ ? 4 : 2);
+  }
   bool wanted() const { return going_; }
   void give(const Variant& v) {
     if (going_) going_ = take_(v);
@@ -57,16 +107,165 @@ class Maker {
     if (wanted()) give({dimension, std::move(text), p_, {}, manner, users, repeats});
   }
 
+  // ---- the same problem in other places and surroundings
+
+  void memory() {
+    if (subject_.services) return;
+    same("memory", "nothing behind the arrays", {.edge = WatchedMemory::end});
+    same("memory", "nothing before the arrays", {.edge = WatchedMemory::start});
+  }
+  void manners() {
+    for (int64_t bytes : {2, 4, 8, 16, 32, 48, 64, 128})
+      same("alignment", fmt::format("offset {}", bytes), {.offset = bytes});
+    for (int64_t pad : {1, 8}) same("stride", fmt::format("row padding {}", pad), {.row_padding = pad});
+    const uint32_t traits = subject_.implementation->traits;
+    if (traits & RLK_WORKSPACE_OPTIONAL)
+      for (int64_t percent : {0, 50})
+        same("workspace", fmt::format("{}% of it", percent), {.workspace_percent = percent});
+    same("repeats", "again", {}, 1, thorough_ && row_cost(p_) < 50000 ? 100 : 3);
+    if (traits & RLK_STRICT) same("policy", "strict", {.precision = Precision::strict});
+    if (traits & RLK_GOLDEN) same("policy", "golden", {.precision = Precision::golden});
+    if (traits & RLK_DETERMINISTIC) same("policy", "deterministic", {.deterministic = true});
+    if (subject_.op->backward) same("policy", "needs a backward", {.needs_backward = true});
+    if (subject_.services) return;
+    for (int32_t threads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 64})
+      same("threads", fmt::format("{}", threads), {.threads = threads});
+    same("threads", "4 callers at once", {}, 4, thorough_ ? 10 : 2);
+    float_modes();
+  }
+  // Flushing and rounding apart: what obeys one may ignore the other.
+  void float_modes() {
+    constexpr std::pair<const char*, uint32_t> kModes[] = {{"flush to zero", 0x8040},
+                                                           {"round toward zero", 0x6000},
+                                                           {"round up", 0x4000},
+                                                           {"round down", 0x2000}};
+    for (const auto& [text, bits] : kModes) {
+      if (!wanted()) return;
+      Variant v{"float environment", text, p_, {}, {.float_mode = bits}};
+      v.hostile = true;
+      give(v);
+    }
+  }
+
+  // ---- what an earlier call left behind: the same memory held other values
+
+  std::shared_ptr<Problem> changed(std::size_t argument, int64_t element) {
+    auto q = std::make_shared<Problem>(p_);
+    Array& a = *q->inputs[argument];
+    const double x = registry::load(a.dtype, a.bytes.data(), element);
+    registry::store(a.dtype, a.bytes.data(), element, std::isfinite(x) ? 0.5 * x + 0.0625 : 1);
+    return q;
+  }
+  void state() {
+    Draw draw(p_, 1);
+    for (std::size_t i = 0; i < p_.inputs.size(); ++i) {
+      if (!p_.inputs[i] || !floating(p_.inputs[i]->dtype) || p_.inputs[i]->numel() == 0) continue;
+      const int64_t n = p_.inputs[i]->numel();
+      for (int64_t at : {int64_t{0}, n - 1, draw.below(n), draw.below(n)}) {
+        if (!wanted()) return;
+        same("changed in place", fmt::format("{}[{}]", subject_.op->arguments[i].name, at),
+             {.before = changed(i, at)});
+      }
+    }
+    auto all = std::make_shared<Problem>(p_);
+    for (auto& a : all->inputs)
+      for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
+        registry::store(a->dtype, a->bytes.data(), i, 0.5 * registry::load(a->dtype, a->bytes.data(), i));
+    same("changed in place", "everything", {.before = std::move(all)});
+  }
+
+  // ---- fewer results: each left out, each alone
+
+  void results() {
+    std::vector<std::size_t> optional;
+    for (std::size_t i = 0; i < p_.results.size(); ++i)
+      if (p_.results[i] != DType::none && !p_.inputs[i] && subject_.op->arguments[i].flags & RLK_OPTIONAL)
+        optional.push_back(i);
+    const auto n = optional.size();
+    if (n == 0) return;
+    Draw draw(p_, 2);
+    std::vector<uint64_t> kept;  // sets of those asked for
+    const uint64_t all = (uint64_t{1} << n) - 1;
+    for (std::size_t i = 0; i < n; ++i)
+      kept.insert(kept.end(), {all & ~(uint64_t{1} << i), uint64_t{1} << i});
+    for (int i = 0; i < (thorough_ ? 16 : 4); ++i) kept.push_back(draw.bits() & all);
+    for (uint64_t set : kept) {
+      if (!wanted()) return;
+      Problem q = p_;
+      std::string text;
+      for (std::size_t i = 0; i < n; ++i)
+        if (!(set >> i & 1)) {
+          q.results[optional[i]] = DType::none;
+          text += fmt::format(" {}", subject_.op->arguments[optional[i]].name);
+        }
+      const bool any =
+          std::any_of(q.results.begin(), q.results.end(), [](DType t) { return t != DType::none; });
+      // Results that belong together are the schema's to refuse.
+      if (text.empty() || !any || execute_reference(q, false).code != RLK_OK) continue;
+      give({"results", "without" + text, std::move(q), {}, {}});
+    }
+  }
+
+  // ---- many things at once: batch, place, strides, threads, workspace, policy
+
+  void drawn(int count) {
+    for (int i = 0; i < count && wanted(); ++i) {
+      Draw draw(p_, 1000 + static_cast<uint64_t>(i));
+      Manner m;
+      m.draw = draw.bits() | 1;
+      if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(20));
+      const uint32_t traits = subject_.implementation->traits;
+      if (draw.below(3) == 0 && traits & RLK_STRICT) m.precision = Precision::strict;
+      m.deterministic = draw.below(3) == 0 && traits & RLK_DETERMINISTIC;
+      Variant v{"drawn", fmt::format("{}", i), p_, {}, m};
+      if (!p_.brief && rows_ && *rows_ > 0 && draw.below(4)) draw_rows(v, draw);
+      give(v);
+    }
+  }
+  void draw_rows(Variant& v, Draw& draw) {
+    const int64_t most = std::max<int64_t>(1, std::min<int64_t>(most_, draw.below(3) ? 40 : 700));
+    std::vector<int64_t> source(static_cast<std::size_t>(1 + draw.below(most)));
+    for (int64_t& s : source) s = draw.below(3) ? draw.below(*rows_) : -1;
+    source[static_cast<std::size_t>(draw.below(static_cast<int64_t>(source.size())))] = draw.below(*rows_);
+    constexpr Filler kFillers[] = {Filler::other, Filler::zeros, Filler::nan, Filler::infinity};
+    auto q = compose(p_, source, kFillers[draw.below(4)]);
+    if (!q) return;
+    v.problem = std::move(*q);
+    v.source = std::move(source);
+    if (auto r = reshaped(v.problem, factors(static_cast<int64_t>(v.source.size()), 1 + draw.below(3), draw)))
+      v.problem = std::move(*r);
+  }
+  // n as a product of `parts` factors.
+  static std::vector<int64_t> factors(int64_t n, int64_t parts, Draw& draw) {
+    std::vector<int64_t> out;
+    for (; parts > 1; --parts) {
+      std::vector<int64_t> divisors;
+      for (int64_t d = 1; d <= n; ++d)
+        if (n % d == 0) divisors.push_back(d);
+      out.push_back(divisors[static_cast<std::size_t>(draw.below(static_cast<int64_t>(divisors.size())))]);
+      n /= out.back();
+    }
+    out.push_back(n);
+    return out;
+  }
+
+  // ---- rows
+
   void batch_sizes() {
-    std::vector<int64_t> sizes{1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 61};
-    if (thorough_) sizes.insert(sizes.end(), {127, 128, 129, 255, 256, 257, 509, 511, 512, 513});
-    if (thorough_ && !p_.large) sizes.insert(sizes.end(), {1000, 1024, 2048, 4096});
+    std::vector<int64_t> sizes{1,  2,  3,  4,  5,  6,  7,  8,   9,   15,  16,  17,  24,  31,  32,
+                               33, 48, 61, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 384};
+    if (thorough_)
+      sizes.insert(sizes.end(), {40,  80,  112, 160, 320,  448,  509,  511,  512,  513,
+                                 576, 640, 768, 960, 1000, 1024, 1152, 1536, 2048, 4096});
+    Draw draw(p_, 3);
+    for (int i = 0; i < (thorough_ ? 12 : 4); ++i) sizes.push_back(1 + draw.below(1000));
     for (int64_t m : sizes) {
-      if (m > p_.most_rows) continue;
+      if (m > most_) continue;
       // The original's rows first, spread with fillers to m rows; or a part of them.
       std::vector<int64_t> source(static_cast<std::size_t>(m), -1);
       const int64_t kept = std::min(m, *rows_), step = m / kept;
       for (int64_t i = 0; i < kept; ++i) source[static_cast<std::size_t>(i * step)] = (i * 5 + m) % *rows_;
+      source.back() = m % *rows_;  // the last row of a batch is where tails are
       rows("batch size", fmt::format("m={}", m), source, Filler::other);
     }
   }
@@ -74,10 +273,11 @@ class Maker {
     // The probe stands at several places of one batch, rows of others between; together the batches reach
     // every place.
     const int64_t probe = *rows_ / 2,
-                  last = !thorough_           ? 17
-                         : p_.most_rows >= 64 ? 64
-                                              : 16,
+                  last = !thorough_    ? 17
+                         : most_ >= 64 ? 64
+                                       : 16,
                   apart = thorough_ ? 8 : last;
+    if (last > most_) return;
     for (int64_t group = 0; group < apart; ++group) {
       std::vector<int64_t> source(static_cast<std::size_t>(last), -1);
       for (int64_t block = 0; block * apart < last; ++block)
@@ -105,7 +305,7 @@ class Maker {
     std::vector<int64_t> extra{1, 3, 16, 127};
     if (thorough_) extra = {1, 2, 3, 5, 8, 15, 16, 31, 64, 100, 127};
     for (int64_t n : extra) {
-      if (n > p_.most_rows) continue;
+      if (n > most_) continue;
       for (Filler f : {Filler::zeros, Filler::other, Filler::nan}) {
         std::vector<int64_t> source = iota(0, *rows_);
         source.insert(source.end(), static_cast<std::size_t>(n), -1);
@@ -113,25 +313,32 @@ class Maker {
       }
     }
   }
-  void shape() {
-    if (auto q = reshaped(p_)) give({"shape view", "leading axes", std::move(*q), iota(0, *rows_), {}});
+  void shapes() {
+    const int64_t n = *rows_;
+    std::vector<std::vector<int64_t>> views{{n}, {1, n}, {n, 1}, {1, n, 1}};
+    if (n % 2 == 0) views.insert(views.end(), {{2, n / 2}, {n / 2, 2}, {1, 2, n / 2}});
+    if (n % 3 == 0) views.insert(views.end(), {{3, n / 3}, {n / 3, 1, 3}});
+    if (n == 1) views.emplace_back();
+    for (const auto& leading : views)
+      if (auto q = reshaped(p_, leading); q && wanted())
+        give({"shape view",
+              fmt::format("leading axes [{}]", fmt::join(leading, ",")),
+              std::move(*q),
+              iota(0, n),
+              {}});
   }
-  void manners() {
-    for (int64_t bytes : {2, 4, 8, 16, 32, 64, 128})
-      same("alignment", fmt::format("offset {}", bytes), {.offset = bytes});
-    for (int64_t pad : {1, 8}) same("stride", fmt::format("row padding {}", pad), {.row_padding = pad});
-    if (subject_.implementation->traits & RLK_WORKSPACE_OPTIONAL)
-      for (int64_t percent : {0, 50})
-        same("workspace", fmt::format("{}% of it", percent), {.workspace_percent = percent});
-    same("repeats", "again", {}, 1, thorough_ ? 100 : 3);
-    if (subject_.services) return;
-    for (int32_t threads : {1, 2, 3, 4, 7, 8, 16, 64})
-      same("threads", fmt::format("{}", threads), {.threads = threads});
-    same("threads", "4 callers at once", {}, 4, thorough_ ? 10 : 2);
-    if (!wanted()) return;
-    Variant hostile{"float environment", "flush to zero, round toward zero", p_, {}, {}};
-    hostile.hostile = true;
-    give(hostile);
+  // One row seen many times through stride 0.
+  void broadcast() {
+    for (int64_t r : {int64_t{0}, *rows_ - 1}) {
+      const std::vector<int64_t> source(5, r);
+      if (!wanted()) return;
+      if (auto q = compose(p_, source, Filler::other))
+        give({"stride",
+              fmt::format("row {} five times by stride 0", r),
+              std::move(*q),
+              source,
+              {.broadcast = true}});
+    }
   }
   void streams() {
     const rlk_device_services& d = *subject_.services;
@@ -152,6 +359,7 @@ class Maker {
   const bool thorough_;
   const std::function<bool(const Variant&)>& take_;
   const std::optional<int64_t> rows_;
+  const int64_t most_;  // rows of a batch that are worth their time
   bool going_ = true;
 };
 

@@ -20,11 +20,11 @@ struct Variant {
   Manner manner;
   int32_t users = 1;     // threads that call at once
   int32_t repeats = 1;   // every run must agree
-  bool hostile = false;  // the caller's floating point environment is set to flush and to round toward zero
+  bool hostile = false;  // the caller's floating-point environment is another: only strict ones promise it
 };
 
 // Makes the variants of a problem, one after the other, until take returns false. `thorough` widens every
-// list.
+// list. How many come depends on the problem and its seed alone, never on a clock.
 void for_variants(const Problem& p, const Subject& subject, bool thorough,
                   const std::function<bool(const Variant&)>& take);
 

@@ -93,6 +93,7 @@ const Outcome& Trial::scale_of(const Problem& p) {
 }
 
 registry::Bound Trial::bound_of(const Problem& p, const char* result, DType dtype) const {
+  if (p.ruled) return {registry::Bound::none, 0, 0};
   if (p.exact) return {registry::Bound::bits, 0, 0};
   return p.op->bound({result, target_.dtype, dtype, target_.entry.arithmetic, p.reduction});
 }
@@ -144,23 +145,25 @@ std::vector<Problem> first_problems(const Target& target, const Plan& plan, std:
   const registry::Op* op = registry::find(target.entry.op);
   const std::string only = plain_name(plan.case_name);
   std::vector<Problem> out;
-  op->cases([&](const registry::Case& c) {
+  const auto take = [&](const registry::Case& c) {
     if (out.size() == count || !c.order_probe.empty() || dtype_of_case(c, *op->schema) != target.dtype)
       return;
     if (only.empty() ? c.large : c.name != only) return;
     if (auto p = materialise(*op, c, plan.seed)) out.push_back(std::move(*p));
-  });
+  };
+  op->cases({take, plan.seed});
   return out;
 }
 
 void Trial::collect() {
   const registry::Op* op = registry::find(target_.entry.op);
   const std::string only = plain_name(plan_.case_name);
-  op->cases([&](registry::Case c) {
+  const auto take = [&](registry::Case c) {
     if (dtype_of_case(c, *op->schema) != target_.dtype) return;
     if (only.empty() ? c.large && !thorough() : c.name != only) return;
     items_.push_back({std::move(c), {}});
-  });
+  };
+  op->cases({take, plan_.seed});
 }
 
 const Problem* Trial::problem_of(Item& item) {

@@ -4,10 +4,6 @@
 #include "src/harness/order.hpp"
 #include "src/harness/promises/promises.hpp"
 
-#if defined(__x86_64__)
-#  include <immintrin.h>
-#endif
-
 namespace rlk::harness {
 namespace {
 
@@ -19,14 +15,7 @@ Promise promise_of(const Variant& v) {
 std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
   std::vector<Outcome> outs(static_cast<std::size_t>(v.users));
   if (v.users == 1) {
-#if defined(__x86_64__)
-    const unsigned before = _mm_getcsr();
-    if (v.hostile) _mm_setcsr(0x1f80u | 0x8040u | 0x6000u);  // flush, denormals are zero, toward zero
-#endif
     outs[0] = execute(v.problem, subject, v.manner);
-#if defined(__x86_64__)
-    _mm_setcsr(before);
-#endif
     return outs;
   }
   std::vector<std::thread> users;

@@ -1,0 +1,194 @@
+#include "src/harness/memory.hpp"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace rlk::harness {
+namespace {
+
+// What a signal handler may look at: plain atomics, no locks.
+struct Watched {
+  std::atomic<uintptr_t> base{0}, end{0};                  // the whole mapping; 0: none
+  std::atomic<uintptr_t> body{0}, body_end{0};             // of the array
+  std::atomic<uintptr_t> before{0}, behind{0}, inside{0};  // the first address touched there
+};
+constexpr int kWatched = 1024;
+Watched table[kWatched];
+struct sigaction previous_fault, previous_bus;
+
+std::size_t page_size() {
+  static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+std::size_t pages(std::size_t bytes) { return (bytes + page_size() - 1) / page_size() * page_size(); }
+
+void note(std::atomic<uintptr_t>& first, uintptr_t address) {
+  uintptr_t none = 0;
+  first.compare_exchange_strong(none, address);
+}
+
+// Opens the page that was touched, so that the access succeeds when it is tried again.
+void on_fault(int signal, siginfo_t* info, void* context) {
+  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  for (Watched& w : table) {
+    if (address < w.base.load() || address >= w.end.load()) continue;
+    note(address < w.body.load() ? w.before : address < w.body_end.load() ? w.inside : w.behind, address);
+    const std::size_t page = page_size();
+    if (mprotect(reinterpret_cast<void*>(address / page * page), page, PROT_READ | PROT_WRITE) == 0) return;
+  }
+  // Not ours: whoever was asked before, and by default the end of the process.
+  const struct sigaction& before = signal == SIGSEGV ? previous_fault : previous_bus;
+  if (before.sa_flags & SA_SIGINFO && before.sa_sigaction) return before.sa_sigaction(signal, info, context);
+  sigaction(signal, &before, nullptr);
+}
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action{};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &previous_fault);
+    sigaction(SIGBUS, &action, &previous_bus);
+  });
+}
+
+// Mappings that are kept for the next array of their size: making one costs more than most calls. Whoever
+// remembers addresses meets other contents there, as in a program that frees and allocates.
+class Mappings {
+ public:
+  int take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto& list = free_[bytes];
+    if (!list.empty()) {
+      kept_ -= bytes;
+      return pop(list);
+    }
+    if (next_ == kWatched && unused_.empty()) evict();
+    const int slot = next_ < kWatched ? next_++ : unused_.empty() ? -1 : pop(unused_);
+    if (slot < 0) return -1;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return unused_.push_back(slot), -1;
+    const std::size_t page = page_size();
+    auto* base = static_cast<std::byte*>(memory);
+    for (std::byte* edge : {base, base + bytes - page}) {
+      std::fill(edge, edge + page, WatchedMemory::kFill);
+      mprotect(edge, page, PROT_NONE);
+    }
+    table[slot].end = reinterpret_cast<uintptr_t>(base) + bytes;
+    table[slot].base = reinterpret_cast<uintptr_t>(base);
+    return slot;
+  }
+  void give_back(int slot, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (kept_ + bytes <= kMost) {
+      kept_ += bytes;
+      free_[bytes].push_back(slot);
+      return;
+    }
+    unmap(slot, bytes);
+  }
+
+ private:
+  static int pop(std::vector<int>& list) {
+    const int slot = list.back();
+    list.pop_back();
+    return slot;
+  }
+  void unmap(int slot, std::size_t bytes) {
+    const uintptr_t base = table[slot].base;
+    table[slot].base = table[slot].end = 0;
+    munmap(reinterpret_cast<void*>(base), bytes);
+    unused_.push_back(slot);
+  }
+  void evict() {
+    for (auto& [bytes, list] : free_)
+      if (!list.empty()) {
+        kept_ -= bytes;
+        return unmap(pop(list), bytes);
+      }
+  }
+  static constexpr std::size_t kMost = std::size_t{256} << 20;  // bytes kept
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<int>> free_;
+  std::vector<int> unused_;
+  int next_ = 0;
+  std::size_t kept_ = 0;
+};
+Mappings& mappings() {
+  static auto* all = new Mappings;  // threads may outlive statics
+  return *all;
+}
+
+}  // namespace
+
+WatchedMemory::WatchedMemory(std::size_t bytes, std::size_t offset, std::size_t alignment, Edge edge)
+    : bytes_(bytes) {
+  const std::size_t page = page_size();
+  const std::size_t around = edge == apart ? kGuard + 256 + offset + kGuard : alignment;
+  // In powers of two while small, so that few sizes serve all arrays.
+  std::size_t open = pages(std::max<std::size_t>(1, bytes + around));
+  if (open < (std::size_t{1} << 20)) open = std::bit_ceil(open);
+  mapped_ = open + 2 * page;
+  slot_ = mappings().take(mapped_);
+  if (slot_ < 0) return;
+  install();
+  base_ = reinterpret_cast<std::byte*>(table[slot_].base.load());
+  low_ = base_ + page;
+  high_ = low_ + open;
+  if (edge == end)
+    body_ = high_ - (bytes + alignment - 1) / alignment * alignment;
+  else
+    body_ = edge == start ? low_ : low_ + (kGuard + 255) / 256 * 256 + offset;
+  // What a stray read finds is not a number.
+  std::fill(low_, body_, kFill);
+  std::fill(body_ + bytes_, high_, kFill);
+  Watched& w = table[slot_];
+  w.before = w.behind = w.inside = 0;
+  w.body = reinterpret_cast<uintptr_t>(body_), w.body_end = w.body + bytes_;
+}
+
+WatchedMemory::~WatchedMemory() {
+  if (slot_ < 0) return;
+  rest();
+  Watched& w = table[slot_];
+  const std::size_t page = page_size();
+  if (w.before || w.behind)  // opened by a touch
+    for (std::byte* edge : {base_, high_}) {
+      mprotect(edge, page, PROT_READ | PROT_WRITE);
+      std::fill(edge, edge + page, kFill);
+      mprotect(edge, page, PROT_NONE);
+    }
+  mappings().give_back(slot_, mapped_);
+}
+
+void WatchedMemory::watch(bool read_only) {
+  read_only_ = read_only;
+  if (read_only) mprotect(low_, static_cast<std::size_t>(high_ - low_), PROT_READ);
+}
+
+void WatchedMemory::rest() {
+  if (read_only_) mprotect(low_, static_cast<std::size_t>(high_ - low_), PROT_READ | PROT_WRITE);
+  read_only_ = false;
+}
+
+std::string WatchedMemory::touched() const {
+  const Watched& w = table[slot_];
+  const auto text = [](uintptr_t distance, const char* where) {
+    return std::string(" was touched ") + std::to_string(distance) + " bytes " + where;
+  };
+  if (const uintptr_t at = w.behind) return text(at - w.body_end, "behind its end");
+  if (const uintptr_t at = w.before) return text(w.body - at, "before its start");
+  if (w.inside) return " is a read argument and was written";
+  return {};
+}
+
+}  // namespace rlk::harness

@@ -1,0 +1,113 @@
+// labels: conformance
+// The written rules of the arithmetic ids: what the harness holds everybody against.
+#include "src/harness/rule.hpp"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "rlk/half.hpp"
+#include "src/harness/compare.hpp"
+
+using rlk::DType;
+using rlk::harness::Problem;
+using rlk::registry::Fill;
+
+namespace {
+
+Problem product(DType type, int64_t m, int64_t k, int64_t v, Fill fill, DType out = DType::f32) {
+  rlk::registry::Case c;
+  c.name = "rule";
+  c.inputs = {{"hidden", {m, k}, type, fill}, {"weight", {v, k}, type, fill}};
+  c.results = {{"out", out}};
+  return *rlk::harness::materialise(*rlk::registry::find("lm_head"), c, 7);
+}
+
+float first(const Problem& p, const char* arithmetic) {
+  const auto ruled = rlk::harness::by_rule(p, arithmetic);
+  REQUIRE(ruled);
+  CHECK(ruled->written);
+  float x = 0;
+  std::memcpy(&x, ruled->outcome.results[3].bytes.data(), 4);
+  return x;
+}
+
+Problem with(DType type, std::vector<double> a, std::vector<double> b) {
+  rlk::registry::Case c;
+  c.name = "rule";
+  const auto k = static_cast<int64_t>(a.size());
+  c.inputs = {{"hidden", {1, k}, type, {Fill::values, 0, 0, std::move(a)}},
+              {"weight", {1, k}, type, {Fill::values, 0, 0, std::move(b)}}};
+  c.results = {{"out", DType::f32}};
+  return *rlk::harness::materialise(*rlk::registry::find("lm_head"), c, 7);
+}
+
+}  // namespace
+
+TEST_CASE("each id's rule rounds where its page says") {
+  // 2^24 + 1 + 1: a fp32 chain loses both ones, fp64 keeps them, blocks of 1024 meet only at the end.
+  const Problem ones = with(DType::f32, {0x1p24, 1, 1}, {1, 1, 1});
+  CHECK(first(ones, "fma32/kb1024") == 0x1p24f);
+  CHECK(first(ones, "fma64") == 0x1p24f + 2);
+  std::vector<double> a(1026, 0.0), b(1026, 1.0);
+  a[0] = 0x1p24, a[1024] = a[1025] = 1;
+  CHECK(first(with(DType::f32, a, b), "fma32/kb1024") == 0x1p24f + 2);
+  // A tensor core keeps 25 fraction bits inside a group of 16 and truncates.
+  CHECK(first(with(DType::bf16, {0x1p24, 1, 1, 1}, {1, 1, 1, 1}), "sm90/t25k16") == 0x1p24f + 2);
+  CHECK(first(with(DType::bf16, {0x1p26, 1, 1, 1}, {1, 1, 1, 1}), "sm90/t25k16") == 0x1p26f);
+  CHECK(first(with(DType::bf16, {INFINITY, 0}, {0, 1}), "sm90/t25k16") != 0);
+  // The matrix unit counts subnormals as zero.
+  CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), "amx/k32") == 0);
+  CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), "fma32/kb1024") == 0x1p-10f);
+}
+
+TEST_CASE("a sampled problem is judged at the elements that the whole would have there") {
+  using namespace rlk::harness;
+  const Problem p = product(DType::bf16, 50, 130, 370, {});
+  Problem sampled = p;
+  sampled.sampled = true;
+  for (const char* id : {"fma64", "fma32/kb1024", "sm90/t25k16", "sm90/t25k16/r4", "amx/k32"}) {
+    const auto whole = by_rule(p, id), part = by_rule(sampled, id);
+    REQUIRE((whole && part));
+    const Array& all = whole->outcome.results[3];
+    CHECK(part->outcome.results[3].numel() > 200);
+    CHECK_FALSE(first_difference(on_grid(all, grid_of(sampled, 3, all.shape)), part->outcome.results[3]));
+  }
+  CHECK_FALSE(
+      first_difference(execute_reference(sampled, true).results[3],
+                       on_grid(execute_reference(p, true).results[3], grid_of(sampled, 3, {50, 370}))));
+}
+
+TEST_CASE("every built-in implementation of lm_head has the bits of its id's written rule") {
+  using namespace rlk::harness;
+  const Fill fills[] = {{}, {Fill::powers_of_two, -130, 120}, {Fill::cancellation}};
+  std::size_t compared = 0;
+  for (const rlk::OpEntry& op : rlk::snapshot().ops) {
+    const std::string_view name = op.schema->name;
+    if (name != "lm_head") continue;
+    for (const rlk::ImplementationEntry& e : op.implementations) {
+      if (e.backend->name != "native") continue;
+      for (const DType type : {DType::f32, DType::bf16, DType::f16})
+        for (const Fill& fill : fills) {
+          const Problem p = product(type, 3, 2100, 19, fill);
+          const Outcome got =
+              execute(p, {op.schema, e.implementation, e.backend, e.backend->devices().front(), nullptr});
+          if (got.code != RLK_OK) continue;
+          const auto rule = by_rule(p, e.implementation->arithmetic);
+          REQUIRE(rule);
+          INFO(e.implementation->id << " " << rlk::name_of(type) << " fill " << fill.kind);
+          const auto d = first_difference(rule->outcome.results[3], got.results[3]);
+          if (d) CHECK_MESSAGE(false, d->index << ": " << d->expected << " " << d->got);
+          ++compared;
+        }
+    }
+  }
+  CHECK(compared >= 20);
+}
+
+TEST_CASE("an id that nobody wrote down has no rule, and one that a built-in carries has its bits") {
+  CHECK_FALSE(rlk::harness::by_rule(product(DType::f32, 1, 4, 1, {}), "mine/1"));
+  CHECK_FALSE(rlk::harness::by_rule(product(DType::f32, 1, 4, 1, {}), "sm90/t25k16"));
+}
