@@ -53,9 +53,10 @@ TEST_CASE("every mutant is caught for the promise it breaks") {
     CAPTURE(std::string(mutant.id));
     const std::string op = mutant.op;
     // A false arithmetic shows only beside an implementation that tells the truth.
-    const bool beside = std::string(mutant.promise) == "equal bits";
+    const bool beside = std::string(mutant.id) == "mutant.false_arithmetic";
     const Report r = examine(op, beside ? "@(native.golden|mutant.false_arithmetic)" : mutant.id,
-                             op == "rope_bwd"                             ? kRotation
+                             mutant.where                                 ? mutant.where
+                             : op == "rope_bwd"                           ? kRotation
                              : std::string(mutant.promise) == "predicate" ? kOddCase
                                                                           : kCase);
     bool caught = false;

@@ -344,6 +344,7 @@ const rlk_implementation kImplementations[] = {
 const std::vector<const rlk_implementation*> kPointers = [] {
   std::vector<const rlk_implementation*> out;
   for (const rlk_implementation& i : kImplementations) out.push_back(&i);
+  for (const rlk_implementation* i : broken_implementations()) out.push_back(i);
   return out;
 }();
 
@@ -379,7 +380,14 @@ constexpr Mutant kMutants[] = {
 
 }  // namespace
 
-std::span<const Mutant> all() { return kMutants; }
+std::span<const Mutant> all() {
+  static const std::vector<Mutant> everything = [] {
+    std::vector<Mutant> out(std::begin(kMutants), std::end(kMutants));
+    for (const Mutant& m : broken()) out.push_back(m);
+    return out;
+  }();
+  return everything;
+}
 
 const rlk_backend backend = {.struct_size = sizeof(rlk_backend),
                              .abi_major = RLK_ABI_MAJOR,

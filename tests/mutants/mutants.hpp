@@ -1,7 +1,9 @@
-// Deliberate errors, one per promise. The harness must catch each, and the honest control must pass.
+// Deliberate errors, some for every class of them. The harness must catch each, and the honest controls must
+// pass.
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "rlk/plugin.h"
 
@@ -12,8 +14,12 @@ struct Mutant {
   const char* promise;  // that it breaks, as Failure::promise says
   const char* error;    // what is wrong with it
   const char* op = "lm_head";
+  const char* where = nullptr;  // a case that shows it; null: whichever the test takes
 };
 std::span<const Mutant> all();
+// Of breaks.cpp: part of all().
+std::vector<const rlk_implementation*> broken_implementations();
+std::vector<Mutant> broken();
 extern const rlk_backend backend;
 
 }  // namespace rlk::mutants

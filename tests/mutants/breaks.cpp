@@ -1,0 +1,541 @@
+// Honest implementations with one break each: the library's own computes the call, then one thing is spoiled
+// where the break says. Every break is what a kernel with a bug of its class would show.
+#include <atomic>
+#include <cfenv>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "mutants.hpp"
+#include "rlk/backend.hpp"
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+#include "rlk/resolve.hpp"
+
+#if defined(__x86_64__)
+#  include <xmmintrin.h>
+#endif
+
+namespace rlk {
+// Found in whoever loads the plugin; the program that only looks at it has none and calls nothing.
+[[gnu::weak]] Status run_slots(std::string_view op, const rlk_slot* slots, const Options& options);
+}  // namespace rlk
+
+namespace rlk::mutants {
+namespace {
+
+// ---- elements, whatever dtype, rank and strides
+
+double load(DType t, const void* p, int64_t i) {
+  if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
+  if (t == DType::f16) return f16_to_float(static_cast<const uint16_t*>(p)[i]);
+  if (t == DType::f32) return static_cast<const float*>(p)[i];
+  if (t == DType::i32) return static_cast<const int32_t*>(p)[i];
+  return static_cast<double>(static_cast<const int64_t*>(p)[i]);
+}
+void store(DType t, void* p, int64_t i, double x) {
+  if (t == DType::bf16)
+    static_cast<uint16_t*>(p)[i] = double_to_bf16(x);
+  else if (t == DType::f16)
+    static_cast<uint16_t*>(p)[i] = double_to_f16(x);
+  else
+    static_cast<float*>(p)[i] = static_cast<float>(x);
+}
+// Element `n` in row-major order.
+template <bool W>
+int64_t place(const View<W>& t, int64_t n) {
+  int64_t at = 0;
+  for (int32_t i = t.rank() - 1; i >= 0; --i) {
+    at += n % t.dim(i) * t.stride(i);
+    n /= t.dim(i);
+  }
+  return at;
+}
+template <bool W>
+double get(const View<W>& t, int64_t n) {
+  return load(t.dtype(), t.template data<char>(), place(t, n));
+}
+void put(const Out& t, int64_t n, double x) { store(t.dtype(), t.data<char>(), place(t, n), x); }
+// A visible error.
+void spoil(const Out& t, int64_t n) {
+  if (t && n >= 0 && n < t.numel()) put(t, n, 1.5 * get(t, n) + 0.25);
+}
+void spoil_all(const Out& t) {
+  for (int64_t n = 0; n < t.numel(); ++n) spoil(t, n);
+}
+template <class T>
+uintptr_t address(const T& t) {
+  return reinterpret_cast<uintptr_t>(t.template data<char>());
+}
+template <bool W>
+bool any(const View<W>& t, double value) {
+  for (int64_t n = 0; t && n < t.numel(); ++n)
+    if (get(t, n) == value) return true;
+  return false;
+}
+
+// ---- the honest part
+
+template <class Args>
+rlk_code honest(const Args& a, const char* backend) {
+  if (!&run_slots) return RLK_BACKEND_ERROR;
+  return run_slots(Args::kName, reinterpret_cast<const rlk_slot*>(&a), {.backend = backend}).code();
+}
+template <class Args>
+constexpr const char* kBase = "native";
+template <>
+constexpr const char* kBase<LmHead> = "native.golden";
+template <>
+constexpr const char* kBase<LmHeadBwd> = "native.golden";
+template <>
+constexpr const char* kBase<KdaFwd> = "native.fma32";
+template <>
+constexpr const char* kBase<KdaBwd> = "native.fma32";
+
+template <class Args, class Break>
+rlk_code run(const Args& a, const Call& call) {
+  if (const rlk_code code = honest(a, kBase<Args>)) return code;
+  Break{}(a, call);
+  return RLK_OK;
+}
+
+struct Entry {
+  rlk_implementation implementation;
+  Mutant mutant;
+};
+constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+template <class Args, class Break>
+constexpr Entry entry(Break, const char* id, const char* arithmetic, const char* promise, const char* error,
+                      const char* where) {
+  return {implement<Args, run<Args, Break>>({.id = id,
+                                             .doc = "a deliberate error",
+                                             .priority = -1000,
+                                             .arithmetic = arithmetic,
+                                             .dtypes = RLK_F32,
+                                             .traits = kAll}),
+          {id, promise, error, Args::kName, where}};
+}
+
+struct Sizes {
+  int64_t m, k, v;
+  explicit Sizes(const LmHead& a) : k(a.weight.dim(1)), v(a.weight.dim(0)) { m = v ? a.out.numel() / v : 0; }
+};
+
+// What the raw function of a plain C plugin sees: no guard around it.
+template <rlk_code (*Run)(const LmHead&, const rlk_call&)>
+constexpr Entry raw(const char* id, const char* promise, const char* error, const char* where) {
+  Entry e = entry<LmHead>([](const LmHead&, const Call&) {}, id, id, promise, error, where);
+  e.implementation.run = [](const rlk_slot* slots, const rlk_call* call) -> int32_t {
+    return Run(*reinterpret_cast<const LmHead*>(slots), *call);
+  };
+  return e;
+}
+
+#if defined(__x86_64__)
+uint32_t mode() { return _mm_getcsr(); }
+void set_mode(uint32_t x) { _mm_setcsr(x); }
+#else
+uint32_t mode() { return 0; }
+void set_mode(uint32_t) {}
+#endif
+
+rlk_code leaves_ftz(const LmHead& a, const rlk_call&) {
+  const rlk_code code = honest(a, "native.golden");
+  set_mode(mode() | 0x8000);
+  return code;
+}
+rlk_code obeys_flush(const LmHead& a, const rlk_call&) {
+  const bool flushes = mode() & 0x8040;
+  const rlk_code code = honest(a, "native.golden");
+  if (flushes) spoil(a.out, 0);
+  return code;
+}
+rlk_code obeys_rounding(const LmHead& a, const rlk_call&) {
+  const bool up = (mode() & 0x6000) == 0x4000;
+  const rlk_code code = honest(a, "native.golden");
+  if (up) spoil(a.out, 0);
+  return code;
+}
+rlk_code by_policy(const LmHead& a, const rlk_call& call) {
+  const rlk_code code = honest(a, "native.golden");
+  if (call.precision == RLK_PRECISION_STRICT) spoil(a.out, 0);
+  return code;
+}
+rlk_code by_backward(const LmHead& a, const rlk_call& call) {
+  const rlk_code code = honest(a, "native.golden");
+  if (call.needs_backward) spoil(a.out, 0);
+  return code;
+}
+
+// A result kept by the addresses of the operands and a look at their first elements.
+void stale_by_address(const LmHead& a, const Call&) {
+  struct Kept {
+    float first;
+    std::vector<float> out;
+  };
+  static std::mutex mutex;
+  static std::map<std::vector<uintptr_t>, Kept> kept;
+  const Sizes s(a);
+  if (s.m * s.k * s.v == 0 || a.out.dtype() != DType::f32) return;
+  const std::lock_guard lock(mutex);
+  Kept& k = kept[{address(a.hidden), address(a.weight), static_cast<uintptr_t>(s.m),
+                  static_cast<uintptr_t>(s.k), static_cast<uintptr_t>(s.v)}];
+  const auto first = static_cast<float>(get(a.weight, 0));
+  if (!k.out.empty() && k.first == first)
+    for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, k.out[static_cast<std::size_t>(n)]);
+  k.first = first;
+  k.out.clear();
+  for (int64_t n = 0; n < a.out.numel(); ++n) k.out.push_back(static_cast<float>(get(a.out, n)));
+}
+
+constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "special values fp32->fp32",
+                     *kBwd = "m=33 k=96 v=48 fp32->fp32 normal", *kRope = "plain q and k [3,4,9,64] fp32",
+                     *kKda = "b=2 t=65 h=1 hv=2 k=64 v=64 fp32 gate=given";
+
+// A break in its own arithmetic, after the honest part: `a` are the arguments.
+#define WRONG(Args, name, promise, where, error, ...)                                            \
+  entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
+              "mutant." #name, "mutant/" #name, promise, error, where)
+// The same under the name of an arithmetic that has a written rule.
+#define LIES(Args, name, arithmetic, where, error, ...)                                          \
+  entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
+              "mutant." #name, arithmetic, "equal bits", error, where)
+
+constinit const Entry kEntries[] = {
+    // Size
+    WRONG(LmHead, far_ids, "accuracy", "m=2 k=16 v=65539 fp32->fp32 normal",
+          "another token's logit for every id above 32767",
+          {
+            const Sizes s(a);
+            for (int64_t r = 0; r < s.m; ++r)
+              for (int64_t c = 32768; c < s.v; ++c) put(a.out, r * s.v + c, get(a.out, r * s.v + c - 32768));
+          }),
+    WRONG(LmHead, long_sums, "accuracy", "m=2 k=4096 v=17 fp32->fp32 normal", "wrong from K = 2305 on",
+          {
+            if (Sizes(a).k > 2304) spoil_all(a.out);
+          }),
+    WRONG(LmHead, depth_residue, "accuracy", "m=3 k=3072 v=5 fp32->fp32 normal",
+          "wrong where K % 2048 is 1024 and K is not 1024",
+          {
+            if (Sizes(a).k % 2048 == 1024 && Sizes(a).k > 1024) spoil(a.out, 0);
+          }),
+    WRONG(LmHead, full_waves, "batch invariance", kLm, "wrong in the last row where M is a multiple of 384",
+          {
+            const Sizes s(a);
+            if (s.m && s.m % 384 == 0)
+              for (int64_t c = 0; c < s.v; ++c) spoil(a.out, (s.m - 1) * s.v + c);
+          }),
+    WRONG(Rope, head_32, "accuracy", "40 heads [1,40,2,32] fp32", "wrong from head 32 on",
+          {
+            if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(1) > 32)
+              spoil(a.out, 32 * a.x.dim(2) * a.x.dim(3));
+          }),
+    WRONG(Rope, wide_heads, "accuracy", "D 128 [1,4,5,128] fp32", "wrong from D = 128 on",
+          {
+            if (a.x.dim(-1) >= 128) spoil(a.out, 100);
+          }),
+    WRONG(Rope, far_rows, "accuracy", "far rows [7,2,8] fp32", "wrong for positions above 65535",
+          {
+            for (int64_t t = 0; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
+              if (get(a.positions, t) > 65535) spoil(a.out, t * a.out.numel() / a.positions.numel());
+          }),
+    WRONG(Rope, long_tables, "accuracy", "300 tokens [1,2,300,16] fp32", "wrong from table row 128 on",
+          {
+            if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(2) > 128)
+              spoil(a.out, 128 * a.x.dim(3));
+          }),
+    WRONG(KdaFwd, long_sequences, "accuracy", "b=1 t=300 h=1 hv=8 k=16 v=16 fp32 gate=given",
+          "stale from token 256 on",
+          {
+            if (a.q.dim(1) > 256)
+              for (int64_t n = 256 * a.out.dim(2) * a.out.dim(3); n < a.out.numel(); ++n)
+                put(a.out, n, get(a.out, n % (256 * a.out.dim(3))));
+          }),
+    WRONG(KdaFwd, many_heads, "accuracy", "b=1 t=40 h=12 hv=12 k=16 v=16 fp32 gate=given",
+          "wrong from head 8 on",
+          {
+            if (a.v.dim(2) > 8)
+              for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.out, 8 * a.v.dim(3) + i);
+          }),
+    WRONG(KdaFwd, many_sequences, "accuracy", "b=20 t=5 h=1 hv=1 k=16 v=16 fp32 gate=given",
+          "wrong in the 20th sequence",
+          {
+            if (a.q.dim(0) >= 20) spoil(a.out, 19 * a.out.numel() / a.q.dim(0));
+          }),
+    // Special values
+    WRONG(LmHead, flushes, "accuracy", kSpecial, "flushes subnormal results",
+          {
+            for (int64_t n = 0; n < a.out.numel(); ++n)
+              if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
+          }),
+    WRONG(LmHead, skips_zeros, "accuracy", kSpecial, "takes zero times infinity to be zero",
+          {
+            const Sizes s(a);
+            for (int64_t n = 0; n < a.out.numel(); ++n) {
+              bool zero_times_infinity = false;
+              double sum = 0;
+              for (int64_t k = 0; k < s.k; ++k) {
+                const double x = get(a.hidden, n / s.v * s.k + k), y = get(a.weight, n % s.v * s.k + k);
+                zero_times_infinity |= x == 0 && std::isinf(y);
+                if (x != 0) sum = std::fma(x, y, sum);
+              }
+              if (zero_times_infinity) put(a.out, n, sum);
+            }
+          }),
+    WRONG(LmHead, saturates, "accuracy", kSpecial, "stores the largest number for infinity",
+          {
+            for (int64_t n = 0; n < a.out.numel(); ++n)
+              if (std::isinf(get(a.out, n))) put(a.out, n, std::copysign(0x1.fffffep127, get(a.out, n)));
+          }),
+    WRONG(Rope, flushes_rows, "accuracy", "special values fp32", "flushes subnormal results",
+          {
+            for (int64_t n = 0; n < a.out.numel(); ++n)
+              if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
+          }),
+    // Many things at once
+    WRONG(LmHead, by_byte_offset, "batch invariance", kLm, "wrong where byte_offset is not 0",
+          {
+            if (a.hidden->byte_offset) spoil_all(a.out);
+          }),
+    WRONG(LmHead, rank_4, "batch invariance", kLm, "wrong at rank 4",
+          {
+            if (a.hidden.rank() == 4) spoil_all(a.out);
+          }),
+    WRONG(LmHead, stride_0, "batch invariance", kLm, "wrong where rows are one row by stride 0",
+          {
+            if (a.hidden.rank() == 2 && a.hidden.dim(0) > 1 && a.hidden.stride(0) == 0) spoil_all(a.out);
+          }),
+    WRONG(LmHead, uneven_rows, "batch invariance", kLm, "wrong where no one stride leads through the rows",
+          {
+            if (a.hidden.rank() == 3 && a.hidden.dim(0) > 1 && a.hidden.dim(1) > 1 &&
+                a.hidden.stride(0) != a.hidden.dim(1) * a.hidden.stride(1))
+              spoil_all(a.out);
+          }),
+    WRONG(LmHead, one_operand_moved, "batch invariance", kLm,
+          "wrong where the weight is 16 past a line and hidden is not",
+          {
+            if (address(a.weight) % 64 == 16 && address(a.hidden) % 64 != 16) spoil_all(a.out);
+          }),
+    WRONG(LmHeadBwd, no_rows, "accuracy", "m=0 k=40 v=17 fp32->fp32 no rows",
+          "leaves d_weight as it was where there are no rows",
+          {
+            if (a.d_out.numel() == 0 && a.d_weight)
+              for (int64_t n = 0; n < a.d_weight.numel(); ++n) put(a.d_weight, n, NAN);
+          }),
+    WRONG(LmHead, one_memory, "accuracy", "hidden and weight in one memory fp32",
+          "wrong where two operands are one memory",
+          {
+            if (a.hidden.data<char>() == a.weight.data<char>()) spoil(a.out, 1);
+          }),
+    WRONG(LmHead, five_threads, "batch invariance", kLm, "wrong on five threads",
+          {
+            if (call.threads() == 5) spoil(a.out, 0);
+          }),
+    raw<by_policy>("mutant.by_policy", "batch invariance", "other bits in strict calls", kLm),
+    raw<by_backward>("mutant.by_backward", "batch invariance", "other bits where a backward follows", kLm),
+    // Memory and state
+    WRONG(LmHead, reads_behind, "purity", kLm, "reads one element behind the weight's end",
+          {
+            const Sizes s(a);
+            [[maybe_unused]] const volatile float x = static_cast<const volatile float*>(
+                a.weight.data<float>())[(s.v - 1) * a.weight.stride(0) + s.k];
+          }),
+    WRONG(LmHead, reads_before, "purity", kLm, "reads one element before hidden's start",
+          {
+            [[maybe_unused]] const volatile float x =
+                static_cast<const volatile float*>(a.hidden.data<float>())[-1];
+          }),
+    WRONG(LmHead, writes_and_restores, "purity", kLm, "writes its input and puts it back",
+          {
+            auto* x = const_cast<volatile float*>(a.weight.data<float>());
+            const float kept = *x;
+            *x = 1;
+            *x = kept;
+          }),
+    WRONG(LmHead, stale, "batch invariance", kLm,
+          "keeps a result by the operands' addresses and a sample of bytes", { stale_by_address(a, call); }),
+    WRONG(LmHead, third_call, "batch invariance", kLm, "wrong at every third call",
+          {
+            static std::atomic<int> calls{0};
+            if (++calls % 3 == 0) spoil(a.out, 0);
+          }),
+    raw<leaves_ftz>("mutant.leaves_ftz", "purity", "leaves the caller flushing to zero", kLm),
+    raw<obeys_flush>("mutant.obeys_flush", "strict", "obeys the caller's flush to zero", kLm),
+    raw<obeys_rounding>("mutant.obeys_rounding", "strict", "obeys the caller's rounding up", kLm),
+    WRONG(LmHead, workspace_size, "batch invariance", kLm,
+          "wrong where more workspace is given than asked for",
+          {
+            if (call.workspace().size() >= 160) spoil(a.out, 0);
+          }),
+    // Equal bits
+    LIES(LmHead, partial_sums, "fma32/kb1024", kLm, "claims one chain and adds 32 partial sums",
+         {
+           const Sizes s(a);
+           for (int64_t n = 0; n < a.out.numel(); ++n) {
+             float sums[32] = {}, sum = 0;
+             for (int64_t k = 0; k < s.k; ++k)
+               sums[k % 32] = std::fma(static_cast<float>(get(a.hidden, n / s.v * s.k + k)),
+                                       static_cast<float>(get(a.weight, n % s.v * s.k + k)), sums[k % 32]);
+             for (float x : sums) sum += x;
+             put(a.out, n, sum);
+           }
+         }),
+    LIES(LmHead, exchange, "fma64", kLm, "claims one ascending chain and exchanges two products",
+         {
+           const Sizes s(a);
+           for (int64_t n = 0; n < a.out.numel() && s.k > 60; ++n) {
+             double sum = 0;
+             for (int64_t k = 0; k < s.k; ++k) {
+               const int64_t i = k == 50 ? 51 : k == 51 ? 50 : k;
+               sum = std::fma(get(a.hidden, n / s.v * s.k + i), get(a.weight, n % s.v * s.k + i), sum);
+             }
+             put(a.out, n, sum * (1 + 0x1p-25));
+           }
+         }),
+    LIES(Rope, one_rounding_more, "rope32", kRope, "claims the arithmetic and is an ulp off in one element",
+         {
+           const Out& y = a.out;
+           put(y, 7, std::nextafter(static_cast<float>(get(y, 7)), 100.f));
+         }),
+    // Backward and optional results
+    WRONG(KdaBwd, ungrouped_keys, "accuracy", "b=2 t=1 h=2 hv=2 k=32 v=32 fp32 gate=given",
+          "d_k is zero where k has as many heads as v",
+          {
+            if (a.d_k && a.q.dim(2) == a.v.dim(2))
+              for (int64_t n = 0; n < a.d_k.numel(); ++n) put(a.d_k, n, 0);
+          }),
+    WRONG(KdaBwd, last_chunk, "accuracy", "b=1 t=33 h=1 hv=2 k=32 v=32 fp32 gate=given",
+          "wrong in a last chunk of 33 tokens",
+          {
+            if (a.d_v && a.q.dim(1) % 64 == 33)
+              for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.d_v, a.d_v.numel() - 1 - i);
+          }),
+    WRONG(KdaBwd, groups_of_8, "accuracy", "b=1 t=300 h=1 hv=8 k=16 v=16 fp32 gate=given",
+          "d_q wrong in groups of 8",
+          {
+            if (a.d_q && a.v.dim(2) / a.q.dim(2) == 8) spoil_all(a.d_q);
+          }),
+    WRONG(LmHeadBwd, without_bias, "batch invariance", kBwd, "d_weight wrong where d_bias is left out",
+          {
+            if (a.d_weight && !a.d_bias) spoil(a.d_weight, 0);
+          }),
+    WRONG(LmHeadBwd, last_row, "accuracy", kBwd, "d_weight wrong in its last row",
+          {
+            if (a.d_weight && a.weight.dim(0) > 1)
+              for (int64_t i = 0; i < a.weight.dim(1); ++i) spoil(a.d_weight, a.d_weight.numel() - 1 - i);
+          }),
+    WRONG(KdaFwd, one_element, "accuracy", "b=1 t=300 h=1 hv=1 k=128 v=128 fp32 gate=given",
+          "one element of 38,400 wrong",
+          {
+            if (a.out.numel() > 30000) put(a.out, 20000, 10 + get(a.out, 20000));
+          }),
+    // Options and data
+    WRONG(KdaFwd, ignores_scale, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=given scale=0.3",
+          "ignores scale",
+          {
+            if (a.scale != 0)
+              for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, get(a.out, n) / a.scale / 4);
+          }),
+    WRONG(KdaFwd, no_strength, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=given beta=1",
+          "wrong where a strength is exactly 1",
+          {
+            if (any(a.beta, 1)) spoil_all(a.out);
+          }),
+    WRONG(KdaFwd, no_decay, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=zero",
+          "wrong where a gate is exactly 0",
+          {
+            if (any(a.g, 0)) spoil_all(a.out);
+          }),
+    WRONG(KdaFwd, lower_bound, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=bounded bound=-1.5",
+          "ignores lower_bound",
+          {
+            if (a.gate == KdaFwd::Gate::bounded && a.lower_bound != -5) spoil_all(a.out);
+          }),
+    WRONG(KdaFwd, empty_sequence, "accuracy", "b=1 t=130 h=2 hv=2 k=32 v=32 fp32 gate=given v-first packed 5",
+          "loses the state of an empty sequence",
+          {
+            for (int64_t i = 0; a.cu_seqlens && a.final_state && i + 1 < a.cu_seqlens.numel(); ++i)
+              if (get(a.cu_seqlens, i) == get(a.cu_seqlens, i + 1))
+                for (int64_t n = 0, each = a.final_state.numel() / a.final_state.dim(0); n < each; ++n)
+                  put(a.final_state, i * each + n, 0);
+          }),
+    WRONG(Rope, transposed_pairs, "accuracy", "transposed adjacent [2,3,5,32] fp32",
+          "wrong transposed with adjacent pairs",
+          {
+            if (a.transpose && a.pairing == Rope::Pairing::adjacent) spoil(a.out, 0);
+          }),
+    WRONG(Rope, sequence_first, "accuracy", "sbhd [6,2,3,32] fp32", "wrong in layout sbhd",
+          {
+            if (a.layout == Rope::Layout::sbhd) spoil(a.out, a.out.numel() - 1);
+          }),
+    WRONG(Rope, rows_again, "accuracy", "rows down and again [6,2,16] fp32",
+          "wrong where a position comes twice",
+          {
+            for (int64_t t = 1; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
+              if (get(a.positions, t) == get(a.positions, t - 1))
+                spoil(a.out, t * a.out.numel() / a.positions.numel());
+          }),
+    WRONG(Rope, spare_rows, "accuracy", "more rows than tokens [2,3,5,32] fp32",
+          "wrong where the table has a hundred times the rows",
+          {
+            if (a.cos.rank() == 2 && a.layout == Rope::Layout::bhsd && a.cos.dim(0) >= 100 * a.x.dim(-2))
+              spoil(a.out, 3);
+          }),
+    WRONG(RopeTables, attention, "accuracy", "none R=64 half fp32", "ignores attention_factor",
+          {
+            if (a.attention_factor != 0)
+              for (int64_t n = 0; n < a.cos.numel(); ++n) put(a.cos, n, get(a.cos, n) / a.attention_factor);
+          }),
+    WRONG(LmHead, equal_rows, "accuracy", "m=6 k=72 v=29 fp32->fp32 equal rows",
+          "wrong where two rows of hidden are equal",
+          {
+            const Sizes s(a);
+            bool same = s.m > 1 && s.k > 1;
+            for (int64_t k = 0; same && k < s.k; ++k) same = get(a.hidden, k) == get(a.hidden, s.k + k);
+            if (same) spoil(a.out, s.v);
+          }),
+    WRONG(LmHead, loud, "accuracy", "m=6 k=72 v=29 fp32->fp32 large", "wrong for numbers above 500",
+          {
+            for (int64_t n = 0; n < a.hidden.numel(); ++n)
+              if (const double x = get(a.hidden, n); std::isfinite(x) && x > 500) return spoil(a.out, 0);
+          }),
+    WRONG(LmHead, sorted, "accuracy", "m=6 k=72 v=29 fp32->fp32 sorted", "wrong for ascending rows",
+          {
+            const Sizes s(a);
+            bool up = s.m > 0 && s.k > 8;
+            for (int64_t k = 1; up && k < s.k; ++k) up = get(a.hidden, k - 1) < get(a.hidden, k);
+            if (up) spoil(a.out, 0);
+          }),
+};
+
+// The honest part alone: nobody may be blamed for it.
+template <class Args>
+constexpr rlk_implementation control(const char* id) {
+  rlk_implementation i =
+      entry<Args>([](const Args&, const Call&) {}, id, "mutant/honest", "", "", "").implementation;
+  i.doc = "a control";
+  return i;
+}
+constinit const rlk_implementation kControls[] = {
+    control<LmHead>("mutant.control"), control<LmHeadBwd>("mutant.control"),
+    control<Rope>("mutant.control"),   control<RopeTables>("mutant.control"),
+    control<KdaFwd>("mutant.control"), control<KdaBwd>("mutant.control")};
+
+}  // namespace
+
+std::vector<const rlk_implementation*> broken_implementations() {
+  std::vector<const rlk_implementation*> out;
+  for (const Entry& e : kEntries) out.push_back(&e.implementation);
+  for (const rlk_implementation& i : kControls) out.push_back(&i);
+  return out;
+}
+std::vector<Mutant> broken() {
+  std::vector<Mutant> out;
+  for (const Entry& e : kEntries) out.push_back(e.mutant);
+  return out;
+}
+
+}  // namespace rlk::mutants
