@@ -57,6 +57,12 @@ int32_t batch_axis(const Config& c) {
   return -3;
 }
 
+CaseTensor heads_of(const char* name, const std::vector<int64_t>& shape, DType type, const Config& c) {
+  CaseTensor t{name, shape, type};
+  t.batch_axis = batch_axis(c);
+  return t;
+}
+
 const std::vector<Config>& configs() {
   static const std::vector<Config> all = {
       {"plain q and k", {3, 4, 9, 64}, 2, 16, 32},
@@ -241,13 +247,13 @@ void rope_like(const CaseSink& sink, const char* x, const char* k, const char* o
       Case made = base_case(c, type);
       made.brief = i >= varied;
       if (in_place && made.name.find("adjacent to half") != std::string::npos) continue;
-      made.inputs.push_back({x, c.shape, type, {}, {}, batch_axis(c)});
+      made.inputs.push_back(heads_of(x, c.shape, type, c));
       add_tables(made, c, type);
       if (!in_place) made.results.push_back({out, type});
       if (c.heads_of_k) {
         auto shape = c.shape;
         shape[static_cast<std::size_t>(head_axis(c))] = c.heads_of_k;
-        made.inputs.push_back({k, shape, type, {}, {}, batch_axis(c)});
+        made.inputs.push_back(heads_of(k, shape, type, c));
         if (!in_place) made.results.push_back({k_out, type});
       }
       for (const CaseTensor& t : c.extra) made.inputs.push_back(t);
