@@ -103,15 +103,18 @@ Case make(const Shape& s, DType t, const Options& o) {
                   {"allow_neg_eigval", int64_t{o.negative}},
                   {"chunk_size", o.chunk},
                   {"gate", std::string(raw ? o.gating == kSoftplus ? "softplus" : "bounded" : "none")}};
-  c.large = s.tokens * s.value_heads * s.k * s.v > 1'000'000;
-  c.most_rows = c.large ? 5 : std::max<int64_t>(17, 4096 / s.tokens);
+  c.large = s.tokens * s.value_heads * s.k * s.v > (o.brief ? 20'000'000 : 1'000'000);
+  c.most_rows = c.large ? 5 : std::max<int64_t>(18, 1200 / s.tokens);
   return c;
 }
 
 template <class Emit>
 void every_case(Emit emit) {
   for (DType t : kDTypes)
-    for (const Shape& s : kShapes) emit(make(s, t, {}), s, t, Options{});
+    for (const Shape& s : kShapes) {
+      const Options o{.brief = s.k == 100 || s.k == 256};
+      emit(make(s, t, o), s, t, o);
+    }
   const Shape small{1, 70, 2, 2, 32, 32}, packed{1, 223, 2, 2, 32, 32};
   const Options variants[] = {
       {.gating = kSlow, .collinear = true},
@@ -136,6 +139,7 @@ void every_case(Emit emit) {
       {{1, 300, 1, 8, 16, 16}, {}},
       {{1, 40, 12, 12, 16, 16}, {}},
       {{1, 40, 2, 18, 16, 16}, {.norm = true}},
+      {{1, 4096, 2, 2, 64, 64}, {}},
       {{1, 33, 1, 2, 32, 32}, {}},
       {{1, 97, 2, 2, 32, 16}, {.chunk = 32}},
       {{20, 5, 1, 1, 16, 16}, {}},

@@ -53,6 +53,7 @@ void served_cases(const CaseSink& sink) {
   for (DType t : kDTypes) {
     const auto brief = [&](Case c) {
       c.brief = true;
+      c.large = false;
       sink(std::move(c));
     };
     for (Size s : kServed) forward_case(brief, s, t, DType::f32, false, {}, "normal");
@@ -62,7 +63,7 @@ void served_cases(const CaseSink& sink) {
     };
     forward_case(sampled, {2, 2320, 33001}, t, t, false, {Fill::quick}, "quick");
     for (int i = 0; i < 4; ++i)
-      forward_case(sink, drawn_size(sink), t, i % 2 ? t : DType::f32, false, {}, "drawn");
+      forward_case(brief, drawn_size(sink), t, i % 2 ? t : DType::f32, false, {}, "drawn");
     forward_case(sink, {0, 64, 17}, t, t, false, {}, "no rows");
   }
 }
@@ -193,16 +194,16 @@ void lm_head_bwd_cases(const CaseSink& sink) {
                                                {"zeros", {Fill::constant, 0}}};
   for (DType t : kDTypes) {
     for (const auto& [name, fill] : data) backward_case(sink, {9, 40, 37}, t, DType::f32, fill, name);
-    for (int i = 0; i < 3; ++i) {
-      const Size s = drawn_size(sink);
-      backward_case(sink, {s.m, std::min<int64_t>(s.k, 400), s.v}, t, i % 2 ? t : DType::f32, {}, "drawn");
-    }
     if (t != DType::f32) backward_case(sink, {7, 48, 33}, t, t, {}, "fp32 cotangent", true);
     const auto brief = [&](Case c) {
       c.brief = true;
       c.large = false;
       sink(std::move(c));
     };
+    for (int i = 0; i < 3; ++i) {
+      const Size s = drawn_size(sink);
+      backward_case(brief, {s.m, std::min<int64_t>(s.k, 400), s.v}, t, i % 2 ? t : DType::f32, {}, "drawn");
+    }
     // Long sums of each gradient: over the vocabulary, and over the batch.
     backward_case(brief, {2, 9, 65539}, t, DType::f32, {}, "normal");
     backward_case(brief, {2100, 9, 11}, t, DType::f32, {}, "normal");

@@ -21,7 +21,7 @@ struct Operands {
   DType type = DType::f32;
 };
 
-// ---- fma64, fma32/kb1024
+// ---- fma64, fma32/kb1024, fma32/kb256
 
 double chain64(const Operands& x) {
   double sum = 0;
@@ -29,11 +29,11 @@ double chain64(const Operands& x) {
   return sum;
 }
 
-float blocks_of_1024(const Operands& x) {
+float blocks_of(std::size_t length, const Operands& x) {
   float total = 0;
-  for (std::size_t first = 0; first < x.a.size(); first += 1024) {
+  for (std::size_t first = 0; first < x.a.size(); first += length) {
     float sum = 0;
-    for (std::size_t k = first; k < std::min(x.a.size(), first + 1024); ++k)
+    for (std::size_t k = first; k < std::min(x.a.size(), first + length); ++k)
       sum = std::fma(x.a[k], x.b[k], sum);
     total = first == 0 ? sum : total + sum;
   }
@@ -138,17 +138,19 @@ float four_ranges(const Operands& x) {
 
 // ---- from an id to a sum
 
-enum class Id { fma64, fma32, amx, sm90, sm90_ranges };
+enum class Id { fma64, fma32, fma32_256, amx, sm90, sm90_ranges };
 std::optional<Id> id_of(std::string_view arithmetic) {
   if (arithmetic == "fma64") return Id::fma64;
   if (arithmetic == "fma32/kb1024") return Id::fma32;
+  if (arithmetic == "fma32/kb256") return Id::fma32_256;
   if (arithmetic == "amx/k32") return Id::amx;
   if (arithmetic == "sm90/t25k16") return Id::sm90;
   if (arithmetic == "sm90/t25k16/r4") return Id::sm90_ranges;
   return {};
 }
 bool takes(Id id, DType type) {
-  return id == Id::fma64 || id == Id::fma32 || type == DType::bf16 || type == DType::f16;
+  return id == Id::fma64 || id == Id::fma32 || id == Id::fma32_256 || type == DType::bf16 ||
+         type == DType::f16;
 }
 
 // fp32 sums are exact in a double; fma64's is rounded once, by whoever stores it.
@@ -157,7 +159,9 @@ double sum_of(Id id, const Operands& x) {
     case Id::fma64:
       return chain64(x);
     case Id::fma32:
-      return double{blocks_of_1024(x)};
+      return double{blocks_of(1024, x)};
+    case Id::fma32_256:
+      return double{blocks_of(256, x)};
     case Id::amx:
       return double{matrix_unit(x)};
     case Id::sm90:
@@ -242,7 +246,7 @@ bool lm_head_bwd_rule(const RuleQuery& q) {
   for_elements(q, 5, [&](const DLTensor& out, int64_t i) {
     read(*a.d_out.get(), i, columns, rows, x.b);
     x.a.assign(x.b.size(), 1.f);
-    finish(out, i, sum_of(*id == Id::fma64 ? Id::fma64 : Id::fma32, x));
+    finish(out, i, sum_of(*id == Id::fma64 || *id == Id::fma32_256 ? *id : Id::fma32, x));
   });
   return true;
 }

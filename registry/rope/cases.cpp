@@ -173,6 +173,7 @@ std::vector<Config> served() {
       {"D 512", {1, 2, 3, 512}, 0, 8, 256},
       {"300 tokens", {1, 2, 300, 16}, 1, 300, 8},
       {"1025 tokens bshd", {1, 1025, 2, 16}, 1, 1025, 8, {{"layout", "bshd"}}},
+      {"a long prefill", {1, 32, 2048, 128}, 8, 2048, 64},
       {"20 sequences", {20, 2, 3, 16}, 1, 3, 8},
       {"far rows",
        {7, 2, 8},
@@ -246,6 +247,7 @@ void rope_like(const CaseSink& sink, const char* x, const char* k, const char* o
       const Config& c = all[i];
       Case made = base_case(c, type);
       made.brief = i >= varied;
+      made.large = c.rows == 2048;
       if (in_place && made.name.find("adjacent to half") != std::string::npos) continue;
       made.inputs.push_back(heads_of(x, c.shape, type, c));
       add_tables(made, c, type);

@@ -9,6 +9,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace rlk::harness {
@@ -50,15 +51,19 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   sigaction(signal, &before, nullptr);
 }
 
+// Test frameworks set handlers of their own around every test, so ours is put in front again when it is gone.
 void install() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action{};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &previous_fault);
-    sigaction(SIGBUS, &action, &previous_bus);
-  });
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  for (const auto& [signal, previous] : {std::pair{SIGSEGV, &previous_fault}, {SIGBUS, &previous_bus}}) {
+    struct sigaction now{};
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_sigaction == on_fault) continue;
+    *previous = now;
+    now = {};
+    now.sa_sigaction = on_fault;
+    now.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(signal, &now, nullptr);
+  }
 }
 
 // Mappings that are kept for the next array of their size: making one costs more than most calls. Whoever

@@ -235,9 +235,10 @@ void Trial::call_and_judge(const Problem& p) {
 // Each transform comes `passes` times, each time on another case: pass by pass, so that a clock that ends
 // early has seen each once.
 void Trial::transforms() {
-  std::vector<Item*> list;
+  std::vector<Item*> list, brief;
   for (Item& item : items_)
-    if (item.given.order_probe.empty()) list.push_back(&item);
+    if (item.given.order_probe.empty())
+      (item.given.brief || item.given.sampled ? brief : list).push_back(&item);
   // The cases with the most rows first.
   const auto rows = [&](Item* i) { return problem_of(*i) ? row_count(*i->problem).value_or(0) : 0; };
   std::vector<std::pair<int64_t, Item*>> sorted;
@@ -247,6 +248,9 @@ void Trial::transforms() {
   }
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
+  // Brief cases have few transforms of their own, so they take no part in the turns.
+  for (Item* i : brief)
+    if (going()) vary_item(*i, 0, 1, 0);
   const std::size_t stride = thorough() ? 1 : std::max<std::size_t>(1, sorted.size());
   const std::size_t passes =
       plan_.passes > 0 ? std::min(stride, static_cast<std::size_t>(plan_.passes)) : stride;

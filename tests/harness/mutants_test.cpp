@@ -47,6 +47,15 @@ TEST_CASE("the honest control passes every promise") {
   }
 }
 
+TEST_CASE("the library's own implementations pass where the breaks are made") {
+  for (const auto& mutant : rlk::mutants::all()) {
+    if (!mutant.where) continue;
+    const Report r = examine(mutant.op, "mutant.control", mutant.where);
+    for (const auto& f : r.failures) MESSAGE(f.line());
+    CHECK(r.failures.empty());
+  }
+}
+
 TEST_CASE("every mutant is caught for the promise it breaks") {
   std::set<std::string> promises;
   for (const auto& mutant : rlk::mutants::all()) {

@@ -9,6 +9,7 @@
 
 #include "src/harness/isolation.hpp"
 #include "src/harness/trial.hpp"
+#include "src/harness/variables.hpp"
 #include "src/harness/wire.hpp"
 
 namespace rlk::harness {
@@ -87,6 +88,16 @@ Seen run_elsewhere(const Plan& plan, const Elsewhere& where, const std::string& 
   return seen;
 }
 
+// All hostile variables also means those that this backend's file names.
+Elsewhere with_own_variables(Elsewhere where, const Backend& backend) {
+  if (where.transform != kAllHostile || !backend.origin.starts_with('/')) return where;
+  for (const std::string& name : variables_in(backend.origin))
+    if (std::none_of(where.variables.begin(), where.variables.end(),
+                     [&](const auto& v) { return v.first == name; }))
+      where.variables.emplace_back(name, "1");
+  return where;
+}
+
 }  // namespace
 
 // All variables at once tell as much when nothing changes; one by one in thorough runs, to name the one.
@@ -102,10 +113,11 @@ std::vector<Elsewhere> surroundings(const Plan& plan) {
   return out;
 }
 
-void compare_elsewhere(const Plan& plan, const Elsewhere& where, const std::vector<Target*>& targets,
+void compare_elsewhere(const Plan& plan, const Elsewhere& given, const std::vector<Target*>& targets,
                        std::mutex& mutex, std::vector<Failure>& failures,
                        std::vector<std::string>& not_covered) {
   const std::string& backend = targets.front()->entry.backend;
+  const Elsewhere where = with_own_variables(given, *targets.front()->subject.backend);
   const Seen there = run_elsewhere(plan, where, backend, [&](const Seen& seen, const std::string& how) {
     const std::lock_guard lock(mutex);
     for (Target* t : targets)
