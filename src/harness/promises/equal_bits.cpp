@@ -1,13 +1,27 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
 #include "src/harness/promises/promises.hpp"
+#include "src/harness/rule.hpp"
 
 namespace rlk::harness {
 
-void judge_equal_bits(Trial&, const Problem&, const Outcome&) {}
+// Held against the rule of the declared id, whoever else declares it. What stands for an id that no written
+// rule covers is not its own judge.
+void judge_equal_bits(Trial& t, const Problem& p, const Outcome& out) {
+  const auto rule = by_rule(p, t.identity().arithmetic);
+  if (!rule || (!rule->written && rule->by == t.identity().implementation)) return;
+  t.record().tried(Promise::equal_bits);
+  for (std::size_t i = 0; i < out.results.size(); ++i) {
+    if (out.results[i].dtype == DType::none) continue;
+    if (const auto d = first_difference(rule->outcome.results[i], out.results[i]))
+      return t.fail(Promise::equal_bits, p, "", p.schema().arguments[i].name, &*d,
+                    fmt::format("{} means other bits, says {}", t.identity().arithmetic, rule->by));
+  }
+}
 
 namespace {
 
@@ -33,7 +47,11 @@ void compare_declared(std::vector<Target>& targets, std::vector<Failure>& failur
   std::map<std::tuple<std::string, std::string, std::string>, std::vector<Target*>> declared;
   for (Target& t : targets) declared[{t.entry.op, t.entry.arithmetic, t.entry.dtype}].push_back(&t);
   for (auto& [key, group] : declared) {
-    for (std::size_t i = 1; i < group.size(); ++i) {
+    // Where a rule has judged, it was not for who comes first to say what is right.
+    const bool judged = std::any_of(group.begin(), group.end(), [](const Target* t) {
+      return t->entry.promises[Promise::equal_bits].tried > 0;
+    });
+    for (std::size_t i = 1; i < group.size() && !judged; ++i) {
       Entry &first = group[0]->entry, &entry = group[i]->entry;
       for (const auto& [name, hash] : entry.corpus) {
         const auto at = first.corpus.find(name);
