@@ -125,7 +125,7 @@ class Verification {
   void check_transform() {
     if (plan_.transform.empty() || knows_transform_ || !report_.complete || stopped()) return;
     report_.error =
-        fmt::format("{} has no transform {}{}", plan_.op, quoted(plan_.transform),
+        fmt::format("{} has no transform {}{}", plan_.op, rlk::quoted(plan_.transform),
                     near_transform_.empty() ? "" : fmt::format(", did you mean '{}'?", near_transform_));
   }
 
