@@ -6,7 +6,10 @@
 
 namespace rlk {
 
-bool evidence_covers(const rlk_implementation& implementation, Backend& backend, const rlk_device& device,
-                     DType dtype);
+// Accepted, or what the loaded certificates lack: the implementation and dtype, this build, this device or
+// the sizes of this call.
+rlk_verdict evidence_verdict(const rlk_op_schema& op, const rlk_slot* slots,
+                             const rlk_implementation& implementation, const Backend& backend,
+                             const rlk_device& device, DType dtype);
 
 }  // namespace rlk

@@ -77,9 +77,10 @@ struct Resolver::Search {
     if (policy.precision == Precision::strict && !(i.traits & (RLK_STRICT | RLK_GOLDEN)))
       return no("is not immune to ambient switches, which the policy demands",
                 "leave the strict precision scope");
-    if (policy.evidence && !evidence_covers(i, *e.backend, *found, dtype))
-      return no("no loaded certificate covers it on this build and device",
-                "run rlk-dispatch --verify --certificate here and load what it writes");
+    if (policy.evidence)
+      if (const rlk_verdict v = evidence_verdict(*op.schema, slots, i, *e.backend, *found, dtype);
+          v.code != RLK_OK)
+        return v;
     if (!checked_requests || !i.supports) return {RLK_OK, -1, nullptr, nullptr, {}};
     return i.supports(slots, &request);
   }

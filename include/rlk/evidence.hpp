@@ -10,8 +10,10 @@
 
 namespace rlk {
 
-// Reads a certificate. Its entries count for implementations of the very same build of library and backend,
-// on a device of the same name with the same driver and library versions; others are kept and never match.
+// Reads a certificate: whole, unchanged, and good by its own contents, or it is refused with the reason. Its
+// entries count for the very same build of library and backend, on a device or processor of the same model
+// with the same instruction set and the same driver and library versions, up to the sizes that were tried; a
+// resolution says which of these is missing.
 RLK_API Status load_evidence(const std::string& path);
 // Forgets all that was loaded.
 RLK_API void clear_evidence();

@@ -156,6 +156,11 @@ RLK_API Report verify(const Plan& plan);
 // caught.
 RLK_API std::string certificate(const Report& report, const std::vector<std::string>& mutants = {});
 
+// Whether a text is a certificate of this version, unchanged since it was written, of a whole run in which
+// everything that was promised was tried, and kept: all of it judged by its contents, not by what it says of
+// itself. The refusal says which of these fails.
+RLK_API Status check_certificate(const std::string& text);
+
 // What such a command does: call this first in main; a result >= 0 is the exit code.
 RLK_API int child_main(int argc, char** argv);
 inline constexpr const char* kChildFlag = "--harness-child";

@@ -1,22 +1,21 @@
 // The certificate: what was proved, on what, as JSON that two machines can lay side by side.
+#include "src/harness/certificate.hpp"
+
 #include <fmt/format.h>
 #include <sys/utsname.h>
 
+#include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
 #include "rlk/harness.hpp"
 #include "rlk/machine.hpp"
-#include "src/build_id.hpp"
+#include "src/identity.hpp"
 #include "src/json.hpp"
-#include "src/machine.hpp"
-#include "src/registry.hpp"
 
 namespace rlk::harness {
 namespace {
 
-constexpr int kSchema = 1;  // moves when a member changes its meaning or goes away
 constexpr const char* kVariables[] = {"RLK_BACKEND",
                                       "RLK_CPU",
                                       "RLK_PLUGIN_PATH",
@@ -30,14 +29,23 @@ constexpr const char* kVariables[] = {"RLK_BACKEND",
                                       "DNNL_MAX_CPU_ISA",
                                       "OMP_NUM_THREADS"};
 
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  return "unknown";
+// JSON has no infinities: they and NaN are written as words.
+std::string real(double x) {
+  if (std::isfinite(x)) return fmt::format("{:.6g}", x);
+  return std::isnan(x) ? "\"nan\"" : x > 0 ? "\"inf\"" : "\"-inf\"";
 }
 
-std::string real(double x) { return fmt::format("{:.6g}", x); }
+std::string numbers(const std::vector<int64_t>& list) {
+  JsonArray out;
+  for (const int64_t n : list) out.raw(std::to_string(n));
+  return out.str();
+}
+
+std::string texts(const std::vector<std::string>& list) {
+  JsonArray out;
+  for (const std::string& text : list) out.text(text);
+  return out.str();
+}
 
 std::string promises_json(const Entry& e) {
   JsonObject out;
@@ -48,14 +56,14 @@ std::string promises_json(const Entry& e) {
                             .number("failed", t.failed)
                             .number("refused", t.refused)
                             .flag("promised", t.promised)
+                            .text("why", t.why)
                             .str());
   }
   return out.str();
 }
 
 std::string accuracy_json(const Accuracy& a) {
-  JsonArray ulps, lengths;
-  for (int64_t n : a.ulps) ulps.raw(std::to_string(n));
+  JsonArray lengths;
   for (const auto& [length, error] : a.over_length)
     lengths.raw(JsonArray().raw(std::to_string(length)).raw(real(error)).str());
   return JsonObject()
@@ -63,12 +71,13 @@ std::string accuracy_json(const Accuracy& a) {
       .text("dtype", a.dtype)
       .text("metric", a.metric)
       .raw("bound", real(a.bound))
+      .raw("bound_ulps", real(a.bound_ulps))
       .raw("worst", real(a.worst))
       .raw("p99_9", real(a.p999))
       .raw("share_at_0_ulp", real(a.share_exact))
       .raw("worst_ulps", real(a.worst_ulps))
       .number("elements", a.elements)
-      .raw("ulp_histogram", ulps.str())
+      .raw("ulp_histogram", numbers({a.ulps.begin(), a.ulps.end()}))
       .raw("error_over_length", lengths.str())
       .str();
 }
@@ -87,41 +96,46 @@ std::string order_json(const Order& o) {
 }
 
 std::string entry_json(const Entry& e) {
-  JsonArray accuracy, orders, over_refused;
-  JsonObject covered, corpus;
+  JsonArray accuracy, orders;
+  JsonObject covered, corpus, sizes;
   for (const Accuracy& a : e.accuracy) accuracy.raw(accuracy_json(a));
   for (const Order& o : e.orders) orders.raw(order_json(o));
-  for (const std::string& name : e.over_refused) over_refused.text(name);
   for (const auto& [dimension, n] : e.covered) covered.number(dimension, n);
   for (const auto& [name, hash] : e.corpus) corpus.text(name, hash);
+  for (const auto& [dimension, extent] : e.sizes) sizes.raw(dimension, numbers(extent));
   return JsonObject()
       .text("op", e.op)
       .text("implementation", e.implementation)
       .text("dtype", e.dtype)
       .text("arithmetic", e.arithmetic)
+      .text("level", e.level)
       .flag("good", e.good())
+      .flag("complete", e.complete)
       .text("backend", e.backend)
       .text("build", e.backend_build)
       .text("device", e.device_name)
       .text("versions", e.versions)
       .raw("promises", promises_json(e))
       .raw("covered", covered.str())
+      .raw("sizes", sizes.str())
       .raw("accuracy", accuracy.str())
       .raw("order", orders.str())
       .raw("corpus", corpus.str())
-      .raw("refused_though_right", over_refused.str())
+      .raw("default_for", texts(e.default_for))
+      .raw("refused_though_right", texts(e.over_refused))
       .str();
 }
 
 std::string host_json() {
   utsname system{};
   uname(&system);
+  const rlk_device cpu{kDLCPU, 0, 0, {}};
   JsonObject variables;
   for (const char* name : kVariables)
     if (const char* value = secure_getenv(name)) variables.text(name, value);
   return JsonObject()
-      .text("cpu", cpu_name())
-      .text("isa", cpu_word(cpu_level()))
+      .text("cpu", device_text(cpu))
+      .text("level", level_text(cpu))
       .text("system", fmt::format("{} {}", system.sysname, system.release))
       .number("threads", processors())
       .raw("environment", variables.str())
@@ -131,32 +145,34 @@ std::string host_json() {
 }  // namespace
 
 std::string certificate(const Report& r, const std::vector<std::string>& mutants) {
-  JsonArray entries, failures, not_covered, caught;
+  JsonArray failures;
   std::string lines;
   // One entry a line: certificates are diffed.
   for (const Entry& e : r.entries) lines += (lines.empty() ? "\n    " : ",\n    ") + entry_json(e);
   for (const Failure& f : r.failures) failures.text(f.line());
-  for (const std::string& text : r.not_covered) not_covered.text(text);
-  for (const std::string& name : mutants) caught.text(name);
-  static const int anchor = 0;
-  const std::pair<const char*, std::string> members[] = {
-      {"schema", std::to_string(kSchema)},
-      {"rlk", json_string(RLK_VERSION)},
-      {"build", json_string(fmt::format("{:016x}", build_id_of(&anchor)))},
-      {"complete", r.complete ? "true" : "false"},
-      {"good", r ? "true" : "false"},
-      {"seed", std::to_string(r.seed)},
-      {"budget", real(r.budget)},
-      {"seconds", real(r.seconds)},
-      {"host", host_json()},
-      {"mutants_caught", caught.str()},
-      {"entries", "[" + lines + "\n  ]"},
-      {"failures", failures.str()},
-      {"not_covered", not_covered.str()}};
+  const auto flag = [](bool b) { return b ? "true" : "false"; };
+  const std::pair<const char*, std::string> members[] = {{"schema", std::to_string(kCertificateSchema)},
+                                                         {"rlk", json_string(RLK_VERSION)},
+                                                         {"build", json_string(library_build())},
+                                                         {"good", flag(r.good())},
+                                                         {"complete", flag(r.complete)},
+                                                         {"restricted", flag(r.restricted)},
+                                                         {"seed", std::to_string(r.seed)},
+                                                         {"passes", std::to_string(r.passes)},
+                                                         {"budget", real(r.budget)},
+                                                         {"seconds", real(r.seconds)},
+                                                         {"host", host_json()},
+                                                         {"mutants_caught", texts(mutants)},
+                                                         {"entries", "[" + lines + "\n  ]"},
+                                                         {"failures", failures.str()},
+                                                         {"not_covered", texts(r.not_covered)},
+                                                         {"cannot_run", texts(r.cannot_run)},
+                                                         {"missing", texts(r.missing)}};
   std::string out = "{";
   for (const auto& [name, value] : members)
     out += fmt::format("{}\n  {}: {}", out.size() == 1 ? "" : ",", json_string(name), value);
-  return out + "\n}\n";
+  out += ",\n  ";
+  return fmt::format("{}\"digest\": \"{}\"\n}}\n", out, certificate_digest(out));
 }
 
 }  // namespace rlk::harness

@@ -10,6 +10,7 @@
 #include "registry/op.hpp"
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
+#include "src/identity.hpp"
 #include "src/machine.hpp"
 #include "src/resolve.hpp"
 #include "src/text.hpp"
@@ -49,12 +50,10 @@ Target make_target(const ImplementationEntry& e, const rlk_op_schema& schema, DT
   t.entry.backend = e.backend->name;
   t.entry.arithmetic = i.arithmetic;
   t.entry.dtype = name_of(dtype);
-  t.entry.backend_build = fmt::format("{:016x}", e.backend->build_id);
-  t.entry.device_name = t.subject.device.name;
-  if (t.subject.services && t.subject.services->describe) {
-    char text[512] = "";
-    if (t.subject.services->describe(&t.subject.device, text, sizeof text) == RLK_OK) t.entry.versions = text;
-  }
+  t.entry.backend_build = build_of(*e.backend);
+  t.entry.device_name = device_text(t.subject.device);
+  t.entry.level = level_text(t.subject.device);
+  t.entry.versions = versions_text(*e.backend, t.subject.device);
   set_promises(t.entry.promises, i.traits);
   return t;
 }

@@ -69,3 +69,9 @@ TEST_CASE("--against refuses a file that is no dump") {
   CHECK(broken.exit == 2);
   CHECK_SAYS(broken.err, "is not a safetensors file");
 }
+
+TEST_CASE("--against says no to a dump without outputs") {
+  const Ran empty = against(dump("against_empty", {}));
+  CHECK(empty.exit == 2);
+  CHECK(empty.out == "");
+}

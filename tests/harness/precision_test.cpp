@@ -156,7 +156,7 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   const Call call;
   const rlk::Resolution none = rlk::resolve(call.args(), {.evidence = true});
   CHECK_FALSE(static_cast<bool>(none));
-  CHECK(none.explain().find("no loaded certificate covers it") != std::string::npos);
+  CHECK(none.explain().find("no certificate is loaded") != std::string::npos);
 
   const rlk::harness::Report r =
       rlk::harness::verify({.op = "lm_head", .implementation = "native.golden", .passes = 1});
@@ -187,14 +187,26 @@ TEST_CASE("a policy that requires evidence takes only what a certificate of this
   CHECK(run_by_name() == RLK_OK);
   CHECK(rlk_load_evidence("/nonexistent/certificate.json") == RLK_CONFIGURATION);
 
-  // A certificate of another build proves nothing here.
+  // A larger call than any that was tried is not covered by it.
+  const Call wide(3, 70000);
+  const rlk::Resolution beyond = rlk::resolve(wide.args(), {.evidence = true});
+  CHECK_FALSE(static_cast<bool>(beyond));
+  CHECK(beyond.explain().find("where this call has 70000") != std::string::npos);
+
+  // A certificate of another build, device or instruction set proves nothing here, and resolution says which.
+  const auto load_as = [&](auto change) {
+    rlk::clear_evidence();
+    rlk::harness::Report other = r;
+    for (auto& e : other.entries) change(e);
+    std::ofstream(path) << rlk::harness::certificate(other);
+    REQUIRE(static_cast<bool>(rlk::load_evidence(path)));
+    const rlk::Resolution refused = rlk::resolve(call.args(), {.evidence = true});
+    CHECK_FALSE(static_cast<bool>(refused));
+    return refused.explain();
+  };
+  CHECK(load_as([](auto& e) { e.backend_build = "0"; }).find("of another build") != std::string::npos);
+  CHECK(load_as([](auto& e) { e.device_name = "another"; }).find("of another device") != std::string::npos);
+  CHECK(load_as([](auto& e) { e.level = "another"; }).find("instruction set") != std::string::npos);
   rlk::clear_evidence();
-  std::string other = rlk::harness::certificate(r);
-  const std::string build = r.entries[0].backend_build;
-  for (auto at = other.find(build); at != other.npos; at = other.find(build, at))
-    other.replace(at, build.size(), "0");
-  std::ofstream(path) << other;
-  REQUIRE(static_cast<bool>(rlk::load_evidence(path)));
-  CHECK(chosen({.evidence = true}).empty());
   CHECK_FALSE(static_cast<bool>(rlk::load_evidence("/nonexistent/certificate.json")));
 }

@@ -204,6 +204,7 @@ int against(const Options& o) {
   const Dump dump(o.against);
   std::string implementation;
   const Finding f = replay(dump, implementation);
+  if (f.outputs == 0) throw Failure(kUsage, o.against + " holds no outputs: there is nothing to replay");
   if (o.json) {
     Json j{{"schema", 1},
            {"op", "lm_head"},

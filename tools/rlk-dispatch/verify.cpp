@@ -45,6 +45,14 @@ void set_budget(const std::string& budget, harness::Plan& plan) {
                   "--budget takes short, normal, full or a number of seconds above 0, not '" + budget + "'");
 }
 
+// Said before the work begins, not after it.
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == path.npos ? "." : path.substr(0, slash + 1);
+  if (access(folder.c_str(), W_OK) != 0) throw Failure(kUsage, "cannot write " + path);
+}
+
 std::string short_number(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2g", x);
@@ -170,6 +178,8 @@ bool passed(const harness::Report& r) {
 
 int verify(const Options& o) {
   check_configuration();
+  check_writable(o.certificate);
+  check_writable(o.report);
   harness::Plan plan;
   plan.op = o.op.empty() ? "*" : o.op;
   plan.implementation = o.implementation;
