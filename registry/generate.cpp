@@ -1,8 +1,13 @@
 // Writes rlk/ops.hpp, the typed face of every op, from the schemas: one source of truth for names, roles and
 // defaults.
+#include <charconv>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "rlk/plugin.h"
 
@@ -29,6 +34,42 @@ std::string camel(const std::string& snake) {
   return snake.back() == '_' ? out + "InPlace" : out;
 }
 
+std::vector<std::string> words_of(const rlk_attribute& a) {
+  std::istringstream list(a.choices);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(list, word, '|');) words.push_back(word);
+  return words;
+}
+
+// One enumeration for each choice attribute, whatever ops have it. The same name with another list is an
+// error: callers would have two types of one name.
+bool write_choices(const rlk_op_schema& op, std::map<std::string, std::string>& known,
+                   std::ostringstream& out) {
+  for (uint32_t i = 0; i < op.num_attributes; ++i) {
+    const rlk_attribute& a = op.attributes[i];
+    if (a.type != RLK_CHOICE) continue;
+    const auto [seen, fresh] = known.try_emplace(a.name, a.choices);
+    if (!fresh && seen->second != a.choices) {
+      std::fprintf(stderr, "%s: %s is one of %s, in an op before it one of %s\n", op.name, a.name, a.choices,
+                   seen->second.c_str());
+      return false;
+    }
+    if (!fresh) continue;
+    std::string words;
+    for (const std::string& word : words_of(a)) words += (words.empty() ? "" : ", ") + word;
+    out << "enum class " << camel(a.name) << " : int64_t { " << words << " };\n";
+  }
+  return true;
+}
+
+// Where each member lies among the slots of a call.
+void write_slots(const rlk_op_schema& op, std::ostringstream& out) {
+  out << "  struct Slot {\n    enum : uint32_t {";
+  for (uint32_t i = 0; i < op.num_arguments; ++i) out << (i ? ", " : " ") << op.arguments[i].name;
+  for (uint32_t i = 0; i < op.num_attributes; ++i) out << ", " << op.attributes[i].name;
+  out << " };\n  };\n";
+}
+
 void write_attribute(const rlk_attribute& a, std::ostringstream& out) {
   out << "  ";
   switch (a.type) {
@@ -36,8 +77,8 @@ void write_attribute(const rlk_attribute& a, std::ostringstream& out) {
       out << "int64_t " << a.name << " = " << a.default_int;
       break;
     case RLK_FLOAT: {
-      char text[64];
-      std::snprintf(text, sizeof text, "%.17g", a.default_float);
+      char text[64];  // the shortest that reads back as the same number
+      *std::to_chars(text, text + sizeof text - 1, a.default_float).ptr = '\0';
       out << "double " << a.name << " = " << text;
       break;
     }
@@ -45,22 +86,9 @@ void write_attribute(const rlk_attribute& a, std::ostringstream& out) {
       out << "Flag " << a.name << " = " << (a.default_int ? "true" : "false");
       break;
     default: {
-      std::string word, words;
-      int64_t index = 0;
-      std::string chosen;
-      for (const char* p = a.choices;; ++p) {
-        if (*p && *p != '|') {
-          word += *p;
-          continue;
-        }
-        words += (words.empty() ? "" : ", ") + word;
-        if (index++ == a.default_int) chosen = word;
-        word.clear();
-        if (!*p) break;
-      }
       const std::string type = camel(a.name);
-      out << "enum class " << type << " : int64_t { " << words << " };\n  " << type << " " << a.name << " = "
-          << type << "::" << chosen;
+      out << "using " << type << " = choice::" << type << ";\n  " << type << " " << a.name << " = " << type
+          << "::" << words_of(a)[static_cast<std::size_t>(a.default_int)];
     }
   }
   out << ";  // " << a.doc << "\n";
@@ -93,6 +121,7 @@ void write_op(const rlk_op_schema& op, std::ostringstream& out) {
   const std::string type = camel(op.name);
   out << "// " << op.doc << ".\nstruct [[gnu::may_alias]] " << type
       << " {\n  static constexpr const char* kName = \"" << op.name << "\";\n";
+  write_slots(op, out);
   for (uint32_t i = 0; i < op.num_arguments; ++i) {
     const rlk_argument& a = op.arguments[i];
     out << "  "
@@ -120,10 +149,21 @@ int main(int argc, char** argv) {
          "function.\n"
          "#pragma once\n\n#include <cstdint>\n\n#include \"rlk/resolve.hpp\"\n#include "
          "\"rlk/tensor.hpp\"\n\nnamespace rlk {\n\n";
+  std::map<std::string, std::string> choices;
+  out << "// The words of choice attributes, shared by all ops that have them.\nnamespace choice {\n";
+#define RLK_OP(name) \
+  if (!write_choices(rlk::registry::name##_schema, choices, out)) return 1;
+#include "registry/ops.def"
+#undef RLK_OP
+  out << "}  // namespace choice\n\n";
 #define RLK_OP(name) write_op(rlk::registry::name##_schema, out);
 #include "registry/ops.def"
 #undef RLK_OP
   out << "}  // namespace rlk\n";
+  if (argc > 1) {  // an unchanged header keeps its time, and what includes it is not built again
+    std::ifstream before(argv[1]);
+    if (before && std::string(std::istreambuf_iterator<char>(before), {}) == out.str()) return 0;
+  }
   std::FILE* file = argc > 1 ? std::fopen(argv[1], "w") : stdout;
   if (!file) return std::perror(argv[1]), 1;
   std::fputs(out.str().c_str(), file);

@@ -2,6 +2,8 @@
 // sources: rope_engines.cpp
 // The rope family through the public face: names, calls in threads, what may alias what, and every refusal in
 // words. What rotation itself promises is in rope_properties_test.cpp.
+#include <type_traits>
+
 #include "rlk/harness.hpp"
 #include "rlk/rlk.hpp"
 #include "rope_support.hpp"
@@ -31,6 +33,24 @@ std::pair<Tensor, Tensor> tables(std::int64_t rows, std::int64_t dim) {
 }
 
 }  // namespace
+
+static_assert(std::is_same_v<rlk::Rope::Layout, rlk::RopeMlaQ::Layout>);
+static_assert(std::is_same_v<rlk::Rope::Layout, rlk::choice::Layout>);
+
+TEST_CASE("rope: a member of a typed call lies in the slot that bears its name") {
+  auto [cos, sin] = tables(8, 16);
+  Tensor x = floats({2, 8, 8, 16}, 9), y = empty_like(x);
+  const rlk::Rope a{
+      .x = x.dl(), .cos = cos.dl(), .out = y.dl(), .pairing = rlk::Rope::Pairing::adjacent, .mrope_w = 7};
+  const auto* slots = reinterpret_cast<const rlk_slot*>(&a);
+  using Slot = rlk::Rope::Slot;
+  CHECK(slots[Slot::x].tensor == x.dl());
+  CHECK(slots[Slot::cos].tensor == cos.dl());
+  CHECK(slots[Slot::sin].tensor == nullptr);
+  CHECK(slots[Slot::out].tensor == y.dl());
+  CHECK(slots[Slot::pairing].i == 1);
+  CHECK(slots[Slot::mrope_w].i == 7);
+}
 
 TEST_CASE("rope: an alias means what its name means elsewhere") {
   auto [cos, sin] = tables(8, 16);

@@ -12,6 +12,29 @@ namespace {
 
 using rotary::Form;
 
+// The geometry reads calls by position: these are the schemas'.
+constexpr bool same(int64_t slot, int64_t position) { return slot == position; }
+template <class Op, int64_t First>
+constexpr bool kSameSlots = [] {
+  using S = typename Op::Slot;
+  using namespace rotary;
+  return same(S::cos, kCos) && same(S::sin, kSin) && same(S::positions, kPositions) &&
+         same(S::starts, kStarts) && same(S::cu_seqlens, kCuSeqlens) && same(S::axis_map, kAxisMap) &&
+         same(S::layout, First + kLayout) && same(S::pairing, First + kPairing) &&
+         same(S::table, First + kTable) && same(S::rotary_dim, First + kRotaryDim) &&
+         same(S::rotary_offset, First + kRotaryOffset) && same(S::transpose, First + kTranspose) &&
+         same(S::cp_rank, First + kCpRank) && same(S::cp_size, First + kCpSize) &&
+         same(S::mrope_t, First + kMropeT) && same(S::mrope_h, First + kMropeH) &&
+         same(S::mrope_w, First + kMropeW) && same(S::mrope_interleaved, First + kMropeInterleaved);
+}();
+static_assert(kSameSlots<Rope, rotary::kRopeArguments> && kSameSlots<RopeBwd, rotary::kRopeArguments> &&
+              kSameSlots<RopeInPlace, rotary::kOut>);
+static_assert(same(Rope::Slot::x, rotary::kX) && same(Rope::Slot::k, rotary::kK) &&
+              same(Rope::Slot::out, rotary::kOut) && same(Rope::Slot::k_out, rotary::kKOut));
+static_assert(same(RopeBwd::Slot::d_out, rotary::kX) && same(RopeBwd::Slot::d_k_out, rotary::kK) &&
+              same(RopeBwd::Slot::d_x, rotary::kOut) && same(RopeBwd::Slot::d_k, rotary::kKOut));
+static_assert(same(RopeInPlace::Slot::x, rotary::kX) && same(RopeInPlace::Slot::k, rotary::kK));
+
 template <class Args>
 const rlk_slot* slots(const Args& a) {
   return reinterpret_cast<const rlk_slot*>(&a);

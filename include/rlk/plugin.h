@@ -122,7 +122,9 @@ typedef struct rlk_op_schema {
   const char* saves;    /* comma-separated arguments of this op that the backward reads; "" for none */
   /** Checks what the tables cannot say (shapes against each other) and fills shapes[i] for every written
    * argument i. Rank, dtype, presence, device and null data are checked before. Returns RLK_OK or
-   * host->fail(...). Written slots may be NULL here: infer must not read them. */
+   * host->fail(...). Written slots may be NULL here: infer must not read them. The only data that infer, or
+   * an implementation's supports, may read are those of RLK_HOST arguments, and these are NULL where only
+   * shapes are asked about (rlk_infer, rlk_resolve_json): accept them then. */
   int32_t (*infer)(const rlk_slot* slots, rlk_shape* shapes, const rlk_host* host);
   /** In place only where declared: pairs "out=x" of arguments that may be the very same bytes; "" for none.
    */

@@ -177,24 +177,25 @@ class View {
   int32_t rank() const noexcept { return t_->ndim; }
   DType dtype() const noexcept { return dtype_of(t_->dtype); }
   int64_t dim(int32_t i) const noexcept { return t_->shape[i < 0 ? i + t_->ndim : i]; }
+  // Products are unsigned: a tensor without elements may have other sizes that overflow.
   int64_t numel() const noexcept {
-    int64_t n = 1;
-    for (int32_t i = 0; i < t_->ndim; ++i) n *= t_->shape[i];
-    return n;
+    uint64_t n = 1;
+    for (int32_t i = 0; i < t_->ndim; ++i) n *= static_cast<uint64_t>(t_->shape[i]);
+    return static_cast<int64_t>(n);
   }
   // In elements, computed when the tensor says "dense".
   int64_t stride(int32_t i) const noexcept {
     if (i < 0) i += t_->ndim;
     if (t_->strides) return t_->strides[i];
-    int64_t step = 1;
-    for (int32_t j = t_->ndim - 1; j > i; --j) step *= t_->shape[j];
-    return step;
+    uint64_t step = 1;
+    for (int32_t j = t_->ndim - 1; j > i; --j) step *= static_cast<uint64_t>(t_->shape[j]);
+    return static_cast<int64_t>(step);
   }
   bool dense() const noexcept {
-    int64_t step = 1;
+    uint64_t step = 1;
     for (int32_t j = t_->ndim - 1; j >= 0; --j) {
-      if (t_->shape[j] != 1 && stride(j) != step) return false;
-      step *= t_->shape[j];
+      if (t_->shape[j] != 1 && stride(j) != static_cast<int64_t>(step)) return false;
+      step *= static_cast<uint64_t>(t_->shape[j]);
     }
     return true;
   }
