@@ -284,7 +284,7 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy&
   const OpEntry& op = s.ops[static_cast<std::size_t>(index)];
   r.op_ = op.schema;
   std::optional<ShapesOnly> shapes;
-  if (!check_data) slots = shapes.emplace(*op.schema, slots).slots();
+  if (data == CheckData::no) slots = shapes.emplace(*op.schema, slots).slots();
   DLDevice device;
   if (r.status_ = check_call(*op.schema, slots, data, device); !r.status_) return r;
   if (policy.threads < 0) {

@@ -11,6 +11,8 @@ namespace {
 
 using namespace kda_test;
 using rlk::kda::Gate;
+using rlk::native::Isa;
+using rlk::native::widest;
 namespace chunked = rlk::kda::chunked;
 namespace kernels = rlk::kda::kernels;
 

@@ -5,7 +5,7 @@
 namespace ropetest {
 namespace {
 
-using rlk::native::rope::Isa;
+using rlk::native::Isa;
 using rlk::native::rope::Stores;
 
 constexpr struct {

@@ -26,6 +26,7 @@
 #include "judge.hpp"
 #include "registry/reference.hpp"
 #include "rlk/resolve.hpp"
+#include "src/host.hpp"
 #include "src/registry.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
