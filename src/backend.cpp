@@ -36,12 +36,14 @@ void Backend::probe() {
   });
 }
 
-// The level of a CPU is what RLK_CPU lets it be now.
-std::vector<rlk_device> Backend::devices() {
+const std::vector<rlk_device>& Backend::devices() {
   probe();
-  std::vector<rlk_device> now = devices_;
-  for (rlk_device& d : now)
-    if (d.type == kDLCPU && d.arch == 0) d.arch = cpu_level();
+  return devices_;
+}
+
+rlk_device Backend::current(const rlk_device& device) {
+  rlk_device now = device;
+  if (now.type == kDLCPU && now.arch == 0) now.arch = cpu_level();
   return now;
 }
 

@@ -29,7 +29,9 @@ struct Backend {
   // Asks for devices once, activates once; both answer from then on.
   State state();
   std::string reason();
-  std::vector<rlk_device> devices();
+  // As the backend listed them; current() adds what RLK_CPU lets a CPU be now.
+  const std::vector<rlk_device>& devices();
+  static rlk_device current(const rlk_device& device);
   Status activate();
   // Memory and streams of its devices; null when it offers none.
   const rlk_device_services* services() const noexcept;

@@ -88,7 +88,7 @@ std::string usable(Backend& b, const rlk_implementation* impl = nullptr) {
     case Backend::active: {
       const auto& d = b.devices();
       if (impl)
-        if (const rlk_verdict v = machine_verdict(*impl, d[0]); v.code != RLK_OK)
+        if (const rlk_verdict v = machine_verdict(*impl, Backend::current(d[0])); v.code != RLK_OK)
           return "no: " + verdict_text(v.why, v.v);
       if (d[0].type == kDLCPU) return "yes";
       return fmt::format("{}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
@@ -136,7 +136,7 @@ std::string backends_json(const Snapshot& s) {
       devices.raw(JsonObject()
                       .text("type", device_name(d.type))
                       .number("id", d.id)
-                      .number("arch", d.arch)
+                      .number("arch", Backend::current(d).arch)
                       .text("name", d.name)
                       .str());
     out.raw(JsonObject()

@@ -64,8 +64,9 @@ struct Resolver::Search {
     });
     if (found == devices.end())
       return no("its backend has no device number {0}", "use a device that --list shows", device.device_id);
-    request.device = *found;
-    if (const rlk_verdict machine = machine_verdict(i, *found); machine.code != RLK_OK) return machine;
+    request.device = Backend::current(*found);
+    if (const rlk_verdict machine = machine_verdict(i, request.device); machine.code != RLK_OK)
+      return machine;
     if (dtype != DType::none && !(i.dtypes & static_cast<uint32_t>(dtype)))
       return no("does not take this dtype", kNearestDtype);
     if (!policy.arithmetic.empty() && policy.arithmetic != i.arithmetic)
@@ -191,7 +192,7 @@ Ruling ruling_for(const Snapshot& s, const char* op, const char* device, const P
 bool runs_on(DLDevice device, const ImplementationEntry& e) {
   for (const rlk_device& d : e.backend->devices())
     if (d.type == static_cast<int32_t>(device.device_type) && d.id == device.device_id)
-      return machine_verdict(*e.implementation, d).code == RLK_OK;
+      return machine_verdict(*e.implementation, Backend::current(d)).code == RLK_OK;
   return false;
 }
 

@@ -186,7 +186,6 @@ TEST_CASE("the caller's workspace must not lie over the arguments") {
     CHECK(run(memory.data() + 1000).message() == "nest: workspace overlaps out");
     CHECK(run(memory.data()).message() == "nest: workspace overlaps x");
   }
-  memory.resize(3 * 4096);
   std::vector<float> apart(2048);
   CHECK(rlk::run_slots("nest", reinterpret_cast<const rlk_slot*>(&args),
                        {.workspace = apart.data(), .workspace_bytes = 8192}));
@@ -305,7 +304,7 @@ TEST_CASE("the C face has scopes, which nest") {
   CHECK(rlk::resolve(p.args()).decided_by() == "scope 'lm_head=native'");
   CHECK(rlk_scope_leave() == RLK_OK);
   CHECK(rlk::resolve(p.args()).decided_by() == "default order");
-  CHECK(rlk::resolve(p.args()).id() == "native.golden");
+  CHECK(rlk::resolve(p.args()).arithmetic() == "fma64");
   CHECK(rlk_scope_leave() == RLK_OK);
   CHECK(rlk::PrecisionScope::current() == rlk::Precision::standard);
   CHECK(rlk_scope_enter("sloppy", nullptr) == RLK_INVALID_ARGUMENT);

@@ -321,9 +321,9 @@ void finish(const Problem& p, const double* partials) {
         bias += partial[K + d];
       }
       a_log += a;
-      if (p.d_dt_bias) p.d_dt_bias[std::int64_t(hv) * K + d] = static_cast<float>(bias);
+      if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * K + d, static_cast<float>(bias));
     }
-    if (p.d_a_log) p.d_a_log[hv] = static_cast<float>(a_log);
+    if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
   }
 }
 
@@ -351,9 +351,9 @@ void gate_backward(const Problem& p, int hv) {
       bias += d_raw;
     }
     a_log += share;
-    if (p.d_dt_bias) p.d_dt_bias[std::int64_t(hv) * p.k_dim + d] = static_cast<float>(bias);
+    if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * p.k_dim + d, static_cast<float>(bias));
   }
-  if (p.d_a_log) p.d_a_log[hv] = static_cast<float>(a_log);
+  if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
 }
 
 }  // namespace rlk::kda::recurrent

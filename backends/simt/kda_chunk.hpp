@@ -776,7 +776,7 @@ RLK_TEAM void finish(Team& team, const Problem& p, int hv, const double* partial
     team.items(K, [=](int d) {
       double sum = 0;
       for (std::int64_t n = 0; n < p.sequences; ++n) sum += mine[n * step + K + d];
-      p.d_dt_bias[std::int64_t(hv) * K + d] = float(sum);
+      store(p.d_dt_bias, Type::f32, std::int64_t(hv) * K + d, float(sum));
     });
   }
   if (p.d_a_log) {
@@ -787,7 +787,7 @@ RLK_TEAM void finish(Team& team, const Problem& p, int hv, const double* partial
         for (std::int64_t n = 0; n < p.sequences; ++n) channel += mine[n * step + d];
         sum += channel;
       }
-      p.d_a_log[hv] = float(sum);
+      store(p.d_a_log, Type::f32, hv, float(sum));
     });
   }
 }

@@ -58,12 +58,12 @@ std::optional<Ruled> by_rule(const Problem& p, std::string_view arithmetic) {
   const std::string_view op = p.schema().name;
   for (const OpEntry& entry : snapshot().ops) {
     if (op != entry.schema->name) continue;
-    for (const ImplementationEntry& e : entry.implementations) {
-      if (e.backend->name != "native" || arithmetic != e.implementation->arithmetic) continue;
-      const auto& devices = e.backend->devices();
-      if (devices.empty()) continue;
-      Outcome out = execute(p, {entry.schema, e.implementation, e.backend, devices.front(), nullptr});
-      if (out.code == RLK_OK) return Ruled{e.implementation->id, false, std::move(out)};
+    // The last of them is the one without vectors.
+    for (auto e = entry.implementations.rbegin(); e != entry.implementations.rend(); ++e) {
+      if (e->backend->name != "native" || arithmetic != e->implementation->arithmetic) continue;
+      const rlk_device cpu = Backend::current(e->backend->devices().front());
+      Outcome out = execute(p, {entry.schema, e->implementation, e->backend, cpu, nullptr});
+      if (out.code == RLK_OK) return Ruled{e->implementation->id, false, std::move(out)};
     }
   }
   return {};

@@ -43,7 +43,7 @@ void set_promises(Tallies& promises, uint32_t traits) {
 
 Target make_target(const ImplementationEntry& e, const rlk_op_schema& schema, DType dtype) {
   const rlk_implementation& i = *e.implementation;
-  Target t{{&schema, &i, e.backend, e.backend->devices().front(), nullptr}, dtype, {}};
+  Target t{{&schema, &i, e.backend, Backend::current(e.backend->devices().front()), nullptr}, dtype, {}};
   if (i.device_type != kDLCPU) t.subject.services = e.backend->services();
   t.entry.op = i.op;
   t.entry.implementation = i.id;
@@ -65,7 +65,8 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
     out.cannot_run.push_back(fmt::format("{} {}: {}", i.op, i.id, e.backend->reason()));
     return;
   }
-  if (const rlk_verdict v = machine_verdict(i, e.backend->devices().front()); v.code != RLK_OK) {
+  if (const rlk_verdict v = machine_verdict(i, Backend::current(e.backend->devices().front()));
+      v.code != RLK_OK) {
     out.cannot_run.push_back(fmt::format("{} {}: {}", i.op, i.id, verdict_text(v.why, v.v)));
     return;
   }

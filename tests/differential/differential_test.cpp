@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -192,6 +193,21 @@ bool is_floating(const Array& a) {
   return !a.bytes.empty() && a.dtype != DType::i32 && a.dtype != DType::i64;
 }
 
+// "element 12 of 99: 0.5 (0x3f000000), here nan (0x7fffffff)"
+std::string first_difference(const Array& expected, const Array& got) {
+  const std::size_t size = expected.bytes.size() / static_cast<std::size_t>(expected.count());
+  const auto bits = [&](const Array& a, int64_t i) {
+    uint64_t word = 0;
+    std::memcpy(&word, a.bytes.data() + static_cast<std::size_t>(i) * size, size);
+    return word;
+  };
+  for (int64_t i = 0; i < expected.count(); ++i)
+    if (bits(expected, i) != bits(got, i))
+      return fmt::format("element {} of {}: {} (0x{:x}), here {} (0x{:x})", i, expected.count(), expected[i],
+                         bits(expected, i), got[i], bits(got, i));
+  return "nowhere";
+}
+
 double furthest_position(const Case& c) {
   double most = 0;
   for (const Array& input : c.inputs)
@@ -324,9 +340,13 @@ std::string check_case(Case& c, int32_t threads) {
     const auto [known, is_first] = first_of.try_emplace(arithmetic, candidate.id, result);
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
       if (s.arguments[i].role == RLK_READ || !c.call.arguments[i].present) continue;
+      // Inside a chunk of KDA a product with zero stands for what is not there: with an infinite factor it is NaN, and
+      // how much of a chunk shares it is the vector's width. Its id promises bits for finite operands.
+      if (c.any_bits && arithmetic == "fma32/kda") continue;
       if (!is_first && known->second.second.results[i].bytes != result.results[i].bytes)
-        return where(i) +
-               fmt::format("other bits than {}, which has the same arithmetic", known->second.first);
+        return where(i) + fmt::format("other bits than {}, which has the same arithmetic: {}",
+                                      known->second.first,
+                                      first_difference(known->second.second.results[i], result.results[i]));
       if (c.any_bits) continue;
       const Bound bound = bound_of(c, i, result.results[i].dtype, arithmetic);
       const std::string far =

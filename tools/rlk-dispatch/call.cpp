@@ -215,8 +215,14 @@ void ImaginedCall::add_arguments(const Json& op) {
   }
 }
 
-// Results have the shape that follows from the arguments; a word may only change their dtype.
+// Results have the shape that follows from the arguments; a word may only change their dtype. All are asked for
+// before the first is given: with one of two results there, a call without the other would be refused.
 void ImaginedCall::add_results(const Json& op) {
+  struct Result {
+    std::string name, dtype;
+    std::vector<int64_t> shape;
+  };
+  std::vector<Result> results;
   for (const Json& a : op["arguments"]) {
     if (a["role"] != "write") continue;
     const std::string name = a["name"];
@@ -226,11 +232,11 @@ void ImaginedCall::add_results(const Json& op) {
     int64_t shape[RLK_MAX_RANK];
     DLDataType dtype{};
     check(rlk_infer(args_.get(), name.c_str(), &rank, shape, &dtype));
-    std::vector<int64_t> sizes(shape, shape + rank);
-    if (wanted && wanted->has_shape) sizes = wanted->shape;
-    add_tensor(name, std::move(sizes),
-               wanted && !wanted->dtype.empty() ? wanted->dtype : std::string(name_of(dtype_of(dtype))));
+    results.push_back(
+        {name, wanted && !wanted->dtype.empty() ? wanted->dtype : std::string(name_of(dtype_of(dtype))),
+         wanted && wanted->has_shape ? wanted->shape : std::vector<int64_t>(shape, shape + rank)});
   }
+  for (Result& r : results) add_tensor(r.name, std::move(r.shape), r.dtype);
 }
 
 }  // namespace rlk::cli
