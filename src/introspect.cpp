@@ -299,18 +299,44 @@ Result<std::string> probe_json(std::string_view path) {
       .str();
 }
 
+namespace {
+
+// Whether a case sets what an alias sets: an example of "rope_thd" must have its data in that layout.
+bool fits_alias(const registry::Case& c, const char* aliases, std::string_view name) {
+  for (const std::string_view alias : split(aliases ? aliases : "", ',')) {
+    const auto colon = alias.find(':');
+    if (colon == alias.npos || alias.substr(0, colon) != name) continue;
+    for (const std::string_view set : split(alias.substr(colon + 1), ':')) {
+      const auto equal = set.find('=');
+      const auto same = [&](const auto& attribute) {
+        const auto* word = std::get_if<std::string>(&attribute.second);
+        return attribute.first == set.substr(0, equal) && word && *word == set.substr(equal + 1);
+      };
+      if (std::none_of(c.attributes.begin(), c.attributes.end(), same)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 Result<std::string> examples_json(std::string_view op) {
   const Result<int32_t> index = find_op(op);
   if (!index) return index.status();
   JsonArray examples;
-  const char* name = snapshot().ops[static_cast<std::size_t>(*index)].schema->name;
-  if (const registry::Op* known = registry::find(name)) {
+  const rlk_op_schema& schema = *snapshot().ops[static_cast<std::size_t>(*index)].schema;
+  if (const registry::Op* known = registry::find(schema.name)) {
     std::set<DType> seen;
     known->cases([&](const registry::Case& c) {
-      if (!c.inputs.empty() && seen.insert(c.inputs[0].dtype).second) examples.raw(case_json(c));
+      if (!c.inputs.empty() && fits_alias(c, schema.aliases, op) && seen.insert(c.inputs[0].dtype).second)
+        examples.raw(case_json(c));
     });
   }
-  return JsonObject().number("schema", kJsonSchema).text("op", name).raw("examples", examples.str()).str();
+  return JsonObject()
+      .number("schema", kJsonSchema)
+      .text("op", schema.name)
+      .raw("examples", examples.str())
+      .str();
 }
 
 }  // namespace rlk
