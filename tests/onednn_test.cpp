@@ -68,8 +68,8 @@ rlk::Status keep(const Matrix& weight, const char* action) {
 void compare(const char* id, const char* native, DType type, std::int64_t k, unsigned seed) {
   const Matrix weight = Matrix(k % 2 ? 150 : 300, k, type).fill(seed);
   if (!serves(weight, id)) return;
-  for (const std::int64_t m :
-       {1, 2, 4, 5, 8, 9, 10, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 63, 65, 96, 97, 127, 128, 129, 200}) {
+  for (const std::int64_t m : {1,  2,  4,  5,  8,  9,  10, 12, 13, 16,  17,  24,  31,
+                               32, 33, 36, 37, 48, 63, 65, 96, 97, 127, 128, 129, 200}) {
     INFO(std::string(id), " ", rlk::name_of(type), " K=", k, " M=", m, " seed=", seed);
     const Matrix hidden = Matrix(m, k, type).fill(seed + 1000);
     const Matrix theirs = product(hidden, weight, id);

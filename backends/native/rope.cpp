@@ -139,7 +139,7 @@ constinit const Levels rope_mla_kv_bwd_vector = by_level([]<Isa I>() {
 });
 
 extern const rlk_implementation rope_tables_exact;
-const rlk_implementation rope_tables_exact =
-    implement<RopeTables, run_tables, simt::takes>(facts("fp64 with the project's own functions", "rope_tables64"));
+const rlk_implementation rope_tables_exact = implement<RopeTables, run_tables, simt::takes>(
+    facts("fp64 with the project's own functions", "rope_tables64"));
 
 }  // namespace rlk::native

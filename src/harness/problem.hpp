@@ -35,7 +35,7 @@ struct Problem {
   std::vector<int32_t> batch_axis;            // as in rlk_argument, overrides applied
   std::vector<rlk_slot> attributes;
   std::vector<std::pair<std::size_t, std::size_t>>
-      shared;            // read arguments: the second is the first's memory
+      shared;                                          // read arguments: the second is the first's memory
   bool brief = false, sampled = false, ruled = false;  // likewise; a sample is what grid_of says
 
   const rlk_op_schema& schema() const { return *op->schema; }
