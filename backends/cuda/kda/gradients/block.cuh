@@ -121,6 +121,7 @@ struct Block {
   int slice = blockIdx.x % kSlices, hv = blockIdx.x / kSlices;
   Chunk c;
   int item, h;
+  std::int64_t gate_row;  // where g begins
 
   __device__ Block(const Job& job, const typename V::TensorMaps& tensors, char* memory)
       : p(job), maps(tensors), smem(memory), s(*reinterpret_cast<Shared<K>*>(memory)) {}
@@ -129,11 +130,11 @@ struct Block {
     if (!chunk_of_block<V::Mapped>(p, c)) return false;
     item = c.slot * p.value_heads + hv;
     h = p.heads == p.value_heads ? hv : hv / (p.value_heads / p.heads);
+    gate_row = index_of(p.g, c.row, c.token, hv) + slice * kSlice;
     return true;
   }
   // The token of entry i of a lane's 16.
   __device__ int token(int i) const { return 32 * warpgroup + i / 4 * 8 + 2 * member + i % 2; }
-  __device__ std::int64_t gate_row() const { return index_of(p.g, c.row, c.token, hv) + slice * kSlice; }
   // Unfused: what one kernel leaves to the next, by thread; [80] registers, then D . v and rowsum(S dS).
   __device__ float* inter() const {
     return p.inter + (static_cast<std::int64_t>(item) * kSlices + slice) * kInter;

@@ -87,11 +87,10 @@ __device__ inline void load_inputs(const Block<V>& b) {
     load_tile<8>(b, to.k, row_of(p.k, b.c.row, b.c.token, b.h) + b.slice * C, static_cast<int>(p.k.token));
   }
   if (p.g.bf16) {
-    load_tile<8>(b, to.g, static_cast<const bf16*>(p.g.data) + b.gate_row(), static_cast<int>(p.g.token));
+    load_tile<8>(b, to.g, static_cast<const bf16*>(p.g.data) + b.gate_row, static_cast<int>(p.g.token));
   } else {
-    load_rows<16>(b, to.g, static_cast<const float*>(p.g.data) + b.gate_row(),
-                  4 * static_cast<int>(p.g.token), 256,
-                  [](int row, int piece) { return row * 256 + ((piece ^ (row & 6)) << 4); });
+    load_rows<16>(b, to.g, static_cast<const float*>(p.g.data) + b.gate_row, 4 * static_cast<int>(p.g.token),
+                  256, [](int row, int piece) { return row * 256 + ((piece ^ (row & 6)) << 4); });
   }
 }
 

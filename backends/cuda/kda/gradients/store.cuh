@@ -54,7 +54,7 @@ __device__ inline void through_gate(const Block<V>& b, const Gates& gates, float
   for (int i = 0; i < 16; ++i) {
     const int r = i / 2 % 2;
     if (b.token(i) >= b.c.length) continue;
-    const float raw = load_real(p.g, b.gate_row() + b.token(i) * p.g.token + b.channel + 8 * r);
+    const float raw = load_real(p.g, b.gate_row + b.token(i) * p.g.token + b.channel + 8 * r);
     float of_rate;
     d_gate[i] = gate_gradient(p, raw + gates.bias[r], gates.rate, d_gate[i], of_rate);
     sums.bias[r] += d_gate[i], sums.rate[r] += of_rate;
