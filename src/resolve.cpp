@@ -14,6 +14,7 @@
 #include "src/machine.hpp"
 #include "src/messages.hpp"
 #include "src/scope.hpp"
+#include "src/text.hpp"
 
 namespace rlk {
 
@@ -196,6 +197,23 @@ bool runs_on(DLDevice device, const ImplementationEntry& e) {
   return false;
 }
 
+// An arithmetic that nobody here promises is most likely a slip: the word and the known ones, instead of the same
+// refusal from every candidate.
+Status unknown_arithmetic(const OpEntry& op, std::string_view asked) {
+  if (asked.empty()) return {};
+  std::vector<std::string_view> known;
+  for (const ImplementationEntry& e : op.implementations) {
+    const std::string_view arithmetic = e.implementation->arithmetic;
+    if (arithmetic == asked) return {};
+    if (std::find(known.begin(), known.end(), arithmetic) == known.end()) known.push_back(arithmetic);
+  }
+  const std::string_view near = nearest_name(asked, known);
+  return {RLK_NO_IMPLEMENTATION,
+          fmt::format("{}: no implementation here promises arithmetic {}{}  Known here: {}", op.schema->name,
+                      quoted(asked), near.empty() ? "." : fmt::format(", did you mean '{}'?", near),
+                      fmt::join(known, ", "))};
+}
+
 // Gradients that were asked for must exist, and someone must be able to give them on this device.
 Status check_gradients(const Snapshot& s, const rlk_op_schema& op, const Policy& policy, DLDevice device,
                        DType dtype) {
@@ -327,7 +345,10 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy&
       r.fingerprint_ = rlk::fingerprint(policy, hashed(named, e->backend->build_id));
     }
   }
-  if (!r.entry_) r.status_ = search.refusal(r);
+  if (!r.entry_) {
+    r.status_ = unknown_arithmetic(op, policy.arithmetic);
+    if (r.status_) r.status_ = search.refusal(r);
+  }
   if (data == CheckData::no) search.add_others(r.candidates_);
   return r;
 }

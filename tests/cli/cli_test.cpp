@@ -134,6 +134,14 @@ TEST_CASE("--explain takes the example of every op, in every dtype that one has,
   }
 }
 
+TEST_CASE("--verify knows aliases and suggests what a mistyped op may have been") {
+  const Ran alias = dispatch({"--verify", "rope_i", "--impl", "nobody"});
+  CHECK_SAYS(alias.out, "nothing matches op 'rope'");
+  const Ran wrong = dispatch({"--verify", "ropee"});
+  CHECK(wrong.exit == 2);
+  CHECK_SAYS(wrong.err, "unknown op 'ropee', did you mean 'rope'?");
+}
+
 TEST_CASE("--bench times the examples of ops with optional results") {
   for (const char* op : {"rope", "rope_i", "rope_bwd", "kda_bwd"}) {
     CAPTURE(op);
@@ -187,7 +195,11 @@ TEST_CASE("--policy narrows the candidates") {
   CHECK(json({"--explain", "lm_head", "--policy", "golden"})["arithmetic"] == "fma64");
   CHECK(json({"--explain", "lm_head", "--policy", "arithmetic=fma64,deterministic"})["arithmetic"] ==
         "fma64");
-  CHECK(dispatch({"--explain", "lm_head", "--policy", "arithmetic=abacus"}).exit == 3);
+  const Ran unknown = dispatch({"--explain", "lm_head", "--policy", "arithmetic=fma23/kb1024"});
+  CHECK(unknown.exit == 3);
+  CHECK_SAYS(unknown.err,
+             "lm_head: no implementation here promises arithmetic 'fma23/kb1024', did you mean "
+             "'fma32/kb1024'?  Known here: ");
   const Ran r = dispatch({"--explain", "lm_head", "--policy", "quick"});
   CHECK(r.exit == 2);
   CHECK_SAYS(r.err, "unknown policy 'quick'");

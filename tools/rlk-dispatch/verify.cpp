@@ -13,6 +13,7 @@
 #include "library.hpp"
 #include "mutants.hpp"
 #include "rlk/harness.hpp"
+#include "rlk/introspect.h"
 #include "table.hpp"
 
 namespace rlk::cli {
@@ -174,6 +175,13 @@ bool passed(const harness::Report& r) {
   return r.complete && r.failures.empty() && std::any_of(r.entries.begin(), r.entries.end(), tried);
 }
 
+// The op's own name where an alias was given; an unknown one is an error with a suggestion. Patterns stay.
+std::string named_op(const std::string& op) {
+  if (op.empty()) return "*";
+  if (op.find_first_of("*?[") != op.npos) return op;
+  return parse(rlk_examples_json(op.c_str()))["op"];
+}
+
 }  // namespace
 
 int verify(const Options& o) {
@@ -181,7 +189,7 @@ int verify(const Options& o) {
   check_writable(o.certificate);
   check_writable(o.report);
   harness::Plan plan;
-  plan.op = o.op.empty() ? "*" : o.op;
+  plan.op = named_op(o.op);
   plan.implementation = o.implementation;
   plan.device = o.device.substr(0, o.device.find(':'));
   plan.seed = o.seed;
