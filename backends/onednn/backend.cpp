@@ -1,7 +1,9 @@
 // The oneDNN backend's table.
+#include <cstddef>
 #include <cstdio>
 #include <iterator>
 
+#include "cpu.hpp"
 #include "lm_head/kept_weight.hpp"
 #include "products.hpp"
 #include "rlk/plugin.h"
@@ -57,6 +59,9 @@ const rlk_backend kBackend = {
 }  // namespace
 }  // namespace rlk::onednn
 
-extern "C" RLK_EXPORT const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host*) {
-  return host_abi_major == RLK_ABI_MAJOR ? &rlk::onednn::kBackend : nullptr;
+extern "C" RLK_EXPORT const rlk_backend* rlk_backend_query(uint32_t host_abi_major, const rlk_host* host) {
+  if (host_abi_major != RLK_ABI_MAJOR) return nullptr;
+  const bool knows = host->struct_size > offsetof(rlk_host, cpu_level);
+  if (knows && host->cpu_level) rlk::onednn::hold_to(host->cpu_level());
+  return &rlk::onednn::kBackend;
 }

@@ -3,6 +3,12 @@
 #include <cstdlib>
 #include <dnnl.hpp>
 
+#include "rlk/plugin.h"
+
+#if defined(__x86_64__)
+#  include <cpuid.h>
+#endif
+
 namespace rlk::onednn {
 namespace {
 
@@ -22,6 +28,21 @@ const char* name_here() {
 std::string under_limit() { return ambient_limit().empty() ? "" : ", under " + ambient_limit(); }
 
 }  // namespace
+
+void hold_to(std::int32_t level) {
+  if (!ambient_limit().empty()) return;
+#if defined(__x86_64__)
+  // oneDNN's limit is asked nothing: the question would fix it.
+  unsigned a = 0, b = 0, c = 0, amx = 0;
+  const bool has_amx = __get_cpuid_count(7, 0, &a, &b, &c, &amx) && (amx >> 24 & 1);
+  if (level < RLK_CPU_AVX2 && __builtin_cpu_supports("avx2"))
+    dnnl::set_max_cpu_isa(cpu_isa::sse41);
+  else if (level < RLK_CPU_AVX512 && __builtin_cpu_supports("avx512f"))
+    dnnl::set_max_cpu_isa(cpu_isa::avx2);
+  else if (level < RLK_CPU_AMX && has_amx)
+    dnnl::set_max_cpu_isa(cpu_isa::avx512_core_bf16);
+#endif
+}
 
 const std::string& ambient_limit() {
   static const std::string limit = [] {

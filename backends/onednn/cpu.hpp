@@ -8,6 +8,10 @@
 
 namespace rlk::onednn {
 
+// Holds oneDNN to an instruction set below the processor's, which RLK_CPU asks for; before its first product.
+// Without such a cap oneDNN is left alone: its own variables then count.
+void hold_to(std::int32_t cpu_level);
+
 // "DNNL_MAX_CPU_ISA=AVX2": what somebody outside the process has taken from oneDNN; empty: nothing. It cannot
 // be undone without taking it from the process's other users of oneDNN.
 const std::string& ambient_limit();

@@ -97,7 +97,9 @@ RLK_HD void table_entry(const RotaryTable& t, std::int64_t row, int pair) {
   const std::int64_t position =
       t.positions.data != nullptr ? table_integer(t.positions, row * t.position_stride) : t.start + row;
   double s = NAN, c = NAN;  // of a position that is not served, which a GPU cannot refuse
-  if (rotary::served_position(position)) sin_cos(static_cast<double>(position) * t.frequency[pair], s, c);
+  // served_position, which device code cannot call.
+  if (position >= -rotary::kMostPosition && position <= rotary::kMostPosition)
+    sin_cos(static_cast<double>(position) * t.frequency[pair], s, c);
   const auto sine = static_cast<float>(s * t.attention), cosine = static_cast<float>(c * t.attention);
   const int first = t.full && t.interleaved ? 2 * pair : pair;
   put_table(t.cos, t.type, row * t.cos_row + first, cosine);

@@ -11,6 +11,7 @@ const rlk_implementation lm_head_bf16 =
          .priority = 200,
          .arithmetic = "amx/k32",
          .dtypes = RLK_BF16,
-         .traits = kPinned});
+         .traits = kPinned,
+         .min_arch = RLK_CPU_AMX});
 
 }  // namespace rlk::onednn

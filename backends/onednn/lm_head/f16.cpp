@@ -14,7 +14,8 @@ const rlk_implementation lm_head_f16 =
          .priority = 200,
          .arithmetic = "amx/k32",
          .dtypes = RLK_F16,
-         .traits = kPinned});
+         .traits = kPinned,
+         .min_arch = RLK_CPU_AMX});
 #endif
 
 }  // namespace rlk::onednn

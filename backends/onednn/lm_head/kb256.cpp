@@ -12,6 +12,7 @@ const rlk_implementation lm_head_kb256 =
          .priority = 98,
          .arithmetic = "fma32/kb256",
          .dtypes = RLK_F32 | RLK_BF16,
-         .traits = kPinned});
+         .traits = kPinned,
+         .min_arch = RLK_CPU_AVX2});
 
 }  // namespace rlk::onednn
