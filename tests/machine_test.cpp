@@ -125,7 +125,7 @@ TEST_CASE("a cap lowers the level and never raises it, and every CPU's device ca
     }
     for (const auto& b : snapshot().backends)
       for (const rlk_device& d : b->devices())
-        if (d.type == kDLCPU) CHECK(d.arch == rlk_cpu_level());
+        if (d.type == kDLCPU) CHECK(rlk::Backend::current(d).arch == rlk_cpu_level());
   }
   CHECK(rlk_cpu_level() == own);
 }
