@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -82,6 +83,9 @@ Status load_evidence(const std::string& path) {
   const auto refuse = [&](std::string_view why) {
     return Status(RLK_CONFIGURATION, fmt::format("evidence: {}: {}", rlk::quoted(path), why));
   };
+  // Reading a directory throws.
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return refuse("it is not a file");
   std::ifstream in(path, std::ios::binary);
   std::string text(std::istreambuf_iterator<char>(in), {});
   if (!in || text.empty()) return refuse("it cannot be read, or is empty");

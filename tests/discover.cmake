@@ -21,7 +21,7 @@ while(text MATCHES "^([^\n]*)\n")
   endif()
   set(seen TRUE)
   string(APPEND script "add_test([==[${NAME}: ${line}]==] [==[${BINARY}]==] [==[--test-case=${filter}]==])\n"
-    "set_tests_properties([==[${NAME}: ${line}]==] PROPERTIES LABELS [==[${LABELS}]==] TIMEOUT 600"
+    "set_tests_properties([==[${NAME}: ${line}]==] PROPERTIES LABELS [==[${LABELS}]==] TIMEOUT 1500"
     " SKIP_REGULAR_EXPRESSION [==[\\[skip\\]]==]")
   if(ENVIRONMENT)
     string(APPEND script " ENVIRONMENT [==[${ENVIRONMENT}]==]")

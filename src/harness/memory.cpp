@@ -38,9 +38,10 @@ void note(std::atomic<uintptr_t>& first, uintptr_t address) {
 
 // Opens the page that was touched, so that the access succeeds when it is tried again.
 void on_fault(int signal, siginfo_t* info, void* context) {
+  const bool sent = info->si_code <= 0;  // by raise or kill: no access stands behind it
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   for (Watched& w : table) {
-    if (address < w.base.load() || address >= w.end.load()) continue;
+    if (sent || address < w.base.load() || address >= w.end.load()) continue;
     note(address < w.body.load() ? w.before : address < w.body_end.load() ? w.inside : w.behind, address);
     const std::size_t page = page_size();
     if (mprotect(reinterpret_cast<void*>(address / page * page), page, PROT_READ | PROT_WRITE) == 0) return;
@@ -49,6 +50,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   const struct sigaction& before = signal == SIGSEGV ? previous_fault : previous_bus;
   if (before.sa_flags & SA_SIGINFO && before.sa_sigaction) return before.sa_sigaction(signal, info, context);
   sigaction(signal, &before, nullptr);
+  if (sent) raise(signal);  // an access would be tried again by itself
 }
 
 // Test frameworks set handlers of their own around every test, so ours is put in front again when it is gone.

@@ -14,7 +14,8 @@ using rlk::harness::Report;
 constexpr const char* kCase = "m=33 k=96 v=48 fp32->fp32 normal";
 
 Report examine(const char* id, double patience = 60) {
-  REQUIRE(rlk_load_plugin(RLK_UNRULY) == RLK_OK);
+  static const bool loaded = rlk_load_plugin(RLK_UNRULY) == RLK_OK;
+  REQUIRE_MESSAGE(loaded, std::string(rlk_last_error()));
   return rlk::harness::verify({.op = "lm_head",
                                .implementation = id,
                                .case_name = kCase,
