@@ -151,12 +151,12 @@ TEST_CASE("a call that asks for very many threads gets some, and they leave agai
 TEST_CASE("a thread that is cancelled during a call finishes the call first") {
   std::atomic<int> finished{0};
   for (int i = 0; i < 20; ++i) {
-    std::atomic<bool> inside{false};
+    std::atomic<bool> inside{false}, cancelled{false};
     pthread_t thread;
     struct Both {
-      std::atomic<bool>& inside;
+      std::atomic<bool>&inside, &cancelled;
       std::atomic<int>& finished;
-    } both{inside, finished};
+    } both{inside, cancelled, finished};
     REQUIRE(pthread_create(
                 &thread, nullptr,
                 [](void* context) -> void* {
@@ -165,12 +165,14 @@ TEST_CASE("a thread that is cancelled during a call finishes the call first") {
                   b.inside = true;
                   work.run(4, 0, 8);
                   ++b.finished;
+                  while (!b.cancelled) std::this_thread::yield();  // a short call may end first
                   pthread_testcancel();
                   return nullptr;
                 },
                 &both) == 0);
     while (!inside) std::this_thread::yield();
     pthread_cancel(thread);
+    cancelled = true;
     void* result = nullptr;
     pthread_join(thread, &result);
     CHECK(result == PTHREAD_CANCELED);
