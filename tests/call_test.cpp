@@ -245,8 +245,7 @@ TEST_CASE("options are held to what they say") {
         "lm_head: gradient of 'out' asked for, which is not differentiable");
   const rlk::Status none = rlk::lm_head(s.args(), {.arithmetic = "no/such"});
   CHECK(none.code() == RLK_NO_IMPLEMENTATION);
-  CHECK(std::string(none.message()).find("no implementation here promises arithmetic") !=
-        std::string::npos);
+  CHECK(std::string(none.message()).find("no implementation here promises arithmetic") != std::string::npos);
   rlk_args* args = rlk_args_new("lm_head");
   rlk_options options{};
   CHECK(rlk_run(args, &options) == RLK_INVALID_ARGUMENT);  // struct_size 0
