@@ -13,6 +13,7 @@ const rlk_implementation lm_head_f32 =
          .priority = 99,
          .arithmetic = "fma32/kb1024",
          .dtypes = RLK_F32,
-         .traits = kPinned});
+         .traits = kPinned,
+         .min_arch = RLK_CPU_AVX2});
 
 }  // namespace rlk::onednn

@@ -91,6 +91,7 @@ const rlk_implementation lm_head_weight_pack = implement<LmHeadWeight, run, supp
      .priority = 200,
      .arithmetic = "exact",
      .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT});
+     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT,
+     .min_arch = RLK_CPU_AVX2});
 
 }  // namespace rlk::onednn
