@@ -66,7 +66,12 @@ std::string ops_json(const Snapshot& s) {
   for (const OpEntry& e : s.ops) {
     const rlk_op_schema& op = *e.schema;
     JsonArray arguments, attributes;
-    for (uint32_t i = 0; i < op.num_arguments; ++i) arguments.raw(argument_json(op.arguments[i]));
+    std::string saves;
+    for (uint32_t i = 0; i < op.num_arguments; ++i) {
+      const rlk_argument& a = op.arguments[i];
+      arguments.raw(argument_json(a));
+      if (op.backward && (a.flags & RLK_SAVED)) saves += (saves.empty() ? "" : ",") + std::string(a.name);
+    }
     for (uint32_t i = 0; i < op.num_attributes; ++i) attributes.raw(attribute_json(op.attributes[i]));
     ops.raw(JsonObject()
                 .text("name", op.name)
@@ -76,7 +81,7 @@ std::string ops_json(const Snapshot& s) {
                 .raw("arguments", arguments.str())
                 .raw("attributes", attributes.str())
                 .text("backward", op.backward ? op.backward : "")
-                .text("saves", op.saves ? op.saves : "")
+                .text("saves", saves)
                 .str());
   }
   return ops.str();

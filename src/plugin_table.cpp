@@ -127,7 +127,6 @@ Status check_schema(const rlk_op_schema* op) {
   if (Status s = first({check_text(op->doc, owner, "doc"),
                         check_text(optional(op->aliases), owner, "list of aliases"),
                         check_text(optional(op->backward), owner, "backward"),
-                        check_text(optional(op->saves), owner, "list of what it saves"),
                         check_text(optional(op->may_alias), owner, "list of what may alias")});
       !s)
     return s;

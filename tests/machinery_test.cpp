@@ -78,7 +78,6 @@ rlk_code register_nest() {
   schema.doc = "calls itself";
   schema.arguments = arguments;
   schema.num_arguments = 2;
-  schema.saves = "";
   schema.infer = [](const rlk_slot* slots, rlk_shape* shapes, const rlk_host*) -> int32_t {
     shapes[1] = {1, RLK_F32, RLK_F32, {slots[0].tensor->shape[0]}};
     return RLK_OK;

@@ -44,7 +44,7 @@ struct Tables {
   Tables() {
     op.struct_size = sizeof op, op.version = 1, op.name = "odd", op.aliases = "", op.doc = "an op";
     op.arguments = arguments, op.num_arguments = 2, op.attributes = attributes, op.num_attributes = 2;
-    op.saves = "", op.may_alias = "", op.infer = infer;
+    op.may_alias = "", op.infer = infer;
     implementation.struct_size = sizeof implementation, implementation.op = "odd";
     implementation.id = "test.one", implementation.doc = "one", implementation.arithmetic = "none";
     implementation.dtypes = RLK_F32, implementation.device_type = kDLCPU;

@@ -72,11 +72,24 @@ TEST_CASE(
     }
   }
   CHECK(defined == table);
-  for (const auto& folder : fs::directory_iterator(kRoot / "registry"))
-    if (folder.is_directory()) {
-      INFO(folder.path().string() << " has no page");
-      CHECK(fs::exists(folder.path() / "README.md"));
-    }
+}
+
+TEST_CASE("every op is named on the page of its folder, and the README lists all pages and no other") {
+  const std::string readme = text_of(kRoot / "README.md");
+  std::set<std::string> listed, folders;
+  const std::regex link(R"re(\[(\w+)\]\(registry/(\w+)/README\.md\))re");
+  for (std::sregex_iterator m(readme.begin(), readme.end(), link), end; m != end; ++m) {
+    CHECK((*m)[1] == (*m)[2]);
+    listed.insert((*m)[2]);
+  }
+  for (const auto& [op, file] : find(kRoot / "registry", R"(const rlk_op_schema (\w+)_schema\b(?!;))")) {
+    if (file.parent_path() == kRoot / "registry") continue;
+    const fs::path page = file.parent_path() / "README.md";
+    CHECK_MESSAGE(std::regex_search(text_of(page), std::regex("`" + op + "\\b")),
+                  page.string() << " does not name " << op);
+    folders.insert(file.parent_path().filename().string());
+  }
+  CHECK(listed == folders);
 }
 
 TEST_CASE("every implementation is defined in one file of its backend and listed once in its table") {

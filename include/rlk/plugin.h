@@ -68,10 +68,9 @@ enum {                            /* argument flags */
        RLK_OPTIONAL = 1u << 0,    /* may be absent */
        RLK_NO_GRADIENT = 1u << 1, /* asking for its gradient is an error */
        RLK_HOST = 1u << 2,        /* always in CPU memory, whatever the op's device */
-       RLK_SAVED = 1u << 3,       /* a differentiable call keeps it for the backward */
+       RLK_SAVED = 1u << 3,       /* the op's backward reads it: a differentiable call keeps it */
        RLK_STRIDED =
-           1u << 4, /* any strides with unit last stride; else rows must be dense except the first axes */
-       RLK_INERT = 1u << 5 /* its dtype and shape never change which implementation is chosen */
+           1u << 4 /* any strides with unit last stride; else rows must be dense except the first axes */
 };
 
 typedef struct rlk_argument {
@@ -119,7 +118,6 @@ typedef struct rlk_op_schema {
   const rlk_attribute* attributes;
   uint32_t num_attributes;
   const char* backward; /* op that gives the gradients; NULL: not differentiable */
-  const char* saves;    /* comma-separated arguments of this op that the backward reads; "" for none */
   /** Checks what the tables cannot say (shapes against each other) and fills shapes[i] for every written
    * argument i. Rank, dtype, presence, device and null data are checked before. Returns RLK_OK or
    * host->fail(...). Written slots may be NULL here: infer must not read them. The only data that infer, or

@@ -6,109 +6,120 @@
 namespace rlk::registry {
 namespace {
 
-constexpr uint32_t kResults = kFloats | RLK_F64;
-constexpr uint32_t kParameter = RLK_OPTIONAL | RLK_SAVED;
+constexpr uint32_t kState = RLK_F32 | RLK_F64;
 
-#define RLK_KDA_INPUTS(saved)                                                                                 \
-  {"q", "queries [B, T, H, K]", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED | (saved)},                           \
-      {"k", "keys [B, T, H, K]", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED | (saved)},                          \
-      {"v", "values [B, T, HV, V], HV a multiple of H", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED | (saved)},   \
-      {"g", "log decay, or the raw gate [B, T, HV, K]", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED | (saved)},   \
-      {"beta", "write strength, or its logit [B, T, HV]", RLK_READ, kFloats, 3, 3, 0, RLK_STRIDED | (saved)}, \
-      {"initial_state",                                                                                       \
-       "[N, HV, K, V]; absent: zeros",                                                                        \
-       RLK_READ,                                                                                              \
-       RLK_F32,                                                                                               \
-       4,                                                                                                     \
-       4,                                                                                                     \
-       0,                                                                                                     \
-       RLK_OPTIONAL | RLK_STRIDED | (saved)},                                                                 \
-      {"a_log", "log of the gate's rate [HV]", RLK_READ, RLK_F32, 1, 1, -1, RLK_OPTIONAL | (saved)},          \
-      {"dt_bias", "added to the raw gate [HV, K]", RLK_READ, RLK_F32, 1, 2, -1, RLK_OPTIONAL | (saved)}, {    \
-    "cu_seqlens", "[N + 1] bounds of packed sequences, B = 1", RLK_READ, RLK_I64, 1, 1, -1,                   \
-        RLK_OPTIONAL | RLK_NO_GRADIENT | (saved)                                                              \
-  }
-
-enum { kQ, kK, kV, kG, kBeta, kInitial, kALog, kDtBias, kCuSeqlens, kInputs };
-
-enum { kOut = kInputs, kFinal, kStates, kInverses, kRecords, kForwardArguments };
-constexpr rlk_argument kForward[] = {
-    RLK_KDA_INPUTS(RLK_SAVED),
-    {"out", "[B, T, HV, V]", RLK_WRITE, kResults, 4, 4, 0, RLK_STRIDED},
-    {"final_state", "[N, HV, K, V]", RLK_WRITE, RLK_F32 | RLK_F64, 4, 4, 0, RLK_OPTIONAL | RLK_STRIDED},
-    {"chunk_states", "kept for the backward: the state before every chunk [slots, HV, K, V]", RLK_WRITE,
-     kResults, 4, 4, -1, RLK_OPTIONAL | RLK_SAVED},
-    {"chunk_inverses", "kept for the backward: (I + M)^-1 of every chunk [B, T, HV, chunk_size]", RLK_WRITE,
-     kResults, 4, 4, 0, RLK_OPTIONAL | RLK_SAVED},
-    {"chunk_records",
-     "kept for the backward: what the arithmetic sm90/kda64 prepares, [slots, HV, 17408 + 384 K] bytes",
-     RLK_WRITE, RLK_U8, 3, 3, -1, RLK_OPTIONAL | RLK_SAVED},
-};
-
+constexpr auto kInputs = arguments(
+    read("q", "queries [B, T, H, K]").rank(4).rows(0).strided(),
+    read("k", "keys [B, T, H, K]").rank(4).rows(0).strided(),
+    read("v", "values [B, T, HV, V], HV a multiple of H").rank(4).rows(0).strided(),
+    read("g", "log decay, or the raw gate [B, T, HV, K]").rank(4).rows(0).strided(),
+    read("beta", "write strength, or its logit [B, T, HV]").rank(3).rows(0).strided(),
+    read("initial_state", "[N, HV, K, V]; absent: zeros").of(RLK_F32).rank(4).rows(0).optional().strided(),
+    read("a_log", "log of the gate's rate [HV]").of(RLK_F32).rank(1).optional(),
+    read("dt_bias", "added to the raw gate [HV, K]").of(RLK_F32).rank(1, 2).optional(),
+    read("cu_seqlens", "[N + 1] bounds of packed sequences, B = 1")
+        .of(RLK_I64)
+        .rank(1)
+        .optional()
+        .no_gradient());
 enum {
-  kKeptStates = kInputs,
-  kKeptInverses,
-  kKeptRecords,
-  kDOut,
-  kDFinal,
-  kDQ,
-  kDK,
-  kDV,
-  kDG,
-  kDBeta,
-  kDInitial,
-  kDALog,
-  kDDtBias,
-  kBackwardArguments
-};
-constexpr uint32_t kGradient = RLK_OPTIONAL | RLK_STRIDED;
-constexpr rlk_argument kBackward[] = {
-    RLK_KDA_INPUTS(0u),
-    {"chunk_states", "as the forward left it; absent: recomputed", RLK_READ, kFloats, 4, 4, -1, RLK_OPTIONAL},
-    {"chunk_inverses", "as the forward left it; absent: recomputed", RLK_READ, kFloats, 4, 4, 0,
-     RLK_OPTIONAL},
-    {"chunk_records", "as the forward left it; absent: recomputed", RLK_READ, RLK_U8, 3, 3, -1, RLK_OPTIONAL},
-    {"d_out", "gradient of out [B, T, HV, V]", RLK_READ, kFloats, 4, 4, 0, RLK_STRIDED},
-    {"d_final_state", "gradient of final_state; absent: zeros", RLK_READ, RLK_F32, 4, 4, 0,
-     RLK_OPTIONAL | RLK_STRIDED},
-    {"d_q", "[B, T, H, K]", RLK_WRITE, kResults, 4, 4, 0, kGradient},
-    {"d_k", "[B, T, H, K]", RLK_WRITE, kResults, 4, 4, 0, kGradient},
-    {"d_v", "[B, T, HV, V]", RLK_WRITE, kResults, 4, 4, 0, kGradient},
-    {"d_g", "of g as given [B, T, HV, K]", RLK_WRITE, kResults, 4, 4, 0, kGradient},
-    {"d_beta", "of beta as given [B, T, HV]", RLK_WRITE, kResults, 3, 3, 0, kGradient},
-    {"d_initial_state", "[N, HV, K, V]", RLK_WRITE, RLK_F32 | RLK_F64, 4, 4, 0, kGradient},
-    {"d_a_log", "[HV]", RLK_WRITE, RLK_F32 | RLK_F64, 1, 1, -1, RLK_OPTIONAL},
-    {"d_dt_bias", "as dt_bias", RLK_WRITE, RLK_F32 | RLK_F64, 1, 2, -1, RLK_OPTIONAL},
+  kQ = index_of(kInputs, "q"),
+  kK = index_of(kInputs, "k"),
+  kV = index_of(kInputs, "v"),
+  kG = index_of(kInputs, "g"),
+  kBeta = index_of(kInputs, "beta"),
+  kInitial = index_of(kInputs, "initial_state"),
+  kALog = index_of(kInputs, "a_log"),
+  kDtBias = index_of(kInputs, "dt_bias"),
+  kCuSeqlens = index_of(kInputs, "cu_seqlens")
 };
 
-constexpr rlk_attribute kScale = {"scale", "factor on q; 0: K^-1/2", RLK_FLOAT, 0, 0, nullptr};
-constexpr rlk_attribute kVFirst = {"state_v_first", "states are stored [V, K]", RLK_FLAG, 0, 0, nullptr};
-constexpr rlk_attribute kNorm = {"qk_l2norm", "normalise q and k over K", RLK_FLAG, 0, 0, nullptr};
-constexpr rlk_attribute kSigmoid = {"beta_sigmoid", "beta holds logits", RLK_FLAG, 0, 0, nullptr};
-constexpr rlk_attribute kNegative = {
-    "allow_neg_eigval", "with beta_sigmoid: strengths up to 2", RLK_FLAG, 0, 0, nullptr};
-constexpr rlk_attribute kGate = {
-    "gate",
+constexpr auto kForward = arguments(
+    saved(kInputs), write("out", "[B, T, HV, V]").rank(4).rows(0).strided(),
+    write("final_state", "[N, HV, K, V]").of(kState).rank(4).rows(0).optional().strided(),
+    write("chunk_states", "kept for the backward: the state before every chunk [slots, HV, K, V]")
+        .rank(4)
+        .optional()
+        .saved(),
+    write("chunk_inverses", "kept for the backward: (I + M)^-1 of every chunk [B, T, HV, chunk_size]")
+        .rank(4)
+        .rows(0)
+        .optional()
+        .saved(),
+    write("chunk_records",
+          "kept for the backward: what the arithmetic sm90/kda64 prepares, [slots, HV, 17408 + 384 K] bytes")
+        .of(RLK_U8)
+        .rank(3)
+        .optional()
+        .saved());
+enum {
+  kOut = index_of(kForward, "out"),
+  kFinal = index_of(kForward, "final_state"),
+  kStates = index_of(kForward, "chunk_states"),
+  kInverses = index_of(kForward, "chunk_inverses"),
+  kRecords = index_of(kForward, "chunk_records")
+};
+
+constexpr auto kBackward = arguments(
+    kInputs, read("chunk_states", "as the forward left it; absent: recomputed").rank(4).optional(),
+    read("chunk_inverses", "as the forward left it; absent: recomputed").rank(4).rows(0).optional(),
+    read("chunk_records", "as the forward left it; absent: recomputed").of(RLK_U8).rank(3).optional(),
+    read("d_out", "gradient of out [B, T, HV, V]").rank(4).rows(0).strided(),
+    read("d_final_state", "gradient of final_state; absent: zeros")
+        .of(RLK_F32)
+        .rank(4)
+        .rows(0)
+        .optional()
+        .strided(),
+    write("d_q", "[B, T, H, K]").rank(4).rows(0).optional().strided(),
+    write("d_k", "[B, T, H, K]").rank(4).rows(0).optional().strided(),
+    write("d_v", "[B, T, HV, V]").rank(4).rows(0).optional().strided(),
+    write("d_g", "of g as given [B, T, HV, K]").rank(4).rows(0).optional().strided(),
+    write("d_beta", "of beta as given [B, T, HV]").rank(3).rows(0).optional().strided(),
+    write("d_initial_state", "[N, HV, K, V]").of(kState).rank(4).rows(0).optional().strided(),
+    write("d_a_log", "[HV]").of(kState).rank(1).optional(),
+    write("d_dt_bias", "as dt_bias").of(kState).rank(1, 2).optional());
+enum {
+  kKeptStates = index_of(kBackward, "chunk_states"),
+  kKeptInverses = index_of(kBackward, "chunk_inverses"),
+  kKeptRecords = index_of(kBackward, "chunk_records"),
+  kDOut = index_of(kBackward, "d_out"),
+  kDFinal = index_of(kBackward, "d_final_state"),
+  kDQ = index_of(kBackward, "d_q"),
+  kDK = index_of(kBackward, "d_k"),
+  kDV = index_of(kBackward, "d_v"),
+  kDG = index_of(kBackward, "d_g"),
+  kDBeta = index_of(kBackward, "d_beta"),
+  kDInitial = index_of(kBackward, "d_initial_state"),
+  kDALog = index_of(kBackward, "d_a_log"),
+  kDDtBias = index_of(kBackward, "d_dt_bias")
+};
+
+constexpr char kGateDoc[] =
     "none: g is the log decay; softplus: -e^a_log softplus(g + dt_bias); bounded: "
-    "lower_bound sigmoid(e^a_log (g + dt_bias))",
-    RLK_CHOICE,
-    0,
-    0,
-    "none|softplus|bounded"};
-constexpr rlk_attribute kLowerBound = {"lower_bound", "of the bounded gate", RLK_FLOAT, 0, -5, nullptr};
-constexpr rlk_attribute kSafe = {"safe_gate", "the caller promises log decays in [-5, 0]", RLK_FLAG, 0, 0,
-                                 nullptr};
-constexpr rlk_attribute kChunk = {"chunk_size", "64 or 32", RLK_INT, 64, 0, nullptr};
+    "lower_bound sigmoid(e^a_log (g + dt_bias))";
+constexpr char kGateWords[] = "none|softplus|bounded";
+enum { kNone, kSoftplus, kBounded };
 
-enum { kScaleAt, kVFirstAt, kNormAt, kSigmoidAt, kNegativeAt, kGateAt, kLowerBoundAt, kSafeAt, kChunkAt };
-constexpr rlk_attribute kAttributes[] = {kScale, kVFirst,     kNorm, kSigmoid, kNegative,
-                                         kGate,  kLowerBound, kSafe, kChunk};
+constexpr rlk_attribute kLowerBound = real("lower_bound", "of the bounded gate", -5);
+constexpr auto kStep =
+    attributes(real("scale", "factor on q; 0: K^-1/2", 0), flag("state_v_first", "states are stored [V, K]"),
+               flag("qk_l2norm", "normalise q and k over K"), flag("beta_sigmoid", "beta holds logits"),
+               flag("allow_neg_eigval", "with beta_sigmoid: strengths up to 2"),
+               choice("gate", kGateDoc, kGateWords), kLowerBound);
+constexpr auto kAttributes = attributes(kStep, flag("safe_gate", "the caller promises log decays in [-5, 0]"),
+                                        integer("chunk_size", "64 or 32", 64));
+enum {
+  kScaleAt = index_of(kAttributes, "scale"),
+  kVFirstAt = index_of(kAttributes, "state_v_first"),
+  kGateAt = index_of(kAttributes, "gate"),
+  kLowerBoundAt = index_of(kAttributes, "lower_bound"),
+  kChunkAt = index_of(kAttributes, "chunk_size")
+};
 
 constexpr int64_t kMaxWidth = 256;
 // Kernels count heads and channels in 32 bits.
 constexpr int64_t kMaxHeads = int64_t{1} << 28;
-enum { kNone, kSoftplus, kBounded };
-
 struct Sizes {
   int64_t batch, tokens, heads, value_heads, k, v, sequences;
 };
@@ -212,7 +223,7 @@ int64_t record_bytes(const Sizes& z) { return 3 * 128 * z.k + 2 * 8192 + 1024; }
 uint32_t or_fp32(const DLTensor* t) { return static_cast<uint32_t>(dtype(t)) | RLK_F32 | RLK_F64; }
 
 int32_t infer_forward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
-  const rlk_slot* attributes = s + kForwardArguments;
+  const rlk_slot* attributes = s + kForward.size();
   Sizes z;
   if (int32_t code = check_inputs(host, "kda_fwd", s, attributes, z)) return code;
   const DLTensor* q = s[kQ].tensor;
@@ -229,7 +240,7 @@ int32_t infer_forward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host
 
 int32_t infer_backward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "kda_bwd";
-  const rlk_slot* attributes = s + kBackwardArguments;
+  const rlk_slot* attributes = s + kBackward.size();
   Sizes z;
   if (int32_t code = check_inputs(host, op, s, attributes, z)) return code;
   const bool v_first = attributes[kVFirstAt].i != 0;
@@ -264,39 +275,37 @@ int32_t infer_backward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* hos
   return RLK_OK;
 }
 
+constexpr auto kDecode =
+    arguments(read("q", "queries [B, H, K]").rank(3).rows(0).strided(),
+              read("k", "keys [B, H, K]").rank(3).rows(0).strided(),
+              read("v", "values [B, HV, V], HV a multiple of H").rank(3).rows(0).strided(),
+              read("g", "log decay, or the raw gate [B, HV, K]").rank(3).rows(0).strided(),
+              read("beta", "write strength, or its logit [B, HV]").rank(2).rows(0).strided(),
+              read("state", "before the token [B, HV, K, V]").of(RLK_F32).rank(4).rows(0).strided(),
+              read("a_log", "log of the gate's rate [HV]").of(RLK_F32).rank(1).optional(),
+              read("dt_bias", "added to the raw gate [HV, K]").of(RLK_F32).rank(1, 2).optional(),
+              write("out", "[B, HV, V]").rank(3).rows(0).strided(),
+              write("state_out", "after the token [B, HV, K, V]; may be state itself")
+                  .of(kState)
+                  .rank(4)
+                  .rows(0)
+                  .strided());
 enum {
-  kDecodeQ,
-  kDecodeK,
-  kDecodeV,
-  kDecodeG,
-  kDecodeBeta,
-  kState,
-  kDecodeALog,
-  kDecodeDtBias,
-  kDecodeOut,
-  kStateOut,
-  kDecodeArguments
+  kDecodeQ = index_of(kDecode, "q"),
+  kDecodeK = index_of(kDecode, "k"),
+  kDecodeV = index_of(kDecode, "v"),
+  kDecodeG = index_of(kDecode, "g"),
+  kDecodeBeta = index_of(kDecode, "beta"),
+  kStateIn = index_of(kDecode, "state"),
+  kDecodeALog = index_of(kDecode, "a_log"),
+  kDecodeDtBias = index_of(kDecode, "dt_bias"),
+  kDecodeOut = index_of(kDecode, "out"),
+  kStateOut = index_of(kDecode, "state_out")
 };
-constexpr rlk_argument kDecode[] = {
-    {"q", "queries [B, H, K]", RLK_READ, kFloats, 3, 3, 0, RLK_STRIDED},
-    {"k", "keys [B, H, K]", RLK_READ, kFloats, 3, 3, 0, RLK_STRIDED},
-    {"v", "values [B, HV, V], HV a multiple of H", RLK_READ, kFloats, 3, 3, 0, RLK_STRIDED},
-    {"g", "log decay, or the raw gate [B, HV, K]", RLK_READ, kFloats, 3, 3, 0, RLK_STRIDED},
-    {"beta", "write strength, or its logit [B, HV]", RLK_READ, kFloats, 2, 2, 0, RLK_STRIDED},
-    {"state", "before the token [B, HV, K, V]", RLK_READ, RLK_F32, 4, 4, 0, RLK_STRIDED},
-    {"a_log", "log of the gate's rate [HV]", RLK_READ, RLK_F32, 1, 1, -1, RLK_OPTIONAL},
-    {"dt_bias", "added to the raw gate [HV, K]", RLK_READ, RLK_F32, 1, 2, -1, RLK_OPTIONAL},
-    {"out", "[B, HV, V]", RLK_WRITE, kResults, 3, 3, 0, RLK_STRIDED},
-    {"state_out", "after the token [B, HV, K, V]; may be state itself", RLK_WRITE, RLK_F32 | RLK_F64, 4, 4, 0,
-     RLK_STRIDED},
-};
-enum { kDecodeGateAt = 5, kDecodeLowerBoundAt = 6 };
-constexpr rlk_attribute kDecodeAttributes[] = {kScale,    kVFirst, kNorm,      kSigmoid,
-                                               kNegative, kGate,   kLowerBound};
 
 int32_t infer_decode(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "kda_decode";
-  const rlk_slot* attributes = s + kDecodeArguments;
+  const rlk_slot* attributes = s + kDecode.size();
   const DLTensor *q = s[kDecodeQ].tensor, *k = s[kDecodeK].tensor, *v = s[kDecodeV].tensor;
   const Sizes z{dim(q, 0), 1, dim(q, 1), dim(v, 1), dim(q, 2), dim(v, 2), dim(q, 0)};
   const bool v_first = attributes[kVFirstAt].i != 0;
@@ -308,31 +317,33 @@ int32_t infer_decode(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   if (int32_t code = check_heads(host, op, z)) return code;
   if (int32_t code = expect(host, op, "g", s[kDecodeG].tensor, {z.batch, z.value_heads, z.k})) return code;
   if (int32_t code = expect(host, op, "beta", s[kDecodeBeta].tensor, {z.batch, z.value_heads})) return code;
-  if (int32_t code = check_state(host, op, "state", s[kState].tensor, z, v_first)) return code;
+  if (int32_t code = check_state(host, op, "state", s[kStateIn].tensor, z, v_first)) return code;
   if (int32_t code = check_real(host, op, "scale", attributes[kScaleAt].f)) return code;
-  if (int32_t code =
-          check_gate(host, op, s[kDecodeALog].tensor, s[kDecodeDtBias].tensor, attributes[kDecodeGateAt].i,
-                     attributes[kDecodeLowerBoundAt].f, z.value_heads, z.k))
+  if (int32_t code = check_gate(host, op, s[kDecodeALog].tensor, s[kDecodeDtBias].tensor,
+                                attributes[kGateAt].i, attributes[kLowerBoundAt].f, z.value_heads, z.k))
     return code;
   shapes[kDecodeOut] = shape_of({z.batch, z.value_heads, z.v}, or_fp32(q), dtype(q));
   shapes[kStateOut] = state_shape(z.batch, z, v_first, RLK_F32 | RLK_F64);
   return RLK_OK;
 }
 
-constexpr rlk_attribute kGateOnly = {"gate", kGate.doc, RLK_CHOICE, kSoftplus, 0, "none|softplus|bounded"};
-constexpr rlk_attribute kGateAttributes[] = {kGateOnly, kLowerBound};
+constexpr auto kGateAttributes = attributes(choice("gate", kGateDoc, kGateWords, "softplus"), kLowerBound);
 
-enum { kRaw, kGateALog, kGateDtBias, kGateOut, kGateArguments };
-constexpr rlk_argument kGateForward[] = {
-    {"g", "raw gate [..., HV, K]", RLK_READ, kFloats, 2, RLK_MAX_RANK, 0, RLK_SAVED},
-    {"a_log", "log of the gate's rate [HV]", RLK_READ, RLK_F32, 1, 1, -1, kParameter},
-    {"dt_bias", "added to the raw gate [HV, K]", RLK_READ, RLK_F32, 1, 2, -1, kParameter},
-    {"out", "log decay, fp32, the shape of g", RLK_WRITE, RLK_F32 | RLK_F64, 2, RLK_MAX_RANK, 0, 0},
+constexpr auto kGateForward =
+    arguments(read("g", "raw gate [..., HV, K]").rank(2, RLK_MAX_RANK).rows(0).saved(),
+              read("a_log", "log of the gate's rate [HV]").of(RLK_F32).rank(1).optional().saved(),
+              read("dt_bias", "added to the raw gate [HV, K]").of(RLK_F32).rank(1, 2).optional().saved(),
+              write("out", "log decay, fp32, the shape of g").of(kState).rank(2, RLK_MAX_RANK).rows(0));
+enum {
+  kRaw = index_of(kGateForward, "g"),
+  kGateALog = index_of(kGateForward, "a_log"),
+  kGateDtBias = index_of(kGateForward, "dt_bias"),
+  kGateOut = index_of(kGateForward, "out")
 };
 
 int32_t infer_gate(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   const DLTensor* g = s[kRaw].tensor;
-  const rlk_slot* attributes = s + kGateArguments;
+  const rlk_slot* attributes = s + kGateForward.size();
   if (int32_t code = check_gate(host, "kda_gate", s[kGateALog].tensor, s[kGateDtBias].tensor, attributes[0].i,
                                 attributes[1].f, dim(g, -2), dim(g, -1)))
     return code;
@@ -340,21 +351,28 @@ int32_t infer_gate(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   return RLK_OK;
 }
 
-enum { kBwdRaw, kBwdALog, kBwdDtBias, kGateDOut, kGateDG, kGateDALog, kGateDDtBias, kGateBackwardArguments };
-constexpr rlk_argument kGateBackward[] = {
-    {"g", "raw gate [..., HV, K]", RLK_READ, kFloats, 2, RLK_MAX_RANK, 0, 0},
-    {"a_log", "[HV]", RLK_READ, RLK_F32, 1, 1, -1, RLK_OPTIONAL},
-    {"dt_bias", "[HV, K]", RLK_READ, RLK_F32, 1, 2, -1, RLK_OPTIONAL},
-    {"d_out", "gradient of the log decay [..., HV, K]", RLK_READ, kFloats, 2, RLK_MAX_RANK, 0, 0},
-    {"d_g", "of the raw gate", RLK_WRITE, kResults, 2, RLK_MAX_RANK, 0, RLK_OPTIONAL},
-    {"d_a_log", "[HV]", RLK_WRITE, RLK_F32 | RLK_F64, 1, 1, -1, RLK_OPTIONAL},
-    {"d_dt_bias", "as dt_bias", RLK_WRITE, RLK_F32 | RLK_F64, 1, 2, -1, RLK_OPTIONAL},
+constexpr auto kGateBackward =
+    arguments(read("g", "raw gate [..., HV, K]").rank(2, RLK_MAX_RANK).rows(0),
+              read("a_log", "[HV]").of(RLK_F32).rank(1).optional(),
+              read("dt_bias", "[HV, K]").of(RLK_F32).rank(1, 2).optional(),
+              read("d_out", "gradient of the log decay [..., HV, K]").rank(2, RLK_MAX_RANK).rows(0),
+              write("d_g", "of the raw gate").rank(2, RLK_MAX_RANK).rows(0).optional(),
+              write("d_a_log", "[HV]").of(kState).rank(1).optional(),
+              write("d_dt_bias", "as dt_bias").of(kState).rank(1, 2).optional());
+enum {
+  kBwdRaw = index_of(kGateBackward, "g"),
+  kBwdALog = index_of(kGateBackward, "a_log"),
+  kBwdDtBias = index_of(kGateBackward, "dt_bias"),
+  kGateDOut = index_of(kGateBackward, "d_out"),
+  kGateDG = index_of(kGateBackward, "d_g"),
+  kGateDALog = index_of(kGateBackward, "d_a_log"),
+  kGateDDtBias = index_of(kGateBackward, "d_dt_bias")
 };
 
 int32_t infer_gate_backward(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "kda_gate_bwd";
   const DLTensor *g = s[kBwdRaw].tensor, *d_out = s[kGateDOut].tensor;
-  const rlk_slot* attributes = s + kGateBackwardArguments;
+  const rlk_slot* attributes = s + kGateBackward.size();
   if (int32_t code = check_gate(host, op, s[kBwdALog].tensor, s[kBwdDtBias].tensor, attributes[0].i,
                                 attributes[1].f, dim(g, -2), dim(g, -1)))
     return code;
@@ -375,77 +393,21 @@ int32_t infer_gate_backward(const rlk_slot* s, rlk_shape* shapes, const rlk_host
 
 }  // namespace
 
-extern const rlk_op_schema kda_fwd_schema = {
-    .struct_size = sizeof(rlk_op_schema),
-    .version = 1,
-    .name = "kda_fwd",
-    .aliases = "chunk_kda",
-    .doc = "Kimi Delta Attention over whole sequences",
-    .arguments = kForward,
-    .num_arguments = std::size(kForward),
-    .attributes = kAttributes,
-    .num_attributes = std::size(kAttributes),
-    .backward = "kda_bwd",
-    .saves = "q,k,v,g,beta,initial_state,a_log,dt_bias,cu_seqlens,chunk_states,chunk_inverses,chunk_records",
-    .infer = infer_forward,
-    .may_alias = ""};
-
-extern const rlk_op_schema kda_bwd_schema = {.struct_size = sizeof(rlk_op_schema),
-                                             .version = 1,
-                                             .name = "kda_bwd",
-                                             .aliases = "",
-                                             .doc = "gradients of kda_fwd",
-                                             .arguments = kBackward,
-                                             .num_arguments = std::size(kBackward),
-                                             .attributes = kAttributes,
-                                             .num_attributes = std::size(kAttributes),
-                                             .backward = nullptr,
-                                             .saves = "",
-                                             .infer = infer_backward,
-                                             .may_alias = ""};
-
-extern const rlk_op_schema kda_decode_schema = {
-    .struct_size = sizeof(rlk_op_schema),
-    .version = 1,
-    .name = "kda_decode",
-    .aliases = "",
-    .doc = "Kimi Delta Attention, one token per sequence with a resident state",
-    .arguments = kDecode,
-    .num_arguments = std::size(kDecode),
-    .attributes = kDecodeAttributes,
-    .num_attributes = std::size(kDecodeAttributes),
-    .backward = nullptr,
-    .saves = "",
-    .infer = infer_decode,
-    .may_alias = "state_out=state"};
-
-extern const rlk_op_schema kda_gate_schema = {
-    .struct_size = sizeof(rlk_op_schema),
-    .version = 1,
-    .name = "kda_gate",
-    .aliases = "",
-    .doc = "the log decay of Kimi Delta Attention from its raw gate",
-    .arguments = kGateForward,
-    .num_arguments = std::size(kGateForward),
-    .attributes = kGateAttributes,
-    .num_attributes = std::size(kGateAttributes),
-    .backward = "kda_gate_bwd",
-    .saves = "g,a_log,dt_bias",
-    .infer = infer_gate,
-    .may_alias = ""};
-
-extern const rlk_op_schema kda_gate_bwd_schema = {.struct_size = sizeof(rlk_op_schema),
-                                                  .version = 1,
-                                                  .name = "kda_gate_bwd",
-                                                  .aliases = "",
-                                                  .doc = "gradients of kda_gate",
-                                                  .arguments = kGateBackward,
-                                                  .num_arguments = std::size(kGateBackward),
-                                                  .attributes = kGateAttributes,
-                                                  .num_attributes = std::size(kGateAttributes),
-                                                  .backward = nullptr,
-                                                  .saves = "",
-                                                  .infer = infer_gate_backward,
-                                                  .may_alias = ""};
+extern const rlk_op_schema kda_fwd_schema =
+    Schema("kda_fwd", "Kimi Delta Attention over whole sequences", kForward, kAttributes, infer_forward)
+        .aliases("chunk_kda")
+        .gradient("kda_bwd");
+extern const rlk_op_schema kda_bwd_schema =
+    Schema("kda_bwd", "gradients of kda_fwd", kBackward, kAttributes, infer_backward);
+extern const rlk_op_schema kda_decode_schema =
+    Schema("kda_decode", "Kimi Delta Attention, one token per sequence with a resident state", kDecode, kStep,
+           infer_decode)
+        .may_alias("state_out=state");
+extern const rlk_op_schema kda_gate_schema =
+    Schema("kda_gate", "the log decay of Kimi Delta Attention from its raw gate", kGateForward,
+           kGateAttributes, infer_gate)
+        .gradient("kda_gate_bwd");
+extern const rlk_op_schema kda_gate_bwd_schema =
+    Schema("kda_gate_bwd", "gradients of kda_gate", kGateBackward, kGateAttributes, infer_gate_backward);
 
 }  // namespace rlk::registry

@@ -4,13 +4,16 @@
 namespace rlk::registry {
 namespace {
 
-enum { kHidden, kWeight, kBias, kOut };
-constexpr rlk_argument kArguments[] = {
-    {"hidden", "activations [..., K]", RLK_READ, kFloats, 1, RLK_MAX_RANK, -2, RLK_SAVED | RLK_STRIDED},
-    {"weight", "[V, K], as checkpoints store it", RLK_READ, kFloats, 2, 2, -1, RLK_SAVED | RLK_STRIDED},
-    {"bias", "[V], added after the product is rounded", RLK_READ, kFloats, 1, 1, -1, RLK_OPTIONAL},
-    {"out", "logits [..., V], in hidden's dtype or fp32", RLK_WRITE, kFloats | RLK_F64, 1, RLK_MAX_RANK, -2,
-     RLK_STRIDED},
+constexpr auto kArguments =
+    arguments(read("hidden", "activations [..., K]").rows().saved().strided(),
+              read("weight", "[V, K], as checkpoints store it").rank(2).saved().strided(),
+              read("bias", "[V], added after the product is rounded").rank(1).optional(),
+              write("out", "logits [..., V], in hidden's dtype or fp32").rows().strided());
+enum {
+  kHidden = index_of(kArguments, "hidden"),
+  kWeight = index_of(kArguments, "weight"),
+  kBias = index_of(kArguments, "bias"),
+  kOut = index_of(kArguments, "out")
 };
 
 // What hidden and weight must share; the message says when they only fit the other way round.
@@ -39,16 +42,20 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   return RLK_OK;
 }
 
-enum { kDOut, kHiddenB, kWeightB, kDHidden, kDWeight, kDBias };
-constexpr rlk_argument kBwdArguments[] = {
-    {"d_out", "gradient of the logits [..., V]", RLK_READ, kFloats, 1, RLK_MAX_RANK, -2, RLK_STRIDED},
-    {"hidden", "as in the forward [..., K]", RLK_READ, kFloats, 1, RLK_MAX_RANK, -2, RLK_STRIDED},
-    {"weight", "as in the forward [V, K]", RLK_READ, kFloats, 2, 2, -1, RLK_STRIDED},
-    {"d_hidden", "d_out * weight [..., K]", RLK_WRITE, kFloats | RLK_F64, 1, RLK_MAX_RANK, -2,
-     RLK_OPTIONAL | RLK_STRIDED},
-    {"d_weight", "d_out^T * hidden [V, K]", RLK_WRITE, kFloats | RLK_F64, 2, 2, -1,
-     RLK_OPTIONAL | RLK_STRIDED},
-    {"d_bias", "column sums of d_out [V]", RLK_WRITE, kFloats | RLK_F64, 1, 1, -1, RLK_OPTIONAL},
+constexpr auto kBwdArguments =
+    arguments(read("d_out", "gradient of the logits [..., V]").rows().strided(),
+              read("hidden", "as in the forward [..., K]").rows().strided(),
+              read("weight", "as in the forward [V, K]").rank(2).strided(),
+              write("d_hidden", "d_out * weight [..., K]").rows().optional().strided(),
+              write("d_weight", "d_out^T * hidden [V, K]").rank(2).optional().strided(),
+              write("d_bias", "column sums of d_out [V]").rank(1).optional());
+enum {
+  kDOut = index_of(kBwdArguments, "d_out"),
+  kHiddenB = index_of(kBwdArguments, "hidden"),
+  kWeightB = index_of(kBwdArguments, "weight"),
+  kDHidden = index_of(kBwdArguments, "d_hidden"),
+  kDWeight = index_of(kBwdArguments, "d_weight"),
+  kDBias = index_of(kBwdArguments, "d_bias")
 };
 
 int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
@@ -75,33 +82,9 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
 
 }  // namespace
 
-extern const rlk_op_schema lm_head_schema = {.struct_size = sizeof(rlk_op_schema),
-                                             .version = 1,
-                                             .name = "lm_head",
-                                             .aliases = "",
-                                             .doc = "logits = hidden * weight^T (+ bias)",
-                                             .arguments = kArguments,
-                                             .num_arguments = std::size(kArguments),
-                                             .attributes = nullptr,
-                                             .num_attributes = 0,
-                                             .backward = "lm_head_bwd",
-                                             .saves = "hidden,weight",
-                                             .infer = infer,
-                                             .may_alias = ""};
-
-extern const rlk_op_schema lm_head_bwd_schema = {
-    .struct_size = sizeof(rlk_op_schema),
-    .version = 1,
-    .name = "lm_head_bwd",
-    .aliases = "",
-    .doc = "gradients of lm_head with respect to hidden, weight and bias",
-    .arguments = kBwdArguments,
-    .num_arguments = std::size(kBwdArguments),
-    .attributes = nullptr,
-    .num_attributes = 0,
-    .backward = nullptr,
-    .saves = "",
-    .infer = infer_bwd,
-    .may_alias = ""};
+extern const rlk_op_schema lm_head_schema =
+    Schema("lm_head", "logits = hidden * weight^T (+ bias)", kArguments, infer).gradient("lm_head_bwd");
+extern const rlk_op_schema lm_head_bwd_schema = Schema(
+    "lm_head_bwd", "gradients of lm_head with respect to hidden, weight and bias", kBwdArguments, infer_bwd);
 
 }  // namespace rlk::registry

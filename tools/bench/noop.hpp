@@ -54,7 +54,6 @@ struct NoopOp {
                                             .attributes = nullptr,
                                             .num_attributes = 0,
                                             .backward = nullptr,
-                                            .saves = "",
                                             .infer = infer,
                                             .may_alias = ""};
   static inline const rlk_implementation kImplementation =

@@ -81,7 +81,6 @@ const rlk_op_schema lm_head_weight_schema = {.struct_size = sizeof(rlk_op_schema
                                              .attributes = kAttributes,
                                              .num_attributes = std::size(kAttributes),
                                              .backward = nullptr,
-                                             .saves = "",
                                              .infer = infer,
                                              .may_alias = ""};
 

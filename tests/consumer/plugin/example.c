@@ -114,7 +114,6 @@ static const rlk_op_schema scale = {.struct_size = sizeof(rlk_op_schema),
                                     .num_arguments = 2,
                                     .attributes = scale_attributes,
                                     .num_attributes = 1,
-                                    .saves = "",
                                     .infer = scale_infer,
                                     .may_alias = "out=x"};
 
