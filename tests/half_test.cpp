@@ -1,5 +1,5 @@
 // sources: rope_engines.cpp
-// bf16 and fp16 mean one thing: what host code (rlk/half.hpp), device code on fibers (simt/half.hpp) and the
+// bf16 and fp16 mean one thing: what host code (rlk/half.hpp), device code on fibers (arithmetic/half.hpp) and the
 // native vector kernels make of a float is the same, NaN payloads and subnormals included.
 #include "rlk/half.hpp"
 
@@ -8,7 +8,7 @@
 
 #include "rlk/rlk.hpp"
 #include "rope_support.hpp"
-#include "simt.hpp"
+#include "simt/simt.hpp"
 
 using namespace ropetest;
 using rlk::simt::bf16;

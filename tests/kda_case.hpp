@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/simt/kda_problem.hpp"
+#include "arithmetic/kda/problem.hpp"
 #include "rlk/ops.hpp"
 
 namespace kda_test {

@@ -3,9 +3,9 @@
 // thread order. Also the native forms of every instruction set, against each other.
 #include <doctest/doctest.h>
 
-#include "backends/native/kda_chunk.hpp"
-#include "kda_kernels.hpp"
 #include "kda_promises.hpp"
+#include "native/kda/chunk.hpp"
+#include "simt/kda/kernels.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "kda_case.hpp"
-#include "kda_kernels.hpp"
+#include "simt/kda/kernels.hpp"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "lm_head_mfma.hpp"
 #include "lm_head_simt.hpp"
+#include "simt/lm_head/mfma.hpp"
 
 namespace {
 

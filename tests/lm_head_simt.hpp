@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "lm_head_ops.hpp"
 #include "rlk/half.hpp"
 #include "rlk/rlk.hpp"
+#include "simt/lm_head/ops.hpp"
 
 namespace lm_head_simt {
 

@@ -1,6 +1,6 @@
-#include "../backends/native/rope_run.hpp"
-#include "rope_kv_kernel.hpp"
+#include "native/rope/run.hpp"
 #include "rope_support.hpp"
+#include "simt/rope/kv_kernel.hpp"
 
 namespace ropetest {
 namespace {

@@ -6,7 +6,7 @@
 // transpose is not taken for an inverse; cotangents are random.
 #include <sys/mman.h>
 
-#include "../backends/native/rope_run.hpp"
+#include "native/rope/run.hpp"
 #include "rlk/rlk.hpp"
 #include "rope_support.hpp"
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "half.hpp"
+#include "arithmetic/half.hpp"
 #include "rlk/rope_geometry.hpp"
 #include "rope_golden.hpp"
 

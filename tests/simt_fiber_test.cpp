@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "simt.hpp"
+#include "simt/simt.hpp"
 
 namespace {
 

@@ -2,14 +2,14 @@
 
 #include <iterator>
 
-#include "levels.hpp"
+#include "native/levels.hpp"
 #include "rlk/plugin.h"
 
 namespace rlk {
 namespace native {
 #define RLK_IMPLEMENTATION(name) extern const rlk_implementation name;
 #define RLK_LEVELS(name) extern const Levels name;
-#include "backends/native/implementations.def"
+#include "native/implementations.def"
 #undef RLK_IMPLEMENTATION
 #undef RLK_LEVELS
 }  // namespace native
@@ -18,7 +18,7 @@ namespace {
 const rlk_implementation* const kImplementations[] = {
 #define RLK_IMPLEMENTATION(name) &native::name,
 #define RLK_LEVELS(name) &native::name[0], &native::name[1], &native::name[2],
-#include "backends/native/implementations.def"
+#include "native/implementations.def"
 #undef RLK_IMPLEMENTATION
 #undef RLK_LEVELS
 };

@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <iterator>
 
-#include "cpu.hpp"
-#include "lm_head/kept_weight.hpp"
-#include "products.hpp"
+#include "onednn/cpu.hpp"
+#include "onednn/lm_head/kept_weight.hpp"
+#include "onednn/products.hpp"
 #include "rlk/plugin.h"
 
 namespace rlk::onednn {

@@ -1,8 +1,8 @@
-#include "blocks.hpp"
+#include "onednn/blocks.hpp"
 
 #include <cstring>
 
-#include "wide.hpp"
+#include "onednn/wide.hpp"
 
 namespace rlk::onednn {
 namespace {

@@ -2,7 +2,7 @@
 // and the weight has 16 bits, a block of the weight is upcast on its way to the product.
 #pragma once
 
-#include "products.hpp"
+#include "onednn/products.hpp"
 
 namespace rlk::onednn {
 

@@ -1,4 +1,4 @@
-#include "cpu.hpp"
+#include "onednn/cpu.hpp"
 
 #include <cstdlib>
 #include <dnnl.hpp>

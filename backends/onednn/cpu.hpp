@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "rules.hpp"
+#include "onednn/rules.hpp"
 
 namespace rlk::onednn {
 

@@ -1,4 +1,4 @@
-#include "products.hpp"
+#include "onednn/products.hpp"
 
 #include <omp.h>
 
@@ -9,9 +9,9 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu.hpp"
-#include "turn.hpp"
-#include "wide.hpp"
+#include "onednn/cpu.hpp"
+#include "onednn/turn.hpp"
+#include "onednn/wide.hpp"
 
 namespace rlk::onednn {
 namespace {

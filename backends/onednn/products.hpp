@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "rules.hpp"
+#include "onednn/rules.hpp"
 
 namespace rlk::onednn {
 

@@ -1,12 +1,12 @@
-#include "rules.hpp"
+#include "onednn/rules.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "onednn/wide.hpp"
 #include "rlk/half.hpp"
-#include "wide.hpp"
 
 #if defined(__x86_64__)
 #  include <xmmintrin.h>

@@ -1,8 +1,8 @@
-#include "turn.hpp"
+#include "onednn/turn.hpp"
 
 #include <algorithm>
 
-#include "rules.hpp"
+#include "onednn/rules.hpp"
 
 #if defined(__x86_64__)
 #  include <immintrin.h>

@@ -1,8 +1,8 @@
 // What the op layers here need to know of a tensor.
 #pragma once
 
+#include "onednn/rules.hpp"
 #include "rlk/tensor.hpp"
-#include "rules.hpp"
 
 namespace rlk::onednn {
 

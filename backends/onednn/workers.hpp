@@ -1,7 +1,7 @@
 // This backend's workers: oneDNN at one thread, float mode at its default.
 #pragma once
 
-#include "products.hpp"
+#include "onednn/products.hpp"
 #include "rlk/workers.hpp"
 
 namespace rlk::onednn {

@@ -11,7 +11,7 @@
 
 #include <hip/hip_runtime.h>
 
-#include "half.hpp"
+#include "arithmetic/half.hpp"
 
 namespace rlk::simt {
 

@@ -2,7 +2,7 @@
 // type". Widening is exact. Narrowing rounds once, to nearest even, keeps subnormals, and stores every NaN as
 // one pattern: x86 carries a NaN's payload on, NVIDIA's conversions do not, so a payload could not be
 // promised. Nothing here rounds by the processor, so no rounding or flushing mode of a caller can change a
-// bit. Vector code and device code (backends/simt/half.hpp) must agree, and tests/half_test.cpp compares
+// bit. Vector code and device code (backends/arithmetic/half.hpp) must agree, and tests/half_test.cpp compares
 // them.
 #pragma once
 

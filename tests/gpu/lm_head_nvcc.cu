@@ -1,6 +1,6 @@
-#include "lm_head_kernel.hpp"
 #include "lm_head_nvcc.hpp"
-#include "on_device.hpp"
+#include "simt/lm_head/kernel.hpp"
+#include "simt/on_device.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "lm_head_product.hpp"
+#include "simt/lm_head/product.hpp"
 
 struct Bytes {
   std::size_t a, b, out, bias;

@@ -102,12 +102,12 @@ function(rlk_hip_objects target)
   set(includes "$<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>")
   foreach(source IN LISTS ARGN)
     get_filename_component(source ${source} ABSOLUTE)
-    get_filename_component(name ${source} NAME)
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.o)
     file(RELATIVE_PATH shown ${PROJECT_SOURCE_DIR} ${source})
+    set(object ${PROJECT_BINARY_DIR}/hip/${shown}.o)
+    get_filename_component(folder ${object} DIRECTORY)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/hip
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
       COMMAND ${launcher} ${RLK_HIP_CLANG} -x hip --rocm-path=${rocm} --hip-version=${RLK_HIP_VERSION}
               --rocm-device-lib-path=${bitcode} "--offload-arch=$<JOIN:${RLK_HIP_ARCHITECTURES},;--offload-arch=>"
               -mcode-object-version=4 -O3 -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=off ${warnings}

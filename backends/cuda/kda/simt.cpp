@@ -1,6 +1,6 @@
 // KDA on CUDA by the portable kernels: every option, any GPU, the bits of the native backend.
 #include "cuda/portable.hpp"
-#include "simt/kda_ops.hpp"
+#include "simt/kda/ops.hpp"
 
 namespace rlk::cuda {
 

@@ -1,5 +1,5 @@
 // The portable KDA kernels for CUDA.
-#include "simt/kda_device.hpp"
+#include "simt/kda/device.hpp"
 
 namespace rlk::cuda {
 

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <string>
 
+#include "arithmetic/kda/bind.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
-#include "simt/kda_bind.hpp"
 
 namespace rlk::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // The rope family on NVIDIA GPUs: one launch for q and k, 16-byte accesses, at the pace of a copy.
 #include "cuda/portable.hpp"
-#include "simt/rope_ops.hpp"
+#include "simt/rope/ops.hpp"
 
 namespace rlk::cuda {
 

@@ -1,5 +1,5 @@
 // The rope kernels for NVIDIA GPUs.
-#include "simt/rope_device.hpp"
+#include "simt/rope/device.hpp"
 
 namespace rlk::cuda {
 

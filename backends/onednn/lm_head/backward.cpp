@@ -12,7 +12,7 @@
 // There is no fp32 form: native has the same bits at the same rate.
 #include <cstring>
 
-#include "finish.hpp"
+#include "onednn/lm_head/finish.hpp"
 #include "onednn/products.hpp"
 #include "onednn/views.hpp"
 #include "onednn/workers.hpp"

@@ -1,5 +1,5 @@
 // bf16 products on AMX.
-#include "forward.hpp"
+#include "onednn/lm_head/forward.hpp"
 
 namespace rlk::onednn {
 

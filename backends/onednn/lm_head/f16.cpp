@@ -1,7 +1,7 @@
 // fp16 products on AMX-FP16: oneDNN 3.
 #include <dnnl_version.h>
 
-#include "forward.hpp"
+#include "onednn/lm_head/forward.hpp"
 
 namespace rlk::onednn {
 

@@ -1,6 +1,6 @@
 // fp32 products of a whole K: chains of 1024, where oneDNN's own blocks are those (AVX-512). Behind native's
 // vector forms: the same bits, and faster up to 32 rows.
-#include "forward.hpp"
+#include "onednn/lm_head/forward.hpp"
 
 namespace rlk::onednn {
 

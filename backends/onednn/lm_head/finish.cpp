@@ -1,4 +1,4 @@
-#include "finish.hpp"
+#include "onednn/lm_head/finish.hpp"
 
 #include "onednn/wide.hpp"
 #include "rlk/half.hpp"

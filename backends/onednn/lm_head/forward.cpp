@@ -1,12 +1,12 @@
-#include "forward.hpp"
+#include "onednn/lm_head/forward.hpp"
 
 #include <cstring>
 
-#include "finish.hpp"
 #include "onednn/cpu.hpp"
+#include "onednn/lm_head/finish.hpp"
+#include "onednn/lm_head/packs.hpp"
 #include "onednn/views.hpp"
 #include "onednn/workers.hpp"
-#include "packs.hpp"
 #include "rlk/half.hpp"
 
 namespace rlk::onednn {

@@ -1,5 +1,5 @@
 // fp32 products of 256 along K: what oneDNN keeps on every processor with AVX2. bf16 is upcast on the way.
-#include "forward.hpp"
+#include "onednn/lm_head/forward.hpp"
 
 namespace rlk::onednn {
 

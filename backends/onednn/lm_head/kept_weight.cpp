@@ -1,10 +1,10 @@
-#include "kept_weight.hpp"
+#include "onednn/lm_head/kept_weight.hpp"
 
 #include <iterator>
 
+#include "onednn/lm_head/packs.hpp"
 #include "onednn/views.hpp"
 #include "onednn/workers.hpp"
-#include "packs.hpp"
 
 namespace rlk::onednn {
 namespace {

@@ -1,4 +1,4 @@
-#include "packs.hpp"
+#include "onednn/lm_head/packs.hpp"
 
 #include <algorithm>
 #include <cstdlib>

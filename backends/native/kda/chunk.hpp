@@ -1,0 +1,40 @@
+// KDA in chunks on the CPU (arithmetic fma32/kda), compiled once per instruction set; the choice changes no
+// bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arithmetic/kda/problem.hpp"
+#include "native/levels.hpp"
+
+namespace rlk::kda::chunked {
+
+// Tasks may run in any order on any number of threads, each with its own scratch, 64-byte aligned. `partials`
+// holds partials_bytes() for the whole call; finish() runs once per value head after all backward tasks are
+// done.
+struct Engine {
+  const char* isa;
+  void (*forward)(const Problem& p, std::int64_t task, float* scratch);
+  void (*backward)(const Problem& p, std::int64_t task, float* scratch, double* partials);
+  void (*finish)(const Problem& p, const double* partials);
+  void (*decode)(const Problem& p, std::int64_t task);  // one per (sequence, value head)
+  void (*gate)(const Problem& p, std::int64_t block);   // one per block of tokens
+  void (*gate_backward)(const Problem& p, std::int64_t block, double* partials);
+};
+
+extern const Engine kPortable, kAvx2, kAvx512;
+
+constexpr const Engine& engine_for(native::Isa isa) {
+  return isa == native::Isa::avx512 ? kAvx512 : isa == native::Isa::avx2 ? kAvx2 : kPortable;
+}
+
+std::int64_t forward_task_count(const Problem& p);
+std::int64_t backward_task_count(const Problem& p);
+std::size_t forward_scratch_bytes(const Problem& p);
+std::size_t backward_scratch_bytes(const Problem& p);
+std::size_t partials_bytes(const Problem& p);
+// The gate's backward has a partial per block of tokens, and finish() takes them as sequences.
+std::int64_t gate_block_count(const Problem& p);
+
+}  // namespace rlk::kda::chunked

@@ -1,0 +1,31 @@
+// The body of each chunk_<isa>.cpp: an Engine on packs of the given type.
+#pragma once
+
+#include "native/kda/chunk.hpp"
+#include "native/kda/decode.hpp"
+#include "native/kda/team.hpp"
+
+namespace rlk::kda::chunked {
+
+template <class L, int Width>
+constexpr Engine engine(const char* isa) {
+  using Team = CpuTeam<L, Width>;
+  return {isa,
+          [](const Problem& p, std::int64_t task, float* scratch) {
+            Team team;
+            forward(team, p, task, scratch);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, double* partials) {
+            Team team;
+            backward(team, p, task, scratch, partials);
+          },
+          [](const Problem& p, const double* partials) {
+            Team team;
+            for (int hv = 0; hv < p.value_heads; ++hv) finish(team, p, hv, partials);
+          },
+          decode::step<Team>,
+          decode::gate<Team>,
+          decode::gate_backward<Team>};
+}
+
+}  // namespace rlk::kda::chunked

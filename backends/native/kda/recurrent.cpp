@@ -1,0 +1,359 @@
+#include "native/kda/recurrent.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "arithmetic/kda/gate.hpp"
+
+namespace rlk::kda::recurrent {
+namespace {
+
+constexpr std::int64_t kSegment = 64;
+
+// The value rounded to odd in fp32, so that a second rounding to 16 bits equals one rounding.
+float to_odd(double x) {
+  const float near = static_cast<float>(x);
+  if (static_cast<double>(near) == x || x != x || std::isinf(near)) return near;
+  const bool past = std::fabs(static_cast<double>(near)) > std::fabs(x);
+  const std::uint32_t truncated = simt::float_bits(near) - (past ? 1u : 0u);
+  return simt::bits_float(truncated | 1u);
+}
+
+void store64(void* p, Type type, std::int64_t i, double x) {
+  if (!p) return;
+  store(p, type, i, type == Type::f32 ? static_cast<float>(x) : to_odd(x));
+}
+
+double chain(const double* a, const double* b, std::int64_t n) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) sum = std::fma(a[i], b[i], sum);
+  return sum;
+}
+
+// One token of one value head, upcast, normalised and activated.
+struct Token {
+  double *q, *k, *v, *decay;
+  double beta, q_norm, k_norm;
+};
+
+double normalise(double* x, int n, Type type) {
+  const double r = 1 / std::sqrt(chain(x, x, n) + kNormEps);
+  for (int d = 0; d < n; ++d) {
+    const double y = x[d] * r;
+    x[d] = type == Type::f32 ? y : static_cast<double>(round_to(type, to_odd(y)));
+  }
+  return r;
+}
+
+void read_vector(const Tensor& t, std::int64_t row, std::int64_t token, std::int64_t head, int n,
+                 double* out) {
+  const std::int64_t base = at(t, row, token, head);
+  for (int d = 0; d < n; ++d) out[d] = load(t.data, t.type, base + d);
+}
+
+void read_token(const Problem& p, std::int64_t row, std::int64_t t, int hv, Token& token) {
+  const int h = hv / p.group();
+  read_vector(p.q, row, t, h, p.k_dim, token.q);
+  read_vector(p.k, row, t, h, p.k_dim, token.k);
+  read_vector(p.v, row, t, hv, p.v_dim, token.v);
+  token.q_norm = p.l2norm ? normalise(token.q, p.k_dim, p.q.type) : 1;
+  token.k_norm = p.l2norm ? normalise(token.k, p.k_dim, p.k.type) : 1;
+  const std::int64_t g = at(p.g, row, t, hv);
+  for (int d = 0; d < p.k_dim; ++d) {
+    token.decay[d] =
+        simt::exp<double>(gate_parameters<double>(p, hv, d).value(load(p.g.data, p.g.type, g + d)));
+  }
+  token.beta = write_strength<double>(p, load(p.beta.data, p.beta.type, at(p.beta, row, t, hv)));
+}
+
+// S <- the state after this token; r <- v - S~^T k.
+void step(const Problem& p, const Token& token, double* state, double* r) {
+  const int K = p.k_dim, V = p.v_dim;
+  std::fill_n(r, V, 0.0);
+  for (int d = 0; d < K; ++d) {
+    double* row = state + std::int64_t(d) * V;
+    const double decay = token.decay[d], k = token.k[d];
+    for (int j = 0; j < V; ++j) {
+      row[j] *= decay;
+      r[j] = std::fma(row[j], k, r[j]);
+    }
+  }
+  for (int j = 0; j < V; ++j) r[j] = token.v[j] - r[j];
+  for (int d = 0; d < K; ++d) {
+    double* row = state + std::int64_t(d) * V;
+    const double write = token.beta * token.k[d];
+    for (int j = 0; j < V; ++j) row[j] = std::fma(write, r[j], row[j]);
+  }
+}
+
+std::int64_t state_index(const Problem& p, int d, int j) {
+  return p.v_first ? std::int64_t(j) * p.k_dim + d : std::int64_t(d) * p.v_dim + j;
+}
+
+void read_state(const Problem& p, const States& s, std::int64_t n, int hv, double* out) {
+  const std::int64_t base = n * s.row + hv * s.head;
+  for (int d = 0; d < p.k_dim; ++d) {
+    for (int j = 0; j < p.v_dim; ++j) {
+      out[std::int64_t(d) * p.v_dim + j] = s ? load(s.data, s.type, base + state_index(p, d, j)) : 0.0;
+    }
+  }
+}
+
+void write_state(const Problem& p, const States& s, std::int64_t n, int hv, const double* in) {
+  if (!s) return;
+  const std::int64_t base = n * s.row + hv * s.head;
+  for (int d = 0; d < p.k_dim; ++d) {
+    for (int j = 0; j < p.v_dim; ++j) {
+      store64(s.data, s.type, base + state_index(p, d, j), in[std::int64_t(d) * p.v_dim + j]);
+    }
+  }
+}
+
+// Hands out pieces of the caller's scratch; with a null base it only counts.
+struct Arena {
+  double* base;
+  std::size_t used = 0;
+  double* take(std::size_t n) {
+    double* p = base ? base + used : nullptr;
+    used += n;
+    return p;
+  }
+};
+
+Token take_token(const Problem& p, Arena& arena) {
+  const auto K = std::size_t(p.k_dim), V = std::size_t(p.v_dim);
+  return {arena.take(K), arena.take(K), arena.take(V), arena.take(K), 0, 1, 1};
+}
+
+struct ForwardScratch {
+  Token token;
+  double *state, *r;
+  explicit ForwardScratch(const Problem& p, Arena& arena)
+      : token(take_token(p, arena)),
+        state(arena.take(std::size_t(p.k_dim) * std::size_t(p.v_dim))),
+        r(arena.take(std::size_t(p.v_dim))) {}
+};
+
+std::int64_t longest(const Problem& p) { return p.tokens; }
+
+struct BackwardScratch {
+  Token token;
+  double *checkpoints, *segment, *d_state, *r, *dr, *d_out, *decayed, *dk_read, *d_q, *d_k;
+  explicit BackwardScratch(const Problem& p, Arena& arena) : token(take_token(p, arena)) {
+    const auto K = std::size_t(p.k_dim), V = std::size_t(p.v_dim), T = std::size_t(longest(p));
+    checkpoints = arena.take((T / kSegment + 1) * K * V);
+    segment = arena.take((kSegment + 1) * K * V);
+    d_state = arena.take(K * V);
+    r = arena.take(kSegment * V);
+    dr = arena.take(V);
+    d_out = arena.take(V);
+    decayed = arena.take(K * V);
+    dk_read = arena.take(K);
+    d_q = arena.take(T * K);
+    d_k = arena.take(T * K);
+  }
+};
+
+// The gradient through x -> x * r(x): dx = r (dy - y (dy . y)).
+void unnormalise(double* dy, const double* y, double r, int n) {
+  const double along = chain(dy, y, n);
+  for (int d = 0; d < n; ++d) dy[d] = r * std::fma(-along, y[d], dy[d]);
+}
+
+// One token of the reverse recurrence (d_state goes from after the token to before it).
+void reverse_step(const Problem& p, std::int64_t row, std::int64_t t, int hv, const BackwardScratch& s,
+                  const double* before, const double* after, const double* r, double* dq, double* dk,
+                  double* partial) {
+  const int K = p.k_dim, V = p.v_dim;
+  const Token& token = s.token;
+  read_vector(p.d_out, row, t, hv, V, s.d_out);
+  for (int d = 0; d < K; ++d) {
+    const std::int64_t line = std::int64_t(d) * V;
+    dq[d] = std::fma(p.scale, chain(after + line, s.d_out, V), dq[d]);
+    const double qs = p.scale * token.q[d];
+    for (int j = 0; j < V; ++j) s.d_state[line + j] = std::fma(qs, s.d_out[j], s.d_state[line + j]);
+  }
+  std::fill_n(s.dr, V, 0.0);
+  for (int d = 0; d < K; ++d) {
+    const double* line = s.d_state + std::int64_t(d) * V;
+    s.dk_read[d] = chain(line, r, V);
+    for (int j = 0; j < V; ++j) s.dr[j] = std::fma(line[j], token.k[d], s.dr[j]);
+  }
+  for (int j = 0; j < V; ++j) {
+    s.dr[j] *= token.beta;
+    store64(p.d_v.data, p.d_v.type, at(p.d_v, row, t, hv) + j, s.dr[j]);
+  }
+  const double d_beta = chain(token.k, s.dk_read, K);
+  const double raw_beta = load(p.beta.data, p.beta.type, at(p.beta, row, t, hv));
+  store64(p.d_beta.data, p.d_beta.type, at(p.d_beta, row, t, hv),
+          write_strength_grad<double>(p, raw_beta, d_beta));
+  for (int d = 0; d < K; ++d) {
+    const std::int64_t line = std::int64_t(d) * V;
+    double d_gate = 0, through_read = 0;
+    for (int j = 0; j < V; ++j) {
+      const double decayed = before[line + j] * token.decay[d];
+      double& d_state = s.d_state[line + j];
+      d_state = std::fma(-token.k[d], s.dr[j], d_state);
+      through_read = std::fma(decayed, s.dr[j], through_read);
+      d_gate = std::fma(decayed, d_state, d_gate);
+      d_state *= token.decay[d];
+    }
+    dk[d] += std::fma(token.beta, s.dk_read[d], -through_read);
+    const auto gate = gate_parameters<double>(p, hv, d);
+    const double raw = load(p.g.data, p.g.type, at(p.g, row, t, hv) + d);
+    const double d_raw = gate.grad(raw, d_gate);
+    store64(p.d_g.data, p.d_g.type, at(p.d_g, row, t, hv) + d, d_raw);
+    partial[d] += gate.grad_a_log(raw, d_gate);
+    partial[K + d] += d_raw;
+  }
+}
+
+void backward_head(const Problem& p, std::int64_t n, int hv, const BackwardScratch& s, Token token,
+                   double* partial) {
+  const std::int64_t row = p.row(n), first = p.start(n), length = p.length(n);
+  const std::int64_t matrix = std::int64_t(p.k_dim) * p.v_dim;
+  read_state(p, p.initial, n, hv, s.segment);
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (t % kSegment == 0) std::copy_n(s.segment, matrix, s.checkpoints + t / kSegment * matrix);
+    read_token(p, row, first + t, hv, token);
+    step(p, token, s.segment, s.r);
+  }
+  read_state(p, p.d_final, n, hv, s.d_state);
+  for (std::int64_t start = (length - 1) / kSegment * kSegment; start >= 0 && length > 0; start -= kSegment) {
+    const std::int64_t count = std::min(kSegment, length - start);
+    std::copy_n(s.checkpoints + start / kSegment * matrix, matrix, s.segment);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::copy_n(s.segment + i * matrix, matrix, s.segment + (i + 1) * matrix);
+      read_token(p, row, first + start + i, hv, token);
+      step(p, token, s.segment + (i + 1) * matrix, s.r + i * p.v_dim);
+    }
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      BackwardScratch now = s;
+      read_token(p, row, first + start + i, hv, token);
+      now.token = token;
+      const std::int64_t t = start + i;
+      reverse_step(p, row, first + t, hv, now, s.segment + i * matrix, s.segment + (i + 1) * matrix,
+                   s.r + i * p.v_dim, s.d_q + t * p.k_dim, s.d_k + t * p.k_dim, partial);
+    }
+  }
+  write_state(p, p.d_initial, n, hv, s.d_state);
+}
+
+}  // namespace
+
+std::int64_t forward_tasks(const Problem& p) { return p.sequences * p.value_heads; }
+
+std::size_t forward_scratch(const Problem& p) {
+  Arena arena{nullptr};
+  ForwardScratch count(p, arena);
+  return arena.used * sizeof(double);
+}
+
+void forward(const Problem& p, std::int64_t task, void* scratch) {
+  Arena arena{static_cast<double*>(scratch)};
+  ForwardScratch s(p, arena);
+  const std::int64_t n = task / p.value_heads, row = p.row(n), first = p.start(n), length = p.length(n);
+  const int hv = static_cast<int>(task % p.value_heads);
+  read_state(p, p.initial, n, hv, s.state);
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (t % p.chunk == 0) write_state(p, p.chunk_states, p.slot(n) + t / p.chunk, hv, s.state);
+    read_token(p, row, first + t, hv, s.token);
+    step(p, s.token, s.state, s.r);
+    std::fill_n(s.r, p.v_dim, 0.0);
+    for (int d = 0; d < p.k_dim; ++d) {
+      const double* line = s.state + std::int64_t(d) * p.v_dim;
+      for (int j = 0; j < p.v_dim; ++j) s.r[j] = std::fma(line[j], s.token.q[d], s.r[j]);
+    }
+    const std::int64_t base = at(p.out, row, first + t, hv);
+    for (int j = 0; j < p.v_dim; ++j) store64(p.out.data, p.out.type, base + j, p.scale * s.r[j]);
+  }
+  write_state(p, p.final, n, hv, s.state);
+}
+
+std::int64_t backward_tasks(const Problem& p) { return p.sequences * p.heads; }
+
+std::size_t backward_scratch(const Problem& p) {
+  Arena arena{nullptr};
+  BackwardScratch count(p, arena);
+  return arena.used * sizeof(double);
+}
+
+std::size_t partials_bytes(const Problem& p) {
+  return sizeof(double) * 2 * std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim);
+}
+
+void backward(const Problem& p, std::int64_t task, void* scratch, double* partials) {
+  Arena arena{static_cast<double*>(scratch)};
+  BackwardScratch s(p, arena);
+  const std::int64_t n = task / p.heads, row = p.row(n), first = p.start(n), length = p.length(n);
+  const int h = static_cast<int>(task % p.heads);
+  const int K = p.k_dim;
+  std::fill_n(s.d_q, length * K, 0.0);
+  std::fill_n(s.d_k, length * K, 0.0);
+  for (int hv = h * p.group(); hv < (h + 1) * p.group(); ++hv) {
+    double* partial = partials + (n * p.value_heads + hv) * 2 * K;
+    std::fill_n(partial, 2 * K, 0.0);
+    backward_head(p, n, hv, s, s.token, partial);
+  }
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (p.l2norm) {
+      read_token(p, row, first + t, h * p.group(), s.token);
+      unnormalise(s.d_q + t * K, s.token.q, s.token.q_norm, K);
+      unnormalise(s.d_k + t * K, s.token.k, s.token.k_norm, K);
+    }
+    for (int d = 0; d < K; ++d) {
+      store64(p.d_q.data, p.d_q.type, at(p.d_q, row, first + t, h) + d, s.d_q[t * K + d]);
+      store64(p.d_k.data, p.d_k.type, at(p.d_k, row, first + t, h) + d, s.d_k[t * K + d]);
+    }
+  }
+}
+
+void finish(const Problem& p, const double* partials) {
+  const int K = p.k_dim;
+  for (int hv = 0; hv < p.value_heads; ++hv) {
+    double a_log = 0;
+    for (int d = 0; d < K; ++d) {
+      double a = 0, bias = 0;
+      for (std::int64_t n = 0; n < p.sequences; ++n) {
+        const double* partial = partials + (n * p.value_heads + hv) * 2 * K;
+        a += partial[d];
+        bias += partial[K + d];
+      }
+      a_log += a;
+      if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * K + d, static_cast<float>(bias));
+    }
+    if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
+  }
+}
+
+void gate(const Problem& p, std::int64_t token) {
+  for (int hv = 0; hv < p.value_heads; ++hv) {
+    for (int d = 0; d < p.k_dim; ++d) {
+      const double raw = load(p.g.data, p.g.type, at(p.g, 0, token, hv) + d);
+      store64(p.out.data, p.out.type, at(p.out, 0, token, hv) + d,
+              gate_parameters<double>(p, hv, d).value(raw));
+    }
+  }
+}
+
+void gate_backward(const Problem& p, int hv) {
+  double a_log = 0;
+  for (int d = 0; d < p.k_dim; ++d) {
+    const auto parameters = gate_parameters<double>(p, hv, d);
+    double share = 0, bias = 0;
+    for (std::int64_t t = 0; t < p.tokens; ++t) {
+      const double raw = load(p.g.data, p.g.type, at(p.g, 0, t, hv) + d);
+      const double dy = load(p.d_out.data, p.d_out.type, at(p.d_out, 0, t, hv) + d);
+      const double d_raw = parameters.grad(raw, dy);
+      store64(p.d_g.data, p.d_g.type, at(p.d_g, 0, t, hv) + d, d_raw);
+      share += parameters.grad_a_log(raw, dy);
+      bias += d_raw;
+    }
+    a_log += share;
+    if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * p.k_dim + d, static_cast<float>(bias));
+  }
+  if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
+}
+
+}  // namespace rlk::kda::recurrent

@@ -1,9 +1,0 @@
-#include "kda_engine.hpp"
-
-namespace rlk::kda::chunked {
-#if defined(__AVX2__)
-constinit const Engine kAvx2 = engine<simt::Float8, 8>("avx2");
-#else
-constinit const Engine kAvx2 = engine<float, 1>("portable");
-#endif
-}  // namespace rlk::kda::chunked

@@ -1,0 +1,293 @@
+// The chain product's loops, written once and compiled once per instruction set. The including file provides
+// RLK_ISA (a target attribute, so that no compiler flag and no other file is affected) and two lane types:
+//
+//   struct Lanes {
+//     using Scalar, Vec;
+//     kLanes, kVecs, kRows   a register tile is kRows x (kVecs * kLanes)
+//     kLaneRows              up to so many rows lie in the lanes, b's elements broadcast (rows_in_lanes)
+//     kDirectRows            up to so many rows b is not packed (direct); both 0 where there is no such path
+//     zero, load, store, broadcast, fma, add
+//     upcast_run(src, type, index, count, dst)                         contiguous elements to Scalar
+//     kTile, pack_tile(rows, type, k, count, dst, stride) -> depth     transposes kTile columns of b
+//     store_row(...) -> columns written                                the vector part of finish_element
+//   };
+//
+// Where things live: a block of a (kRowBlock x kDepthBlock) is upcast once into L2; b is transposed on the
+// fly in chunks of kChunk x kPanel that stay in L1 while every row of the block uses them; running sums stay
+// in scratch until finished. b is therefore read from memory once per kRowBlock rows, a once per kColBlock
+// columns. Only the depth block of the fp32 arithmetic shows in the bits (1024, or 256); chunks only carry a
+// chain on, and fp64 carries its chain through everything.
+#pragma once
+
+#include "native/lm_head/chain.hpp"
+#include "native/lm_head/float.hpp"
+
+namespace rlk::native {
+namespace {
+
+template <class Lanes>
+struct Blocking {
+  using Scalar = typename Lanes::Scalar;
+  static constexpr bool kWide = sizeof(Scalar) == 8;  // fp64: one chain through all depth blocks
+  static constexpr int kPanel = Lanes::kLanes * Lanes::kVecs;
+  static constexpr std::int64_t kDepthBlock = kWide ? 512 : 1024;
+  static constexpr std::int64_t kChunk = 256;
+  static constexpr std::int64_t kColBlock = kWide ? 256 : 512;
+  static constexpr std::int64_t kRowBlock = 252;
+  // a is packed per register tile, depth-major: one stream of kRows values per step. The transposing store
+  // writes kTile values and the next step overwrites the excess, hence the slack.
+  static constexpr std::int64_t kTileA = kDepthBlock * Lanes::kRows;
+  static constexpr std::int64_t kPackedA = kRowBlock * kDepthBlock + 64;
+  static constexpr std::int64_t kPackedB = kChunk * kPanel;
+  static constexpr std::int64_t kSums = kRowBlock * kColBlock;
+  static constexpr std::int64_t kPartial = kRowBlock * kPanel;
+  static constexpr std::size_t kScratchBytes = sizeof(Scalar) * (kPackedA + kPackedB + kSums + kPartial);
+  static_assert(kRowBlock % Lanes::kRows == 0 && kColBlock % kPanel == 0 && kDepthBlock % kChunk == 0);
+};
+
+inline const char* element_address(const MatrixView& view, std::int64_t row, std::int64_t col) {
+  return static_cast<const char*>(view.data) +
+         (row * view.row_stride + col * view.col_stride) * element_bytes(view.type);
+}
+
+// One register tile's rows of a, k0 <= k < k0+depth: dst[k][kRows].
+template <class Lanes>
+RLK_ISA void pack_a(const MatrixView& a, std::int64_t row, std::int64_t rows, std::int64_t k0,
+                    std::int64_t depth, typename Lanes::Scalar* dst) {
+  constexpr int kParts = (Lanes::kRows + Lanes::kTile - 1) / Lanes::kTile;
+  if (a.col_stride != 1) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const char* first = element_address(a, row, k0 + k);
+      typename Lanes::Scalar* line = dst + k * Lanes::kRows;
+      if (a.row_stride == 1)
+        Lanes::upcast_run(first, a.type, rows, line);
+      else
+        for (std::int64_t i = 0; i < rows; ++i) line[i] = load_element(first, a.type, i * a.row_stride);
+    }
+    return;
+  }
+  const char* lines[kParts * Lanes::kTile];
+  for (int i = 0; i < kParts * Lanes::kTile; ++i)
+    lines[i] = element_address(a, row + (i < rows ? i : rows - 1), k0);
+  for (std::int64_t k = 0; k < depth;) {
+    std::int64_t packed = 0;
+    for (int part = 0; part < kParts; ++part)
+      packed = Lanes::pack_tile(lines + part * Lanes::kTile, a.type, k, depth - k,
+                                dst + k * Lanes::kRows + part * Lanes::kTile, Lanes::kRows);
+    k += packed;
+  }
+}
+
+// One panel of b: dst[k][0 .. kPanel) for k0 <= k < k0+depth. Columns past col_end repeat the last one: they
+// are computed and dropped, and no memory outside the matrix is read.
+template <class Lanes>
+RLK_ISA void pack_b(const MatrixView& b, std::int64_t col, std::int64_t cols, std::int64_t k0,
+                    std::int64_t depth, typename Lanes::Scalar* dst) {
+  using B = Blocking<Lanes>;
+  using Scalar = typename Lanes::Scalar;
+  if (b.col_stride == 1) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      Scalar* line = dst + k * B::kPanel;
+      Lanes::upcast_run(element_address(b, k0 + k, col), b.type, cols, line);
+      for (std::int64_t j = cols; j < B::kPanel; ++j) line[j] = 0;
+    }
+    return;
+  }
+  if (b.row_stride != 1) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const char* first = element_address(b, k0 + k, col);
+      for (std::int64_t j = 0; j < B::kPanel; ++j)
+        dst[k * B::kPanel + j] = j < cols ? load_element(first, b.type, j * b.col_stride) : 0.0f;
+    }
+    return;
+  }
+  const char* columns[B::kPanel];
+  for (int j = 0; j < B::kPanel; ++j) columns[j] = element_address(b, k0, col + (j < cols ? j : cols - 1));
+  for (std::int64_t k = 0; k < depth;) {
+    std::int64_t packed = 0;
+    for (int part = 0; part < B::kPanel; part += Lanes::kTile)
+      packed = Lanes::pack_tile(columns + part, b.type, k, depth - k, dst + k * B::kPanel + part, B::kPanel);
+    k += packed;
+  }
+}
+
+// The lines of the chunk of b that comes next, asked for one per step while this one is in use: a row of the
+// weight gives one short run per chunk, too short for the hardware to get ahead of, and all at once they
+// would stall.
+struct Fetch {
+  const char* row = nullptr;
+  std::ptrdiff_t row_bytes = 0;
+  std::int64_t run_bytes = 0;  // per row
+  std::int64_t byte = 0;
+  std::int64_t rows = 0;  // left; 0: nothing to ask for
+};
+
+// sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0).
+template <class Lanes, int Rows>
+RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
+                           const typename Lanes::Scalar* b, typename Lanes::Scalar* sums, std::int64_t pitch,
+                           bool start, Fetch& next) {
+  using Vec = typename Lanes::Vec;
+  Vec sum[Rows][Lanes::kVecs];
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < Lanes::kVecs; ++v)
+      sum[i][v] = start ? Lanes::zero() : Lanes::load(sums + i * pitch + v * Lanes::kLanes);
+  Fetch fetch = next;
+  for (std::int64_t k = 0; k < depth; ++k) {
+    if (fetch.rows > 0) {
+      __builtin_prefetch(fetch.row + fetch.byte, 0, 2);
+      fetch.byte += 64;
+      if (fetch.byte >= fetch.run_bytes) {
+        fetch.byte = 0;
+        fetch.row += fetch.row_bytes;
+        --fetch.rows;
+      }
+    }
+    Vec column[Lanes::kVecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < Lanes::kVecs; ++v) column[v] = Lanes::load(b + v * Lanes::kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
+      const Vec value = Lanes::broadcast(a + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < Lanes::kVecs; ++v) sum[i][v] = Lanes::fma(value, column[v], sum[i][v]);
+    }
+    a += Lanes::kRows;
+    b += Blocking<Lanes>::kPanel;
+  }
+  next = fetch;
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < Lanes::kVecs; ++v) Lanes::store(sums + i * pitch + v * Lanes::kLanes, sum[i][v]);
+}
+
+template <class Lanes, int Rows = Lanes::kRows>
+RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typename Lanes::Scalar* a,
+                              const typename Lanes::Scalar* b, typename Lanes::Scalar* sums,
+                              std::int64_t pitch, bool start, Fetch& next) {
+  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start, next);
+  if constexpr (Rows > 1) register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, next);
+}
+
+// One panel over one depth block, chunk by chunk: transpose a chunk of b, use it for every row.
+template <class Lanes>
+RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
+                       std::int64_t cols_after, std::int64_t k0, std::int64_t depth,
+                       const typename Lanes::Scalar* packed_a, typename Lanes::Scalar* packed_b,
+                       typename Lanes::Scalar* sums, std::int64_t pitch, bool start) {
+  using B = Blocking<Lanes>;
+  const std::int64_t tiles = (rows + Lanes::kRows - 1) / Lanes::kRows;
+  for (std::int64_t k = 0; k < depth; k += B::kChunk) {
+    const std::int64_t chunk = depth - k < B::kChunk ? depth - k : B::kChunk;
+    pack_b<Lanes>(b, col, cols, k0 + k, chunk, packed_b);
+    // What comes next is this panel's next chunk, or the next panel's first.
+    Fetch next;
+    const std::int64_t left = depth - k - chunk;
+    const std::int64_t run = left > 0 ? left : depth;
+    const std::int64_t rows_next = left > 0 ? cols : cols_after < B::kPanel ? cols_after : B::kPanel;
+    if (b.row_stride == 1 && rows_next > 0)
+      next = {left > 0 ? element_address(b, k0 + k + chunk, col) : element_address(b, k0, col + cols),
+              b.col_stride * element_bytes(b.type),
+              (run < B::kChunk ? run : B::kChunk) * element_bytes(b.type), 0, rows_next};
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t i = tile * Lanes::kRows;
+      const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
+      register_tile_of<Lanes>(height, chunk, packed_a + tile * B::kTileA + k * Lanes::kRows, packed_b,
+                              sums + i * pitch, pitch, start && k == 0, next);
+    }
+  }
+}
+
+// A finished fp32 depth block joins its total: the first one is the total, later ones are added in order.
+template <class Lanes>
+RLK_ISA void fold_partial(std::int64_t rows, const typename Lanes::Scalar* partial,
+                          typename Lanes::Scalar* sums, bool first) {
+  using B = Blocking<Lanes>;
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (int j = 0; j < B::kPanel; j += Lanes::kLanes) {
+      const auto block = Lanes::load(partial + i * B::kPanel + j);
+      typename Lanes::Scalar* total = sums + i * B::kColBlock + j;
+      Lanes::store(total, first ? block : Lanes::add(Lanes::load(total), block));
+    }
+}
+
+template <class Lanes>
+RLK_ISA void finish_row(const ChainProduct& p, std::int64_t row, std::int64_t col, std::int64_t cols,
+                        const typename Lanes::Scalar* sums) {
+  char* out = static_cast<char*>(p.out) +
+              (row * p.out_row_stride + col * p.out_col_stride) * element_bytes(p.out_type);
+  std::int64_t j = Lanes::store_row(p, out, col, cols, sums);
+  for (; j < cols; ++j)
+    finish_element(out, p.out_type, j * p.out_col_stride, sums[j], p.bias, p.bias_type,
+                   (col + j) * p.bias_stride);
+}
+
+template <class Lanes>
+RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                       std::int64_t cols, typename Lanes::Scalar* scratch) {
+  using B = Blocking<Lanes>;
+  using Scalar = typename Lanes::Scalar;
+  Scalar* packed_a = scratch;
+  Scalar* packed_b = packed_a + B::kPackedA;
+  Scalar* sums = packed_b + B::kPackedB;
+  Scalar* partial = sums + B::kSums;
+  if (p.depth == 0)
+    for (std::int64_t i = 0; i < rows * B::kColBlock; ++i) sums[i] = 0;
+  const std::int64_t block = B::kWide ? B::kDepthBlock : p.block;
+  const bool whole = block == B::kDepthBlock;  // the shorter blocks have the general path alone
+  if constexpr (Lanes::kLaneRows > 0)
+    if (whole && rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 &&
+        p.b.type == Element::f32 && p.a.col_stride == 1)
+      return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
+  if constexpr (Lanes::kDirectRows > 0)
+    if (whole && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+      return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
+
+  for (std::int64_t k0 = 0; k0 < p.depth; k0 += block) {
+    const std::int64_t depth = p.depth - k0 < block ? p.depth - k0 : block;
+    const bool first = k0 == 0;
+    for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
+      pack_a<Lanes>(p.a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, k0, depth,
+                    packed_a + i / Lanes::kRows * B::kTileA);
+    for (std::int64_t j = 0; j < cols; j += B::kPanel) {
+      const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
+      Scalar* to = B::kWide ? sums + j : partial;
+      const std::int64_t pitch = B::kWide ? B::kColBlock : B::kPanel;
+      const bool start = !B::kWide || first;
+      run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, k0, depth, packed_a, packed_b, to, pitch,
+                       start);
+      if constexpr (!B::kWide) fold_partial<Lanes>(rows, partial, sums + j, first);
+    }
+  }
+  for (std::int64_t i = 0; i < rows; ++i) finish_row<Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
+}
+
+template <class Lanes>
+RLK_ISA void run_tile(const ChainProduct& p, const ChainTile& tile, void* scratch) {
+  using B = Blocking<Lanes>;
+  const DefaultFloatMode mode;
+  // Row blocks of equal height: a last block of a few rows would read all of b for itself.
+  const std::int64_t height = tile.row_end - tile.row_begin;
+  const std::int64_t blocks = (height + B::kRowBlock - 1) / B::kRowBlock;
+  const std::int64_t step =
+      blocks == 0 ? 1 : ((height + blocks - 1) / blocks + Lanes::kRows - 1) / Lanes::kRows * Lanes::kRows;
+  for (std::int64_t col = tile.col_begin; col < tile.col_end; col += B::kColBlock) {
+    const std::int64_t cols = tile.col_end - col < B::kColBlock ? tile.col_end - col : B::kColBlock;
+    for (std::int64_t row = tile.row_begin; row < tile.row_end; row += step) {
+      const std::int64_t rows = tile.row_end - row < step ? tile.row_end - row : step;
+      run_block<Lanes>(p, row, rows, col, cols, static_cast<typename Lanes::Scalar*>(scratch));
+    }
+  }
+}
+
+template <class A, class B>
+constexpr std::size_t scratch_for() {
+  return Blocking<A>::kScratchBytes > Blocking<B>::kScratchBytes ? Blocking<A>::kScratchBytes
+                                                                 : Blocking<B>::kScratchBytes;
+}
+
+}  // namespace
+}  // namespace rlk::native

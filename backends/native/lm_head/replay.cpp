@@ -1,0 +1,87 @@
+// lm_head, arithmetic sm90/t25k16: what a Hopper tensor core computes, bit for bit, on any processor. The
+// bias is added to the rounded product and rounded again, as everywhere.
+#include "native/lm_head/replay.hpp"
+
+#include "native/lm_head/run.hpp"
+
+namespace rlk::native {
+namespace {
+
+// There are two.
+template <Isa I>
+const ReplayKernels* kernels() {
+  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
+}
+
+template <Isa I>
+std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
+  return workspace_for(r.threads, std::int64_t{1} << 30, kernels<I>()->scratch_bytes, forward_copies(a));
+}
+template <Isa I>
+rlk_verdict supports(const LmHead&, const rlk_request&) {
+  return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
+}
+
+struct Replay : ReplayProduct {
+  std::int64_t out_row_stride = 0;
+};
+
+rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
+  std::byte* room = shared_workspace(call);
+  const ReadRows hidden(a.hidden, room);
+  Replay p;
+  p.rows = hidden.rows, p.cols = a.weight.dim(0), p.depth = hidden.width, p.type = hidden.type;
+  p.hidden = static_cast<const std::uint16_t*>(hidden.data), p.hidden_stride = hidden.stride;
+  p.weight = a.weight.data<std::uint16_t>(), p.weight_stride = a.weight.stride(0);
+  p.out_type = element(a.out.dtype());
+  if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype());
+  struct Context {
+    const Call& call;
+    const ReplayKernels& kernels;
+    std::uint64_t shared;
+  } context{call, kernels, forward_copies(a)};
+  for_row_runs<Replay>(
+      a.out, p,
+      [](const Replay& part, std::int64_t first, void* raw) {
+        const auto& c = *static_cast<Context*>(raw);
+        ReplayProduct q = part;
+        q.hidden += first * q.hidden_stride;
+        q.out_stride = part.out_row_stride;
+        if (q.rows == 0 || q.cols == 0) return;
+        // 16 rows by 64 columns: long enough to reuse what is unpacked, small enough to share out.
+        constexpr std::int64_t kRows = 16, kCols = 64;
+        const std::int64_t row_tiles = (q.rows + kRows - 1) / kRows, col_tiles = (q.cols + kCols - 1) / kCols;
+        run_tasks(c.call, row_tiles * col_tiles, c.kernels.scratch_bytes, c.shared,
+                  [&](std::int64_t index, std::byte* scratch) {
+                    const std::int64_t row = index % row_tiles * kRows, col = index / row_tiles * kCols;
+                    c.kernels.run(q, {row, std::min(row + kRows, q.rows), col, std::min(col + kCols, q.cols)},
+                                  scratch);
+                  });
+      },
+      &context);
+  return RLK_OK;
+}
+
+template <Isa I>
+rlk_code run(const LmHead& a, const Call& call) {
+  return run(a, call, *kernels<I>());
+}
+
+template <Isa I>
+constexpr rlk_implementation replay() {
+  return implement<LmHead, run<I>, supports<I>, workspace<I>>(
+      facts_at<"native.replay_sm90", I>({.id = "",
+                                         .doc = "a Hopper tensor core's bits on the CPU",
+                                         .priority = 10,
+                                         .arithmetic = "sm90/t25k16",
+                                         .dtypes = RLK_BF16 | RLK_F16,
+                                         .traits = kPinned}));
+}
+
+}  // namespace
+
+extern const rlk_implementation lm_head_replay_sm90_scalar, lm_head_replay_sm90_avx512;
+constinit const rlk_implementation lm_head_replay_sm90_scalar = replay<Isa::scalar>();
+constinit const rlk_implementation lm_head_replay_sm90_avx512 = replay<Isa::avx512>();
+
+}  // namespace rlk::native

@@ -1,0 +1,202 @@
+// The lm_head products by fused multiply-add chains: arithmetic fma32/kb1024 and fma64. Portable: HIP, CUDA
+// and host fibers.
+//
+//   fma32/kb1024   ascending fp32 chain inside each block of 1024 along the depth, every block from +0; the
+//                  first block's sum is the total, later ones are added to it in order
+//   fma64          operands upcast exactly, one ascending fp64 chain, one rounding
+//
+// Tiles: 64 columns by 64 rows (16 where there are no more rows than that) for 256 threads of 4 x 4 (1 x 4)
+// outputs, the depth in steps of 16 through shared memory, upcast on the way in. An operand is read from
+// memory once per tile row or column. Neighbouring threads load along whichever index is contiguous. Element
+// types and strides are values, not template arguments: every thread of a block takes the same branch, and
+// four kernels serve everything. Lines past the end are computed and dropped; the depth is never padded,
+// since a zero added to a chain that has underflowed to -0 would turn it into +0.
+#pragma once
+
+#include "simt/lm_head/product.hpp"
+#include "simt/simt.hpp"
+
+namespace rlk::simt::lm_head {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kSide = 64, kDepth = 16;
+inline constexpr std::int64_t kBlock = 1024;
+
+__device__ __forceinline__ float load_element(const void* data, Element type, std::int64_t at) {
+  if (data == nullptr) return 1;
+  switch (type) {
+    case Element::f32:
+      return static_cast<const float*>(data)[at];
+    case Element::bf16:
+      return to_float(static_cast<const bf16*>(data)[at]);
+    default:
+      return to_float(static_cast<const fp16*>(data)[at]);
+  }
+}
+
+// fp64 to fp32 with what is lost kept in the last place: rounding that to 16 bits is one rounding from fp64.
+__device__ __forceinline__ float to_odd(double x) {
+  const float nearest = static_cast<float>(x);
+  const double back = static_cast<double>(nearest);
+  if (back == x || x != x) return nearest;
+  const bool away = (x > 0) == (back > x);
+  return bits_float((float_bits(nearest) - (away ? 1u : 0u)) | 1u);
+}
+
+template <class Out>
+__device__ __forceinline__ Out round_to(float sum) {
+  return from_float<Out>(sum);
+}
+template <class Out>
+__device__ __forceinline__ Out round_to(double sum) {
+  return from_float<Out>(to_odd(sum));
+}
+template <>
+__device__ __forceinline__ float round_to<float>(double sum) {
+  return from_float<float>(static_cast<float>(sum));
+}
+
+template <class Out, class Acc>
+__device__ __forceinline__ void store_as(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
+  Out y = round_to<Out>(sum);
+  if (p.bias != nullptr) y = from_float<Out>(add_rn(to_float(y), load_element(p.bias, p.bias_type, col)));
+  static_cast<Out*>(p.out)[p.out_row.at(row) + col] = y;
+}
+template <class Acc>
+__device__ __forceinline__ void store_sum(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
+  if (row >= p.rows || col >= p.cols) return;
+  switch (p.out_type) {
+    case Element::f32:
+      return store_as<float>(p, row, col, sum);
+    case Element::bf16:
+      return store_as<bf16>(p, row, col, sum);
+    default:
+      return store_as<fp16>(p, row, col, sum);
+  }
+}
+
+// A thread's part in bringing Lines lines of an operand by Depth steps into a tile: which elements it
+// carries, and where their lines start, which is found once per tile.
+template <int Lines, int Depth>
+class Reader {
+ public:
+  static constexpr int kEach = Lines * Depth / kThreads;
+
+  __device__ __forceinline__ Reader(const Operand& from, bool along_depth, std::int64_t line0,
+                                    std::int64_t lines)
+      : from_(from), along_depth_(along_depth), left_(lines - line0) {
+    RLK_UNROLL(8)
+    for (int e = 0; e < kEach; ++e) start_[e] = from.line.at(line0 + line(e));
+  }
+
+  // put(line, step, inside, at) for each of its elements; what lies outside the matrix must not be read.
+  template <class Put>
+  __device__ __forceinline__ void each(std::int64_t r0, std::int64_t depth, Put&& put) const {
+    RLK_UNROLL(8)
+    for (int e = 0; e < kEach; ++e) {
+      const std::int64_t r = r0 + step(e);
+      put(line(e), step(e), line(e) < left_ && r < depth, start_[e] + (along_depth_ ? r : from_.depth.at(r)));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int line(int e) const {
+    const int i = static_cast<int>(threadIdx.x) + e * kThreads;
+    return along_depth_ ? i / Depth : i % Lines;
+  }
+  __device__ __forceinline__ int step(int e) const {
+    const int i = static_cast<int>(threadIdx.x) + e * kThreads;
+    return along_depth_ ? i % Depth : i / Lines;
+  }
+
+  const Operand& from_;
+  const bool along_depth_;  // the depth is what is contiguous
+  const std::int64_t left_;
+  std::int64_t start_[kEach];
+};
+
+// f for each output of a thread: row i * 16 and column j * 16 from its first.
+template <int Tall, class F>
+__device__ __forceinline__ void each_output(F&& f) {
+  RLK_UNROLL(4)
+  for (int i = 0; i < Tall; ++i) {
+    RLK_UNROLL(4)
+    for (int j = 0; j < kSide / 16; ++j) f(i, j);
+  }
+}
+
+// Acc is the type of the chain, Tall the rows of a thread. `tiles` of them are dealt to the blocks in turn.
+template <class Acc, int Tall>
+__global__ void __launch_bounds__(kThreads)
+    chain_product(const Product p, std::int64_t tiles, bool a_along_depth, bool b_along_depth) {
+  constexpr bool kWide = sizeof(Acc) == 8;
+  constexpr int kRows = 16 * Tall, kWidth = kSide / 16;
+  Acc* a_tile = dynamic_shared<Acc>();
+  Acc* b_tile = a_tile + kDepth * (kRows + 1);
+  const int ty = static_cast<int>(threadIdx.x) / 16, tx = static_cast<int>(threadIdx.x) % 16;
+  const std::int64_t tall = (p.rows + kRows - 1) / kRows;
+  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::int64_t row0 = tile % tall * kRows, col0 = tile / tall * kSide;
+    // -0 is the one start that an addition leaves no trace of: the first block's sum becomes the total as it
+    // is.
+    Acc total[Tall][kWidth], chain[Tall][kWidth];
+    each_output<Tall>([&](int i, int j) { total[i][j] = Acc(-0.0), chain[i][j] = 0; });
+    const auto close_block = [&](int i, int j) {
+      if constexpr (!kWide) total[i][j] = add_rn(total[i][j], chain[i][j]), chain[i][j] = 0;
+    };
+    const Reader<kRows, kDepth> a_reader(p.a, a_along_depth, row0, p.rows);
+    const Reader<kSide, kDepth> b_reader(p.b, b_along_depth, col0, p.cols);
+    for (std::int64_t r0 = 0; r0 < p.depth; r0 += kDepth) {
+      a_reader.each(r0, p.depth, [&](int line, int r, bool inside, std::int64_t at) {
+        a_tile[r * (kRows + 1) + line] = inside ? load_element(p.a.data, p.a.type, at) : 0.0f;
+      });
+      b_reader.each(r0, p.depth, [&](int line, int r, bool inside, std::int64_t at) {
+        b_tile[r * (kSide + 1) + line] = inside ? load_element(p.b.data, p.b.type, at) : 0.0f;
+      });
+      __syncthreads();
+      if (r0 != 0 && r0 % kBlock == 0) each_output<Tall>(close_block);
+      const auto multiply = [&](int r) {
+        const Acc* a = a_tile + r * (kRows + 1) + ty;
+        const Acc* b = b_tile + r * (kSide + 1) + tx;
+        each_output<Tall>([&](int i, int j) { chain[i][j] = fused(a[i * 16], b[j * 16], chain[i][j]); });
+      };
+      if (r0 + kDepth <= p.depth) {
+        RLK_UNROLL(16)
+        for (int r = 0; r < kDepth; ++r) multiply(r);
+      } else {
+        for (int r = 0; r < static_cast<int>(p.depth - r0); ++r) multiply(r);
+      }
+      __syncthreads();
+    }
+    each_output<Tall>(close_block);
+    each_output<Tall>([&](int i, int j) {
+      store_sum(p, row0 + ty + i * 16, col0 + tx + j * 16, kWide ? chain[i][j] : total[i][j]);
+    });
+  }
+}
+
+inline std::int64_t tiles_of(const Product& p, int rows) {
+  return (p.rows + rows - 1) / rows * ((p.cols + kSide - 1) / kSide);
+}
+// A launch of more blocks would not fit every GPU's counters; what is left over is dealt to the same blocks.
+inline unsigned blocks_for(std::int64_t tiles) {
+  return static_cast<unsigned>(tiles < (1 << 22) ? tiles : 1 << 22);
+}
+
+template <class Acc, int Tall>
+hipError_t launch_chain(const Product& p, hipStream_t stream) {
+  const std::int64_t tiles = tiles_of(p, 16 * Tall);
+  constexpr std::size_t kShared = sizeof(Acc) * kDepth * (16 * Tall + 1 + kSide + 1);
+  hipLaunchKernelGGL((chain_product<Acc, Tall>), dim3(blocks_for(tiles)), dim3(kThreads), kShared, stream, p,
+                     tiles, p.a.depth.unit(), p.b.depth.unit());
+  return hipGetLastError();
+}
+
+inline hipError_t launch(const Product& p, Sum sum, hipStream_t stream) {
+  if (p.rows == 0 || p.cols == 0) return hipSuccess;
+  if (sum == Sum::fma64)
+    return p.rows <= 16 ? launch_chain<double, 1>(p, stream) : launch_chain<double, 4>(p, stream);
+  return p.rows <= 16 ? launch_chain<float, 1>(p, stream) : launch_chain<float, 4>(p, stream);
+}
+
+}  // namespace rlk::simt::lm_head

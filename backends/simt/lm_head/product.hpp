@@ -1,0 +1,73 @@
+// The one product behind lm_head and its gradients on portable kernels, as raw pointers and strides, for host
+// and device:
+//
+//   out[i, j] = round(sum over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])
+//
+//   logits   = hidden  * weight^T    r runs over K
+//   d_hidden = d_out   * weight      r runs over V
+//   d_weight = d_out^T * hidden      r runs over M
+//   d_bias   = ones    * d_out       r runs over M
+//
+// and the seam between a GPU backend's host code and its kernels, which different compilers build.
+#pragma once
+
+#include <cstdint>
+
+#include "arithmetic/math.hpp"
+
+namespace rlk::simt::lm_head {
+
+enum class Element : std::uint8_t { f32, bf16, f16 };
+
+// Where the i-th line of a tensor lies, in elements from its start. The leading dimensions of a [..., K]
+// tensor are one index; those that no single stride walks are levels of their own, innermost first. No level:
+// every line is the first one.
+struct Axis {
+  static constexpr int kLevels = 7;
+  std::int32_t levels = 0;
+  std::int64_t size[kLevels] = {}, stride[kLevels] = {};
+
+  RLK_HD std::int64_t at(std::int64_t i) const {
+    if (levels == 1) return i * stride[0];
+    std::int64_t offset = 0;
+    for (int level = 0; level < levels; ++level) {
+      offset += i % size[level] * stride[level];
+      i /= size[level];
+    }
+    return offset;
+  }
+  bool unit() const { return levels == 1 && stride[0] == 1; }
+};
+
+inline Axis every(std::int64_t stride) {
+  Axis axis;
+  axis.levels = 1;
+  axis.size[0] = INT64_MAX;
+  axis.stride[0] = stride;
+  return axis;
+}
+
+// A matrix somebody else owns: `line` walks the rows of a or the columns of b, `depth` the summed index.
+// Without data it is all ones.
+struct Operand {
+  const void* data = nullptr;
+  Element type = Element::f32;
+  Axis line, depth;
+};
+
+struct Product {
+  std::int64_t rows = 0, cols = 0, depth = 0;
+  Operand a, b;
+  void* out = nullptr;  // [rows, cols], a row without gaps
+  Element out_type = Element::f32;
+  Axis out_row;
+  const void* bias = nullptr;  // [cols] or null: added after the rounding, and rounded again
+  Element bias_type = Element::f32;
+};
+
+enum class Sum : std::uint8_t { fma32, fma64, mfma };
+
+// Starts a product on a stream of a device; null, or the runtime's words for what went wrong.
+using Launcher = const char* (*)(const Product& p, Sum sum, void* stream, int device);
+
+}  // namespace rlk::simt::lm_head
