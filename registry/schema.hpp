@@ -30,32 +30,32 @@ inline constexpr uint32_t kIntegers = RLK_I32 | RLK_I64;
 // dense, present, with no axis of independent rows.
 struct Argument : rlk_argument {
   constexpr Argument of(uint32_t set) const {
-    return changed([&](Argument& a) { a.dtypes = set; });
+    Argument a = *this;
+    a.dtypes = set;
+    return a;
   }
   constexpr Argument rank(int32_t least, int32_t most) const {
-    return changed([&](Argument& a) { a.min_rank = least, a.max_rank = most; });
+    Argument a = *this;
+    a.min_rank = least, a.max_rank = most;
+    return a;
   }
   constexpr Argument rank(int32_t only) const { return rank(only, only); }
   // Rows are independent along this axis; without one, along all but the last.
   constexpr Argument rows(int32_t axis = -2) const {
-    return changed([&](Argument& a) { a.batch_axis = axis; });
+    Argument a = *this;
+    a.batch_axis = axis;
+    return a;
+  }
+  constexpr Argument with(uint32_t more) const {
+    Argument a = *this;
+    a.flags |= more;
+    return a;
   }
   constexpr Argument optional() const { return with(RLK_OPTIONAL); }
   constexpr Argument no_gradient() const { return with(RLK_NO_GRADIENT); }
   constexpr Argument on_host() const { return with(RLK_HOST); }
   constexpr Argument saved() const { return with(RLK_SAVED); }
   constexpr Argument strided() const { return with(RLK_STRIDED); }
-
- private:
-  template <class Change>
-  constexpr Argument changed(Change&& change) const {
-    Argument a = *this;
-    change(a);
-    return a;
-  }
-  constexpr Argument with(uint32_t flag) const {
-    return changed([&](Argument& a) { a.flags |= flag; });
-  }
 };
 constexpr Argument read(const char* name, const char* doc) {
   return {{name, doc, RLK_READ, kFloats, 1, RLK_MAX_RANK, -1, 0}};
