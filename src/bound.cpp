@@ -32,12 +32,18 @@ struct BoundOp::State {
   // Where it computes: workspace and stream are the same in every run.
   Status settle(const rlk_slot* given) {
     const uint64_t bytes = prepared.workspace_bytes;
+    const Result<Options> allocated =
+        with_allocated(options, prepared.wanted_bytes, bytes, prepared.op->name);
+    if (!allocated) return allocated.status();
+    return settle(given, *allocated, bytes);
+  }
+  Status settle(const rlk_slot* given, const Options& with, uint64_t bytes) {
     call = prepared.call;
-    call.stream = options.stream;
-    if (Status s = check_workspace_size(options, bytes, *call.device, prepared.op->name); !s) return s;
-    call.workspace = options.workspace;
-    call.workspace_bytes = options.workspace_bytes;
-    if (options.workspace) return prepared.check_workspace(given, options);
+    call.stream = with.stream;
+    if (Status s = check_workspace_size(with, bytes, *call.device, prepared.op->name); !s) return s;
+    call.workspace = with.workspace;
+    call.workspace_bytes = with.workspace_bytes;
+    if (with.workspace) return prepared.check_workspace(given, with);
     if (!bytes) return {};
     call.workspace = arena.take(bytes);
     call.workspace_bytes = bytes;

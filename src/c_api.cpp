@@ -1,4 +1,6 @@
 // The C face: by-name arguments become slots, then go the same way as typed calls.
+#include "src/c_api.hpp"
+
 #include <fmt/format.h>
 
 #include <charconv>
@@ -8,6 +10,7 @@
 #include <memory>
 #include <new>
 
+#include "rlk/binding.h"
 #include "rlk/evidence.hpp"
 #include "rlk/introspect.h"
 #include "src/check.hpp"
@@ -19,17 +22,8 @@
 #include "src/struct_size.hpp"
 #include "src/text.hpp"
 
-using namespace rlk;
+namespace rlk {
 
-struct rlk_args {
-  int32_t op;
-  const rlk_op_schema* schema;
-  rlk_slot slots[RLK_MAX_SLOTS];
-};
-
-namespace {
-
-// What was thrown, as a code and a text. Says so without memory when there is none.
 rlk_code caught() noexcept {
   try {
     throw;
@@ -45,26 +39,14 @@ rlk_code caught() noexcept {
   }
 }
 
-// No exception leaves a function of this file.
-template <class Body>
-rlk_code guarded(Body&& body) noexcept {
-  try {
-    return body();
-  } catch (...) {
-    return caught();
-  }
-}
-template <class T, class Body>
-T guarded_or(T on_failure, Body&& body) noexcept {
-  try {
-    return body();
-  } catch (...) {
-    return caught(), on_failure;
-  }
-}
-
 rlk_code fail(rlk_code code, const std::string& text) {
   return static_cast<rlk_code>(set_failure(code, text.c_str()));
+}
+
+rlk_code null_argument(const char* name) noexcept {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s is null", name);
+  return static_cast<rlk_code>(set_failure(RLK_INVALID_ARGUMENT, text));
 }
 
 Result<Options> read_options(const rlk_options* given) {
@@ -90,12 +72,33 @@ Result<Options> read_options(const rlk_options* given) {
     return Status(RLK_INVALID_ARGUMENT, fmt::format("options: reserved is {}, it must be 0", o->reserved));
   out.workspace = o->workspace;
   out.workspace_bytes = o->workspace_bytes;
+  out.allocate = o->allocate;
+  out.allocate_context = o->allocate_context;
   if (o->threads < 0)
     return Status(RLK_INVALID_ARGUMENT,
                   fmt::format("options: threads is {}, it must be 0 or more", o->threads));
   out.threads = o->threads;
   return out;
 }
+
+char* copy_text(const std::string& text) {
+  char* out = static_cast<char*>(std::malloc(text.size() + 1));
+  if (!out) return fail(RLK_OUT_OF_MEMORY, "out of memory"), nullptr;
+  std::memcpy(out, text.c_str(), text.size() + 1);
+  return out;
+}
+
+}  // namespace rlk
+
+using namespace rlk;
+
+struct rlk_args {
+  int32_t op;
+  const rlk_op_schema* schema;
+  rlk_slot slots[RLK_MAX_SLOTS];
+};
+
+namespace {
 
 const char* slot_name(const rlk_op_schema& op, bool argument, uint32_t i) noexcept {
   return argument ? op.arguments[i].name : op.attributes[i].name;
@@ -188,20 +191,6 @@ const char* name_at(const char* op, bool argument, size_t i) noexcept {
   });
 }
 
-char* copy_text(const std::string& text) {
-  char* out = static_cast<char*>(std::malloc(text.size() + 1));
-  if (!out) return fail(RLK_OUT_OF_MEMORY, "out of memory"), nullptr;
-  std::memcpy(out, text.c_str(), text.size() + 1);
-  return out;
-}
-
-// A pointer that must not be null is: says which.
-rlk_code null_argument(const char* name) noexcept {
-  char text[64];
-  std::snprintf(text, sizeof text, "%s is null", name);
-  return static_cast<rlk_code>(set_failure(RLK_INVALID_ARGUMENT, text));
-}
-
 }  // namespace
 
 extern "C" {
@@ -241,6 +230,20 @@ rlk_args* rlk_args_new(const char* op) {
   });
 }
 void rlk_args_free(rlk_args* args) { delete args; }
+
+rlk_code rlk_default_slots(const char* op, rlk_slot* slots, uint32_t count) {
+  if (!slots) return null_argument("slots");
+  return guarded([&]() -> rlk_code {
+    const std::unique_ptr<rlk_args, decltype(&rlk_args_free)> args(rlk_args_new(op), rlk_args_free);
+    if (!args) return RLK_UNKNOWN_NAME;
+    const uint32_t want = args->schema->num_arguments + args->schema->num_attributes;
+    if (count != want)
+      return fail(RLK_INVALID_ARGUMENT,
+                  fmt::format("{}: room for {} slots is given, it has {}", args->schema->name, count, want));
+    std::copy(args->slots, args->slots + want, slots);
+    return RLK_OK;
+  });
+}
 
 rlk_code rlk_args_tensor(rlk_args* args, const char* name, const DLTensor* tensor) {
   if (!args) return null_argument("args");

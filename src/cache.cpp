@@ -80,8 +80,11 @@ int32_t op_index(std::string_view op) {
   return it == s.op_index.end() ? -1 : it->second;
 }
 
-Status run_in_workspace(const Prepared& p, const rlk_slot* slots, const Options& options) {
+Status run_in_workspace(const Prepared& p, const rlk_slot* slots, const Options& given) {
   const NoCancel whole;  // drivers wait in ways that cancel
+  const Result<Options> allocated = with_allocated(given, p.wanted_bytes, p.workspace_bytes, p.op->name);
+  if (!allocated) return allocated.status();
+  const Options& options = *allocated;
   if (options.workspace)
     if (Status s = p.check_workspace(slots, options); !s) return s;
   rlk_call call = p.call;

@@ -111,6 +111,7 @@ std::string Resolution::json() const {
       .text("error", status_.message())
       .number("code", static_cast<int>(status_.code()))
       .text("fingerprint", fmt::format("{:016x}", fingerprint_))
+      .flag("capture_safe", chosen_ && chosen_->traits & RLK_CAPTURE_SAFE)
       .raw("candidates", candidates.str())
       .str();
 }

@@ -35,7 +35,7 @@ struct Policy : Demands, Texts {
   // both say what it means.
   static Policy of(const Options& options) noexcept {
     const auto& [stream, backend, arithmetic, precision, needs_backward, deterministic, gradients, workspace,
-                 workspace_bytes, threads, evidence] = options;
+                 workspace_bytes, allocate, allocate_context, threads, evidence] = options;
     Policy policy{demands(options), {backend, arithmetic, gradients}};
     policy.needs_backward |= !gradients.empty();
     return policy;

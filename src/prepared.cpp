@@ -133,8 +133,8 @@ Result<Prepared> Prepared::make(int32_t index, const rlk_slot* slots, const Poli
   p.epoch = r.epoch();
   p.policy = KeptPolicy(policy);
   const rlk_request request = policy.request(Resolver::device_of(r));
-  if (p.implementation->workspace && !(p.implementation->traits & RLK_WORKSPACE_OPTIONAL))
-    p.workspace_bytes = p.implementation->workspace(slots, &request);
+  if (p.implementation->workspace) p.wanted_bytes = p.implementation->workspace(slots, &request);
+  if (!(p.implementation->traits & RLK_WORKSPACE_OPTIONAL)) p.workspace_bytes = p.wanted_bytes;
   p.call = {.struct_size = sizeof(rlk_call),
             .precision = request.precision,
             .host = &host(),
@@ -144,7 +144,7 @@ Result<Prepared> Prepared::make(int32_t index, const rlk_slot* slots, const Poli
             .device = lasting(request.device),
             .threads = request.threads,
             .needs_backward = request.needs_backward};
-  p.plain = p.workspace_bytes == 0 && request.device.type == kDLCPU;
+  p.plain = p.wanted_bytes == 0 && request.device.type == kDLCPU;
   p.remember(slots);
   if (Status s = check_overlap(*p.op, slots); !s) return s;
   if (out) *out = std::move(r);

@@ -49,6 +49,9 @@ class Workspace {
   void* own_ = nullptr;
 };
 
+// The options with the workspace that the caller's allocator gives, where it is asked.
+Result<Options> with_allocated(const Options& options, uint64_t wanted, uint64_t needed, const char* op);
+
 // The caller's workspace is large enough, or there is none and none may be made for it.
 Status check_workspace_size(const Options& options, uint64_t bytes, const rlk_device& device, const char* op);
 

@@ -26,6 +26,10 @@ struct Options {
   std::string_view gradients{};               // comma-separated arguments whose gradient is wanted
   void* workspace = nullptr;                  // caller's workspace; null: a per-thread arena for CPU ops
   uint64_t workspace_bytes = 0;
+  // Asked for workspace where none is given, at most once in a call; see rlk_options. A bound op asks when it
+  // resolves, and keeps what it got for as long as it lives.
+  void* (*allocate)(void* context, uint64_t bytes) = nullptr;
+  void* allocate_context = nullptr;
   int32_t threads = 0;    // CPU threads; 0: all in the affinity mask, no more than a cgroup's CPU quota
   bool evidence = false;  // only implementations that a loaded certificate covers on this build and device
 };

@@ -75,6 +75,11 @@ typedef struct rlk_options {
   uint32_t deterministic; /**< non-zero: only implementations that promise run-to-run equal bits */
   uint32_t evidence;      /**< non-zero: only what a loaded certificate covers on this build and device */
   uint32_t reserved;      /**< 0 */
+  /** Where workspace comes from when `workspace` is NULL: called at most once in a call, by the calling thread, and
+   * not at all where none is wanted. Gives memory of the tensors' device, 256-byte aligned, that stays until the work
+   * given to `stream` is done; NULL: there is none. NULL here: the arena on the CPU, an error elsewhere. */
+  void* (*allocate)(void* context, uint64_t bytes);
+  void* allocate_context; /**< what it is given */
 } rlk_options;
 
 /* ---- calls by name ------------------------------------------------------------------------------------ */
