@@ -72,7 +72,7 @@ void register_workspace_op() {
   schema.struct_size = sizeof schema;
   schema.version = 1;
   schema.name = "wants_workspace";
-  schema.aliases = schema.saves = schema.may_alias = "";
+  schema.aliases = schema.may_alias = "";
   schema.doc = "looks at its workspace";
   schema.arguments = arguments;
   schema.num_arguments = 1;

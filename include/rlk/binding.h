@@ -2,7 +2,7 @@
  * C++ call costs.
  *
  *   int32_t op = rlk_op_index("lm_head");
- *   const rlk_op_schema* schema = rlk_op_schema_at(op);   // names, roles, dtypes, defaults, backward, saves
+ *   const rlk_op_schema* schema = rlk_op_schema_at(op);   // names, roles, dtypes, defaults, backward
  *   rlk_slot slots[RLK_MAX_SLOTS];
  *   uint32_t count = schema->num_arguments + schema->num_attributes;
  *   rlk_default_slots("lm_head", slots, count);           // no tensors, attributes as the name means them
