@@ -14,7 +14,7 @@ using rlk::kda::Gate;
 using rlk::native::Isa;
 using rlk::native::widest;
 namespace chunked = rlk::kda::chunked;
-namespace kernels = rlk::kda::kernels;
+namespace kernels = rlk::simt::kda;
 
 // 64-byte aligned memory full of NaN.
 struct Scratch {

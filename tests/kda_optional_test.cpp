@@ -9,7 +9,7 @@
 namespace {
 
 using namespace kda_test;
-namespace kernels = rlk::kda::kernels;
+namespace kernels = rlk::simt::kda;
 
 const std::vector<std::string> kGradients = {"dq", "dk", "dv", "dg", "dbeta", "dh0", "dA_log", "ddt_bias"};
 // Two chunks, two value heads to a key head, a gate with both parameters.

@@ -20,7 +20,7 @@ void run_native(Isa isa, Stores stores, const Geometry& g) {
 
 void run_fibers(const Geometry& g, rlk_fiber::Order order) {
   rlk_fiber::order = order;
-  REQUIRE(rlk::simt::rope_kernel::launch(g, nullptr) == hipSuccess);
+  REQUIRE(rlk::simt::rope::launch(g, nullptr) == hipSuccess);
   rlk_fiber::order = rlk_fiber::Order::ascending;
 }
 
@@ -91,7 +91,7 @@ void check_kv(const rlk_slot* slots, bool backward, Tensor& first, Tensor& secon
         for (std::int64_t i = plan.tiles; i-- > 0;) rlk::native::rope::run_tile(g, backward, plan, i);
       });
   }
-  check([&] { CHECK(rlk::simt::rope_kernel::launch_kv(g, backward, nullptr) == hipSuccess); });
+  check([&] { CHECK(rlk::simt::rope::launch_kv(g, backward, nullptr) == hipSuccess); });
 }
 
 }  // namespace ropetest

@@ -116,6 +116,17 @@ TEST_CASE("every implementation is defined in one file of its backend and listed
   }
 }
 
+TEST_CASE("every portable op is a folder of backends/simt with both halves and a line of portable.def") {
+  const fs::path simt = kRoot / "backends/simt";
+  std::set<std::string> folders;
+  for (const auto& folder : fs::directory_iterator(simt)) {
+    const bool host = fs::exists(folder.path() / "ops.cpp"), device = fs::exists(folder.path() / "device.cu");
+    CHECK_MESSAGE(host == device, folder.path().string() << " has one of ops.cpp and device.cu");
+    if (host || device) folders.insert(folder.path().filename());
+  }
+  CHECK(folders == lines_of(simt / "portable.def", "RLK_PORTABLE"));
+}
+
 namespace {
 
 // The file of this tree that a quoted include means; empty for what the build generates and for other

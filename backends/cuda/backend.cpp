@@ -4,13 +4,14 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <iterator>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cuda/lm_head/cublaslt.hpp"
 #include "rlk/plugin.h"
 #include "simt/device_services.hpp"
+#include "simt/portable.hpp"
 
 namespace rlk::cuda {
 
@@ -46,11 +47,12 @@ struct Runtime {
 };
 using Services = simt::DeviceServices<Runtime>;
 
-const rlk_implementation* const kImplementations[] = {
+const rlk_implementation* const kOwn[] = {
 #define RLK_IMPLEMENTATION(name) &name,
 #include "cuda/implementations.def"
 #undef RLK_IMPLEMENTATION
 };
+const std::vector<const rlk_implementation*> kImplementations = simt::with_portable(kOwn);
 
 // CUDA has one error for a driver that is not there and one that is too old; a user needs to know which.
 std::string outage(cudaError_t error) {
@@ -135,8 +137,8 @@ const rlk_backend kBackend = {sizeof(rlk_backend),
                               "cuda",
                               RLK_VERSION,
                               "NVIDIA GPUs: own kernels, and cuBLASLt where it is installed",
-                              kImplementations,
-                              std::size(kImplementations),
+                              kImplementations.data(),
+                              static_cast<uint32_t>(kImplementations.size()),
                               nullptr,
                               0,
                               devices,

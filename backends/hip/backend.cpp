@@ -5,11 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <string>
+#include <vector>
 
 #include "rlk/plugin.h"
 #include "simt/device_services.hpp"
+#include "simt/portable.hpp"
 
 namespace rlk::hip {
 
@@ -46,11 +47,12 @@ struct Runtime {
 };
 using Services = simt::DeviceServices<Runtime>;
 
-const rlk_implementation* const kImplementations[] = {
+const rlk_implementation* const kOwn[] = {
 #define RLK_IMPLEMENTATION(name) &name,
 #include "hip/implementations.def"
 #undef RLK_IMPLEMENTATION
 };
+const std::vector<const rlk_implementation*> kImplementations = simt::with_portable(kOwn);
 
 int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
   int count = 0;
@@ -90,8 +92,8 @@ const rlk_backend kBackend = {sizeof(rlk_backend),
                               "hip",
                               RLK_VERSION,
                               "AMD GPUs: portable kernels",
-                              kImplementations,
-                              std::size(kImplementations),
+                              kImplementations.data(),
+                              static_cast<uint32_t>(kImplementations.size()),
                               nullptr,
                               0,
                               devices,

@@ -3,6 +3,8 @@
 
 #include <hip/hip_runtime.h>
 
+#include <type_traits>
+
 namespace rlk::simt {
 
 // Makes a device current for a scope.
@@ -26,6 +28,20 @@ class OnDevice {
 
 inline const char* words_of(hipError_t error) {
   return error == hipSuccess ? nullptr : hipGetErrorString(error);
+}
+
+// Launches on a device: null, or the runtime's words for what went wrong. A launch that returns nothing leaves its
+// error with the runtime.
+template <class Launch>
+const char* on_device(int device, Launch&& launch) {
+  const OnDevice on(device);
+  if (on.error() != hipSuccess) return words_of(on.error());
+  if constexpr (std::is_void_v<decltype(launch())>) {
+    launch();
+    return words_of(hipGetLastError());
+  } else {
+    return words_of(launch());
+  }
 }
 
 }  // namespace rlk::simt

@@ -15,7 +15,9 @@
 #include "arithmetic/kda/decode.hpp"
 #include "simt/kda/team.hpp"
 
-namespace rlk::kda::kernels {
+namespace rlk::simt::kda {
+
+using namespace rlk::kda;
 
 inline constexpr int kThreads = 256;
 inline constexpr int kChunkThreads =
@@ -379,4 +381,4 @@ inline void launch_gate_backward(Problem p, void* workspace, hipStream_t stream)
                      static_cast<const double*>(partials));
 }
 
-}  // namespace rlk::kda::kernels
+}  // namespace rlk::simt::kda

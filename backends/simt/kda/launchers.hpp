@@ -1,20 +1,21 @@
-// The seam between a GPU backend's host code and its device code, which different compilers build: sizes of
+// The seam between KDA's implementations on a GPU and their kernels, which different compilers build: sizes of
 // workspaces, and launches on a stream of a device. A launch returns the error's text, or null.
 #pragma once
 
 #include "arithmetic/kda/problem.hpp"
 
-namespace rlk::kda {
+namespace rlk::simt::kda {
 
-struct Launchers {
-  std::int64_t (*forward_bytes)(const Problem& p);
-  std::int64_t (*backward_bytes)(const Problem& p);
-  std::int64_t (*gate_backward_bytes)(const Problem& p);
-  const char* (*forward)(const Problem& p, void* workspace, void* stream, int device);
-  const char* (*backward)(const Problem& p, void* workspace, void* stream, int device);
-  const char* (*decode)(const Problem& p, void* workspace, void* stream, int device);
-  const char* (*gate)(const Problem& p, void* workspace, void* stream, int device);
-  const char* (*gate_backward)(const Problem& p, void* workspace, void* stream, int device);
-};
+using rlk::kda::Problem;
 
-}  // namespace rlk::kda
+std::int64_t forward_workspace(const Problem& p);
+std::int64_t backward_workspace(const Problem& p);
+std::int64_t gate_backward_workspace(const Problem& p);
+
+const char* run_forward(const Problem& p, void* workspace, void* stream, int device);
+const char* run_backward(const Problem& p, void* workspace, void* stream, int device);
+const char* run_decode(const Problem& p, void* stream, int device);
+const char* run_gate(const Problem& p, void* stream, int device);
+const char* run_gate_backward(const Problem& p, void* workspace, void* stream, int device);
+
+}  // namespace rlk::simt::kda

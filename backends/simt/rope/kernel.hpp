@@ -19,7 +19,7 @@
 #include "arithmetic/rope/math.hpp"
 #include "simt/simt.hpp"
 
-namespace rlk::simt::rope_kernel {
+namespace rlk::simt::rope {
 
 inline constexpr int kThreads = 256;
 
@@ -356,4 +356,4 @@ __global__ void __launch_bounds__(kThreads, Full ? 2 : 4)
   }
 }
 
-}  // namespace rlk::simt::rope_kernel
+}  // namespace rlk::simt::rope

@@ -9,7 +9,7 @@
 
 #include "simt/rope/launch.hpp"
 
-namespace rlk::simt::rope_kernel {
+namespace rlk::simt::rope {
 
 inline constexpr int kSumUnroll = 4;
 inline constexpr int kSplitHeads = 2;    // neighbouring heads of a thread, which turns the embedding once
@@ -243,4 +243,4 @@ inline hipError_t launch_kv(const rotary::KvGeometry& kv, bool backward, hipStre
   }
 }
 
-}  // namespace rlk::simt::rope_kernel
+}  // namespace rlk::simt::rope

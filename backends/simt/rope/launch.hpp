@@ -5,7 +5,7 @@
 
 #include "simt/rope/kernel.hpp"
 
-namespace rlk::simt::rope_kernel {
+namespace rlk::simt::rope {
 
 inline constexpr int kMostLanes = kThreads / 2;
 inline constexpr int kMostRoles = 64;  // a block's third axis
@@ -177,4 +177,4 @@ inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   }
 }
 
-}  // namespace rlk::simt::rope_kernel
+}  // namespace rlk::simt::rope

@@ -9,10 +9,11 @@ namespace rlk::simt {
 
 struct RotaryTable;
 
-struct RopeLaunchers {
-  const char* (*rotate)(const rotary::Geometry& g, void* stream, int device);
-  const char* (*split)(const rotary::KvGeometry& g, bool backward, void* stream, int device);
-  const char* (*tables)(const RotaryTable& t, void* stream, int device);
-};
+namespace rope {
 
+const char* run_rotate(const rotary::Geometry& g, void* stream, int device);
+const char* run_split(const rotary::KvGeometry& g, bool backward, void* stream, int device);
+const char* run_tables(const RotaryTable& t, void* stream, int device);
+
+}  // namespace rope
 }  // namespace rlk::simt
