@@ -35,30 +35,21 @@ rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
   p.weight = a.weight.data<std::uint16_t>(), p.weight_stride = a.weight.stride(0);
   p.out_type = element(a.out.dtype());
   if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype());
-  struct Context {
-    const Call& call;
-    const ReplayKernels& kernels;
-    std::uint64_t shared;
-  } context{call, kernels, forward_copies(a)};
-  for_row_runs<Replay>(
-      a.out, p,
-      [](const Replay& part, std::int64_t first, void* raw) {
-        const auto& c = *static_cast<Context*>(raw);
-        ReplayProduct q = part;
-        q.hidden += first * q.hidden_stride;
-        q.out_stride = part.out_row_stride;
-        if (q.rows == 0 || q.cols == 0) return;
-        // 16 rows by 64 columns: long enough to reuse what is unpacked, small enough to share out.
-        constexpr std::int64_t kRows = 16, kCols = 64;
-        const std::int64_t row_tiles = (q.rows + kRows - 1) / kRows, col_tiles = (q.cols + kCols - 1) / kCols;
-        run_tasks(c.call, row_tiles * col_tiles, c.kernels.scratch_bytes, c.shared,
-                  [&](std::int64_t index, std::byte* scratch) {
-                    const std::int64_t row = index % row_tiles * kRows, col = index / row_tiles * kCols;
-                    c.kernels.run(q, {row, std::min(row + kRows, q.rows), col, std::min(col + kCols, q.cols)},
-                                  scratch);
-                  });
-      },
-      &context);
+  for_row_runs(a.out, p, [&](const Replay& part, std::int64_t first) {
+    ReplayProduct q = part;
+    q.hidden += first * q.hidden_stride;
+    q.out_stride = part.out_row_stride;
+    if (q.rows == 0 || q.cols == 0) return;
+    // 16 rows by 64 columns: long enough to reuse what is unpacked, small enough to share out.
+    constexpr std::int64_t kRows = 16, kCols = 64;
+    const std::int64_t row_tiles = (q.rows + kRows - 1) / kRows, col_tiles = (q.cols + kCols - 1) / kCols;
+    run_tasks(call, row_tiles * col_tiles, kernels.scratch_bytes, forward_copies(a),
+              [&](std::int64_t index, std::byte* scratch) {
+                const std::int64_t row = index % row_tiles * kRows, col = index / row_tiles * kCols;
+                kernels.run(q, {row, std::min(row + kRows, q.rows), col, std::min(col + kCols, q.cols)},
+                            scratch);
+              });
+  });
   return RLK_OK;
 }
 

@@ -82,6 +82,9 @@ struct ReadRows {
     data = copy;
     stride = width;
   }
+  const void* row(std::int64_t i) const {
+    return static_cast<const std::byte*>(data) + i * stride * element_bytes(type);
+  }
   MatrixView matrix() const { return {data, type, stride, 1}; }
   MatrixView transposed() const { return {data, type, 1, stride}; }
 };
@@ -90,16 +93,16 @@ enum class Chain { fma32, fma32_kb256, fma64 };
 
 // Runs a product whose result rows are those of `out`: at once when one stride walks them, else one run of
 // rows at a time. Which one never changes a bit.
-template <class Product>
-void for_row_runs(const Out& out, const Product& whole,
-                  void (*run)(const Product&, std::int64_t first_row, void* context), void* context) {
+//   run(Product part, std::int64_t first_row)
+template <class Product, class Run>
+void for_row_runs(const Out& out, const Product& whole, Run&& run) {
   const RowSet set(out);
   if (set.empty()) return;
   if (set.even) {
     Product p = whole;
     p.out = out.data<std::byte>();
     p.out_row_stride = set.stride;
-    run(p, 0, context);
+    run(p, 0);
     return;
   }
   const std::int64_t inner = out.dim(-2);
@@ -108,7 +111,7 @@ void for_row_runs(const Out& out, const Product& whole,
     p.rows = inner;
     p.out = out.data<std::byte>() + row_offset(out, first) * set.bytes;
     p.out_row_stride = out.stride(-2);
-    run(p, first, context);
+    run(p, first);
   }
 }
 
@@ -129,7 +132,6 @@ inline std::uint64_t chain_workspace(const rlk_request& request, const ChainKern
 }
 
 // ---- lm_head
-// ------------------------------------------------------------------------------------------------------
 
 inline std::uint64_t forward_copies(const LmHead& a) { return RowSet(a.hidden).copy_bytes(); }
 
@@ -143,28 +145,14 @@ inline rlk_code run_forward(const LmHead& a, const Call& call, const ChainKernel
   p.out_type = element(a.out.dtype());
   if (a.bias)
     p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype()), p.bias_stride = a.bias.stride(0);
-  struct Context {
-    const LmHead& a;
-    const Call& call;
-    const ChainKernels& kernels;
-    Chain chain;
-    const ReadRows& hidden;
-  } context{a, call, kernels, chain, hidden};
-  for_row_runs<ChainProduct>(
-      a.out, p,
-      [](const ChainProduct& part, std::int64_t first, void* raw) {
-        const auto& c = *static_cast<Context*>(raw);
-        ChainProduct q = part;
-        q.a.data = static_cast<const std::byte*>(c.hidden.data) +
-                   first * c.hidden.stride * element_bytes(c.hidden.type);
-        run_chain(c.call, q, c.kernels, c.chain, forward_copies(c.a));
-      },
-      &context);
+  for_row_runs(a.out, p, [&](ChainProduct part, std::int64_t first) {
+    part.a.data = hidden.row(first);
+    run_chain(call, part, kernels, chain, forward_copies(a));
+  });
   return RLK_OK;
 }
 
 // ---- lm_head_bwd
-// ---------------------------------------------------------------------------------------------------
 
 inline std::uint64_t backward_copies(const LmHeadBwd& a) {
   return RowSet(a.d_out).copy_bytes() + RowSet(a.hidden).copy_bytes();
@@ -194,23 +182,10 @@ inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKe
     p.a = d_out.matrix();
     p.b = {a.weight.data<void>(), element(a.weight.dtype()), a.weight.stride(0), 1};
     p.out_type = element(a.d_hidden.dtype());
-    struct Context {
-      const Call& call;
-      const ChainKernels& kernels;
-      Chain chain;
-      const ReadRows& d_out;
-      std::uint64_t shared;
-    } context{call, kernels, chain, d_out, shared};
-    for_row_runs<ChainProduct>(
-        a.d_hidden, p,
-        [](const ChainProduct& part, std::int64_t first, void* raw) {
-          const auto& c = *static_cast<Context*>(raw);
-          ChainProduct q = part;
-          q.a.data = static_cast<const std::byte*>(c.d_out.data) +
-                     first * c.d_out.stride * element_bytes(c.d_out.type);
-          run_chain(c.call, q, c.kernels, c.chain, c.shared);
-        },
-        &context);
+    for_row_runs(a.d_hidden, p, [&](ChainProduct part, std::int64_t first) {
+      part.a.data = d_out.row(first);
+      run_chain(call, part, kernels, chain, shared);
+    });
   }
   if (a.d_weight) {
     ChainProduct p;  // d_weight[v, k] = sum over m, ascending, of d_out[m, v] * hidden[m, k]
