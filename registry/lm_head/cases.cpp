@@ -65,6 +65,11 @@ void served_cases(const CaseSink& sink) {
     for (int i = 0; i < 4; ++i)
       forward_case(brief, drawn_size(sink), t, i % 2 ? t : DType::f32, false, {}, "drawn");
     forward_case(sink, {0, 64, 17}, t, t, false, {}, "no rows");
+    for (DType out : {DType::f32, t}) {  // an empty sum is +0, and the bias is all there is
+      forward_case(sink, {3, 0, 17}, t, out, false, {}, "no depth");
+      forward_case(sink, {35, 0, 97}, t, out, true, {}, "no depth");
+      if (t == DType::f32) break;
+    }
   }
 }
 

@@ -26,7 +26,7 @@ struct Plan {
       : rows(RowSet(a.hidden).rows),
         cols(a.weight.dim(0)),
         depth(a.weight.dim(1)),
-        padded(up(depth, kStep)),
+        padded(std::max(kStep, up(depth, kStep))),  // no depth at all is a step of zeros
         groups(up(rows, kSide) / kSide),
         panel(padded > kDepthBlock ? kUnit : 2 * kUnit),
         panels(up(cols, panel) / panel),
@@ -47,9 +47,9 @@ struct Plan {
 };
 
 // 16 rows of hidden from `first` on as second operands, one tile per step.
-RLK_ISA void pack_group(const ReadRows& hidden, std::int64_t first, std::byte* to) {
+RLK_ISA void pack_group(const ReadRows& hidden, std::int64_t first, std::int64_t padded, std::byte* to) {
   const auto* from = static_cast<const std::uint16_t*>(hidden.data) + first * hidden.stride;
-  for (std::int64_t k = 0; k < hidden.width; k += kStep, to += kTile) {
+  for (std::int64_t k = 0; k < padded; k += kStep, to += kTile) {
     __m512 tile[kSide];
     load_rows(tile, from + k, hidden.stride, hidden.rows - first, hidden.width - k);
     transpose_16x16(tile);
@@ -139,7 +139,7 @@ rlk_code run(const LmHead& a, const Call& call) {
   std::byte* packed = shared_workspace(call) + line(RowSet(a.hidden).copy_bytes());
   const std::uint64_t shared = p.shared(a);
   run_tasks(call, p.groups, p.scratch(), shared, [&](std::int64_t group, std::byte*) {
-    pack_group(hidden, group * kSide, packed + group * p.group_bytes());
+    pack_group(hidden, group * kSide, p.padded, packed + group * p.group_bytes());
   });
 
   ChainProduct finish;
