@@ -1,6 +1,7 @@
 // labels: unit
 // Tables and folders agree: an op is one folder in registry/ and one line in ops.def, an implementation one
 // file in its backend and one line in implementations.def, and nothing else knows either by name.
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -11,6 +12,14 @@
 #include <regex>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "rlk/plugin.h"
+#include "src/host.hpp"
+
+namespace rlk {
+extern const rlk_backend native_backend;
+}
 
 namespace {
 
@@ -116,6 +125,40 @@ TEST_CASE("every implementation is defined in one file of its backend and listed
   }
 }
 
+namespace {
+
+// A plugin of this build, or null.
+const rlk_backend* plugin(const std::string& name) {
+  const fs::path file = fs::path(RLK_TEST_BUILD) / "lib/rlk" / ("librlk_backend_" + name + ".so");
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: the table lives in it
+  if (library == nullptr) return nullptr;
+  const auto query = reinterpret_cast<rlk_backend_query_fn>(dlsym(library, "rlk_backend_query"));
+  return query == nullptr ? nullptr : query(RLK_ABI_MAJOR, &rlk::host());
+}
+
+}  // namespace
+
+TEST_CASE("implementations of an op are listed in the order in which they are tried") {
+  std::vector<const rlk_backend*> backends{&rlk::native_backend};
+  for (const char* name : {"onednn", "cuda", "hip"})
+    if (const rlk_backend* backend = plugin(name)) backends.push_back(backend);
+  for (const rlk_backend* backend : backends) {
+    std::map<std::string, const rlk_implementation*> last;
+    for (std::uint32_t i = 0; i < backend->num_implementations; ++i) {
+      const rlk_implementation* here = backend->implementations[i];
+      const rlk_implementation*& before = last[here->op];
+      if (before != nullptr)
+        CHECK_MESSAGE((before->priority > here->priority ||
+                       (before->priority == here->priority && std::string(before->id) < here->id)),
+                      backend->name << " lists " << here->id << " of " << here->op << ", priority "
+                                    << here->priority << ", behind " << before->id << ", priority "
+                                    << before->priority);
+      before = here;
+    }
+    CHECK(last.size() > 0);
+  }
+}
+
 TEST_CASE("every portable op is a folder of backends/simt with both halves and a line of portable.def") {
   const fs::path simt = kRoot / "backends/simt";
   std::set<std::string> folders;
@@ -124,7 +167,10 @@ TEST_CASE("every portable op is a folder of backends/simt with both halves and a
     CHECK_MESSAGE(host == device, folder.path().string() << " has one of ops.cpp and device.cu");
     if (host || device) folders.insert(folder.path().filename());
   }
-  CHECK(folders == lines_of(simt / "portable.def", "RLK_PORTABLE"));
+  const std::set<std::string> listed = lines_of(simt / "portable.def", "RLK_PORTABLE");
+  for (const auto& name : folders) CHECK_MESSAGE(listed.count(name) == 1, name << " is not in portable.def");
+  for (const auto& name : listed)
+    CHECK_MESSAGE(folders.count(name) == 1, "portable.def lists " << name << ", which has no such folder");
 }
 
 namespace {

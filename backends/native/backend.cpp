@@ -17,7 +17,7 @@ namespace native {
 namespace {
 const rlk_implementation* const kImplementations[] = {
 #define RLK_IMPLEMENTATION(name) &native::name,
-#define RLK_LEVELS(name) &native::name[0], &native::name[1], &native::name[2],
+#define RLK_LEVELS(name) &native::name[2], &native::name[1], &native::name[0],
 #include "native/implementations.def"
 #undef RLK_IMPLEMENTATION
 #undef RLK_LEVELS
