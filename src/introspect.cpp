@@ -96,7 +96,7 @@ std::string usable(Backend& b, const rlk_implementation* impl = nullptr) {
         if (const rlk_verdict v = machine_verdict(*impl, Backend::current(d[0])); v.code != RLK_OK)
           return "no: " + verdict_text(v.why, v.v);
       if (d[0].type == kDLCPU) return "yes";
-      return fmt::format("{}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
+      return fmt::format("yes: {}, {} device{}", d[0].name, d.size(), d.size() == 1 ? "" : "s");
     }
     case Backend::absent:
       return "no: not built";

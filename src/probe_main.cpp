@@ -7,6 +7,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <string>
 
 #include "src/plugin_table.hpp"
@@ -29,6 +32,20 @@ const rlk_host kHost = {sizeof(rlk_host),
                         },
                         [] { return int32_t{RLK_CPU_BASELINE}; }};
 
+// A static initialiser's exception ends this process in any case; here it says what it was, which not every
+// C++ runtime does. dlopen is declared to throw nothing, so the call goes through a pointer that may.
+void* open_or_die(const char* path) {
+  void* (*volatile open)(const char*, int) = dlopen;
+  try {
+    return open(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "a static initialiser threw: %s\n", e.what());
+  } catch (...) {
+    std::fprintf(stderr, "a static initialiser threw something that is no std::exception\n");
+  }
+  std::abort();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -36,7 +53,7 @@ int main(int argc, char** argv) {
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  void* handle = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* handle = open_or_die(argv[1]);
   if (!handle) {
     const char* why = dlerror();
     report('f', why ? why : "the dynamic linker gave no reason");

@@ -18,15 +18,17 @@ std::string joined(const Json& words, const char* separator = " ") {
 
 std::string yes_no(const Json& flag) { return flag ? "yes" : "no"; }
 
-// Reasons that many rows share stand once below their table; the rows carry its number: "no (1)".
+// What follows "yes" or "no" and many rows share (a reason, a GPU's name) stands once below their table; the
+// rows carry its number: "no (1)".
 class Notes {
  public:
   std::string mark(const std::string& usable) {
-    if (usable.substr(0, 4) != "no: ") return usable;
-    const std::string reason = usable.substr(4);
+    const std::size_t colon = usable.find(": ");
+    if (colon == std::string::npos) return usable;
+    const std::string reason = usable.substr(colon + 2);
     auto at = std::find(reasons_.begin(), reasons_.end(), reason);
     if (at == reasons_.end()) at = reasons_.insert(at, reason);
-    return "no (" + std::to_string(at - reasons_.begin() + 1) + ")";
+    return usable.substr(0, colon) + " (" + std::to_string(at - reasons_.begin() + 1) + ")";
   }
   void print() const {
     for (std::size_t i = 0; i < reasons_.size(); ++i)
