@@ -86,6 +86,10 @@ class Mappings {
     if (memory == MAP_FAILED) return unused_.push_back(slot), -1;
     const std::size_t page = page_size();
     auto* base = static_cast<std::byte*>(memory);
+#if defined(MADV_HUGEPAGE)
+    // Most of the time that a large array takes here would go into the faults of its small pages.
+    if (bytes >= std::size_t{4} << 20) madvise(base, bytes, MADV_HUGEPAGE);
+#endif
     for (std::byte* edge : {base, base + bytes - page}) {
       std::fill(edge, edge + page, WatchedMemory::kFill);
       mprotect(edge, page, PROT_NONE);

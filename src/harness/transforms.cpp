@@ -59,15 +59,14 @@ int64_t row_cost(const Problem& p) {
   return cost;
 }
 
-// Hands out variants while they are wanted.
+// Hands out variants while there are takers.
 class Maker {
  public:
-  Maker(const Problem& p, const Subject& subject, bool thorough,
-        const std::function<bool(const Variant&)>& take)
+  Maker(const Problem& p, const Subject& subject, bool thorough, const VariantVisitor& visitor)
       : p_(p),
         subject_(subject),
         thorough_(thorough),
-        take_(take),
+        visitor_(visitor),
         rows_(row_count(p)),
         most_(std::min(p.most_rows, (thorough ? int64_t{1} << 25 : int64_t{1} << 23) / row_cost(p))) {}
 
@@ -95,16 +94,25 @@ class Maker {
     if (!subject_.services) same("threads", "3", {.threads = 3}), same("threads", "1", {.threads = 1});
     drawn(thorough_ ? 4 : 2);
   }
-  bool wanted() const { return going_; }
-  void give(const Variant& v) {
-    if (going_) going_ = take_(v);
+  // Offers a variant; `make` is called, and fills in what is not yet said of it, if it is wanted. It returns
+  // false where there is no such variant.
+  template <class Make>
+  void offer(Variant v, Make make) {
+    if (going_ && visitor_.wants(v.name()) && make(v)) going_ = visitor_.take(v);
   }
-  void rows(const char* dimension, std::string text, const std::vector<int64_t>& source, Filler filler) {
-    if (!wanted() || source.empty()) return;
-    if (auto q = compose(p_, source, filler)) give({dimension, std::move(text), std::move(*q), source, {}});
+  void rows(const char* dimension, std::string text, std::vector<int64_t> source, Filler filler,
+            Manner manner = {}) {
+    if (source.empty()) return;
+    offer({dimension, std::move(text), {}, std::move(source), manner},
+          [&](Variant& v) { return put(v, compose(p_, v.source, filler)); });
   }
   void same(const char* dimension, std::string text, Manner manner, int32_t users = 1, int32_t repeats = 1) {
-    if (wanted()) give({dimension, std::move(text), p_, {}, manner, users, repeats});
+    offer({dimension, std::move(text), {}, {}, manner, users, repeats},
+          [&](Variant& v) { return put(v, p_); });
+  }
+  static bool put(Variant& v, std::optional<Problem> p) {
+    if (p) v.problem = std::move(*p);
+    return p.has_value();
   }
 
   // ---- the same problem in other places and surroundings
@@ -139,12 +147,11 @@ class Maker {
                                                            {"round toward zero", 0x6000},
                                                            {"round up", 0x4000},
                                                            {"round down", 0x2000}};
-    for (const auto& [text, bits] : kModes) {
-      if (!wanted()) return;
-      Variant v{"float environment", text, p_, {}, {.float_mode = bits}};
-      v.hostile = true;
-      give(v);
-    }
+    for (const auto& [text, bits] : kModes)
+      offer({"float environment", text, {}, {}, {.float_mode = bits}}, [&](Variant& v) {
+        v.hostile = true;
+        return put(v, p_);
+      });
   }
 
   // ---- what an earlier call left behind: the same memory held other values
@@ -161,17 +168,23 @@ class Maker {
     for (std::size_t i = 0; i < p_.inputs.size(); ++i) {
       if (!p_.inputs[i] || !floating(p_.inputs[i]->dtype) || p_.inputs[i]->numel() == 0) continue;
       const int64_t n = p_.inputs[i]->numel();
-      for (int64_t at : {int64_t{0}, n - 1, draw.below(n), draw.below(n)}) {
-        if (!wanted()) return;
-        same("changed in place", fmt::format("{}[{}]", subject_.op->arguments[i].name, at),
-             {.before = changed(i, at)});
-      }
+      for (int64_t at : {int64_t{0}, n - 1, draw.below(n), draw.below(n)})
+        after(fmt::format("{}[{}]", subject_.op->arguments[i].name, at), [&] { return changed(i, at); });
     }
-    auto all = std::make_shared<Problem>(p_);
-    for (auto& a : all->inputs)
-      for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
-        registry::store(a->dtype, a->bytes.data(), i, 0.5 * registry::load(a->dtype, a->bytes.data(), i));
-    same("changed in place", "everything", {.before = std::move(all)});
+    after("everything", [&] {
+      auto all = std::make_shared<Problem>(p_);
+      for (auto& a : all->inputs)
+        for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
+          registry::store(a->dtype, a->bytes.data(), i, 0.5 * registry::load(a->dtype, a->bytes.data(), i));
+      return all;
+    });
+  }
+  template <class Before>
+  void after(std::string what, Before before) {
+    offer({"changed in place", std::move(what), {}, {}, {}}, [&](Variant& v) {
+      v.manner.before = before();
+      return put(v, p_);
+    });
   }
 
   // ---- fewer results: each left out, each alone
@@ -190,37 +203,40 @@ class Maker {
       kept.insert(kept.end(), {all & ~(uint64_t{1} << i), uint64_t{1} << i});
     for (int i = 0; i < (thorough_ ? 16 : 4); ++i) kept.push_back(draw.bits() & all);
     for (uint64_t set : kept) {
-      if (!wanted()) return;
-      Problem q = p_;
+      std::vector<DType> wanted = p_.results;
       std::string text;
       for (std::size_t i = 0; i < n; ++i)
         if (!(set >> i & 1)) {
-          q.results[optional[i]] = DType::none;
+          wanted[optional[i]] = DType::none;
           text += fmt::format(" {}", subject_.op->arguments[optional[i]].name);
         }
-      const bool any =
-          std::any_of(q.results.begin(), q.results.end(), [](DType t) { return t != DType::none; });
-      // Results that belong together are the schema's to refuse.
-      if (text.empty() || !any || execute_reference(q, false).code != RLK_OK) continue;
-      give({"results", "without" + text, std::move(q), {}, {}});
+      const bool any = std::any_of(wanted.begin(), wanted.end(), [](DType t) { return t != DType::none; });
+      if (text.empty() || !any) continue;
+      offer({"results", "without" + text, {}, {}, {}}, [&](Variant& v) {
+        v.problem = p_;
+        v.problem.results = std::move(wanted);
+        // Results that belong together are the schema's to refuse.
+        return execute_reference(v.problem, false).code == RLK_OK;
+      });
     }
   }
 
   // ---- many things at once: batch, place, strides, threads, workspace, policy
 
   void drawn(int count) {
-    for (int i = 0; i < count && wanted(); ++i) {
-      Draw draw(p_, 1000 + static_cast<uint64_t>(i));
-      Manner m;
-      m.draw = draw.bits() | 1;
-      if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(20));
-      const uint32_t traits = subject_.implementation->traits;
-      if (draw.below(3) == 0 && traits & RLK_STRICT) m.precision = Precision::strict;
-      m.deterministic = draw.below(3) == 0 && traits & RLK_DETERMINISTIC;
-      Variant v{"drawn", fmt::format("{}", i), p_, {}, m};
-      if (!p_.brief && rows_ && *rows_ > 0 && draw.below(4)) draw_rows(v, draw);
-      give(v);
-    }
+    for (int i = 0; i < count; ++i)
+      offer({"drawn", fmt::format("{}", i), {}, {}, {}}, [&](Variant& v) {
+        Draw draw(p_, 1000 + static_cast<uint64_t>(i));
+        Manner& m = v.manner;
+        m.draw = draw.bits() | 1;
+        if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(20));
+        const uint32_t traits = subject_.implementation->traits;
+        if (draw.below(3) == 0 && traits & RLK_STRICT) m.precision = Precision::strict;
+        m.deterministic = draw.below(3) == 0 && traits & RLK_DETERMINISTIC;
+        v.problem = p_;
+        if (!p_.brief && rows_ && *rows_ > 0 && draw.below(4)) draw_rows(v, draw);
+        return true;
+      });
   }
   void draw_rows(Variant& v, Draw& draw) {
     const int64_t most = std::max<int64_t>(1, std::min<int64_t>(most_, draw.below(3) ? 40 : 700));
@@ -320,30 +336,19 @@ class Maker {
     if (n % 3 == 0) views.insert(views.end(), {{3, n / 3}, {n / 3, 1, 3}});
     if (n == 1) views.emplace_back();
     for (const auto& leading : views)
-      if (auto q = reshaped(p_, leading); q && wanted())
-        give({"shape view",
-              fmt::format("leading axes [{}]", fmt::join(leading, ",")),
-              std::move(*q),
-              iota(0, n),
-              {}});
+      offer({"shape view", fmt::format("leading axes [{}]", fmt::join(leading, ",")), {}, iota(0, n), {}},
+            [&](Variant& v) { return put(v, reshaped(p_, leading)); });
   }
   // One row seen many times through stride 0.
   void broadcast() {
-    for (int64_t r : {int64_t{0}, *rows_ - 1}) {
-      const std::vector<int64_t> source(5, r);
-      if (!wanted()) return;
-      if (auto q = compose(p_, source, Filler::other))
-        give({"stride",
-              fmt::format("row {} five times by stride 0", r),
-              std::move(*q),
-              source,
-              {.broadcast = true}});
-    }
+    for (int64_t r : {int64_t{0}, *rows_ - 1})
+      rows("stride", fmt::format("row {} five times by stride 0", r), std::vector<int64_t>(5, r),
+           Filler::other, {.broadcast = true});
   }
   void streams() {
     const rlk_device_services& d = *subject_.services;
     if (!d.stream_create || !d.stream_destroy) return;
-    for (int i = 0; i < (thorough_ ? 8 : 2) && wanted(); ++i) {
+    for (int i = 0; i < (thorough_ ? 8 : 2) && going_; ++i) {
       void* stream = nullptr;
       if (d.stream_create(&subject_.device, &stream) != RLK_OK) return;
       same("streams", fmt::format("stream {}", i), {.stream = stream});
@@ -357,7 +362,7 @@ class Maker {
   const Problem& p_;
   const Subject& subject_;
   const bool thorough_;
-  const std::function<bool(const Variant&)>& take_;
+  const VariantVisitor& visitor_;
   const std::optional<int64_t> rows_;
   const int64_t most_;  // rows of a batch that are worth their time
   bool going_ = true;
@@ -365,9 +370,8 @@ class Maker {
 
 }  // namespace
 
-void for_variants(const Problem& p, const Subject& subject, bool thorough,
-                  const std::function<bool(const Variant&)>& take) {
-  Maker(p, subject, thorough, take).all();
+void for_variants(const Problem& p, const Subject& subject, bool thorough, const VariantVisitor& visitor) {
+  Maker(p, subject, thorough, visitor).all();
 }
 
 }  // namespace rlk::harness

@@ -15,6 +15,7 @@ namespace rlk::harness {
 struct Variant {
   std::string dimension;  // "batch size", "position", ...: a line of the certificate
   std::string text;       // "m=17 row at 5": enough to run exactly this one again
+  std::string name() const { return dimension + " " + text; }
   Problem problem;
   std::vector<int64_t> source;
   Manner manner;
@@ -23,9 +24,16 @@ struct Variant {
   bool hostile = false;  // the caller's floating-point environment is another: only strict ones promise it
 };
 
-// Makes the variants of a problem, one after the other, until take returns false. `thorough` widens every
-// list. How many come depends on the problem and its seed alone, never on a clock.
-void for_variants(const Problem& p, const Subject& subject, bool thorough,
-                  const std::function<bool(const Variant&)>& take);
+// What to do with each variant of a problem.
+struct VariantVisitor {
+  // Whether the variant of this name is wanted. Asked of every one, in order; only the wanted are made, which
+  // costs a copy of the problem's arrays.
+  std::function<bool(const std::string& name)> wants;
+  std::function<bool(const Variant&)> take;  // false: no more of them
+};
+
+// Goes through the variants of a problem. `thorough` widens every list. Which there are depends on the problem
+// and its seed alone, never on a clock.
+void for_variants(const Problem& p, const Subject& subject, bool thorough, const VariantVisitor& visitor);
 
 }  // namespace rlk::harness

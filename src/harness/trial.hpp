@@ -34,8 +34,8 @@ class Trial {
   bool wants(const std::string& transform) const {
     return plan_.transform.empty() || plan_.transform == transform;
   }
-  // A transform that was made and is not the wanted one; true, to go on.
-  bool missed(const std::string& transform) { return missed_.insert(transform), true; }
+  // A transform that there is and that is not the wanted one.
+  void missed(const std::string& transform) { missed_.insert(transform); }
   bool thorough() const { return (plan_.passes == 0 && plan_.budget == 0) || !plan_.transform.empty(); }
 
   // Seconds a call may take that does `times` the work of this problem.

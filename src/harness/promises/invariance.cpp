@@ -26,7 +26,7 @@ std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
 }
 
 void compare_rows(Trial& t, const Problem& p, const Variant& v, const Outcome& base, const Outcome& out) {
-  const std::string transform = v.dimension + " " + v.text;
+  const std::string transform = v.name();
   if (!t.healthy(v.problem, transform, out)) return;
   const Promise promise = promise_of(v);
   t.record().tried(promise);
@@ -53,7 +53,7 @@ double work_of(const Problem& p, const Variant& v) {
 }
 
 void try_variant(Trial& t, const Problem& p, const Variant& v, const Outcome& base) {
-  if (!t.record().begin(p, v.dimension + " " + v.text, Step::judged, t.patience(p, work_of(p, v)))) return;
+  if (!t.record().begin(p, v.name(), Step::judged, t.patience(p, work_of(p, v)))) return;
   for (int32_t repeat = 0; repeat < v.repeats; ++repeat)
     for (const Outcome& out : run_variant(t.subject(), v)) compare_rows(t, p, v, base, out);
   t.record().covered(v.dimension);
@@ -67,14 +67,17 @@ bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase) {
   const Outcome base = execute(p, t.subject());
   if (base.code != RLK_OK) return false;
   std::size_t count = 0;
-  for_variants(p, t.subject(), t.thorough(), [&](const Variant& v) {
-    if (count++ % stride != phase) return true;
-    const std::string transform = v.dimension + " " + v.text;
-    if (!t.wants(transform)) return t.missed(transform);
-    t.record().transform_known(transform);
+  const auto wants = [&](const std::string& transform) {
+    if (count++ % stride != phase) return false;
+    if (!t.wants(transform)) t.missed(transform);
+    return t.wants(transform);
+  };
+  const auto take = [&](const Variant& v) {
+    t.record().transform_known(v.name());
     try_variant(t, p, v, base);
     return t.going();
-  });
+  };
+  for_variants(p, t.subject(), t.thorough(), {wants, take});
   return true;
 }
 
