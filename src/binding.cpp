@@ -72,14 +72,15 @@ struct Answer {
   uint64_t workspace_bytes = 0;
 };
 
-Result<Answer> resolved(int32_t op, const rlk_slot* slots, uint32_t count, const rlk_options* options) {
+Result<Answer> resolved(int32_t op, const rlk_slot* slots, uint32_t count, const rlk_options* options,
+                        Ask ask) {
   const Result<const rlk_op_schema*> schema = schema_of(op, slots, count);
   if (!schema) return schema.status();
   const Result<Options> o = read_options(options);
   if (!o) return o.status();
   const Policy policy = Policy::of(*o);
   const Complete complete(**schema, slots);
-  Answer answer{Resolver::resolve(op, complete.slots(), policy, CheckData::no)};
+  Answer answer{Resolver::resolve(op, complete.slots(), policy, ask)};
   if (const rlk_implementation* chosen = answer.resolution.implementation(); chosen && chosen->workspace) {
     const rlk_request request = policy.request(Resolver::device_of(answer.resolution));
     answer.workspace_bytes = chosen->workspace(complete.slots(), &request);
@@ -135,7 +136,7 @@ rlk_code rlk_resolve_slots(int32_t op, const rlk_slot* slots, uint32_t count, co
   if (!out) return null_argument("out");
   return guarded([&]() -> rlk_code {
     if (Status s = check_struct("choice", *out, kSmallestChoice); !s) return set_failure(s);
-    const Result<Answer> answer = resolved(op, slots, count, options);
+    const Result<Answer> answer = resolved(op, slots, count, options, Ask::choice);
     if (!answer) return set_failure(answer.status());
     const Resolution& r = answer->resolution;
     if (!r) return set_failure(r.status());
@@ -149,7 +150,7 @@ rlk_code rlk_resolve_slots(int32_t op, const rlk_slot* slots, uint32_t count, co
 
 char* rlk_resolve_slots_json(int32_t op, const rlk_slot* slots, uint32_t count, const rlk_options* options) {
   return guarded_or<char*>(nullptr, [&]() -> char* {
-    const Result<Answer> answer = resolved(op, slots, count, options);
+    const Result<Answer> answer = resolved(op, slots, count, options, Ask::everyone);
     if (!answer) return set_failure(answer.status()), nullptr;
     return copy_text(answer->resolution.json());
   });
@@ -157,7 +158,7 @@ char* rlk_resolve_slots_json(int32_t op, const rlk_slot* slots, uint32_t count, 
 
 char* rlk_explain_slots(int32_t op, const rlk_slot* slots, uint32_t count, const rlk_options* options) {
   return guarded_or<char*>(nullptr, [&]() -> char* {
-    const Result<Answer> answer = resolved(op, slots, count, options);
+    const Result<Answer> answer = resolved(op, slots, count, options, Ask::everyone);
     if (!answer) return set_failure(answer.status()), nullptr;
     return copy_text(answer->resolution.explain());
   });

@@ -333,7 +333,7 @@ char* rlk_resolve_json(const rlk_args* args, const rlk_options* options) {
   return guarded_or<char*>(nullptr, [&]() -> char* {
     const Result<Options> o = read_options(options);
     if (!o) return set_failure(o.status()), nullptr;
-    return copy_text(Resolver::resolve(args->op, args->slots, Policy::of(*o), CheckData::no).json());
+    return copy_text(Resolver::resolve(args->op, args->slots, Policy::of(*o), Ask::everyone).json());
   });
 }
 

@@ -156,7 +156,7 @@ Result<uint64_t> workspace_slots(std::string_view op, const rlk_slot* slots, con
   const Result<int32_t> index = find_op(op);
   if (!index) return index.status();
   const Policy policy = Policy::of(options);
-  const Resolution r = Resolver::resolve(*index, slots, policy, CheckData::no);
+  const Resolution r = Resolver::resolve(*index, slots, policy, Ask::choice);
   if (!r) return r.status();
   const rlk_request request = policy.request(Resolver::device_of(r));
   return r.implementation()->workspace ? r.implementation()->workspace(slots, &request) : uint64_t{0};

@@ -124,7 +124,7 @@ Status Prepared::check_workspace(const rlk_slot* slots, const Options& options) 
 
 Result<Prepared> Prepared::make(int32_t index, const rlk_slot* slots, const Policy& policy, Resolution* out) {
   const NoCancel whole;
-  Resolution r = Resolver::resolve(index, slots, policy, CheckData::yes);
+  Resolution r = Resolver::resolve(index, slots, policy, Ask::call);
   if (!r) return r.status();
   if (Status s = Resolver::entry_of(r).backend->activate(); !s) return s;
   Prepared p;

@@ -296,7 +296,8 @@ Resolution Resolver::failed(Status status) {
   return r;
 }
 
-Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy& policy, CheckData data) {
+Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy& policy, Ask ask) {
+  const CheckData data = ask == Ask::call ? CheckData::yes : CheckData::no;
   Resolution r;
   r.epoch_ = Gate::now().epoch();
   const Snapshot& s = snapshot();
@@ -337,19 +338,19 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy&
       return r;
     }
     r.candidates_.push_back({e->implementation, e->implementation->id, verdict, {}});
-    if (verdict.code == RLK_OK && !r.entry_) {
-      r.entry_ = e;
-      r.chosen_ = e->implementation;
-      r.device_ = search.request.device;
-      const uint64_t named = hashed(hashed(14695981039346656037ull, op.schema->name), r.chosen_->id);
-      r.fingerprint_ = rlk::fingerprint(policy, hashed(named, e->backend->build_id));
-    }
+    if (verdict.code != RLK_OK || r.entry_) continue;
+    r.entry_ = e;
+    r.chosen_ = e->implementation;
+    r.device_ = search.request.device;
+    const uint64_t named = hashed(hashed(14695981039346656037ull, op.schema->name), r.chosen_->id);
+    r.fingerprint_ = rlk::fingerprint(policy, hashed(named, e->backend->build_id));
+    if (ask != Ask::everyone) break;
   }
   if (!r.entry_) {
     r.status_ = unknown_arithmetic(op, policy.arithmetic);
     if (r.status_) r.status_ = search.refusal(r);
   }
-  if (data == CheckData::no) search.add_others(r.candidates_);
+  if (ask == Ask::everyone) search.add_others(r.candidates_);
   return r;
 }
 
@@ -360,7 +361,7 @@ std::string Resolution::decided_by() const {
 Resolution resolve_slots(std::string_view op, const rlk_slot* slots, const Options& options) {
   const Result<int32_t> index = find_op(op);
   if (!index) return Resolver::failed(index.status());
-  return Resolver::resolve(*index, slots, Policy::of(options), CheckData::no);
+  return Resolver::resolve(*index, slots, Policy::of(options), Ask::everyone);
 }
 
 Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::string_view result) {

@@ -8,10 +8,15 @@
 
 namespace rlk {
 
+// What for. Whoever asks instead of calling needs shapes only, and results may be absent.
+enum class Ask {
+  call,      // who runs this call: nobody behind it is asked
+  choice,    // the same without a call
+  everyone,  // without a call, what became of every implementation: asking some of them takes a while
+};
+
 struct Resolver {
-  // CheckData::no: for who asks instead of calling. Shapes are enough, results may be absent, and what was
-  // left out is listed too.
-  static Resolution resolve(int32_t op, const rlk_slot* slots, const Policy& policy, CheckData data);
+  static Resolution resolve(int32_t op, const rlk_slot* slots, const Policy& policy, Ask ask);
   static Resolution failed(Status status);
   static const rlk_device& device_of(const Resolution& r) { return r.device_; }
   // Of the choice.

@@ -197,6 +197,39 @@ TEST_CASE("an implementation that calls the library keeps its workspace and its 
   CHECK(nest_failures == 0);
 }
 
+TEST_CASE(
+    "a call and a question for workspace ask nobody behind the one that serves; an explanation asks all") {
+  static int asked = 0;
+  static rlk_implementation last{};
+  last.struct_size = sizeof last;
+  last.op = "lm_head";
+  last.id = "behind.all";
+  last.doc = "";
+  last.arithmetic = "none";
+  last.priority = -1000;
+  last.dtypes = RLK_F32;
+  last.device_type = kDLCPU;
+  last.supports = [](const rlk_slot*, const rlk_request*) { return ++asked, rlk_verdict{}; };
+  last.run = [](const rlk_slot*, const rlk_call*) -> int32_t { return RLK_INTERNAL; };
+  static const rlk_implementation* const implementations[] = {&last};
+  static rlk_backend backend{};
+  backend.struct_size = sizeof backend;
+  backend.abi_major = RLK_ABI_MAJOR;
+  backend.name = "behind";
+  backend.version = "1";
+  backend.doc = "";
+  backend.implementations = implementations;
+  backend.num_implementations = 1;
+  REQUIRE(rlk_register_backend(&backend, "machinery_test") == RLK_OK);
+  Product p;
+  CHECK(rlk::lm_head(p.args()));
+  CHECK(rlk::bind(p.args()));
+  CHECK(rlk::workspace(p.args()));
+  CHECK(asked == 0);
+  CHECK(rlk::resolve(p.args()));
+  CHECK(asked == 1);
+}
+
 TEST_CASE("a cached call is held to what a first call is held to") {
   Product p;
   REQUIRE(rlk::lm_head(p.args()));

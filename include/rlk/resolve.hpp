@@ -39,6 +39,7 @@ class RLK_API Resolution {
   const rlk_implementation* implementation() const noexcept { return chosen_; }
   std::string_view id() const noexcept { return chosen_ ? chosen_->id : ""; }
   std::string_view arithmetic() const noexcept { return chosen_ ? chosen_->arithmetic : ""; }
+  // Those that were asked: by resolve() all, by bind() as far as the choice.
   std::span<const Candidate> candidates() const noexcept { return candidates_; }
   // "call argument", "scope", "environment" or "default order", with the rule.
   std::string decided_by() const;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rlk/resolve.hpp"
 #include "src/harness/order.hpp"
 #include "src/harness/promises/promises.hpp"
+#include "src/resolve.hpp"
 #include "src/sizes.hpp"
 #include "src/text.hpp"
 
@@ -48,7 +48,9 @@ std::string default_choice(const Problem& p, const Subject& subject) {
     slots[i].tensor = &tensors[i].dl();
   }
   std::copy(p.attributes.begin(), p.attributes.end(), slots.begin() + s.num_arguments);
-  return std::string(resolve_slots(s.name, slots.data(), {}).id());
+  const Result<int32_t> op = find_op(s.name);
+  if (!op) return {};
+  return std::string(Resolver::resolve(*op, slots.data(), Policy::of({}), Ask::choice).id());
 }
 
 }  // namespace
