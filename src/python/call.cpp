@@ -1,0 +1,532 @@
+#include "src/python/call.hpp"
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string_view>
+
+namespace rlk::python {
+namespace {
+
+struct DtypeName {
+  const char* name;
+  DLDataType type;
+};
+// In the order of the bits RLK_F16, RLK_BF16, ...
+constexpr DtypeName kDtypes[] = {{"fp16", {kDLFloat, 16, 1}}, {"bf16", {kDLBfloat, 16, 1}},
+                                 {"fp32", {kDLFloat, 32, 1}}, {"fp64", {kDLFloat, 64, 1}},
+                                 {"int32", {kDLInt, 32, 1}},  {"int64", {kDLInt, 64, 1}},
+                                 {"uint8", {kDLUInt, 8, 1}},  {"bool", {6, 8, 1}}};
+
+const DtypeName& dtype_of_bit(uint32_t bit) { return kDtypes[__builtin_ctz(bit)]; }
+
+bool equal(PyObject* a, PyObject* b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+
+const char* text_of(PyObject* value) { return PyUnicode_AsUTF8AndSize(value, nullptr); }
+
+// "k" of "k_out", where k is an optional argument: who gives it wants its result.
+int32_t followed(const rlk_op_schema& schema, const rlk_argument& result) {
+  const std::string_view name = result.name;
+  constexpr std::string_view kOut = "_out";
+  for (uint32_t i = 0; i < schema.num_arguments; ++i) {
+    const rlk_argument& a = schema.arguments[i];
+    if (a.role != RLK_READ || !(a.flags & RLK_OPTIONAL)) continue;
+    const std::string_view given = a.name;
+    // "k_out" goes with "k", and in its gradient "d_k" with "d_k_out".
+    if (name == std::string(given) + std::string(kOut) || given == std::string(name) + std::string(kOut))
+      return static_cast<int32_t>(i);
+  }
+  return -1;
+}
+
+// Python's own words for a signature, which help() and inspect read.
+std::string signature_of(const rlk_op_schema& s, const std::string& name) {
+  std::string text = name + "(";
+  bool defaults = false;  // Python knows no argument without one behind one that has it
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    if (s.arguments[i].role == RLK_WRITE) continue;
+    defaults |= s.arguments[i].flags & RLK_OPTIONAL;
+    text += std::string(s.arguments[i].name) + (defaults ? "=None, " : ", ");
+  }
+  text += "*";
+  for (uint32_t i = 0; i < s.num_arguments; ++i)
+    if (s.arguments[i].role == RLK_WRITE) text += ", " + std::string(s.arguments[i].name) + "=None";
+  for (uint32_t i = 0; i < s.num_attributes; ++i) text += ", " + std::string(s.attributes[i].name) + "=...";
+  return text +
+         ", backend=None, arithmetic=None, precision=None, gradients=None, deterministic=False, threads=0, "
+         "evidence=False)\n--\n\n";
+}
+
+std::string doc_of(const rlk_op_schema& s, const std::string& name) {
+  std::string text = signature_of(s, name) + s.doc + "\n\n";
+  constexpr const char* kRoles[] = {"", " (result)", " (changed in place)"};
+  for (uint32_t i = 0; i < s.num_arguments; ++i)
+    text += std::string("  ") + s.arguments[i].name + kRoles[s.arguments[i].role] + ": " +
+            s.arguments[i].doc + "\n";
+  for (uint32_t i = 0; i < s.num_attributes; ++i) {
+    const rlk_attribute& a = s.attributes[i];
+    text += std::string("  ") + a.name + ": " + a.doc;
+    if (a.type == RLK_CHOICE) text += std::string(" [") + a.choices + "]";
+    text += "\n";
+  }
+  return text;
+}
+
+bool set(PyObject* dict, const char* name, PyObject* value) {
+  const Owned owned(value);
+  return owned && PyDict_SetItemString(dict, name, owned.get()) == 0;
+}
+
+// A tuple of (name, description) for every slot of a kind.
+PyObject* describe_argument(const rlk_argument& a) {
+  const Owned out(PyDict_New());
+  if (!out || !set(out.get(), "name", PyUnicode_FromString(a.name)) ||
+      !set(out.get(), "doc", PyUnicode_FromString(a.doc)) ||
+      !set(out.get(), "role", PyLong_FromLong(a.role)) ||
+      !set(out.get(), "dtypes", PyLong_FromLong(static_cast<long>(a.dtypes))) ||
+      !set(out.get(), "min_rank", PyLong_FromLong(a.min_rank)) ||
+      !set(out.get(), "max_rank", PyLong_FromLong(a.max_rank)) ||
+      !set(out.get(), "optional", PyBool_FromLong(a.flags & RLK_OPTIONAL)) ||
+      !set(out.get(), "differentiable",
+           PyBool_FromLong(a.role != RLK_WRITE && !(a.flags & RLK_NO_GRADIENT))) ||
+      !set(out.get(), "saved", PyBool_FromLong(a.flags & RLK_SAVED)) ||
+      !set(out.get(), "strided", PyBool_FromLong(a.flags & RLK_STRIDED)) ||
+      !set(out.get(), "host", PyBool_FromLong(a.flags & RLK_HOST)))
+    return nullptr;
+  Py_INCREF(out.get());
+  return out.get();
+}
+
+PyObject* describe_attribute(const rlk_attribute& a, rlk_slot value) {
+  constexpr const char* kTypes[] = {"int", "float", "flag", "choice"};
+  const Owned out(PyDict_New());
+  if (!out || !set(out.get(), "name", PyUnicode_FromString(a.name)) ||
+      !set(out.get(), "doc", PyUnicode_FromString(a.doc)) ||
+      !set(out.get(), "type", PyUnicode_FromString(kTypes[a.type])) ||
+      !set(out.get(), "choices", PyUnicode_FromString(a.choices ? a.choices : "")) ||
+      !set(out.get(), "default",
+           a.type == RLK_FLOAT  ? PyFloat_FromDouble(value.f)
+           : a.type == RLK_FLAG ? PyBool_FromLong(value.i != 0)
+                                : PyLong_FromLongLong(value.i)))
+    return nullptr;
+  Py_INCREF(out.get());
+  return out.get();
+}
+
+}  // namespace
+
+// ---- Op ----------------------------------------------------------------------------------------------------------------------
+
+Op::Op(const char* op, int32_t at) : name(op), index(at), schema(rlk_op_schema_at(at)) {
+  const rlk_op_schema& s = *schema;
+  doc = doc_of(s, name);
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    names.push_back(PyUnicode_InternFromString(s.arguments[i].name));
+    if (s.arguments[i].role != RLK_WRITE) positional.push_back(i);
+    const bool result = s.arguments[i].role == RLK_WRITE && s.arguments[i].flags & RLK_OPTIONAL;
+    follows.push_back(result ? followed(s, s.arguments[i]) : -1);
+  }
+  for (uint32_t i = 0; i < s.num_attributes; ++i) {
+    names.push_back(PyUnicode_InternFromString(s.attributes[i].name));
+    auto& words = choices.emplace_back();
+    std::string_view list = s.attributes[i].choices ? s.attributes[i].choices : "";
+    while (!list.empty()) {
+      const auto bar = list.find('|');
+      words.push_back(PyUnicode_InternFromString(std::string(list.substr(0, bar)).c_str()));
+      list = bar == list.npos ? "" : list.substr(bar + 1);
+    }
+  }
+  if (const rlk_code code = rlk_default_slots(op, defaults, slots())) raise(code, rlk_last_error());
+}
+
+int32_t Op::find(PyObject* keyword) const {
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (names[i] == keyword) return static_cast<int32_t>(i);
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (PyUnicode_Compare(names[i], keyword) == 0) return static_cast<int32_t>(i);
+  return -1;
+}
+
+PyObject* Op::describe() const {
+  const rlk_op_schema& s = *schema;
+  const Owned out(PyDict_New()), arguments(PyList_New(0)), attributes(PyList_New(0));
+  if (!out || !arguments || !attributes) return nullptr;
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    const Owned one(describe_argument(s.arguments[i]));
+    if (!one ||
+        !set(
+            one.get(), "follows",
+            follows[i] < 0 ? PyUnicode_FromString("") : PyUnicode_FromString(s.arguments[follows[i]].name)) ||
+        PyList_Append(arguments.get(), one.get()) < 0)
+      return nullptr;
+  }
+  for (uint32_t i = 0; i < s.num_attributes; ++i) {
+    const Owned one(describe_attribute(s.attributes[i], defaults[s.num_arguments + i]));
+    if (!one || PyList_Append(attributes.get(), one.get()) < 0) return nullptr;
+  }
+  if (PyDict_SetItemString(out.get(), "arguments", arguments.get()) < 0 ||
+      PyDict_SetItemString(out.get(), "attributes", attributes.get()) < 0 ||
+      !set(out.get(), "name", PyUnicode_FromString(s.name)) ||
+      !set(out.get(), "doc", PyUnicode_FromString(s.doc)) ||
+      !set(out.get(), "aliases", PyUnicode_FromString(s.aliases ? s.aliases : "")) ||
+      !set(out.get(), "backward", PyUnicode_FromString(s.backward ? s.backward : "")))
+    return nullptr;
+  Py_INCREF(out.get());
+  return out.get();
+}
+
+// ---- reading Python's arguments ------------------------------------------------------------------------------------------
+
+Call::Call(const Op& op, Face face) : op_(op), face_(face) {
+  std::memcpy(slots_, op.defaults, op.slots() * sizeof(rlk_slot));
+  std::uninitialized_default_construct_n(parts(), op.schema->num_arguments);
+  options_.struct_size = sizeof options_;
+}
+Call::~Call() { std::destroy_n(parts(), op_.schema->num_arguments); }
+
+bool Call::read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  if (static_cast<std::size_t>(nargs) > op_.positional.size()) {
+    PyErr_Format(PyExc_TypeError,
+                 "%s takes %d arguments by position, %d were given; results and attributes go by name",
+                 op_.name.c_str(), static_cast<int>(op_.positional.size()), static_cast<int>(nargs));
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < nargs; ++i)
+    if (!read_argument(op_.positional[static_cast<std::size_t>(i)], args[i])) return false;
+  const Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* const keyword = PyTuple_GetItem(keywords, i);
+    PyObject* const value = args[nargs + i];
+    const int32_t slot = op_.find(keyword);
+    const bool argument = slot >= 0 && static_cast<uint32_t>(slot) < op_.schema->num_arguments;
+    if (argument && slots_[slot].tensor) {
+      PyErr_Format(PyExc_TypeError, "%s got %U twice", op_.name.c_str(), keyword);
+      return false;
+    }
+    if (!(argument    ? read_argument(static_cast<uint32_t>(slot), value)
+          : slot >= 0 ? read_attribute(static_cast<uint32_t>(slot), value)
+                      : read_option(keyword, value)))
+      return false;
+  }
+  return true;
+}
+
+bool Call::read_argument(uint32_t i, PyObject* value) {
+  if (value == Py_None || value == Py_False) return true;
+  if (op_.argument(i).role != RLK_WRITE) return read_tensor(i, value);
+  if (value == Py_True) return parts()[i].wanted = true;
+  if (!PyUnicode_Check(value)) return read_tensor(i, value);
+  const char* word = text_of(value);
+  if (!word) return false;
+  for (uint32_t bit = 0; bit < std::size(kDtypes); ++bit)
+    if (std::strcmp(word, kDtypes[bit].name) == 0) {
+      parts()[i].dtype = 1u << bit;
+      return parts()[i].wanted = true;
+    }
+  raise_text(RLK_INVALID_ARGUMENT,
+             "%s: %s is '%s', it takes a tensor, True or a dtype: fp16, bf16, fp32, fp64", op_.schema->name,
+             op_.argument(i).name, word);
+  return false;
+}
+
+bool Call::read_tensor(uint32_t i, PyObject* value) {
+  Part& part = parts()[i];
+  const auto use = face_ == Face::question            ? TensorView::Use::look
+                   : face_ == Face::torch             ? TensorView::Use::torch
+                   : face_ == Face::recorded          ? TensorView::Use::recorded
+                   : op_.argument(i).role == RLK_READ ? TensorView::Use::read
+                                                      : TensorView::Use::write;
+  if (!part.view.take(value, use, op_.schema->name, op_.argument(i).name)) {
+    needs_dispatcher_ |= part.view.wants_dispatcher();
+    return false;
+  }
+  part.object = value;
+  slots_[i].tensor = &part.view.tensor();
+  if (!first_ && !(op_.argument(i).flags & RLK_HOST)) first_ = &part.view, like_ = value;
+  return true;
+}
+
+bool Call::read_attribute(uint32_t i, PyObject* value) {
+  const uint32_t at = i - op_.schema->num_arguments;
+  const rlk_attribute& a = op_.schema->attributes[at];
+  if (value == Py_None) return true;
+  if (a.type == RLK_FLOAT) {
+    slots_[i].f = PyFloat_AsDouble(value);
+    return !(slots_[i].f == -1 && PyErr_Occurred());
+  }
+  if (a.type == RLK_CHOICE && PyUnicode_Check(value)) {
+    for (std::size_t c = 0; c < op_.choices[at].size(); ++c)
+      if (equal(op_.choices[at][c], value)) {
+        slots_[i].i = static_cast<int64_t>(c);
+        return true;
+      }
+    const char* word = text_of(value);
+    if (word)
+      raise_text(RLK_INVALID_ARGUMENT, "%s: %s is '%s', it is one of %s", op_.schema->name, a.name, word,
+                 a.choices);
+    return false;
+  }
+  slots_[i].i = PyLong_AsLongLong(value);
+  return !(slots_[i].i == -1 && PyErr_Occurred());
+}
+
+bool Call::read_option(PyObject* keyword, PyObject* value) {
+  const Names& n = names();
+  const std::pair<PyObject*, const char**> texts[] = {{n.backend, &options_.backend},
+                                                      {n.arithmetic, &options_.arithmetic},
+                                                      {n.precision, &options_.precision},
+                                                      {n.gradients, &options_.gradients}};
+  for (const auto& [name, member] : texts)
+    if (equal(name, keyword)) return value == Py_None || (*member = text_of(value));
+  const std::pair<PyObject*, uint32_t*> flags[] = {{n.deterministic, &options_.deterministic},
+                                                   {n.evidence, &options_.evidence}};
+  for (const auto& [name, member] : flags)
+    if (equal(name, keyword)) {
+      const int truth = PyObject_IsTrue(value);
+      *member = truth > 0;
+      return truth >= 0;
+    }
+  if (equal(n.threads, keyword)) {
+    options_.threads = static_cast<int32_t>(PyLong_AsLong(value));
+    return !PyErr_Occurred();
+  }
+  const char* word = text_of(keyword);
+  if (!word) return false;
+  const std::string text = op_.name + ": no argument, attribute or option is called '" + word + "'";
+  raise(RLK_UNKNOWN_NAME, text.c_str(), op_.name.c_str());
+  return false;
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------------
+
+// Which results there will be: those that were given or asked for, those that must be, and those that follow an argument.
+bool Call::want_results() {
+  bool any = false, nothing = true;
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
+    const rlk_argument& a = op_.argument(i);
+    if (a.role == RLK_READ) continue;
+    if (slots_[i].tensor || a.role == RLK_READWRITE) {
+      nothing = false;
+      continue;
+    }
+    Part& part = parts()[i];
+    if (!(a.flags & RLK_OPTIONAL) || (op_.follows[i] >= 0 && slots_[op_.follows[i]].tensor))
+      part.wanted = true;
+    any |= part.wanted;
+  }
+  if (!any && nothing && op_.schema->num_arguments) {
+    raise_text(RLK_INVALID_ARGUMENT, "%s: no result is asked for, each is optional: name=True asks for one",
+               op_.schema->name);
+    return false;
+  }
+  if (!any) return true;
+  const rlk_code code = rlk_infer_slots(op_.index, slots_, op_.slots(), shapes_);
+  if (code != RLK_OK) return fail(code), false;
+  inferred_ = true;
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i)
+    if (parts()[i].wanted && !shapes_[i].dtypes) {
+      raise_text(RLK_INVALID_ARGUMENT, "%s: %s is asked for, this call cannot have it", op_.schema->name,
+                 op_.argument(i).name);
+      return false;
+    }
+  return true;
+}
+
+void set_error(void*, const char* kind, const char* message) {
+  (void)kind;
+  PyErr_SetString(PyExc_RuntimeError, message);
+}
+
+bool Call::allocate(uint32_t i) {
+  Part& part = parts()[i];
+  const rlk_shape& shape = shapes_[i];
+  const DtypeName& dtype = dtype_of_bit(part.dtype ? part.dtype : shape.preferred);
+  const DLDevice device = first_ ? first_->tensor().device : DLDevice{kDLCPU, 0};
+  part.allocated = {nullptr, device, shape.ndim, dtype.type, shapes_[i].dim, nullptr, 0};
+  slots_[i].tensor = &part.allocated;
+  if (first_ && first_->type()->api) {
+    const ExchangeApi& api = *first_->type()->api;
+    int64_t strides[RLK_MAX_RANK];
+    int64_t step = 1;
+    for (int32_t d = shape.ndim; d-- > 0; step *= shape.dim[d]) strides[d] = step;
+    DLTensor prototype = part.allocated;
+    prototype.strides = strides;
+    ManagedTensorVersioned* managed = nullptr;
+    if (api.allocate(&prototype, &managed, nullptr, set_error) != 0 || !managed) return false;
+    part.allocated.data = managed->tensor.data;
+    part.allocated.byte_offset = managed->tensor.byte_offset;
+    void* object = nullptr;
+    if (api.to_object(managed, &object) != 0) return false;
+    part.made = Owned(static_cast<PyObject*>(object));
+    return true;
+  }
+  const Owned pair = call_empty(like_, shape, dtype.name);
+  if (!pair) return false;
+  PyObject *buffer, *finish;
+  if (!PyArg_ParseTuple(pair.get(), "OO", &buffer, &finish)) return false;
+  TensorView view;
+  if (!view.take(buffer, TensorView::Use::write, op_.schema->name, op_.argument(i).name)) return false;
+  part.allocated.data = view.tensor().data;
+  part.allocated.byte_offset = view.tensor().byte_offset;
+  Py_INCREF(buffer);
+  part.made = Owned(buffer);
+  if (finish != Py_None) {
+    Py_INCREF(finish);
+    part.finish = Owned(finish);
+  }
+  return true;
+}
+
+// Stream and workspace of a device come from the framework of the first tensor.
+bool Call::use_device() {
+  if (!first_ || first_->tensor().device.device_type == kDLCPU) {
+    if (first_ && !options_.threads && first_->type()->kind == TensorType::torch)
+      options_.threads = torch_threads();
+    return true;
+  }
+  const DLDevice device = first_->tensor().device;
+  if (!first_->type()->api) {
+    raise_text(
+        RLK_UNSUPPORTED,
+        "%s: a tensor on device type %d whose type has no DLPack exchange API: its stream is not known",
+        op_.schema->name, static_cast<int>(device.device_type));
+    return false;
+  }
+  if (first_->type()->api->current_stream(device.device_type, device.device_id, &options_.stream) != 0)
+    return false;
+  options_.allocate = give_workspace;
+  options_.allocate_context = this;
+  return true;
+}
+
+// Freed when the call returns: the framework's allocator hands it out again in the order of the stream.
+void* Call::give_workspace(void* context, uint64_t bytes) {
+  Call& call = *static_cast<Call*>(context);
+  const ExchangeApi& api = *call.first_->type()->api;
+  int64_t size = static_cast<int64_t>(bytes), step = 1;
+  DLTensor prototype{nullptr, call.first_->tensor().device, 1, {kDLUInt, 8, 1}, &size, &step, 0};
+  ManagedTensorVersioned* managed = nullptr;
+  if (api.allocate(&prototype, &managed, nullptr, set_error) != 0 || !managed) return PyErr_Clear(), nullptr;
+  void* const data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
+  void* object = nullptr;
+  if (api.to_object(managed, &object) != 0) return PyErr_Clear(), nullptr;
+  call.workspace_ = Owned(static_cast<PyObject*>(object));
+  return data;
+}
+
+PyObject* Call::run() {
+  if (!want_results()) return nullptr;
+  for (uint32_t i = 0; inferred_ && i < op_.schema->num_arguments; ++i)
+    if (parts()[i].wanted && !allocate(i)) {
+      if (!PyErr_Occurred())
+        raise_text(RLK_OUT_OF_MEMORY, "%s: the framework gave no memory for %s", op_.schema->name,
+                   op_.argument(i).name);
+      return nullptr;
+    }
+  if (!use_device()) return nullptr;
+  rlk_code code;
+  if (options_.allocate) {  // a launch is short, and the allocator may need the interpreter
+    code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
+  } else {
+    Py_BEGIN_ALLOW_THREADS;
+    code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
+    Py_END_ALLOW_THREADS;
+  }
+  return code == RLK_OK ? results() : fail(code);
+}
+
+// One result as itself, several as a tuple in the schema's order.
+PyObject* Call::results() {
+  PyObject* found[RLK_MAX_SLOTS];
+  Py_ssize_t n = 0;
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
+    Part& part = parts()[i];
+    if (op_.argument(i).role == RLK_READ || !slots_[i].tensor) continue;
+    if (part.finish) {
+      part.made = Owned(PyObject_CallFunctionObjArgs(part.finish.get(), part.made.get(), nullptr));
+      if (!part.made) return nullptr;
+    }
+    found[n++] = part.made ? part.made.get() : part.object;
+    if (part.object && part.view.type()->kind == TensorType::torch)
+      torch_written(PyTuple_Pack(1, part.object));
+  }
+  if (n == 1) {
+    Py_INCREF(found[0]);
+    return found[0];
+  }
+  PyObject* const tuple = PyTuple_New(n);
+  for (Py_ssize_t i = 0; tuple && i < n; ++i) {
+    Py_INCREF(found[i]);
+    PyTuple_SetItem(tuple, i, found[i]);
+  }
+  return tuple;
+}
+
+PyObject* Call::fail(rlk_code code) {
+  const std::string text = rlk_last_error();  // which resolving again would replace
+  char* resolution = nullptr;
+  if (code == RLK_NO_IMPLEMENTATION)
+    resolution = rlk_resolve_slots_json(op_.index, slots_, op_.slots(), &options_);
+  raise(code, text.c_str(), op_.name.c_str(), resolution);
+  rlk_free(resolution);
+  return nullptr;
+}
+
+// ---- questions ------------------------------------------------------------------------------------------------------------
+
+// Optional results that are asked for, as shapes without data: they may change the choice.
+bool Call::give_shapes() {
+  if (!want_results()) return false;
+  for (uint32_t i = 0; inferred_ && i < op_.schema->num_arguments; ++i) {
+    Part& part = parts()[i];
+    if (!part.wanted) continue;
+    const DtypeName& dtype = dtype_of_bit(part.dtype ? part.dtype : shapes_[i].preferred);
+    const DLDevice device = first_ ? first_->tensor().device : DLDevice{kDLCPU, 0};
+    part.allocated = {nullptr, device, shapes_[i].ndim, dtype.type, shapes_[i].dim, nullptr, 0};
+    slots_[i].tensor = &part.allocated;
+  }
+  return true;
+}
+
+PyObject* Call::infer() {
+  const rlk_code code = rlk_infer_slots(op_.index, slots_, op_.slots(), shapes_);
+  if (code != RLK_OK) return fail(code);
+  const Owned out(PyDict_New());
+  for (uint32_t i = 0; out && i < op_.schema->num_arguments; ++i) {
+    const rlk_shape& s = shapes_[i];
+    if (op_.argument(i).role == RLK_READ || !s.dtypes) continue;
+    const Owned sizes(PyTuple_New(s.ndim)), dtypes(PyList_New(0));
+    if (!sizes || !dtypes) return nullptr;
+    for (int32_t d = 0; d < s.ndim; ++d) PyTuple_SetItem(sizes.get(), d, PyLong_FromLongLong(s.dim[d]));
+    for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1) {
+      if (!(s.dtypes & bit)) continue;
+      const Owned name(PyUnicode_FromString(dtype_of_bit(bit).name));
+      if (!name || PyList_Append(dtypes.get(), name.get()) < 0) return nullptr;
+    }
+    if (!set(out.get(), op_.argument(i).name,
+             Py_BuildValue("(OsO)", sizes.get(), dtype_of_bit(s.preferred).name, dtypes.get())))
+      return nullptr;
+  }
+  Py_XINCREF(out.get());
+  return out.get();
+}
+
+PyObject* Call::resolve() {
+  if (!give_shapes()) return nullptr;
+  char* text = rlk_resolve_slots_json(op_.index, slots_, op_.slots(), &options_);
+  if (!text) return fail(RLK_INVALID_ARGUMENT);
+  PyObject* out = PyUnicode_FromString(text);
+  rlk_free(text);
+  return out;
+}
+
+PyObject* Call::explain() {
+  if (!give_shapes()) return nullptr;
+  char* text = rlk_explain_slots(op_.index, slots_, op_.slots(), &options_);
+  if (!text) return fail(RLK_INVALID_ARGUMENT);
+  PyObject* out = PyUnicode_FromString(text);
+  rlk_free(text);
+  return out;
+}
+
+}  // namespace rlk::python

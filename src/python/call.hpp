@@ -1,0 +1,92 @@
+// One call: Python's arguments as slots, and what is done with them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/python/support.hpp"
+#include "src/python/tensor.hpp"
+
+namespace rlk::python {
+
+// An op or alias with its names interned. Lives for ever, like the function made of it.
+struct Op {
+  Op(const char* name, int32_t index);
+  uint32_t slots() const noexcept { return schema->num_arguments + schema->num_attributes; }
+  const rlk_argument& argument(uint32_t i) const noexcept { return schema->arguments[i]; }
+  // The slot of a keyword, -1: none.
+  int32_t find(PyObject* keyword) const;
+  PyObject* describe() const;
+
+  std::string name, doc;
+  int32_t index;
+  const rlk_op_schema* schema;
+  std::vector<PyObject*> names;                 // of all slots
+  std::vector<std::vector<PyObject*>> choices;  // of each attribute
+  std::vector<uint32_t> positional;             // arguments that are read, in order
+  // Of each argument: the argument whose presence asks for this optional result ("k" of "k_out"); -1: none.
+  std::vector<int32_t> follows;
+  rlk_slot defaults[RLK_MAX_SLOTS];
+  PyMethodDef definition{};
+};
+
+struct TorchOp {
+  Op* op;
+  PyObject* dispatched;
+  PyMethodDef definition;
+};
+
+class Call {
+ public:
+  enum class Face { plain, torch, recorded, question };
+  explicit Call(const Op& op, Face face = Face::plain);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // False with an exception.
+  bool read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords);
+  bool needs_dispatcher() const noexcept { return needs_dispatcher_; }
+
+  PyObject* run();
+  PyObject* infer();
+  PyObject* resolve();
+  PyObject* explain();
+
+ private:
+  bool read_argument(uint32_t i, PyObject* value);
+  bool read_attribute(uint32_t i, PyObject* value);
+  bool read_option(PyObject* keyword, PyObject* value);
+  bool read_tensor(uint32_t i, PyObject* value);
+  bool want_results();
+  bool allocate(uint32_t i);
+  bool use_device();
+  bool give_shapes();
+  PyObject* results();
+  PyObject* fail(rlk_code code);
+  static void* give_workspace(void* context, uint64_t bytes);
+
+  // One argument. Constructed only for as many as the op has: a call of three tensors should not pay for 64.
+  struct Part {
+    PyObject* object = nullptr;  // that was given, borrowed
+    uint32_t dtype = 0;          // that a result is asked for in; 0: the preferred one
+    bool wanted = false;         // a result to allocate
+    DLTensor allocated;
+    Owned made, finish;  // a result that was allocated, and what makes the caller's type of it
+    TensorView view;
+  };
+  Part* parts() noexcept { return reinterpret_cast<Part*>(storage_); }
+
+  const Op& op_;
+  const Face face_;
+  const TensorView* first_ = nullptr;
+  PyObject* like_ = nullptr;  // the first tensor
+  bool needs_dispatcher_ = false, inferred_ = false;
+  rlk_options options_{};
+  Owned workspace_;
+  rlk_slot slots_[RLK_MAX_SLOTS];
+  rlk_shape shapes_[RLK_MAX_SLOTS];
+  alignas(Part) unsigned char storage_[RLK_MAX_SLOTS * sizeof(Part)];
+};
+
+}  // namespace rlk::python

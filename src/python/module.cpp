@@ -1,0 +1,243 @@
+// rlk._C: every op as a Python function, over the C face alone, in Python's limited API (one build for 3.11 and later).
+//
+// A call is parsed into slots by the schema, so nothing here knows an op. Tensors come in through DLPack's exchange API
+// where their type has it (views without capsules, the framework's allocator and current stream), else through
+// __dlpack__. Whatever needs words (exceptions, allocation by numpy) is asked of the package, which gives its functions
+// to set_hooks().
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rlk/introspect.h"
+#include "src/python/call.hpp"
+
+namespace rlk::python {
+namespace {
+
+// ---- an op as a function ----------------------------------------------------------------------------------------------
+
+std::unordered_map<std::string, Op*>& known_ops() {
+  static auto& ops = *new std::unordered_map<std::string, Op*>;  // functions may outlive the module
+  return ops;
+}
+
+Op* op_named(const char* name) {
+  auto& ops = known_ops();
+  if (const auto it = ops.find(name); it != ops.end()) return it->second;
+  const int32_t index = rlk_op_index(name);
+  if (index < 0) return raise(RLK_UNKNOWN_NAME, rlk_last_error()), nullptr;
+  Op* op = new Op(name, index);
+  if (PyErr_Occurred()) return delete op, nullptr;
+  return ops.emplace(name, op).first->second;
+}
+
+Op* op_of(PyObject* name) {
+  const char* text = PyUnicode_AsUTF8AndSize(name, nullptr);
+  return text ? op_named(text) : nullptr;
+}
+
+PyObject* call_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  Call call(*static_cast<Op*>(PyCapsule_GetPointer(self, "rlk.op")));
+  if (!call.read(args, nargs, names)) return nullptr;
+  return call.run();
+}
+
+PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  Call call(*static_cast<Op*>(PyCapsule_GetPointer(self, "rlk.op")), Call::Face::recorded);
+  if (!call.read(args, nargs, names)) return nullptr;
+  return call.run();
+}
+
+// The same for rlk.torch: what only torch's dispatcher can do goes to the function that was given with it.
+PyObject* call_torch_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  const auto& entry = *static_cast<TorchOp*>(PyCapsule_GetPointer(self, "rlk.torch_op"));
+  if (!torch_modes_active()) {
+    Call call(*entry.op, Call::Face::torch);
+    if (call.read(args, nargs, names)) return call.run();
+    if (!call.needs_dispatcher()) return nullptr;
+  } else if (PyErr_Occurred()) {
+    return nullptr;
+  }
+  const Owned tuple(PyTuple_New(nargs));
+  const Owned keywords(names ? PyDict_New() : nullptr);
+  if (!tuple || (names && !keywords)) return nullptr;
+  for (Py_ssize_t i = 0; i < nargs; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SetItem(tuple.get(), i, args[i]);
+  }
+  for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
+    if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
+  return PyObject_Call(entry.dispatched, tuple.get(), keywords.get());
+}
+
+template <auto Function>
+constexpr PyCFunction fast() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Function));
+}
+
+PyObject* make_op(PyObject*, PyObject* name) {
+  Op* op = op_of(name);
+  if (!op) return nullptr;
+  op->definition = {op->name.c_str(), fast<call_op>(), METH_FASTCALL | METH_KEYWORDS, op->doc.c_str()};
+  const Owned self(PyCapsule_New(op, "rlk.op", nullptr));
+  return self ? PyCFunction_NewEx(&op->definition, self.get(), nullptr) : nullptr;
+}
+
+// What torch's dispatcher calls, below autograd.
+PyObject* make_recorded(PyObject*, PyObject* name) {
+  static PyMethodDef definition{"recorded", fast<call_recorded>(), METH_FASTCALL | METH_KEYWORDS, nullptr};
+  Op* op = op_of(name);
+  const Owned self(op ? PyCapsule_New(op, "rlk.op", nullptr) : nullptr);
+  return self ? PyCFunction_NewEx(&definition, self.get(), nullptr) : nullptr;
+}
+
+PyObject* make_torch_op(PyObject*, PyObject* args) {
+  PyObject *name, *dispatched;
+  if (!PyArg_ParseTuple(args, "OO", &name, &dispatched)) return nullptr;
+  Op* op = op_of(name);
+  if (!op) return nullptr;
+  Py_INCREF(dispatched);
+  auto* entry = new TorchOp{op, dispatched, {}};
+  entry->definition = {op->name.c_str(), fast<call_torch_op>(), METH_FASTCALL | METH_KEYWORDS,
+                       op->doc.c_str()};
+  const Owned self(PyCapsule_New(entry, "rlk.torch_op", nullptr));
+  return self ? PyCFunction_NewEx(&entry->definition, self.get(), nullptr) : nullptr;
+}
+
+// ---- questions about a call: the op's name comes first -------------------------------------------------------------------
+
+template <PyObject* (Call::*Ask)()>
+PyObject* ask(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  if (nargs < 1) return PyErr_SetString(PyExc_TypeError, "the first argument is the name of an op"), nullptr;
+  Op* op = op_of(args[0]);
+  if (!op) return nullptr;
+  Call call(*op, Call::Face::question);
+  if (!call.read(args + 1, nargs - 1, names)) return nullptr;
+  return (call.*Ask)();
+}
+
+// ---- the rest of the C face -----------------------------------------------------------------------------------------------
+
+PyObject* none_or_raise(rlk_code code) {
+  if (code != RLK_OK) return raise(code, rlk_last_error()), nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* text_or_raise(char* text) {
+  if (!text) return raise(RLK_UNKNOWN_NAME, rlk_last_error()), nullptr;
+  PyObject* out = PyUnicode_FromString(text);
+  rlk_free(text);
+  return out;
+}
+
+PyObject* list_json(PyObject*, PyObject* what) {
+  const char* text = PyUnicode_AsUTF8AndSize(what, nullptr);
+  return text ? text_or_raise(rlk_list_json(text)) : nullptr;
+}
+PyObject* examples_json(PyObject*, PyObject* op) {
+  const char* text = PyUnicode_AsUTF8AndSize(op, nullptr);
+  return text ? text_or_raise(rlk_examples_json(text)) : nullptr;
+}
+PyObject* schema(PyObject*, PyObject* name) {
+  Op* op = op_of(name);
+  return op ? op->describe() : nullptr;
+}
+PyObject* op_names(PyObject*, PyObject*) {
+  Owned list(PyList_New(0));
+  for (std::size_t i = 0; list && i < rlk_op_count(); ++i) {
+    const Owned name(PyUnicode_FromString(rlk_op_name(i)));
+    if (!name || PyList_Append(list.get(), name.get()) < 0) return nullptr;
+  }
+  return list.release();
+}
+
+PyObject* scope_enter(PyObject*, PyObject* args) {
+  const char *precision, *backend;
+  if (!PyArg_ParseTuple(args, "zz", &precision, &backend)) return nullptr;
+  return none_or_raise(rlk_scope_enter(precision, backend));
+}
+PyObject* scope_leave(PyObject*, PyObject*) { return none_or_raise(rlk_scope_leave()); }
+
+PyObject* save(PyObject*, PyObject* args) {
+  PyObject* object;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "Os", &object, &name)) return nullptr;
+  TensorView view;
+  if (!view.take(object, TensorView::Use::look, "save", name)) return nullptr;
+  const uint64_t ticket = rlk_save(&view.tensor(), name);
+  return PyLong_FromUnsignedLongLong(ticket);
+}
+PyObject* release(PyObject*, PyObject* ticket) {
+  const unsigned long long id = PyLong_AsUnsignedLongLong(ticket);
+  if (PyErr_Occurred()) return nullptr;
+  rlk_release(id);
+  Py_RETURN_NONE;
+}
+
+PyObject* load_evidence(PyObject*, PyObject* path) {
+  const char* text = PyUnicode_AsUTF8AndSize(path, nullptr);
+  return text ? none_or_raise(rlk_load_evidence(text)) : nullptr;
+}
+PyObject* clear_evidence(PyObject*, PyObject*) {
+  rlk_clear_evidence();
+  Py_RETURN_NONE;
+}
+PyObject* load_plugin(PyObject*, PyObject* path) {
+  const char* text = PyUnicode_AsUTF8AndSize(path, nullptr);
+  return text ? none_or_raise(rlk_load_plugin(text)) : nullptr;
+}
+PyObject* reload_environment(PyObject*, PyObject*) { return none_or_raise(rlk_reload_environment()); }
+PyObject* code_name(PyObject*, PyObject* code) {
+  const long number = PyLong_AsLong(code);
+  if (PyErr_Occurred()) return nullptr;
+  return PyUnicode_FromString(rlk_code_name(static_cast<int32_t>(number)));
+}
+
+PyObject* set_hooks(PyObject*, PyObject* args) {
+  PyObject *raise, *empty;
+  if (!PyArg_ParseTuple(args, "OO", &raise, &empty)) return nullptr;
+  set_hooks_to(raise, empty);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef kMethods[] = {
+    {"op", make_op, METH_O, "The function of an op or alias."},
+    {"torch_op", make_torch_op, METH_VARARGS,
+     "The same, with the function that goes through torch's dispatcher."},
+    {"recorded_op", make_recorded, METH_O, "The same, for tensors that torch's autograd has seen."},
+    {"infer", fast<ask<&Call::infer>>(), METH_FASTCALL | METH_KEYWORDS,
+     "Shape, dtype and admissible dtypes of every result."},
+    {"resolve", fast<ask<&Call::resolve>>(), METH_FASTCALL | METH_KEYWORDS, "A resolution as JSON."},
+    {"explain", fast<ask<&Call::explain>>(), METH_FASTCALL | METH_KEYWORDS, "A resolution in words."},
+    {"ops", op_names, METH_NOARGS, "The names of all ops."},
+    {"schema", schema, METH_O, "An op's schema."},
+    {"list_json", list_json, METH_O, "What rlk_list_json gives."},
+    {"examples_json", examples_json, METH_O, "What rlk_examples_json gives."},
+    {"scope_enter", scope_enter, METH_VARARGS, "Enters a scope of this thread."},
+    {"scope_leave", scope_leave, METH_NOARGS, "Leaves it."},
+    {"save", save, METH_VARARGS, "Marks a tensor's bytes as saved for a backward."},
+    {"release", release, METH_O, "Releases what save marked."},
+    {"load_evidence", load_evidence, METH_O, "Reads a certificate."},
+    {"clear_evidence", clear_evidence, METH_NOARGS, "Forgets all certificates."},
+    {"load_plugin", load_plugin, METH_O, "Loads a backend plugin."},
+    {"reload_environment", reload_environment, METH_NOARGS, "Reads the RLK_ variables again."},
+    {"code_name", code_name, METH_O, "The name of a code."},
+    {"set_hooks", set_hooks, METH_VARARGS, "What the package does for this module."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef kModule = {
+    PyModuleDef_HEAD_INIT, "rlk._C", "rlk's C face.", -1, kMethods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace rlk::python
+
+PyMODINIT_FUNC PyInit__C(void) {
+  PyObject* module = PyModule_Create(&rlk::python::kModule);
+  if (!module) return nullptr;
+  if (!rlk::python::prepare_names() || PyModule_AddStringConstant(module, "version", rlk_version()) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

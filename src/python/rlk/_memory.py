@@ -1,0 +1,54 @@
+"""Shapes without data, and results for frameworks whose tensor type has no allocator of its own."""
+
+from rlk import _C, _errors
+
+#: DLPack's (code, bits) of each dtype, by the name that rlk uses.
+DTYPES = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "fp64": (2, 64), "int32": (0, 32), "int64": (0, 64),
+          "uint8": (1, 8), "bool": (6, 8)}
+_DEVICES = {"cpu": 1, "cuda": 2, "hip": 10}
+_NUMPY = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "int32": "int32", "int64": "int64", "uint8": "uint8",
+          "bool": "bool"}
+
+
+class Spec:
+    """A tensor of which only shape, dtype and device are known: for explain, resolve and infer."""
+
+    __slots__ = ("_rlk_shape", "_rlk_dtype", "_rlk_device")
+
+    def __init__(self, shape, dtype, device="cpu"):
+        kind, _, number = device.partition(":")
+        if dtype not in DTYPES:
+            raise _errors.InvalidArgument(f"Spec: dtype is '{dtype}', it is one of {', '.join(DTYPES)}")
+        if kind not in _DEVICES:
+            raise _errors.InvalidArgument(f"Spec: device is '{device}', it is cpu, cuda:N or hip:N")
+        self._rlk_shape = tuple(int(n) for n in shape)
+        self._rlk_dtype = DTYPES[dtype]
+        self._rlk_device = (_DEVICES[kind], int(number or 0))
+
+
+def empty(like, shape, dtype):
+    """A buffer for a result, and what makes the caller's own type of it (None: it is that already)."""
+    module = type(like).__module__.partition(".")[0]
+    if module in ("numpy", "builtins", "rlk") and dtype in _NUMPY:
+        import numpy
+        return numpy.empty(shape, _NUMPY[dtype]), None
+    if module == "cupy" and dtype in _NUMPY:
+        import cupy
+        return cupy.empty(shape, _NUMPY[dtype]), None
+    if module in ("jax", "jaxlib"):
+        return _empty_jax(shape, dtype)
+    raise _errors.InvalidArgument(
+        f"{dtype} results beside a {module} tensor cannot be allocated here: pass them, out=...")
+
+
+def _empty_jax(shape, dtype):
+    # jax arrays never change, so the result is written as numpy's and handed over.
+    import jax.numpy
+    import numpy
+    if dtype in _NUMPY:
+        return numpy.empty(shape, _NUMPY[dtype]), jax.numpy.asarray
+    bits = numpy.empty(shape, "uint16")  # numpy's DLPack has no bf16
+    return bits, lambda b: jax.numpy.asarray(b.view(jax.numpy.bfloat16))
+
+
+_C.set_hooks(_errors.make, empty)

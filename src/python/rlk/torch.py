@@ -1,0 +1,404 @@
+"""Every op for torch: autograd, torch.compile, dispatch modes.
+
+    logits = rlk.torch.lm_head(hidden, weight)
+
+Nothing is written per op: schemas come from the registry, gradients from an op's backward and what it saves, fake results from
+the registry's own inference. A call that torch need not see (no gradient is wanted, nothing is traced) goes straight to the
+library. Scopes (``rlk.precision``, ``rlk.backend``) that a forward runs in hold for its backward, on whatever thread; in
+code that torch.compile traces they hold where the compiled function runs, so pass ``precision=`` and ``backend=`` there.
+"""
+
+import torch
+
+from rlk import _C, _errors, _scopes
+from rlk._memory import Spec
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
+          torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads")
+#: Ops that autocast, as torch's own products do.
+_AUTOCAST = ("lm_head", "linear")
+
+_library = torch.library.Library("rlk", "DEF")
+
+
+class Schema:
+    """What the registry says of an op, as this module needs it."""
+
+    def __init__(self, name):
+        described = _C.schema(name)
+        self.name, self.op = name, described["name"]  # an alias has a name of its own
+        self.aliases = [a.partition(":")[0] for a in described["aliases"].split(",") if a]
+        self.arguments = described["arguments"]
+        self.attributes = described["attributes"]
+        self.backward = described["backward"]
+        self.inputs = [a for a in self.arguments if a["role"] != 1]
+        self.results = [a for a in self.arguments if a["role"] == 1]
+        self.changed = [a["name"] for a in self.arguments if a["role"] == 2]
+        self.input_names = [a["name"] for a in self.inputs]
+        self.result_names = [a["name"] for a in self.results]
+        self.attribute_names = [a["name"] for a in self.attributes]
+        self.saved = [a["name"] for a in self.arguments if a["saved"]]
+
+    def words(self):
+        """The op in torch's schema language."""
+        parts, mark = [], iter("abcdefgh")
+        last = max((i for i, a in enumerate(self.inputs) if not a["optional"]), default=-1)
+        for i, a in enumerate(self.inputs):
+            kind = f"Tensor({next(mark)}!)" if a["role"] == 2 else "Tensor"
+            parts.append(f"{kind}{'?' if a['optional'] else ''} {a['name']}{'=None' if i > last else ''}")
+        parts.append("*")
+        for a in self.attributes:
+            if a["type"] == "choice":
+                parts.append(f"str {a['name']}=\"{a['choices'].split('|')[a['default']]}\"")
+            elif a["type"] == "flag":
+                parts.append(f"bool {a['name']}={a['default']}")
+            else:
+                parts.append(f"{'SymInt' if a['type'] == 'int' else 'float'} {a['name']}={a['default']}")
+        parts += ["str results=\"\"", "str? backend=None", "str? arithmetic=None", "str? precision=None",
+                  "bool deterministic=False", "SymInt threads=0"]
+        count = len(self.results)
+        returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        return f"{self.name}({', '.join(parts)}) -> {returns}"
+
+    def wanted(self, given, asked):
+        """The results of a call as 'out,final_state=fp32': those that must be, that follow an argument, or are asked for."""
+        parts = []
+        for a in self.results:
+            word = asked.get(a["name"])
+            if word is None or word is False:
+                if a["optional"] and (not a["follows"] or given.get(a["follows"]) is None):
+                    continue
+                word = True
+            if isinstance(word, torch.dtype):
+                word = _NAMES[word]
+            parts.append(a["name"] if word is True else f"{a['name']}={word}")
+        return ",".join(parts)
+
+
+def _asked(results):
+    """'out,final_state=fp32' as keywords of the library's call."""
+    out = {}
+    for part in results.split(",") if results else ():
+        name, _, dtype = part.partition("=")
+        out[name] = dtype or True
+    return out
+
+
+def _as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+# ---- the op below the dispatcher --------------------------------------------------------------------------------------------
+
+
+def _kernel(schema):
+    run = _C.recorded_op(schema.name)
+
+    def kernel(*inputs, results="", **keywords):
+        asked = _asked(results)
+        found = run(*inputs, **keywords, **asked)
+        if schema.changed:
+            return None
+        if all(t is None for t in inputs):  # results of no framework's tensors are numpy's
+            found = tuple(map(torch.from_numpy, _as_tuple(found)))
+        if len(asked) == len(schema.results):
+            return found[0] if len(asked) == 1 and isinstance(found, tuple) else found
+        found = iter(_as_tuple(found))
+        like = next(t for t in inputs if t is not None) if inputs else torch.empty(0)
+        out = tuple(next(found) if name in asked else like.new_empty(0) for name in schema.result_names)
+        return out[0] if len(out) == 1 else out
+
+    return kernel
+
+
+def _hint(size):
+    """The size that a symbol stands for now."""
+    return size if isinstance(size, int) else size.node.hint if size.node.hint is not None else int(size)
+
+
+def _spec(tensor):
+    kind = tensor.device.type
+    device = "cpu" if kind in ("cpu", "meta") else f"{'hip' if torch.version.hip else 'cuda'}:{tensor.device.index or 0}"
+    return Spec([_hint(n) for n in tensor.shape], _NAMES.get(tensor.dtype, "bool"), device)
+
+
+def _symbol(size, known):
+    """A result's size as the symbol of the one input dimension that has it. Where another dimension happens to be as large, the
+    sizes of this call are taken for granted, which torch remembers as a condition."""
+    symbols = known.get(size, ())
+    distinct = {str(s) for s in symbols}
+    if len(distinct) == 1:
+        return symbols[0]
+    return int(next(s for s in symbols if not isinstance(s, int))) if distinct else size
+
+
+def _fake(schema):
+    def fake(*inputs, results="", **keywords):
+        asked = _asked(results)
+        known, symbolic = {}, []
+        for tensor in inputs:
+            for size in tensor.shape if tensor is not None else ():
+                known.setdefault(_hint(size), []).append(size)
+                symbolic += [] if isinstance(size, int) else [size]
+        attributes = {k: v for k, v in keywords.items() if k in schema.attribute_names and not isinstance(v, str)}
+        attributes = {k: v if isinstance(v, (bool, float)) else _hint(v) for k, v in attributes.items()}
+        attributes |= {k: v for k, v in keywords.items() if k in schema.attribute_names and isinstance(v, str)}
+        shapes = _C.infer(schema.name, *(None if t is None else _spec(t) for t in inputs), **attributes)
+        if schema.changed:
+            return None
+        if any(n not in known for s, _, _ in shapes.values() for n in s):
+            for size in symbolic:  # a size that is computed from others: hold for these sizes only
+                int(size)
+            known = {}
+        like = next((t for t in inputs if t is not None), torch.empty(0))
+        out = []
+        for name in schema.result_names:
+            if name not in asked:
+                out.append(like.new_empty(0))
+                continue
+            shape, preferred, _ = shapes[name]
+            dtype = _DTYPES[preferred if asked[name] is True else asked[name]]
+            out.append(like.new_empty([_symbol(n, known) for n in shape], dtype=dtype))
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return fake
+
+
+# ---- gradients --------------------------------------------------------------------------------------------------------------
+
+
+class _Guard:
+    """Marks what a backward will read: until it has run, an op that would write there fails."""
+
+    def __init__(self, named):
+        self._tickets = [_C.save(tensor, name) for name, tensor in named]
+
+    def release(self):
+        while self._tickets:
+            _C.release(self._tickets.pop())
+
+    __del__ = release
+
+
+def _guardable(tensor):
+    return tensor is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _packed_elsewhere():
+    """Whether hooks (checkpointing, offloading) keep something else than the tensors themselves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _for_backward(op, options):
+    """The options of a forward for its backward: what names implementations or arithmetics that only the forward has is left to
+    the registry."""
+    options = dict(options)
+    known = _implementations(op)
+    if options.get("arithmetic") and options["arithmetic"] not in known["arithmetic"]:
+        options["arithmetic"] = None
+    if options.get("backend") and "." in options["backend"]:
+        options["backend"] = ":".join(w if w in known["id"] else w.partition(".")[0]
+                                      for w in options["backend"].split(":"))
+    return options
+
+
+def _implementations(op):
+    from rlk._tools import implementations
+    mine = [i for i in implementations() if i["op"] == op]
+    return {"arithmetic": {i["arithmetic"] for i in mine}, "id": {i["id"] for i in mine}}
+
+
+def _setup(schema, backward):
+    def setup(ctx, inputs, keyword_only_inputs, output):
+        results = dict(zip(schema.result_names, _as_tuple(output)))
+        asked = _asked(keyword_only_inputs["results"])
+        given = dict(zip(schema.input_names, inputs))
+        kept = {n: given[n] if n in given else results[n] if n in asked else None for n in schema.saved}
+        ctx.save_for_backward(*kept.values())
+        ctx.kept_names, ctx.keywords, ctx.asked = list(kept), keyword_only_inputs, list(asked)
+        ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in asked}
+        ctx.scopes = _scopes.options_of_scopes()
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in asked or f"d_{n}" not in backward))
+        ctx.guard = None
+        if all(_guardable(t) for t in kept.values() if t is not None) and not _packed_elsewhere():
+            ctx.guard = _Guard([(n, t) for n, t in kept.items() if t is not None])
+
+    return setup
+
+
+def _readable(gradient, argument):
+    """A gradient as the library reads it: autograd hands out expanded and transposed ones."""
+    if gradient is None or gradient.dim() == 0:
+        return gradient
+    if argument["strided"] and gradient.stride(-1) == 1 and gradient.size(-1) > 1:
+        return gradient
+    return gradient.contiguous()
+
+
+def _gradient(schema, backward):
+    op = getattr(torch.ops.rlk, backward.name)
+
+    def gradient(ctx, *gradients):
+        kept = dict(zip(ctx.kept_names, ctx.saved_tensors))
+        grads = {f"d_{n}": g for n, g in zip(schema.result_names, gradients) if n in ctx.asked}
+        needed = dict(zip(schema.input_names, ctx.needs_input_grad))
+        follows = {a["name"]: a["follows"] for a in backward.results}
+        wanted = [n for n in follows if needed.get(n[2:]) and (not follows[n] or grads.get(follows[n]) is not None)]
+        like = next(t for t in (*grads.values(), *kept.values()) if t is not None)
+        inputs = []
+        for a in backward.inputs:
+            name = a["name"]
+            gradient = grads.get(name)
+            if name in kept:
+                inputs.append(kept[name])
+            elif gradient is None and not a["optional"]:
+                shape, dtype = ctx.shapes[name[2:]]  # of a result that nothing used
+                inputs.append(like.new_zeros(shape, dtype=dtype))
+            elif name in follows.values() and next(n for n in follows if follows[n] == name) not in wanted:
+                inputs.append(None)
+            else:
+                inputs.append(_readable(gradient, a))
+        if not wanted:
+            return (None,) * len(needed)
+        keywords = {k: v for k, v in ctx.keywords.items() if k in backward.attribute_names}
+        keywords |= _for_backward(backward.name, {k: ctx.keywords[k] for k in _OPTIONS})
+        required = [a["name"] for a in backward.results if not a["optional"]]
+        names = [n for n in backward.result_names if n in wanted or n in required]
+        with _scopes.within(ctx.scopes):
+            found = dict(zip(backward.result_names, _as_tuple(op(*inputs, results=",".join(names), **keywords))))
+        if ctx.guard:
+            ctx.guard.release()
+        return tuple(found[f"d_{n}"] if f"d_{n}" in wanted else None for n in schema.input_names)
+
+    return gradient
+
+
+def _refuse_gradient(schema):
+    what = "is a gradient itself: it has no second one" if schema.name.endswith("_bwd") else "has no gradient"
+
+    def gradient(ctx, *gradients):
+        raise _errors.Unsupported(f"{schema.name}: a gradient is asked for, this op {what}")
+
+    return gradient
+
+
+# ---- the functions ----------------------------------------------------------------------------------------------------------
+
+
+def _dispatched(schema):
+    """A call by way of torch's dispatcher."""
+    op = getattr(torch.ops.rlk, schema.op)
+    preset = _preset(schema)
+
+    def call(*args, **keywords):
+        given = dict(zip(schema.input_names, args))
+        asked, rest = {}, dict(preset)
+        for name, value in keywords.items():
+            if name in schema.input_names:
+                given[name] = value
+            elif name in schema.result_names:
+                if isinstance(value, torch.Tensor):
+                    raise _errors.Unsupported(f"{schema.name}: {name} is given to be written, which neither autograd nor "
+                                              "torch.compile can follow: leave it out, or use torch.no_grad()")
+                asked[name] = value
+            elif name in schema.attribute_names or name in _OPTIONS:
+                rest[name] = value
+            else:
+                raise _errors.UnknownName(f"{schema.name}: no argument, attribute or option is called '{name}'")
+        for a in schema.inputs:
+            if not a["optional"] and given.get(a["name"]) is None:
+                raise _errors.InvalidArgument(f"{schema.name}: {a['name']} is missing")
+        if schema.name in _AUTOCAST:
+            given = _autocast(given)
+        inputs = [given.get(n) for n in schema.input_names]
+        if schema.changed:
+            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+                raise _errors.Unsupported(f"{schema.name}: a tensor requires grad, an op in place has no gradient")
+            op(*inputs, **rest)
+            out = [given[n] for n in schema.changed if given.get(n) is not None]
+        else:
+            results = schema.wanted(given, asked)
+            if not results:
+                raise _errors.InvalidArgument(
+                    f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
+            found = dict(zip(schema.result_names, _as_tuple(op(*inputs, results=results, **rest))))
+            out = [found[n] for n in _asked(results)]
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return call
+
+
+def _preset(schema):
+    """The attributes that an alias sets."""
+    if schema.name == schema.op:
+        return {}
+    plain = {a["name"]: a["default"] for a in _C.schema(schema.op)["attributes"]}
+    changed = [a for a in schema.attributes if a["default"] != plain[a["name"]]]
+    return {a["name"]: a["choices"].split("|")[a["default"]] if a["type"] == "choice" else a["default"] for a in changed}
+
+
+def _autocasts():
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def _autocast(given):
+    device = next(t.device.type for t in given.values() if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return {n: t if t is None or not t.is_floating_point() else t.to(dtype) for n, t in given.items()}
+
+
+def _function(schema):
+    dispatched = _dispatched(schema)
+    direct = _C.torch_op(schema.name, dispatched)
+    if all(a["optional"] for a in schema.inputs):  # perhaps no tensor says that results are torch's
+        direct = dispatched
+    is_compiling = torch.compiler.is_compiling
+    if schema.name in _AUTOCAST:
+        def op(*args, **keywords):
+            if is_compiling() or _autocasts():
+                return dispatched(*args, **keywords)
+            return direct(*args, **keywords)
+    else:
+        def op(*args, **keywords):
+            return dispatched(*args, **keywords) if is_compiling() else direct(*args, **keywords)
+    op.__name__ = op.__qualname__ = schema.name
+    op.__doc__ = _C.op(schema.name).__doc__
+    op.__text_signature__ = _C.op(schema.name).__text_signature__
+    return op
+
+
+def _define(schema):
+    qualified = f"rlk::{schema.name}"
+    _library.define(schema.words(), tags=(torch.Tag.needs_fixed_stride_order,))
+    kernel = _kernel(schema)
+    _library.impl(schema.name, kernel, "CompositeExplicitAutograd")  # rope_tables may have no tensor to choose by
+    torch.library.register_fake(qualified, _fake(schema), lib=_library)
+
+
+def _differentiate(schema, schemas):
+    if schema.changed:
+        return
+    backward = schemas.get(schema.backward)
+    if backward is None:
+        torch.library.register_autograd(f"rlk::{schema.name}", _refuse_gradient(schema), lib=_library)
+    else:
+        torch.library.register_autograd(f"rlk::{schema.name}", _gradient(schema, backward),
+                                        setup_context=_setup(schema, set(backward.input_names)), lib=_library)
+
+
+def _define_all():
+    schemas = {name: Schema(name) for name in _C.ops()}
+    for schema in schemas.values():
+        _define(schema)
+    for schema in schemas.values():
+        _differentiate(schema, schemas)
+        for name in (schema.name, *schema.aliases):
+            globals()[name] = _function(Schema(name))
+
+
+_define_all()

@@ -1,0 +1,70 @@
+#include "src/python/support.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace rlk::python {
+namespace {
+
+Names interned{};
+PyObject *raise_hook = nullptr, *empty_hook = nullptr;
+
+}  // namespace
+
+const Names& names() noexcept { return interned; }
+
+bool prepare_names() {
+  const std::pair<PyObject**, const char*> all[] = {{&interned.exchange, "__dlpack_c_exchange_api__"},
+                                                    {&interned.dlpack, "__dlpack__"},
+                                                    {&interned.dlpack_device, "__dlpack_device__"},
+                                                    {&interned.max_version, "max_version"},
+                                                    {&interned.stream, "stream"},
+                                                    {&interned.requires_grad, "requires_grad"},
+                                                    {&interned.is_neg, "is_neg"},
+                                                    {&interned.backend, "backend"},
+                                                    {&interned.arithmetic, "arithmetic"},
+                                                    {&interned.precision, "precision"},
+                                                    {&interned.deterministic, "deterministic"},
+                                                    {&interned.threads, "threads"},
+                                                    {&interned.evidence, "evidence"},
+                                                    {&interned.gradients, "gradients"},
+                                                    {&interned.spec_shape, "_rlk_shape"},
+                                                    {&interned.spec_dtype, "_rlk_dtype"},
+                                                    {&interned.spec_device, "_rlk_device"}};
+  for (const auto& [name, text] : all)
+    if (!(*name = PyUnicode_InternFromString(text))) return false;
+  interned.dlpack_version = Py_BuildValue("(ii)", 1, 1);
+  return interned.dlpack_version;
+}
+
+void set_hooks_to(PyObject* raise, PyObject* empty) {
+  Py_INCREF(raise);
+  Py_INCREF(empty);
+  raise_hook = raise;
+  empty_hook = empty;
+}
+
+void raise(rlk_code code, const char* text, const char* op, const char* resolution) {
+  if (!raise_hook) return PyErr_SetString(PyExc_RuntimeError, text);
+  const Owned exception(
+      PyObject_CallFunction(raise_hook, "iszz", static_cast<int>(code), text, resolution, op));
+  if (exception) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+}
+
+void raise_text(rlk_code code, const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  raise(code, text);
+}
+
+Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {
+  const Owned sizes(PyTuple_New(shape.ndim));
+  if (!sizes) return {};
+  for (int32_t i = 0; i < shape.ndim; ++i) PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(shape.dim[i]));
+  return Owned(PyObject_CallFunction(empty_hook, "OOs", like ? like : Py_None, sizes.get(), dtype));
+}
+
+}  // namespace rlk::python

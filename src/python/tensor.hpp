@@ -1,0 +1,56 @@
+// Anybody's tensor as a DLTensor, for the time of one call.
+#pragma once
+
+#include "src/python/dlpack_exchange.hpp"
+#include "src/python/support.hpp"
+
+namespace rlk::python {
+
+// What is known of a type of tensors.
+struct TensorType {
+  PyTypeObject* type;
+  const ExchangeApi* api;  // null: through __dlpack__
+  enum Kind { other, torch, torch_subclass, immutable } kind;
+};
+
+// Whether torch's dispatcher must see calls of this thread: a dispatch mode or function mode is on. With an exception set it
+// could not be found out.
+bool torch_modes_active();
+// Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
+void torch_written(PyObject* tensors);
+// torch.get_num_threads().
+int32_t torch_threads();
+
+class TensorView {
+ public:
+  // read, write: by an op outside of autograd. look: no data pass (questions, saved ranges). torch: for
+  // rlk.torch, which sends what torch must see to its dispatcher. recorded: below the dispatcher, which has seen it.
+  enum class Use { read, write, look, torch, recorded };
+
+  TensorView() noexcept {}
+  ~TensorView() { Py_XDECREF(capsule_); }
+  TensorView(const TensorView&) = delete;
+  TensorView& operator=(const TensorView&) = delete;
+
+  // False with an exception, or only wants_dispatcher(). The text names the op and its argument.
+  bool take(PyObject* object, Use use, const char* op, const char* argument);
+  const DLTensor& tensor() const noexcept { return tensor_; }
+  DLTensor& tensor() noexcept { return tensor_; }
+  const TensorType* type() const noexcept { return type_; }
+  bool wants_dispatcher() const noexcept { return wants_dispatcher_; }
+
+ private:
+  bool refuse(PyObject* object, const char* why) const;
+  bool take_exchanged(PyObject* object, Use use);
+  bool take_capsule(PyObject* object, Use use);
+  bool take_spec(PyObject* shape, PyObject* object);
+
+  DLTensor tensor_;
+  const TensorType* type_ = nullptr;
+  const char *op_ = "", *argument_ = "";
+  PyObject* capsule_ = nullptr;
+  int64_t shape_[RLK_MAX_RANK];  // of a spec
+  bool wants_dispatcher_ = false;
+};
+
+}  // namespace rlk::python

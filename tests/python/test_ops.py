@@ -1,0 +1,297 @@
+"""rlk without torch: numpy and jax."""
+
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+import rlk
+from examples import ALL, examples
+from rlk import _C
+
+HIDDEN = numpy.arange(8, dtype=numpy.float32).reshape(2, 4)
+WEIGHT = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
+LOGITS = HIDDEN @ WEIGHT.T
+
+
+def python(code, **environment):
+    """Runs a program of its own; its output."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- every op is there ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_every_op_of_the_registry_is_a_function_with_its_arguments(op):
+    names = set(inspect.signature(getattr(rlk, op)).parameters)
+    schema = _C.schema(op)
+    assert {a["name"] for a in schema["arguments"]} <= names
+    assert {a["name"] for a in schema["attributes"]} <= names
+    assert schema["doc"] in getattr(rlk, op).__doc__
+
+
+def test_every_alias_is_a_function():
+    aliases = [a.partition(":")[0] for op in ALL for a in _C.schema(op)["aliases"].split(",") if a]
+    assert "rope_i" in aliases
+    for alias in aliases:
+        assert callable(getattr(rlk, alias))
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_examples_of_every_op_run_and_give_what_infer_says(op):
+    cases = examples(op, ("fp32", "fp16", "int32", "int64"))
+    assert cases
+    for name, tensors, results, attributes in cases:
+        asked = {r: True for r in results}
+        shapes = _C.infer(op, **tensors, **attributes)
+        found = getattr(rlk, op)(**tensors, **attributes, **asked)
+        found = found if isinstance(found, tuple) else (found,)
+        names = [r for r in shapes if r in asked] or [n for n in shapes if n in tensors]
+        assert len(found) == len(names), name
+        for array, result in zip(found, names):
+            assert array.shape == shapes[result][0], (name, result)
+            assert numpy.isfinite(array).all(), (name, result)
+
+
+# ---- a call -----------------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_right():
+    assert numpy.array_equal(rlk.lm_head(HIDDEN, WEIGHT), LOGITS)
+    assert numpy.array_equal(rlk.lm_head(HIDDEN, WEIGHT, numpy.ones(3, numpy.float32)), LOGITS + 1)
+    assert numpy.array_equal(rlk.lm_head(weight=WEIGHT, hidden=HIDDEN), LOGITS)
+
+
+def test_a_given_result_is_written_and_returned():
+    out = numpy.full((2, 3), numpy.nan, numpy.float32)
+    assert rlk.lm_head(HIDDEN, WEIGHT, out=out) is out
+    assert numpy.array_equal(out, LOGITS)
+
+
+def test_a_result_may_be_asked_for_in_a_dtype():
+    half = rlk.lm_head(HIDDEN.astype(numpy.float16), WEIGHT.astype(numpy.float16))
+    single = rlk.lm_head(HIDDEN.astype(numpy.float16), WEIGHT.astype(numpy.float16), out="fp32")
+    assert (half.dtype, single.dtype) == (numpy.float16, numpy.float32)
+
+
+def test_strided_views_are_taken_as_they_lie():
+    wide = numpy.zeros((2, 8), numpy.float32)
+    wide[:, :4] = HIDDEN
+    assert numpy.array_equal(rlk.lm_head(wide[:, :4], WEIGHT), LOGITS)
+
+
+def test_a_result_follows_its_argument():
+    cos, sin = rlk.rope_tables(rotary_dim=8, rows=5)
+    x = numpy.ones((1, 2, 5, 8), numpy.float32)
+    assert rlk.rope(x, cos, sin).shape == x.shape
+    turned, k = rlk.rope(x, cos, sin, k=x[:, :1])
+    assert numpy.array_equal(k, turned[:, :1])
+
+
+def test_an_op_in_place_returns_what_it_changed():
+    cos, sin = rlk.rope_tables(rotary_dim=8, rows=5)
+    x = numpy.random.default_rng(1).normal(size=(1, 2, 5, 8)).astype(numpy.float32)
+    want = rlk.rope(x, cos, sin)
+    assert rlk.rope_(x, cos, sin) is x
+    assert numpy.array_equal(x, want)
+
+
+def test_an_alias_sets_its_attributes():
+    cos, sin = rlk.rope_tables(rotary_dim=8, rows=5)
+    x = numpy.random.default_rng(1).normal(size=(1, 2, 5, 8)).astype(numpy.float32)
+    assert numpy.array_equal(rlk.rope_i(x, cos, sin), rlk.rope(x, cos, sin, pairing="adjacent"))
+    assert not numpy.array_equal(rlk.rope_i(x, cos, sin), rlk.rope(x, cos, sin))
+
+
+def test_jax_arrays_come_back_as_jax_arrays():
+    jax = pytest.importorskip("jax.numpy")
+    for dtype in (jax.float32, jax.bfloat16):
+        out = rlk.lm_head(jax.asarray(HIDDEN, dtype), jax.asarray(WEIGHT, dtype))
+        assert out.dtype == dtype
+        assert type(out) is type(jax.asarray(HIDDEN))
+        assert numpy.array_equal(numpy.asarray(out, numpy.float32), LOGITS)
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------------------
+
+
+def read_only():
+    out = numpy.zeros((2, 3), numpy.float32)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize("call, kind, code, text", [
+    (lambda: rlk.lm_head(HIDDEN, WEIGHT[:, :3].copy()), ValueError, "RLK_INVALID_ARGUMENT",
+     "lm_head: hidden has K=4, weight has K=3"),
+    (lambda: rlk.lm_head(HIDDEN), ValueError, "RLK_INVALID_ARGUMENT", "lm_head: weight is missing"),
+    (lambda: rlk.lm_head(HIDDEN, WEIGHT, wieght=1), KeyError, "RLK_UNKNOWN_NAME",
+     "lm_head: no argument, attribute or option is called 'wieght', did you mean 'weight'?"),
+    (lambda: rlk.lm_head(1, WEIGHT), ValueError, "RLK_INVALID_ARGUMENT",
+     "lm_head: hidden is of type int, which is no tensor: it has no __dlpack__"),
+    (lambda: rlk.lm_head(HIDDEN, WEIGHT, out=HIDDEN[:, :3]), ValueError, "RLK_OVERLAP",
+     "lm_head: out is written and overlaps hidden"),
+    (lambda: rlk.lm_head(HIDDEN, WEIGHT, out="fp8"), ValueError, "RLK_INVALID_ARGUMENT",
+     "lm_head: out is 'fp8', it takes a tensor, True or a dtype: fp16, bf16, fp32, fp64"),
+    (lambda: rlk.rope(HIDDEN, HIDDEN, HIDDEN, pairing="left"), ValueError, "RLK_INVALID_ARGUMENT",
+     "rope: pairing is 'left', it is one of half|adjacent|adjacent_to_half"),
+    (lambda: rlk.lm_head_bwd(LOGITS, HIDDEN, WEIGHT), ValueError, "RLK_INVALID_ARGUMENT",
+     "lm_head_bwd: no result is asked for, each is optional: name=True asks for one"),
+    (lambda: rlk.lm_head(HIDDEN, WEIGHT, threads=-1), ValueError, "RLK_INVALID_ARGUMENT",
+     "options: threads is -1, it must be 0 or more"),
+    (lambda: rlk.explain("lm_haed"), KeyError, "RLK_UNKNOWN_NAME", "unknown op 'lm_haed', did you mean 'lm_head'?"),
+])
+def test_bad_input_raises_the_librarys_line(call, kind, code, text):
+    with pytest.raises(rlk.Error) as caught:
+        call()
+    assert isinstance(caught.value, kind)
+    assert caught.value.code == code
+    assert str(caught.value).startswith(text)
+
+
+def test_what_cannot_be_written_is_refused():
+    with pytest.raises(rlk.InvalidArgument, match="out is of type ndarray, which is read-only"):
+        rlk.lm_head(HIDDEN, WEIGHT, out=read_only())
+    jax = pytest.importorskip("jax.numpy")
+    with pytest.raises(rlk.InvalidArgument, match="which never changes"):
+        rlk.lm_head(HIDDEN, WEIGHT, out=jax.zeros((2, 3)))
+
+
+def test_too_many_arguments_by_position_are_a_type_error():
+    with pytest.raises(TypeError, match="lm_head takes 3 arguments by position, 4 were given"):
+        rlk.lm_head(HIDDEN, WEIGHT, WEIGHT, WEIGHT)
+    with pytest.raises(TypeError, match="lm_head got hidden twice"):
+        rlk.lm_head(HIDDEN, WEIGHT, hidden=HIDDEN)
+
+
+def test_no_implementation_lists_the_candidates():
+    with pytest.raises(NotImplementedError) as caught:
+        rlk.lm_head(HIDDEN, WEIGHT, backend="native.golden", arithmetic="fma32/kb1024")
+    reasons = {c["id"]: c["reason"] for c in caught.value.candidates}
+    assert "native.golden.scalar" in reasons
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.candidates) == (str(caught.value), caught.value.candidates)
+
+
+# ---- questions and scopes ---------------------------------------------------------------------------------------------------------
+
+
+def test_explain_prints_what_the_program_prints():
+    program = rlk._tools.dispatch_program()
+    shape = ["--explain", "lm_head", "--shape", "hidden=512x64,weight=100x64", "--dtype", "bf16"]
+    want = subprocess.run([program, *shape], capture_output=True, text=True, check=True).stdout
+    text = rlk.explain("lm_head", rlk.Spec((512, 64), "bf16"), rlk.Spec((100, 64), "bf16"))
+    assert "chosen" in text
+    for line in text.splitlines():  # the program pads its columns for all lines together
+        assert line.split() in [words.split() for words in want.splitlines()]
+    assert text._repr_html_().startswith("<pre>")
+
+
+def test_a_resolution_names_the_choice():
+    r = rlk.resolve("lm_head", HIDDEN, WEIGHT, backend="native.golden")
+    assert r and r.id.startswith("native.golden") and r.arithmetic == "fma64"
+    assert r.fingerprint == rlk.resolve("lm_head", HIDDEN, WEIGHT, backend="native.golden").fingerprint
+    assert r.capture_safe in (True, False)
+    assert r.id in r._repr_html_()
+    assert not rlk.resolve("lm_head", HIDDEN, WEIGHT, arithmetic="none")
+
+
+def test_scopes_hold_within_and_nest():
+    def arithmetic():
+        return rlk.resolve("lm_head", HIDDEN, WEIGHT).arithmetic
+
+    usual = arithmetic()
+    with rlk.precision("golden"):
+        assert arithmetic() == "fma64"
+        with rlk.precision("standard"), rlk.backend("lm_head=native"):
+            assert arithmetic() == "fma64"
+    assert arithmetic() == usual
+    with pytest.raises(rlk.InvalidArgument, match="precision is 'platinum'"):
+        with rlk.precision("platinum"):
+            pass
+    assert arithmetic() == usual
+
+
+def test_a_scope_ends_with_an_exception():
+    usual = rlk.resolve("lm_head", HIDDEN, WEIGHT).arithmetic
+    with pytest.raises(ZeroDivisionError), rlk.precision("golden"):
+        raise ZeroDivisionError
+    assert rlk.resolve("lm_head", HIDDEN, WEIGHT).arithmetic == usual
+
+
+def test_verify_proves_an_op_and_its_certificate_is_evidence(tmp_path):
+    path = tmp_path / "certificate.json"
+    assert rlk.verify("rope_tables", "--budget", "1", certificate=path)
+    rlk.load_evidence(path)
+    rlk.clear_evidence()
+
+
+# ---- processes and threads --------------------------------------------------------------------------------------------------------
+
+
+def test_importing_rlk_imports_no_framework():
+    loaded = python("import sys, rlk; print(' '.join(sys.modules))").split()
+    assert not {"torch", "numpy", "jax", "cupy"} & set(loaded)
+
+
+def test_many_threads_call_at_once():
+    wrong = []
+
+    def work(seed):
+        random = numpy.random.default_rng(seed)
+        for _ in range(50):
+            m = int(random.integers(1, 9))
+            hidden = random.integers(-4, 5, (m, 16)).astype(numpy.float32)
+            weight = random.integers(-4, 5, (7, 16)).astype(numpy.float32)
+            if not numpy.array_equal(rlk.lm_head(hidden, weight), hidden @ weight.T):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+PROCESSES = """
+import multiprocessing, numpy, rlk, sys
+h = numpy.ones((64, 256), numpy.float32)
+w = numpy.ones((300, 256), numpy.float32)
+def work(n):
+    return float(rlk.lm_head(h, w)[0, n])
+if __name__ == "__main__":
+    assert work(0) == 256  # the parent has threads before it forks
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        print(pool.map(work, range(8)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_of_multiprocessing_call(method, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROCESSES)
+    done = subprocess.run([sys.executable, program, method], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str([256.0] * 8), done.stderr
+
+
+def test_a_call_while_the_interpreter_ends_is_harmless():
+    assert "late 1.0" in python("""
+import atexit, threading, numpy, rlk
+a = numpy.ones((1, 1), numpy.float32)
+atexit.register(lambda: print("late", rlk.lm_head(a, a)[0, 0]))
+class Last:
+    def __del__(self):
+        rlk.lm_head(a, a)
+keep = Last()
+threading.Thread(target=lambda: [rlk.lm_head(a, a) for _ in range(2000)], daemon=True).start()
+rlk.lm_head(a, a)
+""")

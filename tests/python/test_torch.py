@@ -1,0 +1,313 @@
+"""rlk.torch: autograd, torch.compile and the dispatcher, where torch is installed."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rlk  # noqa: E402
+import rlk.torch  # noqa: E402
+from examples import ALL, examples  # noqa: E402
+from rlk import _C  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+ALIASES = [a.partition(":")[0] for op in ALL for a in _C.schema(op)["aliases"].split(",") if a]
+
+
+def leaf(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+
+def tables(rotary_dim=8, rows=6, **rule):
+    return rlk.torch.rope_tables(rotary_dim=rotary_dim, rows=rows, **rule)
+
+
+def one_example(op):
+    name, arrays, results, attributes = examples(op, ("fp32", "int32", "int64"))[0]
+    return {n: torch.from_numpy(a) for n, a in arrays.items()}, results, attributes
+
+
+# ---- every op is there and is what torch expects -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [*ALL, *ALIASES])
+def test_every_op_and_alias_is_a_function(op):
+    assert callable(getattr(rlk.torch, op))
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_every_op_passes_opcheck(op):
+    tensors, results, attributes = one_example(op)
+    schema = rlk.torch.Schema(op)
+    differentiable = {a["name"] for a in schema.inputs if a["differentiable"]}
+    recorded = schema.backward and not schema.changed
+    inputs = [tensors.get(n) for n in schema.input_names]
+    inputs = [t.requires_grad_() if recorded and t is not None and n in differentiable else t
+              for n, t in zip(schema.input_names, inputs)]
+    asked = ",".join(results) or schema.wanted(tensors, {})
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    if schema.backward or schema.changed:  # the others refuse a gradient, which this test asks for
+        tests.append("test_aot_dispatch_dynamic")
+    torch.library.opcheck(getattr(torch.ops.rlk, op).default, tuple(inputs), {"results": asked, **attributes},
+                          test_utils=tests)
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_the_torch_face_gives_the_bits_of_the_plain_face(op):
+    tensors, results, attributes = one_example(op)
+    asked = {r: True for r in results}
+    plain = getattr(rlk, op)(**{n: t.clone() for n, t in tensors.items()}, **attributes, **asked)
+    torch_face = getattr(rlk.torch, op)(**{n: t.clone() for n, t in tensors.items()}, **attributes, **asked)
+    for a, b in zip(plain if isinstance(plain, tuple) else (plain,),
+                    torch_face if isinstance(torch_face, tuple) else (torch_face,), strict=True):
+        assert type(b) is torch.Tensor
+        assert torch.equal(a, b)
+
+
+# ---- gradients ----------------------------------------------------------------------------------------------------------------
+
+
+def differences(function, tensors, cotangents, step=1e-2):
+    """Central differences of sum(cotangent * result) by each element, results in fp32."""
+    def value():
+        out = function(*tensors)
+        out = out if isinstance(out, tuple) else (out,)
+        return sum((c.double() * o.double()).sum() for c, o in zip(cotangents, out)).item()
+
+    found = []
+    with torch.no_grad():
+        for t in tensors:
+            grad = torch.zeros_like(t, dtype=torch.float64)
+            for i in range(t.numel()):
+                before = t.view(-1)[i].item()
+                t.view(-1)[i] = before + step
+                up = value()
+                t.view(-1)[i] = before - step
+                down = value()
+                t.view(-1)[i] = before
+                grad.view(-1)[i] = (up - down) / (2 * step)
+            found.append(grad)
+    return found
+
+
+def check_gradients(function, *tensors):
+    out = function(*tensors)
+    out = out if isinstance(out, tuple) else (out,)
+    cotangents = [torch.randn_like(o, requires_grad=False) for o in out]
+    grads = torch.autograd.grad(out, tensors, cotangents)
+    for got, want in zip(grads, differences(function, tensors, cotangents)):
+        assert torch.allclose(got.double(), want, rtol=2e-2, atol=2e-2), (got, want)
+
+
+def test_gradients_agree_with_differences():
+    torch.manual_seed(0)
+    check_gradients(rlk.torch.lm_head, leaf(3, 5), leaf(4, 5), leaf(4))
+    cos, sin = tables()
+    check_gradients(lambda q, k: rlk.torch.rope(q, cos, sin, k=k), leaf(1, 2, 3, 8), leaf(1, 1, 3, 8))
+    cos, sin = tables(width="full")
+    check_gradients(lambda x: rlk.torch.rope_mla_q(x, cos, sin, layout="bshd"), leaf(1, 3, 2, 12))
+    check_gradients(lambda kv, p: rlk.torch.rope_mla_kv(kv, p, cos, sin, layout="bshd", k_dim=3), leaf(1, 3, 2, 5),
+                    leaf(1, 3, 1, 8))
+    check_gradients(lambda g, a: rlk.torch.kda_gate(g, a), leaf(3, 2, 4), leaf(2))
+
+
+def test_gradients_of_kda_agree_with_differences():
+    torch.manual_seed(0)
+    q, k, v = leaf(1, 3, 1, 4), leaf(1, 3, 1, 5)[..., :4].detach().clone(memory_format=torch.contiguous_format).requires_grad_(), leaf(1, 3, 2, 3)
+    g = (-leaf(1, 3, 2, 4).detach().abs()).requires_grad_()
+    beta = leaf(1, 3, 2).detach().sigmoid().requires_grad_()
+    state = leaf(1, 2, 4, 3)
+    check_gradients(lambda *t: rlk.torch.kda_fwd(*t, final_state=True), q, k, v, g, beta, state)
+
+
+def test_kept_results_serve_the_backward_and_carry_no_gradient():
+    make = lambda: (leaf(1, 70, 1, 32), leaf(1, 70, 1, 32), leaf(1, 70, 1, 32),  # noqa: E731
+                    (-leaf(1, 70, 1, 32).detach().abs()).requires_grad_(),
+                    leaf(1, 70, 1).detach().sigmoid().requires_grad_())
+    inputs = make()
+    out, states, inverses = rlk.torch.kda_fwd(*inputs, chunk_states=True, chunk_inverses=True)
+    assert not states.requires_grad and not inverses.requires_grad
+    kept = torch.autograd.grad(out.sum(), inputs)
+    again = make()
+    computed = torch.autograd.grad(rlk.torch.kda_fwd(*again).sum(), again)
+    for a, b in zip(kept, computed):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_only_wanted_gradients_are_computed():
+    h, w = leaf(2, 4), leaf(3, 4).detach()
+    out = rlk.torch.lm_head(h, w)
+    out.sum().backward()
+    assert h.grad is not None and w.grad is None
+    cos, sin = tables()
+    q, k = leaf(1, 1, 3, 8), leaf(1, 1, 3, 8)
+    turned = rlk.torch.rope(q.detach(), cos, sin, k=k)
+    turned[1].sum().backward()  # nothing comes back through the first result
+    assert k.grad is not None
+
+
+def test_a_second_gradient_is_refused():
+    h, w = leaf(2, 4), leaf(3, 4)
+    first, = torch.autograd.grad(rlk.torch.lm_head(h, w).pow(2).sum(), h, create_graph=True)
+    with pytest.raises(rlk.Unsupported, match="lm_head_bwd: a gradient is asked for"):
+        torch.autograd.grad(first.sum(), h)
+
+
+def test_what_has_no_gradient_says_so():
+    cos, sin = tables()
+    with pytest.raises(rlk.Unsupported, match="rope_: a tensor requires grad"):
+        rlk.torch.rope_(leaf(1, 1, 3, 8), cos, sin)
+    with pytest.raises(rlk.Unsupported, match="out is given to be written"):
+        rlk.torch.lm_head(leaf(2, 4), leaf(3, 4), out=torch.empty(2, 3))
+    with pytest.raises(rlk.InvalidArgument, match="requires grad"):
+        rlk.lm_head(leaf(2, 4), leaf(3, 4))
+    with torch.no_grad():
+        assert not rlk.lm_head(leaf(2, 4), leaf(3, 4)).requires_grad
+
+
+def test_a_saved_tensor_is_guarded_until_its_backward_ran():
+    h, w = leaf(2, 4), leaf(3, 4)
+    out = rlk.torch.lm_head(h, w)
+    assert {r["name"] for r in rlk.saved()} == {"hidden", "weight"}
+    with torch.no_grad(), pytest.raises(rlk.OverlapError, match="saved for a backward"):
+        rlk.lm_head(torch.ones(2, 2), torch.ones(4, 2), out=h)
+    out.sum().backward()
+    assert rlk.saved() == []
+    out = rlk.torch.lm_head(h, w)
+    del out
+    assert rlk.saved() == []
+
+
+def test_a_written_tensor_is_not_used_by_what_saved_it():
+    cos, sin = tables()
+    x = torch.randn(1, 1, 3, 8)
+    y = (x * leaf(1, 1, 3, 8)).sum()  # saves x
+    rlk.torch.rope_(x, cos, sin)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_the_scope_of_a_forward_holds_in_its_backward():
+    def gradient(scope):
+        h, w = leaf(2, 64, dtype=torch.bfloat16), leaf(9, 64, dtype=torch.bfloat16)
+        with scope:
+            out = rlk.torch.lm_head(h, w)
+        thread = threading.Thread(target=lambda: out.sum().backward())  # as the engine does for a GPU
+        thread.start()
+        thread.join()
+        return h.grad
+
+    h, w = leaf(2, 64, dtype=torch.bfloat16), leaf(9, 64, dtype=torch.bfloat16)
+    with torch.no_grad(), rlk.precision("golden"):
+        want = rlk.lm_head_bwd(torch.ones(2, 9, dtype=torch.bfloat16), h, w, d_hidden=True)
+    assert torch.equal(gradient(rlk.precision("golden")), want)
+    with pytest.raises(rlk.NoImplementation):
+        with rlk.backend("lm_head_bwd=!native"):
+            out = rlk.torch.lm_head(h, w)
+        out.sum().backward()
+
+
+def test_checkpointing_gives_the_same_gradients():
+    w = leaf(7, 16)
+    for reentrant in (False, True):
+        plain, kept = leaf(3, 16), leaf(3, 16)
+        rlk.torch.lm_head(plain, w).tanh().sum().backward()
+        checkpoint(lambda t: rlk.torch.lm_head(t, w).tanh(), kept, use_reentrant=reentrant).sum().backward()
+        assert torch.equal(plain.grad, kept.grad)
+    assert rlk.saved() == []
+
+
+# ---- torch.compile and modes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_function_gives_the_same_bits(dynamic):
+    cos, sin = tables(8, 64)
+
+    def step(h, w, x):
+        logits = rlk.torch.lm_head(h, w)
+        turned, same = rlk.torch.rope(x, cos, sin, k=x * 2)
+        return logits.sin().sum() + (turned * same).sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for m in (2, 3, 5):
+        mine, theirs = [leaf(m, 16), leaf(7, 16), leaf(1, 2, m, 8)], [leaf(m, 16), leaf(7, 16), leaf(1, 2, m, 8)]
+        a, b = step(*mine), compiled(*theirs)
+        a.backward()
+        b.backward()
+        assert torch.equal(a, b)
+        for x, y in zip(mine, theirs):
+            assert torch.equal(x.grad, y.grad)
+
+
+def test_export_keeps_a_dynamic_batch():
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(7, 16))
+
+        def forward(self, h):
+            return rlk.torch.lm_head(h, self.weight)
+
+    head = Head()
+    batch = torch.export.Dim("batch", min=2, max=1024)
+    program = torch.export.export(head, (torch.randn(3, 16),), dynamic_shapes=({0: batch},))
+    h = torch.randn(11, 16)
+    assert torch.equal(program.module()(h), head(h))
+
+
+def test_a_function_mode_sees_the_call():
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        rlk.torch.lm_head(torch.ones(2, 4), torch.ones(3, 4))
+    assert "rlk.lm_head.default" in seen
+
+
+def test_autocast_casts_lm_head_as_torchs_own_products():
+    h, w = leaf(2, 16), leaf(3, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rlk.torch.lm_head(h, w)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert h.grad.dtype == torch.float32
+
+
+# ---- tensors that lie in wait ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_negative_bit_is_refused_not_ignored():
+    negative = torch.randn(2, 4, dtype=torch.complex64).conj().imag
+    assert negative.is_neg() and negative.stride(-1) != 1
+    row = torch.view_as_real(torch.randn(4, dtype=torch.complex64)).unsqueeze(0)
+    bits = torch._neg_view(torch.ones(2, 4))
+    with pytest.raises(rlk.InvalidArgument, match="negative bit"):
+        rlk.lm_head(bits, torch.ones(3, 4))
+    assert row.shape[0] == 1
+
+
+def test_subclasses_are_not_read_as_plain_memory():
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(2, 4)
+    with pytest.raises(rlk.InvalidArgument, match="no plain torch.Tensor"):
+        rlk.lm_head(fake, torch.ones(3, 4))
+
+
+def test_data_loader_workers_call():
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return rlk.torch.lm_head(torch.full((2, 16), float(i)), torch.ones(3, 16))
+
+    rlk.torch.lm_head(torch.ones(64, 256), torch.ones(300, 256))  # threads before the fork
+    loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
+    assert torch.cat(list(loader))[:, 0, 0].tolist() == [16.0 * i for i in range(8)]
