@@ -301,20 +301,21 @@ bool Call::read_option(PyObject* keyword, PyObject* value) {
 
 // Which results there will be: those that were given or asked for, those that must be, and those that follow an argument.
 bool Call::want_results() {
-  bool any = false, nothing = true;
+  bool any = false, some = false, could = false;
   for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
     const rlk_argument& a = op_.argument(i);
     if (a.role == RLK_READ) continue;
     if (slots_[i].tensor || a.role == RLK_READWRITE) {
-      nothing = false;
+      some = true;
       continue;
     }
     Part& part = parts()[i];
+    could = true;
     if (!(a.flags & RLK_OPTIONAL) || (op_.follows[i] >= 0 && slots_[op_.follows[i]].tensor))
       part.wanted = true;
     any |= part.wanted;
   }
-  if (!any && nothing && op_.schema->num_arguments) {
+  if (could && !some && !any) {
     raise_text(RLK_INVALID_ARGUMENT, "%s: no result is asked for, each is optional: name=True asks for one",
                op_.schema->name);
     return false;
@@ -435,7 +436,7 @@ PyObject* Call::run() {
   return code == RLK_OK ? results() : fail(code);
 }
 
-// One result as itself, several as a tuple in the schema's order.
+// One result as itself, several as a tuple in the schema's order; None for an op that has none.
 PyObject* Call::results() {
   PyObject* found[RLK_MAX_SLOTS];
   Py_ssize_t n = 0;
@@ -450,9 +451,10 @@ PyObject* Call::results() {
     if (part.object && part.view.type()->kind == TensorType::torch)
       torch_written(PyTuple_Pack(1, part.object));
   }
-  if (n == 1) {
-    Py_INCREF(found[0]);
-    return found[0];
+  if (n <= 1) {
+    PyObject* const only = n ? found[0] : Py_None;
+    Py_INCREF(only);
+    return only;
   }
   PyObject* const tuple = PyTuple_New(n);
   for (Py_ssize_t i = 0; tuple && i < n; ++i) {

@@ -1,11 +1,15 @@
 """Small calls of every op that are known to be right, as the registry gives them, with data."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy
 from rlk import _C
 
+# Plugins may add ops, of which there are no examples.
 ALL = _C.ops()
+BUILT_IN = re.findall(r"RLK_OP\((\w+)\)", (Path(__file__).parents[2] / "registry/ops.def").read_text())
 
 
 def examples(op, dtypes):

@@ -99,7 +99,7 @@ def _kernel(schema):
     def kernel(*inputs, results="", **keywords):
         asked = _asked(results)
         found = run(*inputs, **keywords, **asked)
-        if schema.changed:
+        if not schema.results:
             return None
         if all(t is None for t in inputs):  # results of no framework's tensors are numpy's
             found = tuple(map(torch.from_numpy, _as_tuple(found)))
@@ -146,7 +146,7 @@ def _fake(schema):
         attributes = {k: v if isinstance(v, (bool, float)) else _hint(v) for k, v in attributes.items()}
         attributes |= {k: v for k, v in keywords.items() if k in schema.attribute_names and isinstance(v, str)}
         shapes = _C.infer(schema.name, *(None if t is None else _spec(t) for t in inputs), **attributes)
-        if schema.changed:
+        if not schema.results:
             return None
         if any(n not in known for s, _, _ in shapes.values() for n in s):
             for size in symbolic:  # a size that is computed from others: hold for these sizes only
@@ -314,8 +314,8 @@ def _dispatched(schema):
         if schema.name in _AUTOCAST:
             given = _autocast(given)
         inputs = [given.get(n) for n in schema.input_names]
-        if schema.changed:
-            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        if not schema.results:
+            if schema.changed and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
                 raise _errors.Unsupported(f"{schema.name}: a tensor requires grad, an op in place has no gradient")
             op(*inputs, **rest)
             out = [given[n] for n in schema.changed if given.get(n) is not None]
@@ -326,7 +326,7 @@ def _dispatched(schema):
                     f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
             found = dict(zip(schema.result_names, _as_tuple(op(*inputs, results=results, **rest))))
             out = [found[n] for n in _asked(results)]
-        return out[0] if len(out) == 1 else tuple(out)
+        return tuple(out) if len(out) > 1 else out[0] if out else None
 
     return call
 
@@ -381,7 +381,7 @@ def _define(schema):
 
 
 def _differentiate(schema, schemas):
-    if schema.changed:
+    if not schema.results:
         return
     backward = schemas.get(schema.backward)
     if backward is None:
