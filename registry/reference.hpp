@@ -2,9 +2,19 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "rlk/half.hpp"
 #include "rlk/tensor.hpp"
+
+// On a function with many fused multiply-adds. Without the instruction each is a call of the C library, which
+// rounds the same way. The sanitizers cannot live with how the clone is chosen.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#  define RLK_FUSED __attribute__((target_clones("fma", "default")))
+#else
+#  define RLK_FUSED
+#endif
 
 namespace rlk::registry {
 
@@ -99,6 +109,22 @@ class Rows {
   void* data_;
   DType dtype_;
   int64_t step_;
+};
+
+// All of a tensor's elements, once: for loops that meet each of them many times.
+struct Dense {
+  explicit Dense(const Rows& rows) : count(rows.count()), width(rows.width()) {
+    values.reserve(static_cast<std::size_t>(count * width));
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t c = 0; c < width; ++c) values.push_back(rows.get(r, c));
+  }
+  template <bool Writable>
+  explicit Dense(const View<Writable>& v) : Dense(Rows(v)) {}
+  double get(int64_t row, int64_t column) const {
+    return values[static_cast<std::size_t>(row * width + column)];
+  }
+  int64_t count, width;
+  std::vector<double> values;
 };
 
 }  // namespace rlk::registry

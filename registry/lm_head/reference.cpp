@@ -5,13 +5,14 @@
 
 namespace rlk::registry {
 
-int32_t lm_head_reference(const rlk_slot* slots, const rlk_host*) {
+RLK_FUSED int32_t lm_head_reference(const rlk_slot* slots, const rlk_host*) {
   const auto& a = *reinterpret_cast<const LmHead*>(slots);
-  const Rows hidden(a.hidden), weight(a.weight), out(a.out);
-  for (int64_t m = 0; m < hidden.count(); ++m)
-    for (int64_t v = 0; v < weight.count(); ++v) {
+  const Dense hidden(a.hidden), weight(a.weight);
+  const Rows out(a.out);
+  for (int64_t m = 0; m < hidden.count; ++m)
+    for (int64_t v = 0; v < weight.count; ++v) {
       double sum = 0;
-      for (int64_t k = 0; k < hidden.width(); ++k) sum = std::fma(hidden.get(m, k), weight.get(v, k), sum);
+      for (int64_t k = 0; k < hidden.width; ++k) sum = std::fma(hidden.get(m, k), weight.get(v, k), sum);
       if (a.bias) {
         // fp64 truth keeps everything; other results round the product first, then the sum.
         const double rounded = a.out.dtype() == DType::f64 ? sum : round_to(a.out.dtype(), sum);
@@ -22,10 +23,10 @@ int32_t lm_head_reference(const rlk_slot* slots, const rlk_host*) {
   return RLK_OK;
 }
 
-int32_t lm_head_bwd_reference(const rlk_slot* slots, const rlk_host*) {
+RLK_FUSED int32_t lm_head_bwd_reference(const rlk_slot* slots, const rlk_host*) {
   const auto& a = *reinterpret_cast<const LmHeadBwd*>(slots);
-  const Rows d_out(a.d_out), hidden(a.hidden), weight(a.weight);
-  const int64_t rows = hidden.count(), width = hidden.width(), columns = weight.count();
+  const Dense d_out(a.d_out), hidden(a.hidden), weight(a.weight);
+  const int64_t rows = hidden.count, width = hidden.width, columns = weight.count;
   if (a.d_hidden)
     for (int64_t m = 0; m < rows; ++m)
       for (int64_t k = 0; k < width; ++k) {
