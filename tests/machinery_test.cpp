@@ -34,7 +34,6 @@ struct Product {
 
 // A rude implementation of an op of our own, in plain C: it calls the library inside its run.
 struct Nest {
-  static constexpr const char* kName = "nest";
   rlk::In x;
   rlk::Out out;
 };

@@ -6,7 +6,6 @@
 #include "child_process.hpp"
 #include "rlk/printable.hpp"
 
-using rlk::test::has;
 using rlk::test::Ran;
 
 namespace {

@@ -186,7 +186,7 @@ inline void prepare(Fiber& f) {
   top[0] = reinterpret_cast<void*>(
       &entry);  // the return address of the first swap; then rsp % 16 == 8, as the ABI asks
   top[1] = nullptr;
-  f.sp = top - 6;
+  f.sp = static_cast<void*>(top - 6);
   std::memset(f.sp, 0, 6 * sizeof(void*));
 #else
   getcontext(&f.context);
