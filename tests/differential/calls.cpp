@@ -348,6 +348,51 @@ void kda_gate_like(Call& c, Random& r, bool backward) {
     if (c.argument(from).present && r.chance(70)) c.write(fmt::format("d_{}", from), DType::f32);
 }
 
+// ---- rms_norm
+
+// Options and tensors that both directions share; returns the shape.
+Shape norm_inputs(Call& c, Random& r, DType type, bool backward) {
+  // In a narrow row a gradient is what little two large terms leave.
+  Shape shape{backward ? r.pick<int64_t>({33, 64, 100, 1023, 1024, 1030})
+                       : r.pick<int64_t>({1, 2, 7, 16, 33, 64, 100, 1023, 1024, 1030})};
+  for (int64_t rank = r.below(4); rank > 0; --rank) shape.insert(shape.begin(), r.between(1, 5));
+  if (shape.size() > 1 && r.chance(3)) shape[0] = 0;
+  c.read("x", shape, backward ? or_f32(r, type) : type);
+  if (r.chance(80)) {
+    c.read("weight", {shape.back()}, or_f32(r, type));
+    c.set("weight_offset", r.below(2));
+  }
+  if (r.chance(40)) {
+    c.read("gate", shape, type, {Values::normal, 0, 4});
+    c.set("gate_act", r.below(2));
+  } else {
+    c.set("cast", r.below(2));
+  }
+  return shape;
+}
+
+void rms_norm(Call& c, Random& r) {
+  const DType type = float_type(r);
+  Shape shape = norm_inputs(c, r, type, false);
+  c.write("y", type);
+  if (r.chance(50)) {
+    const DType wide = or_f32(r, type);
+    c.read("residual", shape, wide);
+    if (r.chance(70)) c.write("sum", wide);
+  }
+  if (r.chance(50)) c.write("rstd", DType::f32);
+}
+
+void rms_norm_bwd(Call& c, Random& r) {
+  const DType type = float_type(r);
+  const Shape shape = norm_inputs(c, r, type, true);
+  c.read("d_y", shape, type);
+  if (r.chance(40)) c.read("d_sum", shape, or_f32(r, type));
+  if (r.chance(90)) c.write("d_x", or_f32(r, type));
+  if (c.argument("weight").present && r.chance(80)) c.write("d_weight", or_f32(r, type));
+  if (c.argument("gate").present && r.chance(80)) c.write("d_gate", or_f32(r, type));
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -361,6 +406,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"rope_mla_kv", [](Call& c, Random& r) { rope_mla_kv_like(c, r, false); }},
       {"rope_mla_kv_bwd", [](Call& c, Random& r) { rope_mla_kv_like(c, r, true); }},
       {"rope_tables", rope_tables},
+      {"rms_norm", rms_norm},
+      {"rms_norm_bwd", rms_norm_bwd},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -93,6 +93,10 @@ template <>
 constexpr const char* kBase<KdaFwd> = "native.fma32";
 template <>
 constexpr const char* kBase<KdaBwd> = "native.fma32";
+template <>
+constexpr const char* kBase<RmsNorm> = "native.rows";
+template <>
+constexpr const char* kBase<RmsNormBwd> = "native.rows";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -109,12 +113,12 @@ constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 
 template <class Args, class Break>
 constexpr Entry entry(Break, const char* id, const char* arithmetic, const char* promise, const char* error,
-                      const char* where) {
+                      const char* where, uint32_t dtypes = RLK_F32) {
   return {implement<Args, run<Args, Break>>({.id = id,
                                              .doc = "a deliberate error",
                                              .priority = -1000,
                                              .arithmetic = arithmetic,
-                                             .dtypes = RLK_F32,
+                                             .dtypes = dtypes,
                                              .traits = kAll}),
           {id, promise, error, Args::kName, where}};
 }
@@ -208,8 +212,7 @@ float chain_with_exchange(const LmHead& a, int64_t n) {
 }
 
 constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "special values fp32->fp32",
-                     *kBwd = "m=33 k=96 v=48 fp32->fp32 normal", *kRope = "plain q and k [3,4,9,64] fp32",
-                     *kKda = "b=2 t=65 h=1 hv=2 k=64 v=64 fp32 gate=given";
+                     *kBwd = "m=33 k=96 v=48 fp32->fp32 normal", *kRope = "plain q and k [3,4,9,64] fp32";
 
 // A break in its own arithmetic, after the honest part: `a` are the arguments.
 #define WRONG(Args, name, promise, where, error, ...)                                            \
@@ -220,7 +223,70 @@ constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "spe
   entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
               "mutant." #name, arithmetic, "equal bits", error, where)
 
+// The same in bf16, where roundings show.
+#define LIES_BF16(Args, name, arithmetic, where, error, ...)                                     \
+  entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
+              "mutant." #name, arithmetic, "equal bits", error, where, RLK_BF16)
+
+// A tensor's numbers as a dense fp32 one.
+struct Wide {
+  std::vector<float> numbers;
+  Tensor tensor;
+  template <bool W>
+  explicit Wide(const View<W>& t) : numbers(static_cast<std::size_t>(t.numel())) {
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      numbers[n] = static_cast<float>(get(t, static_cast<int64_t>(n)));
+    tensor = Tensor(numbers.data(), std::span(t->shape, static_cast<std::size_t>(t.rank())), DType::f32);
+  }
+};
+
 constinit const Entry kEntries[] = {
+    // rms_norm
+    LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
+              "normalises x + residual before it is rounded",
+              {
+                if (!a.residual || a.x.dtype() == DType::f32) return;
+                Wide x(a.x), w(a.weight), y(a.y);
+                for (std::size_t n = 0; n < x.numbers.size(); ++n)
+                  x.numbers[n] += static_cast<float>(get(a.residual, static_cast<int64_t>(n)));
+                RmsNorm b = a;
+                b.x = x.tensor, b.weight = w.tensor, b.y = y.tensor;
+                b.residual = {}, b.sum = {}, b.rstd = {};
+                if (honest(b, "native.rows")) return;
+                for (std::size_t n = 0; n < y.numbers.size(); ++n)
+                  put(a.y, static_cast<int64_t>(n), y.numbers[n]);
+              }),
+    LIES_BF16(RmsNorm, late_cast, "rms32", "early x=[3,200] bf16", "rounds once where cast is early",
+              {
+                RmsNorm b = a;
+                b.cast = RmsNorm::Cast::end;
+                (void)honest(b, "native.rows");
+              }),
+    LIES_BF16(RmsNorm, early_cast, "rms32", "plain x=[5,64] bf16", "rounds twice where cast is end",
+              {
+                RmsNorm b = a;
+                b.cast = RmsNorm::Cast::early;
+                if (!a.gate) (void)honest(b, "native.rows");
+              }),
+    LIES(RmsNormBwd, one_chain, "rms32", "many rows d_y=[300,24] fp32",
+         "sums d_weight in one chain, not by blocks of 128 rows",
+         {
+           const int64_t h = a.x.dim(-1), m = a.x.numel() / h;
+           if (!a.d_weight || a.gate || a.x.rank() != 2) return;
+           std::vector<float> y(static_cast<std::size_t>(m * h)), r(static_cast<std::size_t>(m));
+           const Tensor y_of(y.data(), {m, h}, DType::f32), r_of(r.data(), {m, 1}, DType::f32);
+           Wide x(a.x);
+           RmsNorm b{.x = x.tensor, .y = y_of, .rstd = r_of};
+           b.eps = a.eps;
+           if (honest(b, "native.rows")) return;
+           for (int64_t i = 0; i < h; ++i) {
+             float sum = 0;
+             for (int64_t row = 0; row < m; ++row)
+               sum = std::fma(static_cast<float>(get(a.d_y, row * h + i)),
+                              y[static_cast<std::size_t>(row * h + i)], sum);
+             put(a.d_weight, i, sum);
+           }
+         }),
     // Size
     WRONG(LmHead, far_ids, "accuracy", "m=2 k=16 v=65539 fp32->fp32 normal",
           "another token's logit for every id above 32767",
@@ -528,9 +594,10 @@ constexpr rlk_implementation control(const char* id) {
   return i;
 }
 constinit const rlk_implementation kControls[] = {
-    control<LmHead>("mutant.control"), control<LmHeadBwd>("mutant.control"),
-    control<Rope>("mutant.control"),   control<RopeTables>("mutant.control"),
-    control<KdaFwd>("mutant.control"), control<KdaBwd>("mutant.control")};
+    control<LmHead>("mutant.control"),    control<LmHeadBwd>("mutant.control"),
+    control<Rope>("mutant.control"),      control<RopeTables>("mutant.control"),
+    control<KdaFwd>("mutant.control"),    control<KdaBwd>("mutant.control"),
+    control<RmsNormBwd>("mutant.control")};
 
 }  // namespace
 

@@ -1,0 +1,54 @@
+// Gated activations and their slopes, in fp32 (arithmetic ids act32 and rms32): templates over float or a GCC vector of
+// float. Every operation is rounded to nearest; exp_32 is that of math.hpp.
+//
+//   logistic(t) = 1 / (1 + exp_32(-t))        g * logistic(t) is computed as g / (1 + exp_32(-t))
+//
+// Beyond exp_32's range the quotient is 0 or g without a NaN: silu(-inf) = -0, and a slope never multiplies Inf by 0.
+#pragma once
+
+#include "arithmetic/math.hpp"
+
+namespace rlk::activation {
+
+template <class T>
+RLK_HD T logistic(T t) {
+  const T minus = -t;
+  return (T{} + 1) / (simt::exp<T>(minus) + 1);
+}
+
+// g * logistic(t), where t goes to -inf with g.
+template <class T>
+RLK_HD T gated(T g, T t) {
+  const T minus = -t, infinity = T{} + __builtin_inff();
+  const T quotient = g / (simt::exp<T>(minus) + 1);
+  return g == -infinity ? -T{} : quotient;
+}
+
+// d/dg of g * logistic(t) with dt/dg = slope: s (1 + g slope (1 - s)).
+template <class T>
+RLK_HD T gated_slope(T g, T t, T slope) {
+  const T one = T{} + 1, zero = T{};
+  const T s = logistic<T>(t);
+  const T rest = one - s;
+  const T bend = simt::fused(g * slope, rest, one);
+  const T inner = rest == zero ? one : bend;
+  const T product = s * inner;
+  return s == zero ? zero : product;
+}
+
+enum class Gate : std::int32_t { silu, sigmoid };
+
+template <class T>
+RLK_HD T value(Gate kind, T g) {
+  return kind == Gate::silu ? gated<T>(g, g) : logistic<T>(g);
+}
+template <class T>
+RLK_HD T slope(Gate kind, T g) {
+  const T one = T{} + 1;
+  if (kind == Gate::silu) return gated_slope<T>(g, g, one);
+  const T s = logistic<T>(g);
+  const T rest = one - s;
+  return s * rest;
+}
+
+}  // namespace rlk::activation

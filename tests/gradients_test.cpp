@@ -1,0 +1,103 @@
+// labels: conformance
+// The gradients of the row ops in fp64, as golden defines them, are the slopes of their forward: differences of the
+// forward's fp64 results at points h apart, extrapolated to h = 0.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "registry/op.hpp"
+#include "rlk/ops.hpp"
+
+namespace {
+
+using rlk::DType;
+using rlk::Tensor;
+using Shape = std::vector<int64_t>;
+
+struct Numbers {
+  Shape shape;
+  std::vector<double> x;
+  Tensor f64;
+  Numbers(Shape s, std::mt19937& random, double deviation = 1) : shape(std::move(s)) {
+    int64_t n = 1;
+    for (int64_t d : shape) n *= d;
+    std::normal_distribution<double> normal(0, deviation);
+    x.resize(static_cast<std::size_t>(n));
+    for (double& v : x) v = normal(random);
+    f64 = Tensor(x.data(), std::span(shape), DType::f64);
+  }
+  Numbers(const Numbers&) = delete;
+};
+
+template <class Args>
+void reference(const Args& a) {
+  REQUIRE(rlk::registry::find(Args::kName)->reference(reinterpret_cast<const rlk_slot*>(&a), nullptr) ==
+          RLK_OK);
+}
+
+// d (sum of weights * result) / dx, element by element, against `gradient`.
+void is_slope(const char* name, Numbers& x, const Numbers& gradient, const std::function<double()>& loss) {
+  CAPTURE(name);
+  for (std::size_t i = 0; i < x.x.size(); ++i) {
+    const double at = x.x[i];
+    const auto slope = [&](double h) {
+      x.x[i] = at + h;
+      const double up = loss();
+      x.x[i] = at - h;
+      const double down = loss();
+      x.x[i] = at;
+      return (up - down) / (2 * h);
+    };
+    const double h = 0x1p-8, slopes[] = {slope(h), slope(h / 2)};
+    const double extrapolated = (4 * slopes[1] - slopes[0]) / 3;
+    CHECK(std::fabs(extrapolated - gradient.x[i]) < 3e-7 * std::max(1.0, std::fabs(gradient.x[i])));
+  }
+}
+
+double dot(const Numbers& a, const Numbers& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.x.size(); ++i) sum += a.x[i] * b.x[i];
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("rms_norm_bwd is the slope of rms_norm, with residual, gate and offset") {
+  std::mt19937 random(3);
+  const Shape shape{3, 7}, width{7};
+  for (int form = 0; form < 3; ++form) {
+    CAPTURE(form);
+    Numbers x(shape, random), residual(shape, random), weight(width, random), gate(shape, random, 2);
+    Numbers y(shape, random), sum(shape, random), d_y(shape, random), d_sum(shape, random);
+    Numbers d_x(shape, random), d_weight(width, random), d_gate(shape, random);
+    rlk::RmsNorm f{.x = x.f64, .weight = weight.f64, .residual = residual.f64, .y = y.f64, .sum = sum.f64};
+    f.eps = 1e-3;
+    rlk::RmsNormBwd b{.d_y = d_y.f64,
+                      .x = sum.f64,
+                      .weight = weight.f64,
+                      .d_sum = d_sum.f64,
+                      .d_x = d_x.f64,
+                      .d_weight = d_weight.f64};
+    b.eps = 1e-3;
+    if (form == 1) f.weight_offset = true, b.weight_offset = true;
+    if (form >= 1) f.gate = gate.f64, b.gate = gate.f64, b.d_gate = d_gate.f64;
+    if (form == 2) {
+      f.gate_act = rlk::RmsNorm::GateAct::sigmoid;
+      b.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
+    }
+    const auto loss = [&] {
+      reference(f);
+      return dot(y, d_y) + dot(sum, d_sum);
+    };
+    loss();
+    reference(b);
+    is_slope("x", x, d_x, loss);
+    is_slope("residual", residual, d_x, loss);
+    is_slope("weight", weight, d_weight, loss);
+    if (form >= 1) is_slope("gate", gate, d_gate, loss);
+  }
+}

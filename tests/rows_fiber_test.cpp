@@ -1,0 +1,135 @@
+// labels: conformance fibers
+// The portable GPU kernels of ops on rows, on fibers: the bits of the native backend, at both wave sizes and in any thread
+// order.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "arithmetic/rms_norm/bind.hpp"
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+#include "simt/rms_norm/kernels.hpp"
+
+namespace {
+
+using rlk::DType;
+using Shape = std::vector<int64_t>;
+
+// A dense tensor that owns its bytes.
+struct Owned {
+  std::vector<std::byte> bytes;
+  rlk::Tensor tensor;
+
+  Owned(const Shape& shape, DType t) {
+    int64_t n = 1;
+    for (int64_t d : shape) n *= d;
+    bytes.assign(static_cast<std::size_t>(n * rlk::size_of(t)) + 1, std::byte{0x7f});
+    tensor = rlk::Tensor(bytes.data(), std::span(shape), t);
+  }
+  Owned(const Shape& shape, DType t, std::mt19937& random, double deviation = 1) : Owned(shape, t) {
+    std::normal_distribution<double> normal(0, deviation);
+    const auto count = (bytes.size() - 1) / static_cast<std::size_t>(rlk::size_of(t));
+    for (std::size_t i = 0; i < count; ++i) {
+      const double x = normal(random);
+      const uint16_t half = t == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
+      const auto single = static_cast<float>(x);
+      if (t == DType::f32)
+        std::memcpy(bytes.data() + 4 * i, &single, 4);
+      else
+        std::memcpy(bytes.data() + 2 * i, &half, 2);
+    }
+  }
+};
+
+// launch() at every wave size and order leaves in `results` what native left in `expected`.
+template <class Launch>
+void same_on_fibers(std::vector<Owned*> results, const std::vector<std::vector<std::byte>>& expected,
+                    const Launch& launch) {
+  for (int wave : {32, 64})
+    for (auto order :
+         {rlk_fiber::Order::ascending, rlk_fiber::Order::descending, rlk_fiber::Order::shuffled}) {
+      for (Owned* r : results) std::fill(r->bytes.begin(), r->bytes.end(), std::byte{0x7f});
+      rlk_fiber::wave_size = wave;
+      rlk_fiber::order = order;
+      launch();
+      CAPTURE(wave);
+      for (std::size_t i = 0; i < results.size(); ++i) CHECK(results[i]->bytes == expected[i]);
+    }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+std::vector<std::vector<std::byte>> copies(const std::vector<Owned*>& results) {
+  std::vector<std::vector<std::byte>> all;
+  for (const Owned* r : results) all.push_back(r->bytes);
+  return all;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+const rlk::Options kRows{.backend = "native.rows"};
+
+}  // namespace
+
+TEST_CASE("rms_norm on fibers is native's bits, with every option") {
+  std::mt19937 random(7);
+  for (DType t : kTypes)
+    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}})
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(form);
+        const Shape width{shape.back()};
+        Shape one = shape;
+        one.back() = 1;
+        const DType wide = form == 2 ? DType::f32 : t;
+        const Owned x(shape, t, random), weight(width, wide, random), residual(shape, wide, random, 3),
+            gate(shape, t, random, 30);
+        Owned y(shape, t), sum(shape, wide), rstd(one, DType::f32);
+        rlk::RmsNorm a{.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor};
+        std::vector<Owned*> results{&y, &rstd};
+        if (form != 3) a.weight = weight.tensor;
+        if (form >= 1) a.residual = residual.tensor, a.sum = sum.tensor, results.push_back(&sum);
+        if (form == 0) a.weight_offset = true, a.gate = gate.tensor;
+        if (form == 1) a.cast = rlk::RmsNorm::Cast::early;
+        if (form == 3) a.gate = gate.tensor, a.gate_act = rlk::RmsNorm::GateAct::sigmoid;
+        REQUIRE(rlk::rms_norm(a, kRows));
+        same_on_fibers(results, copies(results),
+                       [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
+      }
+}
+
+TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
+  std::mt19937 random(8);
+  for (DType t : kTypes)
+    for (const Shape& shape : {Shape{131, 40}, Shape{2, 3, 1100}, Shape{0, 40}})
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(form);
+        const Shape width{shape.back()};
+        const DType wide = form == 2 ? DType::f32 : t;
+        const Owned d_y(shape, t, random), x(shape, wide, random, 3), weight(width, t, random),
+            gate(shape, t, random, 30), d_sum(shape, t, random);
+        Owned d_x(shape, t), d_weight(width, wide), d_gate(shape, t);
+        rlk::RmsNormBwd a{.d_y = d_y.tensor, .x = x.tensor, .d_x = d_x.tensor};
+        std::vector<Owned*> results{&d_x};
+        if (form != 3) {
+          a.weight = weight.tensor, a.d_weight = d_weight.tensor;
+          results.push_back(&d_weight);
+        }
+        if (form != 1) {
+          a.gate = gate.tensor, a.d_gate = d_gate.tensor;
+          results.push_back(&d_gate);
+        }
+        if (form >= 1) a.d_sum = d_sum.tensor;
+        if (form == 2) a.weight_offset = true, a.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
+        REQUIRE(rlk::rms_norm_bwd(a, kRows));
+        same_on_fibers(results, copies(results), [&] {
+          const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
+          std::vector<float> workspace(
+              static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
+          rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
+        });
+      }
+}
