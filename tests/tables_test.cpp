@@ -52,7 +52,7 @@ std::multimap<std::string, fs::path> find(const fs::path& folder, const std::str
 std::set<std::string> lines_of(const fs::path& table, const std::string& macro) {
   std::set<std::string> names;
   const std::string text = text_of(table);
-  const std::regex regex("(?:^|\n)" + macro + R"(\((\w+)\))");
+  const std::regex regex("(?:^|\n| )" + macro + R"(\((\w+)\))");
   for (std::sregex_iterator m(text.begin(), text.end(), regex), end; m != end; ++m) {
     INFO(table.string() << " lists " << (*m)[1].str() << " twice");
     CHECK(names.insert((*m)[1]).second);
