@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "arithmetic/half.hpp"
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 #include "rope_golden.hpp"
 
 namespace ropetest {

@@ -1,5 +1,5 @@
 // The rope family as plainly as it can be said: fp64, one element at a time, positions and tables looked up
-// afresh for every pair. It shares with the backends only the reading of shapes (rlk/rope_geometry.hpp).
+// afresh for every pair. It shares with the backends only the reading of shapes (registry/rope/geometry.hpp).
 #include "registry/reference.hpp"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::registry {
 namespace {

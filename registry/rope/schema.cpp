@@ -1,10 +1,10 @@
 // The rope family: rotary position embedding out of place, in place, backward, for latent attention, and its
-// tables. What the arguments mean is worked out in rlk/rope_geometry.hpp, which every backend shares.
+// tables. What the arguments mean is worked out in registry/rope/geometry.hpp, which every backend shares.
 #include "registry/schema.hpp"
 
 #include <atomic>
 
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::registry {
 namespace {

@@ -9,7 +9,7 @@ function(rlk_add_backend name)
   add_library(${target} MODULE ${arg_SOURCES})
   rlk_own(${target})
   target_link_libraries(${target} PRIVATE rlk::plugin)
-  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/backends)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/backends)
   set_target_properties(${target} PROPERTIES
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib/rlk SKIP_BUILD_RPATH ON INSTALL_RPATH "")
   target_link_options(${target} PRIVATE -Wl,--build-id=sha1 -Wl,--exclude-libs,ALL ${RLK_NO_UNDEFINED})

@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "arithmetic/half.hpp"
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::simt {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "arithmetic/half.hpp"
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::simt {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::native::rope {
 

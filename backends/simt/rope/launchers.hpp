@@ -3,7 +3,7 @@
 // wrong.
 #pragma once
 
-#include "rlk/rope_geometry.hpp"
+#include "registry/rope/geometry.hpp"
 
 namespace rlk::simt {
 

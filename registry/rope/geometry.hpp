@@ -2,9 +2,9 @@
 // token and head, tables become a base and a row stride, and every disagreement becomes one line of text that
 // names both sides.
 //
-// The schema's check and every backend (out-of-tree ones too) read arguments through this header, so no two
-// of them can disagree on which axis is the sequence. A Geometry is plain data without host pointers of its
-// own: a GPU kernel takes it by value.
+// The schema's check and every backend read arguments through this header, so no two of them can disagree on
+// which axis is the sequence. A Geometry is plain data without host pointers of its own: a GPU kernel takes it
+// by value.
 #pragma once
 
 #include <cmath>
@@ -644,8 +644,8 @@ inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) 
 }
 
 // ---- from the slots of a call
-// ------------------------------------------------------------------------------------ The order of arguments
-// and attributes in the schemas of registry/rope/schema.cpp.
+
+// The order of arguments and attributes in the schemas of registry/rope/schema.cpp.
 
 // rope and rope_bwd; rope_ has the same without kOut and kKOut.
 enum RopeSlot { kX, kCos, kSin, kK, kPositions, kStarts, kCuSeqlens, kAxisMap, kOut, kKOut, kRopeArguments };
@@ -755,7 +755,6 @@ inline std::string read_mla_kv(const rlk_slot* s, bool backward, KvGeometry& g) 
 }
 
 // ---- tables
-// ------------------------------------------------------------------------------------------------------
 
 enum class Scaling { none, linear, ntk, dynamic, yarn, llama3, longrope };
 
