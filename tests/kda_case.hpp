@@ -19,10 +19,10 @@
 
 namespace kda_test {
 
+using rlk::Float;
 using rlk::kda::Problem;
 using rlk::kda::States;
 using rlk::kda::Tensor;
-using rlk::kda::Type;
 
 struct Array {
   std::vector<std::int64_t> shape;
@@ -65,20 +65,18 @@ inline Golden read_golden(const std::string& path) {
   return golden;
 }
 
-inline std::size_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
-
 // Memory of one tensor in its dtype, NaN until written.
 struct Buffer {
-  Type type = Type::f32;
+  Float type = Float::f32;
   std::vector<std::uint8_t> bytes;
 
   Buffer() = default;
-  Buffer(Type t, std::size_t n) : type(t), bytes(n * bytes_of(t), 0xff) {}
-  Buffer(Type t, const std::vector<float>& values) : Buffer(t, values.size()) {
+  Buffer(Float t, std::size_t n) : type(t), bytes(n * std::size_t(rlk::bytes_of(t)), 0xff) {}
+  Buffer(Float t, const std::vector<float>& values) : Buffer(t, values.size()) {
     for (std::size_t i = 0; i < values.size(); ++i)
       rlk::kda::store(bytes.data(), type, std::int64_t(i), values[i]);
   }
-  std::size_t size() const { return bytes.size() / bytes_of(type); }
+  std::size_t size() const { return bytes.size() / std::size_t(rlk::bytes_of(type)); }
   float operator[](std::size_t i) const { return rlk::kda::load(bytes.data(), type, std::int64_t(i)); }
   std::vector<float> values() const {
     std::vector<float> out(size());
@@ -131,7 +129,7 @@ struct Case {
   void bind(bool backward = true) {
     const auto H = std::size_t(p.heads), HV = std::size_t(p.value_heads), K = std::size_t(p.k_dim),
                V = std::size_t(p.v_dim), n = tokens();
-    const Type type = in.at("q").type;
+    const Float type = in.at("q").type;
     p.cu_seqlens = cu_seqlens.empty() ? nullptr : cu_seqlens.data();
     p.a_log = a_log.empty() ? nullptr : a_log.data();
     p.dt_bias = dt_bias.empty() ? nullptr : dt_bias.data();
@@ -142,7 +140,7 @@ struct Case {
     p.beta = tensor(in.at("beta"), p.value_heads, 1);
     out.clear();
     out["o"] = Buffer(type, n * HV * V);
-    out["ht"] = Buffer(Type::f32, states());
+    out["ht"] = Buffer(Float::f32, states());
     p.out = tensor(out["o"], p.value_heads, p.v_dim);
     p.final = state(out["ht"]);
     p.initial = in.count("h0") ? state(in.at("h0")) : States{};
@@ -152,7 +150,7 @@ struct Case {
     out["dv"] = Buffer(type, n * HV * V);
     out["dg"] = Buffer(in.at("g").type, n * HV * K);
     out["dbeta"] = Buffer(in.at("beta").type, n * HV);
-    out["dh0"] = Buffer(Type::f32, states());
+    out["dh0"] = Buffer(Float::f32, states());
     d_a_log.assign(a_log.size(), NAN);
     d_dt_bias.assign(dt_bias.size(), NAN);
     p.d_out = tensor(in.at("do"), p.value_heads, p.v_dim);
@@ -175,13 +173,13 @@ struct Case {
 
   // Copies d_a_log and d_dt_bias next to the other outputs.
   void collect() {
-    if (!d_a_log.empty()) out["dA_log"] = Buffer(Type::f32, d_a_log);
-    if (!d_dt_bias.empty()) out["ddt_bias"] = Buffer(Type::f32, d_dt_bias);
+    if (!d_a_log.empty()) out["dA_log"] = Buffer(Float::f32, d_a_log);
+    if (!d_dt_bias.empty()) out["ddt_bias"] = Buffer(Float::f32, d_dt_bias);
   }
 };
 
 // The golden case as a call on `type` data; gate inputs, states and parameters stay fp32, as in the files.
-inline Case from_golden(const Golden& golden, Type type = Type::f32) {
+inline Case from_golden(const Golden& golden, Float type = Float::f32) {
   Case c;
   const auto number = [&](const char* name) { return std::stoi(golden.facts.at(name)); };
   const auto flag = [&](const char* name) { return golden.facts.at(name) == "true"; };
@@ -211,7 +209,7 @@ inline Case from_golden(const Golden& golden, Type type = Type::f32) {
     } else if (name.starts_with("in_")) {
       const std::string key = name.substr(3);
       const bool data = key == "q" || key == "k" || key == "v" || key == "do";
-      c.in[key] = Buffer(data ? type : Type::f32, array.f32);
+      c.in[key] = Buffer(data ? type : Float::f32, array.f32);
     } else if (name.starts_with("out_")) {
       c.truth[name.substr(4)] = array.f32;
     }
@@ -228,7 +226,7 @@ struct Shape {
   bool v_first = false, norm = false, sigmoid = false, negative = false;
   int chunk = 64;
   std::vector<std::int64_t> bounds{};
-  Type type = Type::f32;
+  Float type = Float::f32;
   float gate_scale = 0.3f;  // of given log decays
   double masked = 0;        // share of gates at -1000
   bool collinear = false;   // keys within 5% of each other, beta near 1
@@ -268,18 +266,18 @@ inline Case random_case(const Shape& s, std::uint32_t seed) {
                        return s.collinear ? unit * (1 + 0.05f * normal(bits)) : unit * normal(bits);
                      }));
   c.in["v"] = Buffer(s.type, fill(n * HV * V, [&] { return normal(bits); }));
-  c.in["g"] = Buffer(Type::f32, fill(n * HV * K, [&] {
+  c.in["g"] = Buffer(Float::f32, fill(n * HV * K, [&] {
                        if (s.gate != rlk::kda::Gate::none) return normal(bits);
                        if (uniform(bits) < s.masked) return -1000.0f;
                        return -s.gate_scale * uniform(bits);
                      }));
-  c.in["beta"] = Buffer(Type::f32, fill(n * HV, [&] {
+  c.in["beta"] = Buffer(Float::f32, fill(n * HV, [&] {
                           if (s.sigmoid) return normal(bits);
                           return s.collinear ? 0.9f + 0.1f * uniform(bits) : uniform(bits);
                         }));
-  c.in["h0"] = Buffer(Type::f32, fill(c.states(), [&] { return 0.5f * normal(bits); }));
+  c.in["h0"] = Buffer(Float::f32, fill(c.states(), [&] { return 0.5f * normal(bits); }));
   c.in["do"] = Buffer(s.type, fill(n * HV * V, [&] { return normal(bits); }));
-  c.in["dht"] = Buffer(Type::f32, fill(c.states(), [&] { return 0.3f * normal(bits); }));
+  c.in["dht"] = Buffer(Float::f32, fill(c.states(), [&] { return 0.3f * normal(bits); }));
   if (s.gate != rlk::kda::Gate::none) {
     c.a_log = fill(HV, [&] { return uniform(bits); });
     c.dt_bias = fill(HV * K, [&] { return 0.5f * normal(bits); });
@@ -355,8 +353,8 @@ class Views {
     a.chunk_size = p_.chunk;
   }
 
-  static rlk::DType dtype(Type type) {
-    return type == Type::f32 ? rlk::DType::f32 : type == Type::bf16 ? rlk::DType::bf16 : rlk::DType::f16;
+  static rlk::DType dtype(Float type) {
+    return type == Float::f32 ? rlk::DType::f32 : type == Float::bf16 ? rlk::DType::bf16 : rlk::DType::f16;
   }
   const rlk::Tensor& keep(const std::string& name, const rlk::Tensor& t) {
     rlk::Tensor& kept = kept_[name] = t;

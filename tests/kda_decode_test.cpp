@@ -77,9 +77,9 @@ TEST_CASE("kda_decode after a prefill gives what one call over all tokens gives"
         const std::vector<float> whole = all.out.at("o").values();
         const std::vector<float> want(whole.begin() + t * std::int64_t(width),
                                       whole.begin() + (t + 1) * std::int64_t(width));
-        CHECK(rms_ratio(Buffer(Type::f32, out), want) < 1e-5);
+        CHECK(rms_ratio(Buffer(Float::f32, out), want) < 1e-5);
       }
-      CHECK(rms_ratio(Buffer(Type::f32, state), all.out.at("ht").values()) < 1e-5);
+      CHECK(rms_ratio(Buffer(Float::f32, state), all.out.at("ht").values()) < 1e-5);
     }
   }
 }
@@ -117,7 +117,7 @@ TEST_CASE("kda_gate is the gate inside kda_fwd, and kda_gate_bwd its gradient") 
       outside.p.gate = Gate::none;
       outside.a_log.clear();
       outside.dt_bias.clear();
-      outside.in["g"] = Buffer(Type::f32, decay);
+      outside.in["g"] = Buffer(Float::f32, decay);
       outside.bind();
       REQUIRE(run(outside, implementation));
       CHECK(rms_ratio(outside.out.at("o"), inside.out.at("o").values()) < 1e-6);
@@ -131,9 +131,9 @@ TEST_CASE("kda_gate is the gate inside kda_fwd, and kda_gate_bwd its gradient") 
           .g = g, .a_log = a_log, .dt_bias = dt_bias, .d_out = dy, .d_g = dx, .d_a_log = da, .d_dt_bias = db};
       backward.gate = static_cast<rlk::KdaGateBwd::Gate>(gate);
       REQUIRE(rlk::kda_gate_bwd(backward, options));
-      CHECK(rms_ratio(Buffer(Type::f32, d_raw), inside.out.at("dg").values()) < 1e-5);
-      CHECK(rms_ratio(Buffer(Type::f32, d_bias), inside.d_dt_bias) < 1e-4);
-      CHECK(rms_ratio(Buffer(Type::f32, d_a_log), inside.d_a_log) < 1e-4);
+      CHECK(rms_ratio(Buffer(Float::f32, d_raw), inside.out.at("dg").values()) < 1e-5);
+      CHECK(rms_ratio(Buffer(Float::f32, d_bias), inside.d_dt_bias) < 1e-4);
+      CHECK(rms_ratio(Buffer(Float::f32, d_a_log), inside.d_a_log) < 1e-4);
     }
   }
 }

@@ -57,8 +57,8 @@ const chunked::Engine& best_engine() { return chunked::engine_for(widest(rlk_cpu
 const Shape kShapes[] = {
     {.tokens = 1, .k = 16, .v = 16},
     {.batch = 2, .tokens = 70, .heads = 1, .value_heads = 2, .k = 20, .v = 17},
-    {.tokens = 66, .k = 32, .v = 16, .type = Type::bf16, .masked = 0.1},
-    {.tokens = 40, .k = 16, .v = 32, .gate = Gate::softplus, .norm = true, .type = Type::f16},
+    {.tokens = 66, .k = 32, .v = 16, .type = Float::bf16, .masked = 0.1},
+    {.tokens = 40, .k = 16, .v = 32, .gate = Gate::softplus, .norm = true, .type = Float::f16},
     {.tokens = 70,
      .k = 16,
      .v = 16,
@@ -135,7 +135,7 @@ TEST_CASE("kda kernels on fibers: decode has the bits of the native backend in b
                         .gate = Gate::softplus,
                         .v_first = v_first,
                         .norm = v_first,
-                        .type = v_first ? Type::bf16 : Type::f32};
+                        .type = v_first ? Float::bf16 : Float::f32};
       Case native = random_case(shape, 33);
       for (const chunked::Engine* engine : {&chunked::kPortable, &chunked::kAvx2, &chunked::kAvx512}) {
         if (!runs_here(*engine)) continue;
@@ -169,7 +169,7 @@ TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of th
     std::vector<float> y_native(n, NAN), y_fiber(n, NAN), dx_native(n, NAN), dx_fiber(n, NAN);
     std::vector<float> parameters[2];
     p.batch = p.sequences = 1;
-    const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Type::f32, 0, 24, 12}; };
+    const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Float::f32, 0, 24, 12}; };
     const chunked::Engine& engine = best_engine();
     p.out = dense(y_native);
     for (std::int64_t i = 0; i < chunked::gate_block_count(p); ++i) engine.gate(p, i);

@@ -37,7 +37,7 @@ double bound16(const std::string& result) {
   return result == "dA_log" ? 0.003 : 0.008;
 }
 
-void check_cases(const char* implementation, Type type, double bound32) {
+void check_cases(const char* implementation, Float type, double bound32) {
   for (const char* name : kCases) {
     CAPTURE(name);
     Case c = from_golden(golden(name), type);
@@ -45,7 +45,7 @@ void check_cases(const char* implementation, Type type, double bound32) {
     REQUIRE_MESSAGE(status, status.message());
     for (const auto& [result, truth] : c.truth) {
       CAPTURE(result);
-      CHECK(rms_ratio(c.out.at(result), truth) <= (type == Type::f32 ? bound32 : bound16(result)));
+      CHECK(rms_ratio(c.out.at(result), truth) <= (type == Float::f32 ? bound32 : bound16(result)));
     }
   }
 }
@@ -53,15 +53,15 @@ void check_cases(const char* implementation, Type type, double bound32) {
 }  // namespace
 
 TEST_CASE("kda golden files: the recurrent form in fp32 is within 1e-6") {
-  check_cases("native.golden", Type::f32, 1e-6);
+  check_cases("native.golden", Float::f32, 1e-6);
 }
 
 TEST_CASE("kda golden files: the chunked form in fp32 is within 1e-4") {
-  check_cases("native.fma32", Type::f32, 1e-4);
+  check_cases("native.fma32", Float::f32, 1e-4);
 }
 
 TEST_CASE("kda golden files: 16-bit data stays within the specification's bounds") {
-  for (Type type : {Type::bf16, Type::f16}) {
+  for (Float type : {Float::bf16, Float::f16}) {
     check_cases("native.golden", type, 0);
     check_cases("native.fma32", type, 0);
   }

@@ -39,7 +39,7 @@ TEST_CASE("kda chunked: every tail, width and grouping agrees with the golden fo
                           {.tokens = 97, .value_heads = 2, .bounds = {0, 0, 7, 7, 71, 97, 97}}};
   std::uint32_t seed = 1;
   for (const Shape& shape : shapes) {
-    for (Type type : {Type::f32, Type::bf16, Type::f16}) {
+    for (Float type : {Float::f32, Float::bf16, Float::f16}) {
       CAPTURE(seed);
       Shape typed = shape;
       typed.type = type;
@@ -52,7 +52,7 @@ TEST_CASE("kda chunked: every tail, width and grouping agrees with the golden fo
         CAPTURE(name);
         // fp32 results of 16-bit data owe nothing to rounding; 16-bit ones may differ by an ulp here and
         // there.
-        const double bound = chunked.out.at(name).type == Type::f32 ? 1e-4 : 2e-3;
+        const double bound = chunked.out.at(name).type == Float::f32 ? 1e-4 : 2e-3;
         CHECK(rms_ratio(chunked.out.at(name), truth.values()) <= bound);
       }
     }
@@ -123,8 +123,8 @@ TEST_CASE("kda chunked: states kept by the forward give the same bits as states 
     Case recomputed = random_case(shape, 17), kept = random_case(shape, 17);
     REQUIRE(run(recomputed, "native.fma32"));
     const auto matrix = std::size_t(kept.p.k_dim * kept.p.v_dim * kept.p.value_heads);
-    kept.out["chunk_states"] = Buffer(Type::f32, std::size_t(kept.p.slots()) * matrix);
-    kept.out["chunk_inverses"] = Buffer(Type::f32, kept.tokens() * 2 * 64);
+    kept.out["chunk_states"] = Buffer(Float::f32, std::size_t(kept.p.slots()) * matrix);
+    kept.out["chunk_inverses"] = Buffer(Float::f32, kept.tokens() * 2 * 64);
     REQUIRE(run(kept, "native.fma32"));
     for (const auto& [name, b] : recomputed.out) {
       CAPTURE(name);
@@ -165,7 +165,7 @@ TEST_CASE("kda: the two state layouts agree") {
         for (std::size_t j = 0; j < columns; ++j) to[m + j * rows + i] = from[m + i * columns + j];
       }
     }
-    b = Buffer(Type::f32, to);
+    b = Buffer(Float::f32, to);
   };
   for (const char* implementation : {"native.golden", "native.fma32"}) {
     Case a = random_case({.tokens = 90, .value_heads = 2, .k = 60, .v = 48}, 18);

@@ -21,7 +21,7 @@ const Shape kShape{.tokens = 40,
                    .gate = rlk::kda::Gate::softplus,
                    .norm = true,
                    .chunk = 32,
-                   .type = Type::bf16};
+                   .type = Float::bf16};
 
 std::set<std::string> subset(unsigned bits) {
   std::set<std::string> out;

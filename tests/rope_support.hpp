@@ -20,7 +20,7 @@
 
 namespace ropetest {
 
-using rlk::rotary::Float;
+using rlk::Float;
 using rlk::rotary::Geometry;
 using rlk::rotary::Options;
 using rlk::rotary::Tensors;

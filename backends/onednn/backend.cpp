@@ -26,7 +26,7 @@ const rlk_op_schema* const kOps[] = {&lm_head_weight_schema};
 // The start-up check: small products of one rule must reproduce it. Others are checked when they come.
 int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_size) {
   constexpr std::int64_t kDepth = 96;
-  const Products& products = Products::of(Rule::kb256, Type::f32, kDepth, kDepth);
+  const Products& products = Products::of(Rule::kb256, Float::f32, kDepth, kDepth);
   if (!products.refusal.empty()) {
     std::snprintf(reason, reason_size, "%s", products.refusal.c_str());
     return 0;

@@ -23,7 +23,7 @@ RLK_WIDE void upper_halves(const std::uint32_t* from, std::int64_t count, std::u
 
 }  // namespace
 
-Blocks::Blocks(Rule r, Type t, std::int64_t k, std::int64_t stride)
+Blocks::Blocks(Rule r, Float t, std::int64_t k, std::int64_t stride)
     : rule(r),
       element(t),
       type(operand_of(r, t)),

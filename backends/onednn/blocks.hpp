@@ -15,10 +15,10 @@ struct Panel {
 
 class Blocks {
  public:
-  Blocks(Rule rule, Type element, std::int64_t depth, std::int64_t weight_stride);
+  Blocks(Rule rule, Float element, std::int64_t depth, std::int64_t weight_stride);
 
   Rule rule;
-  Type element, type;  // as the weight lies; as the products take it
+  Float element, type;  // as the weight lies; as the products take it
   std::int64_t depth, weight_stride;
   std::int64_t count;       // of blocks
   std::int64_t full_depth;  // of every block but the last

@@ -24,18 +24,18 @@ const dnnl::engine& engine() {
   return *e;
 }
 
-memory::data_type data_type(Type type) {
+memory::data_type data_type(Float type) {
   switch (type) {
-    case Type::f32:
+    case Float::f32:
       return memory::data_type::f32;
-    case Type::bf16:
+    case Float::bf16:
       return memory::data_type::bf16;
     default:
       return memory::data_type::f16;
   }
 }
 
-memory::desc row_major(Type type, std::int64_t rows, std::int64_t cols) {
+memory::desc row_major(Float type, std::int64_t rows, std::int64_t cols) {
   return {{rows, cols}, data_type(type), memory::format_tag::ab};
 }
 
@@ -72,18 +72,18 @@ constexpr HeightSet tried(Rule rule) {
 
 }  // namespace
 
-const Products& Products::of(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride) {
+const Products& Products::of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride) {
   static std::mutex mutex;
   static auto* made =
-      new std::map<std::tuple<Rule, Type, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
+      new std::map<std::tuple<Rule, Float, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
   const std::lock_guard lock(mutex);
   auto& slot = (*made)[{rule, type, depth, weight_stride}];
   if (!slot) slot.reset(new Products(rule, type, depth, weight_stride));
   return *slot;
 }
 
-Products::Products(Rule r, Type t, std::int64_t k, std::int64_t stride)
-    : rule(r), type(t), depth(k), padded(t == Type::f32 ? k : (k + 31) / 32 * 32), weight_stride(stride) {
+Products::Products(Rule r, Float t, std::int64_t k, std::int64_t stride)
+    : rule(r), type(t), depth(k), padded(t == Float::f32 ? k : (k + 31) / 32 * 32), weight_stride(stride) {
   refusal = cpu_refusal(rule);
   if (!refusal.empty()) return;
   const OneThread one;
@@ -107,7 +107,7 @@ void Products::build() {
   for (std::size_t i = 0; i < kHeights.size(); ++i) {
     if (!has(tried(rule), i)) continue;
     const memory::desc source = row_major(type, kHeights[i], padded);
-    const memory::desc result = row_major(Type::f32, kHeights[i], kPanel);
+    const memory::desc result = row_major(Float::f32, kHeights[i], kPanel);
     // The tallest product chooses the layout of packed panels, the others take it.
     packed_[i] = make(source, i == 0 ? any : packed_[0].weights, result);
     scratchpad = std::max(scratchpad, packed_[i].scratchpad.get_size());

@@ -79,7 +79,7 @@ struct Product {
 class Products {
  public:
   Rule rule;
-  Type type;
+  Float type;
   std::int64_t depth;          // K
   std::int64_t padded;         // K as the primitives see it: a multiple of 32 for 16-bit types
   std::int64_t weight_stride;  // in elements
@@ -109,10 +109,10 @@ class Products {
   }
 
   // The combination's products, made and held against the rule on first use; they live for ever.
-  static const Products& of(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride);
+  static const Products& of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride);
 
  private:
-  Products(Rule rule, Type type, std::int64_t depth, std::int64_t weight_stride);
+  Products(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride);
   void build();
   void certify();
   bool reproduces(std::size_t height, const std::byte* panel, std::span<const std::byte> source,

@@ -102,25 +102,25 @@ void rule_row(Rule rule, const float* row, const float* columns, std::int64_t de
   pair_chains(row, columns, depth, sums);
 }
 
-void upcast(Type type, const void* from, std::int64_t count, float* to) {
-  if (type == Type::f32) {
+void upcast(Float type, const void* from, std::int64_t count, float* to) {
+  if (type == Float::f32) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
     return;
   }
   const auto* half = static_cast<const std::uint16_t*>(from);
-  if (type == Type::bf16) return upcast_bf16(half, count, to);
+  if (type == Float::bf16) return upcast_bf16(half, count, to);
   for (std::int64_t i = 0; i < count; ++i) to[i] = f16_to_float(half[i]);
 }
 
-void fill(Type type, void* data, std::int64_t count, std::uint32_t seed) {
+void fill(Float type, void* data, std::int64_t count, std::uint32_t seed) {
   std::uint32_t state = seed * 2654435761u + 12345u;
   for (std::int64_t i = 0; i < count; ++i) {
     state = state * 1664525u + 1013904223u;
     const std::uint32_t r = state >> 8;  // the low bits of such a generator are not random
-    if (type == Type::f32)               // 2^-2 .. 2^1, 20 random fraction bits
+    if (type == Float::f32)              // 2^-2 .. 2^1, 20 random fraction bits
       static_cast<std::uint32_t*>(data)[i] =
           (r & 1u) << 31 | (125u + (r >> 1 & 3u)) << 23 | (r >> 3 & 0xfffffu) << 3;
-    else if (type == Type::bf16)
+    else if (type == Float::bf16)
       static_cast<std::uint16_t*>(data)[i] =
           static_cast<std::uint16_t>((r & 1u) << 15 | (125u + (r >> 1 & 3u)) << 7 | (r >> 3 & 0x7fu));
     else

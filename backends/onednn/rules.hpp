@@ -13,10 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace rlk::onednn {
+#include "rlk/float.hpp"
 
-enum class Type : std::uint8_t { f32, bf16, f16 };
-constexpr std::int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
+namespace rlk::onednn {
 
 enum class Rule : std::uint8_t { kb1024, kb256, k32 };
 constexpr const char* name_of(Rule rule) {
@@ -26,7 +25,7 @@ constexpr const char* name_of(Rule rule) {
 inline constexpr std::int64_t kPanel = 128;  // columns of every product
 
 // The products' own operands: what the rule upcasts is upcast before a product sees it.
-constexpr Type operand_of(Rule rule, Type element) { return rule == Rule::k32 ? element : Type::f32; }
+constexpr Float operand_of(Rule rule, Float element) { return rule == Rule::k32 ? element : Float::f32; }
 
 // Into how long blocks K is cut before it comes to a product; 0: not at all, the product keeps the rule's own
 // blocks. Beyond 4096 oneDNN's 16-bit products cut K their own way.
@@ -39,10 +38,10 @@ constexpr std::int64_t depth_block(Rule rule) {
 void rule_row(Rule rule, const float* row, const float* columns, std::int64_t depth, float* sums);
 
 // count numbers to fp32, exactly.
-void upcast(Type type, const void* from, std::int64_t count, float* to);
+void upcast(Float type, const void* from, std::int64_t count, float* to);
 
 // Numbers of either sign, a few binades wide, the same for the same seed.
-void fill(Type type, void* data, std::int64_t count, std::uint32_t seed);
+void fill(Float type, void* data, std::int64_t count, std::uint32_t seed);
 
 // MXCSR at its default for a scope: some of oneDNN's code obeys it.
 class DefaultFloatMode {

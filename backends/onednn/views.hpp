@@ -2,13 +2,9 @@
 #pragma once
 
 #include "onednn/rules.hpp"
-#include "rlk/tensor.hpp"
+#include "rlk/backend.hpp"
 
 namespace rlk::onednn {
-
-inline Type type_of(DType t) {
-  return t == DType::f32 ? Type::f32 : t == DType::bf16 ? Type::bf16 : Type::f16;
-}
 
 template <bool W>
 std::int64_t rows_of(const View<W>& t) {

@@ -15,10 +15,16 @@
 #include <string>
 #include <type_traits>
 
+#include "rlk/float.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/tensor.hpp"
 
 namespace rlk {
+
+// A type that the dispatcher let through as one of the three.
+constexpr Float float_of(DType t) {
+  return t == DType::f32 ? Float::f32 : t == DType::bf16 ? Float::bf16 : Float::f16;
+}
 
 inline constexpr rlk_verdict kAccept{RLK_OK, -1, nullptr, nullptr, {0, 0, 0, 0}};
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "rlk/float.hpp"
 #include "rlk/plugin.h"
 
 namespace rlk::rotary {
@@ -21,7 +22,6 @@ namespace rlk::rotary {
 enum class Layout : std::uint8_t { bhsd, bshd, sbhd, thd };
 enum class Pairing : std::uint8_t { half, adjacent, adjacent_to_half };
 enum class TableWidth : std::uint8_t { any, half, full };
-enum class Float : std::uint8_t { f32, bf16, f16 };
 
 // The attributes of `rope` and of its relatives, in host form.
 struct Options {
@@ -104,7 +104,7 @@ struct Geometry {
   bool transpose = false;
   bool in_place = false;
 
-  std::int64_t bytes_per_element() const { return type == Float::f32 ? 4 : 2; }
+  std::int64_t bytes_per_element() const { return bytes_of(type); }
   // No element at all: the other sizes may then be as large as 64 bits hold, and must not be counted through.
   bool empty() const { return batch == 0 || tokens == 0 || (part[0].heads == 0 && part[1].heads == 0); }
 };
@@ -147,10 +147,6 @@ inline bool float_type(const DLTensor& t, Float& type) {
   if (t.dtype.code == kDLFloat && t.dtype.bits == 16) return type = Float::f16, true;
   if (t.dtype.code == kDLBfloat && t.dtype.bits == 16) return type = Float::bf16, true;
   return false;
-}
-
-inline const char* name_of(Float type) {
-  return type == Float::f32 ? "fp32" : type == Float::bf16 ? "bf16" : "fp16";
 }
 
 inline const char* name_of(Layout layout) {

@@ -144,7 +144,7 @@ Case widened(Case c) {
   return c;
 }
 
-constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Type::bf16}; }
+constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Float::bf16}; }
 
 // A golden case's file: in the source tree, or in data/kda beside a binary that was carried to another
 // machine.
@@ -214,7 +214,7 @@ TEST_CASE("kda on Hopper: a beta of zero, or too small to divide by, has its gra
       for (std::size_t i = 0; i < 2 * 200; i += 1 + i % 5) faint.push_back(i);
       for (Case* c : {&fused, &unfused, &host}) {
         for (std::size_t i : faint)
-          rlk::kda::store(c->in.at("beta").bytes.data(), Type::f32, std::int64_t(i), kFaint[i % 4]);
+          rlk::kda::store(c->in.at("beta").bytes.data(), Float::f32, std::int64_t(i), kFaint[i % 4]);
       }
       on_gpu("cuda.sm90")(fused);
       on_gpu("cuda.sm90", "cuda.sm90_unfused")(unfused);
@@ -227,7 +227,7 @@ TEST_CASE("kda on Hopper: a beta of zero, or too small to divide by, has its gra
         return x;
       };
       CAPTURE(width);
-      CHECK(rms_ratio(Buffer(Type::f32, of_faint(fused)), of_faint(host)) < 0.02);
+      CHECK(rms_ratio(Buffer(Float::f32, of_faint(fused)), of_faint(host)) < 0.02);
       CHECK(rms_ratio(fused.out.at("dbeta"), host.out.at("dbeta").values()) < 0.02);
       for (const auto& [name, b] : fused.out) {
         CAPTURE(name);
@@ -241,7 +241,7 @@ TEST_CASE("kda on Hopper: golden cases stay within twice the errors that were me
   if (!gpu(90)) return;
   for (const Measured& m : kMeasured) {
     CAPTURE(m.name);
-    Case c = widened(from_golden(read_golden(golden_file(m.name)), Type::bf16));
+    Case c = widened(from_golden(read_golden(golden_file(m.name)), Float::bf16));
     on_gpu("cuda.sm90")(c);
     for (std::size_t i = 0; i < std::size(kGoldenResults); ++i) {
       const std::string result = kGoldenResults[i];
@@ -263,7 +263,7 @@ TEST_CASE("kda on Hopper: records kept by the forward change no bit and are only
   };
   for (int width : {64, 128}) {
     for (Shape shape : variants) {
-      shape.k = shape.v = width, shape.type = Type::bf16;
+      shape.k = shape.v = width, shape.type = Float::bf16;
       CAPTURE(width);
       CAPTURE(shape.tokens);
       Case recomputed = random_case(shape, 21), kept = random_case(shape, 21), fresh = random_case(shape, 21);

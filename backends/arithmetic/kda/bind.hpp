@@ -9,15 +9,11 @@
 
 namespace rlk::kda {
 
-inline Type type_of(DType t) {
-  return t == DType::bf16 ? Type::bf16 : t == DType::f16 ? Type::f16 : Type::f32;
-}
-
 // [batch, token, head, ..], or [batch, head, ..] without tokens.
 template <class View>
 Tensor tensor_of(const View& v, bool has_token = true) {
   if (!v) return {};
-  Tensor t{const_cast<void*>(static_cast<const void*>(v.template data<char>())), type_of(v.dtype())};
+  Tensor t{const_cast<void*>(static_cast<const void*>(v.template data<char>())), float_of(v.dtype())};
   t.batch = v.stride(0);
   t.token = has_token ? v.stride(1) : 0;
   t.head = v.stride(has_token ? 2 : 1);
@@ -27,7 +23,7 @@ Tensor tensor_of(const View& v, bool has_token = true) {
 template <class View>
 States states_of(const View& v) {
   if (!v) return {};
-  return {const_cast<void*>(static_cast<const void*>(v.template data<char>())), type_of(v.dtype()),
+  return {const_cast<void*>(static_cast<const void*>(v.template data<char>())), float_of(v.dtype()),
           v.stride(0), v.stride(1)};
 }
 
@@ -140,7 +136,7 @@ Problem gate_problem_of(const Args& a) {
   const auto dense = [&](const auto& v) {
     Tensor t;
     if (!v) return t;
-    t = {const_cast<void*>(static_cast<const void*>(v.template data<char>())), type_of(v.dtype())};
+    t = {const_cast<void*>(static_cast<const void*>(v.template data<char>())), float_of(v.dtype())};
     t.token = row;
     t.head = p.k_dim;
     return t;

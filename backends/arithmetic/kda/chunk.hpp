@@ -149,10 +149,10 @@ struct Place {
 };
 
 template <class F>
-RLK_TEAM void with_type(Type type, F f) {
-  if (type == Type::f32) {
+RLK_TEAM void with_type(Float type, F f) {
+  if (type == Float::f32) {
     f(float{});
-  } else if (type == Type::bf16) {
+  } else if (type == Float::bf16) {
     f(bf16{});
   } else {
     f(fp16{});
@@ -233,7 +233,7 @@ RLK_TEAM void row_dots(Team& team, int rows, int width, const float* a, const fl
 
 // x <- x r rounded to the tensor's type; norms[i] = r.
 template <class Team>
-RLK_TEAM void normalise(Team& team, Type type, int rows, int width, float* x, float* sums, float* norms) {
+RLK_TEAM void normalise(Team& team, Float type, int rows, int width, float* x, float* sums, float* norms) {
   row_dots(team, rows, width, x, x, sums, norms);
   team.items(rows, [=](int i) { norms[i] = 1.0f / simt::root(norms[i] + float(kNormEps)); });
   team.sync();
@@ -776,7 +776,7 @@ RLK_TEAM void finish(Team& team, const Problem& p, int hv, const double* partial
     team.items(K, [=](int d) {
       double sum = 0;
       for (std::int64_t n = 0; n < p.sequences; ++n) sum += mine[n * step + K + d];
-      store(p.d_dt_bias, Type::f32, std::int64_t(hv) * K + d, float(sum));
+      store(p.d_dt_bias, Float::f32, std::int64_t(hv) * K + d, float(sum));
     });
   }
   if (p.d_a_log) {
@@ -787,7 +787,7 @@ RLK_TEAM void finish(Team& team, const Problem& p, int hv, const double* partial
         for (std::int64_t n = 0; n < p.sequences; ++n) channel += mine[n * step + d];
         sum += channel;
       }
-      store(p.d_a_log, Type::f32, hv, float(sum));
+      store(p.d_a_log, Float::f32, hv, float(sum));
     });
   }
 }

@@ -5,20 +5,20 @@
 #include <cstdint>
 
 #include "arithmetic/half.hpp"
+#include "rlk/float.hpp"
 
 namespace rlk::kda {
 
 using simt::bf16;
 using simt::fp16;
 
-enum class Type : std::int32_t { f32, bf16, f16 };
 enum class Gate : std::int32_t { none, softplus, bounded };
 
 // A tensor [batch, token, head, channel]: the last dimension is contiguous, strides count elements. `beta`
 // has no channel. Absent when data is null.
 struct Tensor {
   void* data = nullptr;
-  Type type = Type::f32;
+  Float type = Float::f32;
   std::int64_t batch = 0, token = 0, head = 0;
 
   RLK_HD explicit operator bool() const { return data != nullptr; }
@@ -28,7 +28,7 @@ struct Tensor {
 // count elements. fp32, or bf16/fp16 for saved chunk states. Absent when data is null.
 struct States {
   void* data = nullptr;
-  Type type = Type::f32;
+  Float type = Float::f32;
   std::int64_t row = 0, head = 0;
 
   RLK_HD explicit operator bool() const { return data != nullptr; }
@@ -78,28 +78,28 @@ struct Problem {
   }
 };
 
-RLK_HD float load(const void* p, Type type, std::int64_t i) {
-  if (type == Type::f32) return static_cast<const float*>(p)[i];
-  if (type == Type::bf16) return simt::to_float(static_cast<const bf16*>(p)[i]);
+RLK_HD float load(const void* p, Float type, std::int64_t i) {
+  if (type == Float::f32) return static_cast<const float*>(p)[i];
+  if (type == Float::bf16) return simt::to_float(static_cast<const bf16*>(p)[i]);
   return simt::to_float(static_cast<const fp16*>(p)[i]);
 }
 
 // load() in two halves: the memory access, and what the bits mean. A GPU thread that needs several values
 // starts all accesses before it waits for the first.
-RLK_HD std::uint32_t load_bits(const void* p, Type type, std::int64_t i) {
-  return type == Type::f32 ? static_cast<const std::uint32_t*>(p)[i]
-                           : static_cast<const std::uint16_t*>(p)[i];
+RLK_HD std::uint32_t load_bits(const void* p, Float type, std::int64_t i) {
+  return type == Float::f32 ? static_cast<const std::uint32_t*>(p)[i]
+                            : static_cast<const std::uint16_t*>(p)[i];
 }
-RLK_HD float from_bits(Type type, std::uint32_t bits) {
-  if (type == Type::f32) return simt::bits_float(bits);
-  if (type == Type::bf16) return simt::to_float(bf16{static_cast<std::uint16_t>(bits)});
+RLK_HD float from_bits(Float type, std::uint32_t bits) {
+  if (type == Float::f32) return simt::bits_float(bits);
+  if (type == Float::bf16) return simt::to_float(bf16{static_cast<std::uint16_t>(bits)});
   return simt::to_float(fp16{static_cast<std::uint16_t>(bits)});
 }
 
-RLK_HD void store(void* p, Type type, std::int64_t i, float x) {
-  if (type == Type::f32) {
+RLK_HD void store(void* p, Float type, std::int64_t i, float x) {
+  if (type == Float::f32) {
     static_cast<float*>(p)[i] = simt::from_float<float>(x);
-  } else if (type == Type::bf16) {
+  } else if (type == Float::bf16) {
     static_cast<bf16*>(p)[i] = simt::from_float<bf16>(x);
   } else {
     static_cast<fp16*>(p)[i] = simt::from_float<fp16>(x);
@@ -107,9 +107,9 @@ RLK_HD void store(void* p, Type type, std::int64_t i, float x) {
 }
 
 // x as a tensor of this type would hold it.
-RLK_HD float round_to(Type type, float x) {
-  if (type == Type::bf16) return simt::to_float(simt::from_float<bf16>(x));
-  if (type == Type::f16) return simt::to_float(simt::from_float<fp16>(x));
+RLK_HD float round_to(Float type, float x) {
+  if (type == Float::bf16) return simt::to_float(simt::from_float<bf16>(x));
+  if (type == Float::f16) return simt::to_float(simt::from_float<fp16>(x));
   return x;
 }
 

@@ -80,11 +80,11 @@ RLK_HD std::int64_t row_of(const rotary::Rows& rows, std::int64_t tokens, std::i
   return local;
 }
 
-RLK_HD float table_value(const void* base, rotary::Float type, std::int64_t i) {
+RLK_HD float table_value(const void* base, Float type, std::int64_t i) {
   switch (type) {
-    case rotary::Float::f32:
+    case Float::f32:
       return static_cast<const float*>(base)[i];
-    case rotary::Float::bf16:
+    case Float::bf16:
       return to_float(static_cast<const bf16*>(base)[i]);
     default:
       return to_float(static_cast<const fp16*>(base)[i]);

@@ -71,17 +71,17 @@ struct RotaryTable {
   std::int64_t position_stride, start, rows;
   void *cos, *sin;
   std::int64_t cos_row, sin_row;
-  rotary::Float type;
+  Float type;
   std::int32_t pairs;
   bool full, interleaved;
 };
 
-RLK_HD void put_table(void* base, rotary::Float type, std::int64_t i, float v) {
+RLK_HD void put_table(void* base, Float type, std::int64_t i, float v) {
   switch (type) {
-    case rotary::Float::f32:
+    case Float::f32:
       static_cast<float*>(base)[i] = v;
       break;
-    case rotary::Float::bf16:
+    case Float::bf16:
       static_cast<bf16*>(base)[i] = from_float<bf16>(v);
       break;
     default:

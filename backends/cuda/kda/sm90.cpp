@@ -23,13 +23,12 @@ namespace {
 using ::rlk::kda::Problem;
 using ::rlk::kda::States;
 using ::rlk::kda::Tensor;
-using ::rlk::kda::Type;
 
 template <class T>
 kda::Strided<T> strided(const Tensor& t) {
   return {static_cast<T*>(t.data), t.batch, t.token, t.head};
 }
-kda::Real real(const Tensor& t) { return {t.data, t.batch, t.token, t.head, t.type == Type::bf16}; }
+kda::Real real(const Tensor& t) { return {t.data, t.batch, t.token, t.head, t.type == Float::bf16}; }
 
 kda::Call call_of(const Problem& p) {
   kda::Call c;
@@ -60,12 +59,12 @@ kda::Call call_of(const Problem& p) {
 
 // Rows that start on 16 bytes, and 32-bit steps inside a chunk.
 bool fits(const Tensor& t) {
-  const std::int64_t per_line = t.type == Type::f32 ? 4 : 8;
+  const std::int64_t per_line = t.type == Float::f32 ? 4 : 8;
   return !t || (reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.batch % per_line == 0 &&
                 t.token % per_line == 0 && t.head % per_line == 0 && t.token >= 0 && t.token < (1 << 24));
 }
-bool is_16(const Tensor& t) { return !t || t.type == Type::bf16; }
-bool is_real(const Tensor& t) { return !t || t.type != Type::f16; }
+bool is_16(const Tensor& t) { return !t || t.type == Float::bf16; }
+bool is_real(const Tensor& t) { return !t || t.type != Float::f16; }
 bool is_dense(const Problem& p, const States& s) {
   const std::int64_t size = std::int64_t{p.k_dim} * p.v_dim;
   return !s ||

@@ -13,11 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "rlk/float.hpp"
+
 namespace rlk::cuda::lm_head {
 
-enum class Dtype : std::uint8_t { f32, bf16, f16 };
-
-inline constexpr std::size_t bytes_of(Dtype t) { return t == Dtype::f32 ? 4 : 2; }
+using Dtype = Float;
 
 // One operand: element (row, k) lives at data[row * ld + k] when k_contiguous, else at data[k * ld + row].
 struct Operand {

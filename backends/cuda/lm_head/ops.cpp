@@ -57,8 +57,8 @@ rlk_code run_backward(const LmHeadBwd& a, const Call& call) {
   if (error == cudaSuccess && a.d_weight) error = launch(d_weight_product(a), call);
   if (error == cudaSuccess && a.d_bias) {
     const RowsOf rows = rows_of(a.d_out);
-    error = launch_column_sums(a.d_out.data<void>(), dtype_for(a.d_out.dtype()), rows.stride, rows.rows,
-                               a.d_out.dim(-1), a.d_bias.data<void>(), dtype_for(a.d_bias.dtype()), golden,
+    error = launch_column_sums(a.d_out.data<void>(), float_of(a.d_out.dtype()), rows.stride, rows.rows,
+                               a.d_out.dim(-1), a.d_bias.data<void>(), float_of(a.d_bias.dtype()), golden,
                                stream_of(call));
   }
   return check(call, "lm_head_bwd", error);

@@ -10,10 +10,6 @@
 
 namespace rlk::cuda::lm_head {
 
-inline Dtype dtype_for(DType t) {
-  return t == DType::bf16 ? Dtype::bf16 : t == DType::f16 ? Dtype::f16 : Dtype::f32;
-}
-
 // All dimensions but the last as rows with one stride, or ok = false where no single stride describes them.
 struct RowsOf {
   std::int64_t rows = 1, stride = 0;
@@ -43,9 +39,9 @@ inline Gemm forward_product(const LmHead& a) {
   const RowsOf hidden = rows_of(a.hidden), out = rows_of(a.out), weight = rows_of(a.weight);
   Gemm g;
   g.m = hidden.rows, g.n = a.weight.dim(0), g.k = a.weight.dim(1);
-  g.a = {a.hidden.data<void>(), hidden.stride, true, dtype_for(a.hidden.dtype())};
-  g.b = {a.weight.data<void>(), weight.stride, true, dtype_for(a.weight.dtype())};
-  g.c = a.out.data<void>(), g.ldc = out.stride, g.out = dtype_for(a.out.dtype());
+  g.a = {a.hidden.data<void>(), hidden.stride, true, float_of(a.hidden.dtype())};
+  g.b = {a.weight.data<void>(), weight.stride, true, float_of(a.weight.dtype())};
+  g.c = a.out.data<void>(), g.ldc = out.stride, g.out = float_of(a.out.dtype());
   g.bias = a.bias ? a.bias.data<void>() : nullptr;
   return g;
 }
@@ -55,9 +51,9 @@ inline Gemm d_hidden_product(const LmHeadBwd& a) {
   const RowsOf d_out = rows_of(a.d_out), weight = rows_of(a.weight), out = rows_of(a.d_hidden);
   Gemm g;
   g.m = d_out.rows, g.n = a.weight.dim(1), g.k = a.weight.dim(0);
-  g.a = {a.d_out.data<void>(), d_out.stride, true, dtype_for(a.d_out.dtype())};
-  g.b = {a.weight.data<void>(), weight.stride, false, dtype_for(a.weight.dtype())};
-  g.c = a.d_hidden.data<void>(), g.ldc = out.stride, g.out = dtype_for(a.d_hidden.dtype());
+  g.a = {a.d_out.data<void>(), d_out.stride, true, float_of(a.d_out.dtype())};
+  g.b = {a.weight.data<void>(), weight.stride, false, float_of(a.weight.dtype())};
+  g.c = a.d_hidden.data<void>(), g.ldc = out.stride, g.out = float_of(a.d_hidden.dtype());
   return g;
 }
 
@@ -66,9 +62,9 @@ inline Gemm d_weight_product(const LmHeadBwd& a) {
   const RowsOf d_out = rows_of(a.d_out), hidden = rows_of(a.hidden), out = rows_of(a.d_weight);
   Gemm g;
   g.m = a.weight.dim(0), g.n = a.weight.dim(1), g.k = d_out.rows;
-  g.a = {a.d_out.data<void>(), d_out.stride, false, dtype_for(a.d_out.dtype())};
-  g.b = {a.hidden.data<void>(), hidden.stride, false, dtype_for(a.hidden.dtype())};
-  g.c = a.d_weight.data<void>(), g.ldc = out.stride, g.out = dtype_for(a.d_weight.dtype());
+  g.a = {a.d_out.data<void>(), d_out.stride, false, float_of(a.d_out.dtype())};
+  g.b = {a.hidden.data<void>(), hidden.stride, false, float_of(a.hidden.dtype())};
+  g.c = a.d_weight.data<void>(), g.ldc = out.stride, g.out = float_of(a.d_weight.dtype());
   return g;
 }
 

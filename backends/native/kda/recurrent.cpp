@@ -20,9 +20,9 @@ float to_odd(double x) {
   return simt::bits_float(truncated | 1u);
 }
 
-void store64(void* p, Type type, std::int64_t i, double x) {
+void store64(void* p, Float type, std::int64_t i, double x) {
   if (!p) return;
-  store(p, type, i, type == Type::f32 ? static_cast<float>(x) : to_odd(x));
+  store(p, type, i, type == Float::f32 ? static_cast<float>(x) : to_odd(x));
 }
 
 double chain(const double* a, const double* b, std::int64_t n) {
@@ -37,11 +37,11 @@ struct Token {
   double beta, q_norm, k_norm;
 };
 
-double normalise(double* x, int n, Type type) {
+double normalise(double* x, int n, Float type) {
   const double r = 1 / std::sqrt(chain(x, x, n) + kNormEps);
   for (int d = 0; d < n; ++d) {
     const double y = x[d] * r;
-    x[d] = type == Type::f32 ? y : static_cast<double>(round_to(type, to_odd(y)));
+    x[d] = type == Float::f32 ? y : static_cast<double>(round_to(type, to_odd(y)));
   }
   return r;
 }
@@ -321,9 +321,9 @@ void finish(const Problem& p, const double* partials) {
         bias += partial[K + d];
       }
       a_log += a;
-      if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * K + d, static_cast<float>(bias));
+      if (p.d_dt_bias) store(p.d_dt_bias, Float::f32, std::int64_t(hv) * K + d, static_cast<float>(bias));
     }
-    if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
+    if (p.d_a_log) store(p.d_a_log, Float::f32, hv, static_cast<float>(a_log));
   }
 }
 
@@ -351,9 +351,9 @@ void gate_backward(const Problem& p, int hv) {
       bias += d_raw;
     }
     a_log += share;
-    if (p.d_dt_bias) store(p.d_dt_bias, Type::f32, std::int64_t(hv) * p.k_dim + d, static_cast<float>(bias));
+    if (p.d_dt_bias) store(p.d_dt_bias, Float::f32, std::int64_t(hv) * p.k_dim + d, static_cast<float>(bias));
   }
-  if (p.d_a_log) store(p.d_a_log, Type::f32, hv, static_cast<float>(a_log));
+  if (p.d_a_log) store(p.d_a_log, Float::f32, hv, static_cast<float>(a_log));
 }
 
 }  // namespace rlk::kda::recurrent

@@ -54,20 +54,20 @@ RLK_INLINE __mmask16 first_lanes(std::int64_t count) {
 }
 
 // `count` >= 1 contiguous elements, 16 at most, upcast; the rest are zero.
-template <Element type>
+template <Float type>
 RLK_INLINE __m512 upcast_16(const void* src, std::int64_t index, __mmask16 mask) {
-  if constexpr (type == Element::f32)
+  if constexpr (type == Float::f32)
     return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(src) + index);
   const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(src) + index);
-  if constexpr (type == Element::f16) return _mm512_cvtph_ps(half);
+  if constexpr (type == Float::f16) return _mm512_cvtph_ps(half);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-RLK_INLINE __m512 upcast_16(const void* src, Element type, std::int64_t index, std::int64_t count) {
+RLK_INLINE __m512 upcast_16(const void* src, Float type, std::int64_t index, std::int64_t count) {
   const __mmask16 mask = first_lanes(count);
-  if (type == Element::f32) return upcast_16<Element::f32>(src, index, mask);
-  if (type == Element::f16) return upcast_16<Element::f16>(src, index, mask);
-  return upcast_16<Element::bf16>(src, index, mask);
+  if (type == Float::f32) return upcast_16<Float::f32>(src, index, mask);
+  if (type == Float::f16) return upcast_16<Float::f16>(src, index, mask);
+  return upcast_16<Float::bf16>(src, index, mask);
 }
 
 RLK_INLINE __m512 pair_low(__m512 pair) {
@@ -80,18 +80,18 @@ RLK_INLINE __m512 pair_high(__m512 pair) {
 
 // A tile of the weight with lanes over its 16 rows. fp32 and fp16: tile[i] holds depth k+i. bf16: tile[i]
 // holds depths k+2i and k+2i+1 as the halves of each lane, which halves the shuffles per element.
-template <Element type>
+template <Float type>
 struct Tile {
-  static constexpr int kPerVector = type == Element::bf16 ? 2 : 1;
+  static constexpr int kPerVector = type == Float::bf16 ? 2 : 1;
   static constexpr int kDepth = 16 * kPerVector;
 };
 
 // Row addresses are fetched from memory each time (the barrier): kept in registers they would push out the
 // tile.
-template <Element type, bool Full>
+template <Float type, bool Full>
 RLK_INLINE void load_tile(const char* const* rows, std::int64_t k, std::int64_t count, __m512 (&tile)[16]) {
   asm volatile("" ::: "memory");
-  if constexpr (type == Element::bf16) {
+  if constexpr (type == Float::bf16) {
     const __mmask32 mask = Full || count >= 32 ? 0xffffffffu : (1u << count) - 1;
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
@@ -106,9 +106,9 @@ RLK_INLINE void load_tile(const char* const* rows, std::int64_t k, std::int64_t 
   transpose_16x16(tile);
 }
 
-template <Element type>
+template <Float type>
 RLK_INLINE __m512 tile_depth(const __m512 (&tile)[16], int i) {
-  if constexpr (type == Element::bf16) return (i & 1) != 0 ? pair_high(tile[i / 2]) : pair_low(tile[i / 2]);
+  if constexpr (type == Float::bf16) return (i & 1) != 0 ? pair_high(tile[i / 2]) : pair_low(tile[i / 2]);
   return tile[i];
 }
 
@@ -127,21 +127,21 @@ RLK_INLINE __m256i round_f16(__m512 x) {
                                _mm256_set1_epi16(kCanonicalNan16));
 }
 
-RLK_INLINE __m512 round_as_16(__m512 x, Element type) {
-  if (type == Element::f32) return x;
-  if (type == Element::f16) return _mm512_cvtph_ps(round_f16(x));
+RLK_INLINE __m512 round_as_16(__m512 x, Float type) {
+  if (type == Float::f32) return x;
+  if (type == Float::f16) return _mm512_cvtph_ps(round_f16(x));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round_bf16(x)), 16));
 }
 
-RLK_INLINE void store_16(void* out, Element type, std::int64_t index, __mmask16 mask, __m512 x) {
-  if (type == Element::f32) {
+RLK_INLINE void store_16(void* out, Float type, std::int64_t index, __mmask16 mask, __m512 x) {
+  if (type == Float::f32) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 canon = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(kCanonicalNan32)));
     _mm512_mask_storeu_ps(static_cast<float*>(out) + index, mask, _mm512_mask_mov_ps(x, nan, canon));
     return;
   }
   _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(out) + index, mask,
-                           type == Element::f16 ? round_f16(x) : round_bf16(x));
+                           type == Float::f16 ? round_f16(x) : round_bf16(x));
 }
 
 // The end of a row of fp32 sums: round, add the bias, round again; 16 lanes, unit strides.

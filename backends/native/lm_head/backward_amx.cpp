@@ -80,12 +80,12 @@ struct HiddenGradient {
       if (first != 0) add(held.part, held.total, up(count, kWidth) * kPanel);
     }
     ChainProduct finish;
-    finish.out_type = element(a.d_hidden.dtype());
+    finish.out_type = float_of(a.d_hidden.dtype());
     for (std::int64_t i = 0; i < count; ++i)
-      store_sums(finish,
-                 a.d_hidden.data<std::byte>() +
-                     (row_offset(a.d_hidden, row + i) + col) * element_bytes(finish.out_type),
-                 0, width, held.total + i * kPanel);
+      store_sums(
+          finish,
+          a.d_hidden.data<std::byte>() + (row_offset(a.d_hidden, row + i) + col) * bytes_of(finish.out_type),
+          0, width, held.total + i * kPanel);
   }
 
   void chunk(const ReadRows& d_out, std::int64_t row, std::int64_t count, std::int64_t col,
@@ -165,11 +165,11 @@ struct WeightGradient {
   void store(std::int64_t row, std::int64_t count, std::int64_t col, std::int64_t width,
              const float* sums) const {
     ChainProduct finish;
-    finish.out_type = element(a.d_weight.dtype());
+    finish.out_type = float_of(a.d_weight.dtype());
     std::byte* to = a.d_weight.data<std::byte>();
     for (std::int64_t i = 0; i < count; ++i)
-      store_sums(finish, to + ((row + i) * a.d_weight.stride(0) + col) * element_bytes(finish.out_type), 0,
-                 width, sums + i * kPanel);
+      store_sums(finish, to + ((row + i) * a.d_weight.stride(0) + col) * bytes_of(finish.out_type), 0, width,
+                 sums + i * kPanel);
   }
 };
 

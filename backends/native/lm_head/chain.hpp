@@ -22,16 +22,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "rlk/float.hpp"
+
 namespace rlk::native {
-
-enum class Element : std::uint8_t { f32, bf16, f16 };
-
-constexpr std::int64_t element_bytes(Element type) { return type == Element::f32 ? 4 : 2; }
 
 // A matrix somebody else owns. Strides count elements and may be anything, zero and negative included.
 struct MatrixView {
   const void* data = nullptr;
-  Element type = Element::f32;
+  Float type = Float::f32;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 0;
 };
@@ -45,12 +43,12 @@ struct ChainProduct {
   MatrixView b;               // [depth, cols]
 
   void* out = nullptr;  // [rows, cols]
-  Element out_type = Element::f32;
+  Float out_type = Float::f32;
   std::int64_t out_row_stride = 0;
   std::int64_t out_col_stride = 1;
 
   const void* bias = nullptr;  // [cols], or null
-  Element bias_type = Element::f32;
+  Float bias_type = Float::f32;
   std::int64_t bias_stride = 1;
 };
 

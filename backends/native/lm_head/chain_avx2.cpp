@@ -34,15 +34,15 @@ RLK_INLINE void transpose_8x8(__m256 (&r)[8]) {
   for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
-RLK_INLINE __m256 upcast_8(const void* src, Element type, std::int64_t index) {
-  if (type == Element::f32) return _mm256_loadu_ps(static_cast<const float*>(src) + index);
+RLK_INLINE __m256 upcast_8(const void* src, Float type, std::int64_t index) {
+  if (type == Float::f32) return _mm256_loadu_ps(static_cast<const float*>(src) + index);
   const __m128i half =
       _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint16_t*>(src) + index));
-  if (type == Element::f16) return _mm256_cvtph_ps(half);
+  if (type == Float::f16) return _mm256_cvtph_ps(half);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-RLK_INLINE void load_tile(const char* const* rows, Element type, std::int64_t k, __m256 (&tile)[8]) {
+RLK_INLINE void load_tile(const char* const* rows, Float type, std::int64_t k, __m256 (&tile)[8]) {
 #  pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     tile[i] = upcast_8(rows[i], type, k);
@@ -67,13 +67,13 @@ struct F32Lanes {
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
   RLK_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 
-  RLK_ISA static void upcast_run(const void* src, Element type, std::int64_t count, float* dst) {
+  RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, float* dst) {
     std::int64_t i = 0;
     for (; i + 8 <= count; i += 8) _mm256_storeu_ps(dst + i, upcast_8(src, type, i));
     for (; i < count; ++i) dst[i] = load_element(src, type, i);
   }
 
-  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Element type, std::int64_t k,
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, float* dst, std::int64_t dst_stride) {
     if (count < 8) {
       for (std::int64_t i = 0; i < count; ++i)
@@ -90,7 +90,7 @@ struct F32Lanes {
   // fp32 without a bias is the common case; the rest is scalar and costs one output in K fused multiply-adds.
   RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t, std::int64_t cols,
                                         const float* sums) {
-    if (p.out_col_stride != 1 || p.bias != nullptr || p.out_type != Element::f32) return 0;
+    if (p.out_col_stride != 1 || p.bias != nullptr || p.out_type != Float::f32) return 0;
     const __m256 canon = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kCanonicalNan32)));
     std::int64_t j = 0;
     for (; j + 8 <= cols; j += 8) {
@@ -124,13 +124,13 @@ struct F64Lanes {
     _mm256_storeu_pd(dst + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
   }
 
-  RLK_ISA static void upcast_run(const void* src, Element type, std::int64_t count, double* dst) {
+  RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, double* dst) {
     std::int64_t i = 0;
     for (; i + 8 <= count; i += 8) widen(upcast_8(src, type, i), dst + i);
     for (; i < count; ++i) dst[i] = load_element(src, type, i);
   }
 
-  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Element type, std::int64_t k,
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, double* dst, std::int64_t dst_stride) {
     if (count < 8) {
       for (std::int64_t i = 0; i < count; ++i)

@@ -14,7 +14,7 @@ namespace rlk::native {
 namespace {
 
 // Transposes up to one tile's depth into dst and says how much it was.
-template <class Lanes, Element type>
+template <class Lanes, Float type>
 RLK_ISA std::int64_t pack_typed_tile(const char* const* rows, std::int64_t k, std::int64_t count,
                                      typename Lanes::Scalar* dst, std::int64_t dst_stride) {
   __m512 tile[16];
@@ -30,16 +30,15 @@ RLK_ISA std::int64_t pack_typed_tile(const char* const* rows, std::int64_t k, st
 }
 
 template <class Lanes>
-RLK_INLINE std::int64_t pack_tile_of(const char* const* rows, Element type, std::int64_t k,
-                                     std::int64_t count, typename Lanes::Scalar* dst,
-                                     std::int64_t dst_stride) {
+RLK_INLINE std::int64_t pack_tile_of(const char* const* rows, Float type, std::int64_t k, std::int64_t count,
+                                     typename Lanes::Scalar* dst, std::int64_t dst_stride) {
   switch (type) {
-    case Element::f32:
-      return pack_typed_tile<Lanes, Element::f32>(rows, k, count, dst, dst_stride);
-    case Element::bf16:
-      return pack_typed_tile<Lanes, Element::bf16>(rows, k, count, dst, dst_stride);
+    case Float::f32:
+      return pack_typed_tile<Lanes, Float::f32>(rows, k, count, dst, dst_stride);
+    case Float::bf16:
+      return pack_typed_tile<Lanes, Float::bf16>(rows, k, count, dst, dst_stride);
     default:
-      return pack_typed_tile<Lanes, Element::f16>(rows, k, count, dst, dst_stride);
+      return pack_typed_tile<Lanes, Float::f16>(rows, k, count, dst, dst_stride);
   }
 }
 
@@ -60,16 +59,16 @@ struct F32Lanes {
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
   RLK_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 
-  RLK_ISA static void upcast_run(const void* src, Element type, std::int64_t count, float* dst) {
+  RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, float* dst) {
     for (std::int64_t i = 0; i < count; i += 16)
       _mm512_mask_storeu_ps(dst + i, first_lanes(count - i), upcast_16(src, type, i, count - i));
   }
 
-  template <Element type>
+  template <Float type>
   RLK_INLINE void put(const __m512 (&tile)[16], int i, float* dst, std::int64_t dst_stride) {
     _mm512_storeu_ps(dst + i * dst_stride, tile_depth<type>(tile, i));
   }
-  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Element type, std::int64_t k,
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, float* dst, std::int64_t dst_stride) {
     return pack_tile_of<F32Lanes>(rows, type, k, count, dst, dst_stride);
   }
@@ -89,7 +88,7 @@ struct F32Lanes {
                                     std::int64_t col, std::int64_t cols, float* packed_a, float* sums);
 };
 
-template <int Rows, Element type, bool Full>
+template <int Rows, Float type, bool Full>
 RLK_INLINE void accumulate_tile(__m512 (&sum)[Rows], const char* const* columns, std::int64_t k,
                                 std::int64_t count, const float* a) {
   __m512 tile[16];
@@ -105,7 +104,7 @@ RLK_INLINE void accumulate_tile(__m512 (&sum)[Rows], const char* const* columns,
 }
 
 // 16 columns over one depth block: as many streams as the hardware gets ahead of.
-template <int Rows, Element type>
+template <int Rows, Float type>
 RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* c,
                          bool more) {
   __m512 sum[Rows];
@@ -123,7 +122,7 @@ RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const f
 }
 
 using DirectRows = void (*)(const char* const*, std::int64_t, const float*, float*, bool);
-template <Element type>
+template <Float type>
 DirectRows direct_rows_of(std::int64_t rows) {
   constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
                                 direct_rows<4, type>};
@@ -135,9 +134,9 @@ DirectRows direct_rows_of(std::int64_t rows) {
 RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                               std::int64_t cols, float* upcast, float* sums) {
   using B = Blocking<F32Lanes>;
-  const auto run = p.b.type == Element::f32    ? direct_rows_of<Element::f32>(rows)
-                   : p.b.type == Element::bf16 ? direct_rows_of<Element::bf16>(rows)
-                                               : direct_rows_of<Element::f16>(rows);
+  const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
+                   : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
+                                             : direct_rows_of<Float::f16>(rows);
   constexpr std::int64_t kSpan = B::kPackedA / (kDirectRows * B::kDepthBlock) * B::kDepthBlock;
   for (std::int64_t start = 0; start < p.depth; start += kSpan) {
     const std::int64_t end = std::min(start + kSpan, p.depth);
@@ -280,7 +279,7 @@ RLK_ISA void F32Lanes::rows_in_lanes(const ChainProduct& p, std::int64_t row, st
     for (int c = 0; c < 16; ++c)
       lines[c] = reinterpret_cast<const char*>(totals + std::min(j + c, cols - 1) * pitch);
     for (std::int64_t i = 0; i < pitch; i += 16)
-      pack_tile(lines, Element::f32, i, 16, sums + i * B::kColBlock + j, B::kColBlock);
+      pack_tile(lines, Float::f32, i, 16, sums + i * B::kColBlock + j, B::kColBlock);
   }
   for (std::int64_t i = 0; i < rows; ++i)
     finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
@@ -308,17 +307,17 @@ struct F64Lanes {
     _mm512_storeu_pd(dst + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
   }
 
-  RLK_ISA static void upcast_run(const void* src, Element type, std::int64_t count, double* dst) {
+  RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, double* dst) {
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) widen(upcast_16(src, type, i, 16), dst + i);
     for (; i < count; ++i) dst[i] = load_element(src, type, i);
   }
 
-  template <Element type>
+  template <Float type>
   RLK_INLINE void put(const __m512 (&tile)[16], int i, double* dst, std::int64_t dst_stride) {
     widen(tile_depth<type>(tile, i), dst + i * dst_stride);
   }
-  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Element type, std::int64_t k,
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, double* dst, std::int64_t dst_stride) {
     return pack_tile_of<F64Lanes>(rows, type, k, count, dst, dst_stride);
   }

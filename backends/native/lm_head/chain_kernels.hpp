@@ -47,7 +47,7 @@ struct Blocking {
 
 inline const char* element_address(const MatrixView& view, std::int64_t row, std::int64_t col) {
   return static_cast<const char*>(view.data) +
-         (row * view.row_stride + col * view.col_stride) * element_bytes(view.type);
+         (row * view.row_stride + col * view.col_stride) * bytes_of(view.type);
 }
 
 // One register tile's rows of a, k0 <= k < k0+depth: dst[k][kRows].
@@ -190,8 +190,8 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
     const std::int64_t rows_next = left > 0 ? cols : cols_after < B::kPanel ? cols_after : B::kPanel;
     if (b.row_stride == 1 && rows_next > 0)
       next = {left > 0 ? element_address(b, k0 + k + chunk, col) : element_address(b, k0, col + cols),
-              b.col_stride * element_bytes(b.type),
-              (run < B::kChunk ? run : B::kChunk) * element_bytes(b.type), 0, rows_next};
+              b.col_stride * bytes_of(b.type), (run < B::kChunk ? run : B::kChunk) * bytes_of(b.type), 0,
+              rows_next};
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t i = tile * Lanes::kRows;
       const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
@@ -217,8 +217,8 @@ RLK_ISA void fold_partial(std::int64_t rows, const typename Lanes::Scalar* parti
 template <class Lanes>
 RLK_ISA void finish_row(const ChainProduct& p, std::int64_t row, std::int64_t col, std::int64_t cols,
                         const typename Lanes::Scalar* sums) {
-  char* out = static_cast<char*>(p.out) +
-              (row * p.out_row_stride + col * p.out_col_stride) * element_bytes(p.out_type);
+  char* out =
+      static_cast<char*>(p.out) + (row * p.out_row_stride + col * p.out_col_stride) * bytes_of(p.out_type);
   std::int64_t j = Lanes::store_row(p, out, col, cols, sums);
   for (; j < cols; ++j)
     finish_element(out, p.out_type, j * p.out_col_stride, sums[j], p.bias, p.bias_type,
@@ -240,7 +240,7 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
   const bool whole = block == B::kDepthBlock;  // the shorter blocks have the general path alone
   if constexpr (Lanes::kLaneRows > 0)
     if (whole && rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 &&
-        p.b.type == Element::f32 && p.a.col_stride == 1)
+        p.b.type == Float::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
     if (whole && rows <= Lanes::kDirectRows && p.b.row_stride == 1)

@@ -26,10 +26,10 @@ struct ScalarLanes {
   static Vec fma(Vec a, Vec b, Vec c) { return std::fma(a, b, c); }
   static Vec add(Vec a, Vec b) { return a + b; }
 
-  static void upcast_run(const void* src, Element type, std::int64_t count, T* dst) {
+  static void upcast_run(const void* src, Float type, std::int64_t count, T* dst) {
     for (std::int64_t i = 0; i < count; ++i) dst[i] = load_element(src, type, i);
   }
-  static std::int64_t pack_tile(const char* const* columns, Element type, std::int64_t k, std::int64_t count,
+  static std::int64_t pack_tile(const char* const* columns, Float type, std::int64_t k, std::int64_t count,
                                 T* dst, std::int64_t dst_stride) {
     for (std::int64_t i = 0; i < count; ++i) dst[i * dst_stride] = load_element(columns[0], type, k + i);
     return count;

@@ -47,55 +47,55 @@ inline float round_to_odd(double x) {
   return std::bit_cast<float>(bits | 1u);
 }
 
-inline float load_element(const void* data, Element type, std::int64_t index) {
+inline float load_element(const void* data, Float type, std::int64_t index) {
   switch (type) {
-    case Element::f32:
+    case Float::f32:
       return static_cast<const float*>(data)[index];
-    case Element::bf16:
+    case Float::bf16:
       return bf16_to_float(static_cast<const std::uint16_t*>(data)[index]);
-    case Element::f16:
+    case Float::f16:
       return f16_to_float(static_cast<const std::uint16_t*>(data)[index]);
   }
   return 0;
 }
 
-inline void store_element(void* data, Element type, std::int64_t index, float value) {
+inline void store_element(void* data, Float type, std::int64_t index, float value) {
   switch (type) {
-    case Element::f32:
+    case Float::f32:
       static_cast<float*>(data)[index] = canonical(value);
       return;
-    case Element::bf16:
+    case Float::bf16:
       static_cast<std::uint16_t*>(data)[index] = float_to_bf16(value);
       return;
-    case Element::f16:
+    case Float::f16:
       static_cast<std::uint16_t*>(data)[index] = float_to_f16(value);
       return;
   }
 }
 
 // What `value` becomes when it is stored as `type` and read back.
-inline float round_as(float value, Element type) {
+inline float round_as(float value, Float type) {
   switch (type) {
-    case Element::f32:
+    case Float::f32:
       return value;
-    case Element::bf16:
+    case Float::bf16:
       return bf16_to_float(float_to_bf16(value));
-    case Element::f16:
+    case Float::f16:
       return f16_to_float(float_to_f16(value));
   }
   return value;
 }
 
 // A finished sum, brought to fp32 so that one more rounding to `type` is the only one that counts.
-inline float settle(float sum, Element) { return sum; }
-inline float settle(double sum, Element type) {
-  return type == Element::f32 ? static_cast<float>(sum) : round_to_odd(sum);
+inline float settle(float sum, Float) { return sum; }
+inline float settle(double sum, Float type) {
+  return type == Float::f32 ? static_cast<float>(sum) : round_to_odd(sum);
 }
 
 // The end of every product: round, add the bias, round again.
 template <class Sum>
-inline void finish_element(void* out, Element type, std::int64_t index, Sum sum, const void* bias,
-                           Element bias_type, std::int64_t bias_index) {
+inline void finish_element(void* out, Float type, std::int64_t index, Sum sum, const void* bias,
+                           Float bias_type, std::int64_t bias_index) {
   float value = settle(sum, type);
   if (bias != nullptr) value = round_as(value, type) + load_element(bias, bias_type, bias_index);
   store_element(out, type, index, value);

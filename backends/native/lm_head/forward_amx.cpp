@@ -143,11 +143,11 @@ rlk_code run(const LmHead& a, const Call& call) {
   });
 
   ChainProduct finish;
-  finish.out_type = element(a.out.dtype());
+  finish.out_type = float_of(a.out.dtype());
   if (a.bias)
-    finish.bias = a.bias.data<void>(), finish.bias_type = element(a.bias.dtype()),
+    finish.bias = a.bias.data<void>(), finish.bias_type = float_of(a.bias.dtype()),
     finish.bias_stride = a.bias.stride(0);
-  const std::int64_t out_bytes = element_bytes(finish.out_type);
+  const std::int64_t out_bytes = bytes_of(finish.out_type);
   const std::int64_t each = up((p.groups + p.ranges - 1) / p.ranges, kGroups);
   run_tasks<Tiles>(
       call, p.panels * p.ranges, p.scratch(), shared, [&](std::int64_t task, std::byte* scratch) {

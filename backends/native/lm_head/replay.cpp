@@ -33,8 +33,8 @@ rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
   p.rows = hidden.rows, p.cols = a.weight.dim(0), p.depth = hidden.width, p.type = hidden.type;
   p.hidden = static_cast<const std::uint16_t*>(hidden.data), p.hidden_stride = hidden.stride;
   p.weight = a.weight.data<std::uint16_t>(), p.weight_stride = a.weight.stride(0);
-  p.out_type = element(a.out.dtype());
-  if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype());
+  p.out_type = float_of(a.out.dtype());
+  if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = float_of(a.bias.dtype());
   for_row_runs(a.out, p, [&](const Replay& part, std::int64_t first) {
     ReplayProduct q = part;
     q.hidden += first * q.hidden_stride;

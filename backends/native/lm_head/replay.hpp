@@ -29,7 +29,7 @@ struct ReplayProduct {
   std::int64_t rows = 0;  // of the result
   std::int64_t cols = 0;
   std::int64_t depth = 0;
-  Element type = Element::bf16;  // bf16 or f16
+  Float type = Float::bf16;  // bf16 or f16
 
   const std::uint16_t* hidden = nullptr;  // [.., depth], unit inner stride
   std::int64_t hidden_stride = 0;
@@ -39,10 +39,10 @@ struct ReplayProduct {
   const std::int64_t* col_index = nullptr;  // likewise for weight rows and bias entries
 
   void* out = nullptr;  // [rows, cols], unit inner stride
-  Element out_type = Element::f32;
+  Float out_type = Float::f32;
   std::int64_t out_stride = 0;
   const void* bias = nullptr;  // by weight row, in bias_type; added as in ChainProduct
-  Element bias_type = Element::f32;
+  Float bias_type = Float::f32;
 
   const std::uint16_t* hidden_row(std::int64_t i) const {
     return hidden + (row_index != nullptr ? row_index[i] : i) * hidden_stride;
@@ -52,7 +52,7 @@ struct ReplayProduct {
 
 // One group: up to 16 products joined to the accumulator (the bits of an fp32 number).
 std::uint32_t replay_group(std::uint32_t acc, const std::uint16_t* a, const std::uint16_t* b, int count,
-                           Element type);
+                           Float type);
 
 struct ReplayKernels {
   const char* isa = "";

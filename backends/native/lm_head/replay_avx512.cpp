@@ -51,10 +51,10 @@ RLK_INLINE __m512i join_halves(__m512i low, __m512i high) {
   return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(high, 16));
 }
 
-template <Element type>
+template <Float type>
 RLK_ISA void prepare_rows(const ReplayProduct& p, std::int64_t row, std::int64_t rows, std::int64_t k0,
                           std::int64_t depth, Scratch& s) {
-  constexpr int kSmallest = type == Element::bf16 ? -126 : -14;
+  constexpr int kSmallest = type == Float::bf16 ? -126 : -14;
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::uint16_t* from = p.hidden_row(row + i) + k0;
     for (std::int64_t k = 0; k < (depth + 15) / 16 * 16; k += 16) {
@@ -67,9 +67,9 @@ RLK_ISA void prepare_rows(const ReplayProduct& p, std::int64_t row, std::int64_t
 }
 
 // 32 weight rows, transposed; a depth that is no multiple of 16 is filled with zeros.
-template <Element type>
+template <Float type>
 RLK_ISA void prepare_panel(const char* const* columns, std::int64_t depth, Scratch& s) {
-  constexpr int kSmallest = type == Element::bf16 ? -126 : -14;
+  constexpr int kSmallest = type == Float::bf16 ? -126 : -14;
   for (std::int64_t k = 0; k < depth; k += Tile<type>::kDepth) {
     __m512 left[16];
     __m512 right[16];
@@ -140,7 +140,7 @@ RLK_INLINE __m512 add_group(__m512 acc, const float* a, const float (*b)[kColumn
 
 // The lanes the fast path may not decide, from the original bits.
 RLK_ISA __m512 redo(__m512 before, __m512 after, __mmask16 lanes, const std::uint16_t* a,
-                    const char* const* columns, std::int64_t k, int count, Element type) {
+                    const char* const* columns, std::int64_t k, int count, Float type) {
   alignas(64) std::uint32_t from[16];
   alignas(64) std::uint32_t to[16];
   _mm512_store_ps(reinterpret_cast<float*>(from), before);
@@ -155,7 +155,7 @@ RLK_ISA __m512 redo(__m512 before, __m512 after, __mmask16 lanes, const std::uin
 // One row of hidden against one prepared chunk of 32 weight rows; row_k is the chunk's place in the prepared
 // row.
 RLK_ISA void run_row(const Scratch& s, std::int64_t row, std::int64_t row_k, std::int64_t depth,
-                     const std::uint16_t* hidden, const char* const* columns, Element type, float* acc) {
+                     const std::uint16_t* hidden, const char* const* columns, Float type, float* acc) {
   __m512 left = _mm512_loadu_ps(acc);
   __m512 right = _mm512_loadu_ps(acc + 16);
   for (std::int64_t k = 0; k < depth; k += 16) {
@@ -185,7 +185,7 @@ RLK_ISA void run_row(const Scratch& s, std::int64_t row, std::int64_t row_k, std
   _mm512_storeu_ps(acc + 16, right);
 }
 
-template <Element type>
+template <Float type>
 RLK_ISA void run_block(const ReplayProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                        std::int64_t cols, Scratch& s) {
   for (std::int64_t i = 0; i < rows; ++i)
@@ -224,10 +224,10 @@ void run_avx512(const ReplayProduct& p, const ChainTile& tile, void* scratch) {
       const std::int64_t rows = tile.row_end - row < kRowBlock ? tile.row_end - row : kRowBlock;
       {
         const DefaultFloatMode flushing(true);
-        if (p.type == Element::bf16)
-          run_block<Element::bf16>(p, row, rows, col, cols, s);
+        if (p.type == Float::bf16)
+          run_block<Float::bf16>(p, row, rows, col, cols, s);
         else
-          run_block<Element::f16>(p, row, rows, col, cols, s);
+          run_block<Float::f16>(p, row, rows, col, cols, s);
       }
       const DefaultFloatMode mode;
       finish_block(p, row, rows, col, cols, s);

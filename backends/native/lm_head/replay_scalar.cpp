@@ -29,8 +29,8 @@ Decoded decode(std::uint32_t bits, int fraction_bits, int exponent_bits) {
           special && fraction != 0};
 }
 
-Decoded decode(std::uint16_t bits, Element type) {
-  return type == Element::bf16 ? decode(bits, 7, 8) : decode(bits, 10, 5);
+Decoded decode(std::uint16_t bits, Float type) {
+  return type == Float::bf16 ? decode(bits, 7, 8) : decode(bits, 10, 5);
 }
 
 // sum * 2^(exponent - 25), truncated towards zero to fp32.
@@ -62,8 +62,8 @@ std::int64_t cut(std::uint64_t significand, int fraction_bits, int below, bool n
 }  // namespace
 
 std::uint32_t replay_group(std::uint32_t acc, const std::uint16_t* a, const std::uint16_t* b, int count,
-                           Element type) {
-  const int fraction_bits = type == Element::bf16 ? 14 : 20;  // of a product
+                           Float type) {
+  const int fraction_bits = type == Float::bf16 ? 14 : 20;  // of a product
   const Decoded sum = decode(acc, 23, 8);
   bool nan = sum.nan;
   bool plus = sum.infinite && !sum.negative;

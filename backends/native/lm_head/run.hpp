@@ -16,10 +16,6 @@ using namespace workers;
 inline constexpr std::uint32_t kLmHeadTypes = RLK_F32 | RLK_BF16 | RLK_F16;
 inline constexpr std::uint32_t kPinned = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 
-inline Element element(DType t) {
-  return t == DType::f32 ? Element::f32 : t == DType::bf16 ? Element::bf16 : Element::f16;
-}
-
 // A [..., width] tensor as rows. `even`: one stride leads from each row to the next.
 struct RowSet {
   std::int64_t rows = 1, width = 0, stride = 0, bytes = 0;
@@ -66,10 +62,10 @@ std::int64_t row_offset(const View<W>& t, std::int64_t row) {
 // Rows of a read argument that one stride can walk: the tensor itself, or a dense copy in the workspace.
 struct ReadRows {
   const void* data = nullptr;
-  Element type = Element::f32;
+  Float type = Float::f32;
   std::int64_t rows = 0, width = 0, stride = 0;
 
-  ReadRows(const In& t, std::byte*& room) : type(element(t.dtype())) {
+  ReadRows(const In& t, std::byte*& room) : type(float_of(t.dtype())) {
     const RowSet set(t);
     rows = set.rows, width = set.width, stride = set.stride;
     data = t.data<std::byte>();
@@ -83,7 +79,7 @@ struct ReadRows {
     stride = width;
   }
   const void* row(std::int64_t i) const {
-    return static_cast<const std::byte*>(data) + i * stride * element_bytes(type);
+    return static_cast<const std::byte*>(data) + i * stride * bytes_of(type);
   }
   MatrixView matrix() const { return {data, type, stride, 1}; }
   MatrixView transposed() const { return {data, type, 1, stride}; }
@@ -141,10 +137,10 @@ inline rlk_code run_forward(const LmHead& a, const Call& call, const ChainKernel
   ChainProduct p;
   p.rows = hidden.rows, p.cols = a.weight.dim(0), p.depth = hidden.width;
   p.a = hidden.matrix();
-  p.b = {a.weight.data<void>(), element(a.weight.dtype()), 1, a.weight.stride(0)};
-  p.out_type = element(a.out.dtype());
+  p.b = {a.weight.data<void>(), float_of(a.weight.dtype()), 1, a.weight.stride(0)};
+  p.out_type = float_of(a.out.dtype());
   if (a.bias)
-    p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype()), p.bias_stride = a.bias.stride(0);
+    p.bias = a.bias.data<void>(), p.bias_type = float_of(a.bias.dtype()), p.bias_stride = a.bias.stride(0);
   for_row_runs(a.out, p, [&](ChainProduct part, std::int64_t first) {
     part.a.data = hidden.row(first);
     run_chain(call, part, kernels, chain, forward_copies(a));
@@ -166,9 +162,9 @@ inline void bias_gradient(const LmHeadBwd& a, const Call& call, const ReadRows& 
                           const ChainKernels& kernels, Chain chain, std::uint64_t shared) {
   ChainProduct p;
   p.rows = 1, p.cols = d_out.width, p.depth = d_out.rows;
-  p.a = {&kOne, Element::f32, 0, 0};
+  p.a = {&kOne, Float::f32, 0, 0};
   p.b = d_out.matrix();
-  p.out = a.d_bias.data<void>(), p.out_type = element(a.d_bias.dtype()), p.out_row_stride = d_out.width;
+  p.out = a.d_bias.data<void>(), p.out_type = float_of(a.d_bias.dtype()), p.out_row_stride = d_out.width;
   run_chain(call, p, kernels, chain, shared);
 }
 
@@ -180,8 +176,8 @@ inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKe
     ChainProduct p;  // d_hidden[m, k] = sum over v of d_out[m, v] * weight[v, k]
     p.rows = d_out.rows, p.cols = a.weight.dim(1), p.depth = d_out.width;
     p.a = d_out.matrix();
-    p.b = {a.weight.data<void>(), element(a.weight.dtype()), a.weight.stride(0), 1};
-    p.out_type = element(a.d_hidden.dtype());
+    p.b = {a.weight.data<void>(), float_of(a.weight.dtype()), a.weight.stride(0), 1};
+    p.out_type = float_of(a.d_hidden.dtype());
     for_row_runs(a.d_hidden, p, [&](ChainProduct part, std::int64_t first) {
       part.a.data = d_out.row(first);
       run_chain(call, part, kernels, chain, shared);
@@ -192,7 +188,7 @@ inline rlk_code run_backward(const LmHeadBwd& a, const Call& call, const ChainKe
     p.rows = d_out.width, p.cols = hidden.width, p.depth = d_out.rows;
     p.a = d_out.transposed();
     p.b = hidden.matrix();
-    p.out = a.d_weight.data<void>(), p.out_type = element(a.d_weight.dtype()),
+    p.out = a.d_weight.data<void>(), p.out_type = float_of(a.d_weight.dtype()),
     p.out_row_stride = a.d_weight.stride(0);
     run_chain(call, p, kernels, chain, shared);
   }

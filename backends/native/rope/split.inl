@@ -87,10 +87,10 @@ void split_tile(const rlk::rotary::KvGeometry& kv, const Tile& tile, bool backwa
 
 inline void split_any(const rlk::rotary::KvGeometry& g, const Tile& tile, bool backward) {
   switch (g.turn.type) {
-    case rlk::rotary::Float::f32:
+    case rlk::Float::f32:
       return tile.stream ? split_tile<float, true>(g, tile, backward)
                          : split_tile<float, false>(g, tile, backward);
-    case rlk::rotary::Float::bf16:
+    case rlk::Float::bf16:
       return tile.stream ? split_tile<rlk::simt::bf16, true>(g, tile, backward)
                          : split_tile<rlk::simt::bf16, false>(g, tile, backward);
     default:

@@ -60,7 +60,7 @@ inline void split_pairs(float* f, int pairs) {
 
 inline void read_box(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token,
                      std::int64_t token_end, int first, bool split, Factors& f) {
-  const bool plain = g.table.type == rlk::rotary::Float::f32 && !g.table.full && g.rows.axes == 1;
+  const bool plain = g.table.type == rlk::Float::f32 && !g.table.full && g.rows.axes == 1;
   const int all = g.rotary_dim / 2;
   f.pairs = all - first < kPairs ? all - first : kPairs;
   f.stride = factor_stride(all);
@@ -236,9 +236,9 @@ void rotate_as(const rlk::rotary::Geometry& g, const Tile& tile) {
 
 inline void rotate_any(const rlk::rotary::Geometry& g, const Tile& tile) {
   switch (g.type) {
-    case rlk::rotary::Float::f32:
+    case rlk::Float::f32:
       return tile.stream ? rotate_as<float, true>(g, tile) : rotate_as<float, false>(g, tile);
-    case rlk::rotary::Float::bf16:
+    case rlk::Float::bf16:
       return tile.stream ? rotate_as<rlk::simt::bf16, true>(g, tile)
                          : rotate_as<rlk::simt::bf16, false>(g, tile);
     default:

@@ -29,11 +29,11 @@ constexpr std::int64_t kTallest = kHeights[0];
 // The summed index, cut into blocks. A length that is no multiple of 32 counts as the next one: the products
 // are the same, and a batch of any size finds them made.
 struct Depth {
-  Type type;
+  Float type;
   std::int64_t length, count;  // in all; of blocks
   const Products &full, &last;
 
-  Depth(Type t, std::int64_t n)
+  Depth(Float t, std::int64_t n)
       : type(t),
         length(n),
         count((n + kDepthBlock - 1) / kDepthBlock),
@@ -62,7 +62,7 @@ class HiddenGradient {
  public:
   explicit HiddenGradient(const LmHeadBwd& a)
       : a_(a),
-        depth_(type_of(a.hidden.dtype()), a.weight.dim(0)),
+        depth_(float_of(a.hidden.dtype()), a.weight.dim(0)),
         rows_(rows_of(a.d_out)),
         columns_(a.weight.dim(1)) {}
 
@@ -152,7 +152,7 @@ class WeightGradient {
  public:
   explicit WeightGradient(const LmHeadBwd& a)
       : a_(a),
-        depth_(type_of(a.hidden.dtype()), rows_of(a.d_out)),
+        depth_(float_of(a.hidden.dtype()), rows_of(a.d_out)),
         rows_(a.weight.dim(0)),
         columns_(a.weight.dim(1)) {}
 
@@ -248,7 +248,7 @@ class WeightGradient {
 void bias_gradient(const LmHeadBwd& a, const Call& call, std::size_t scratch, std::size_t shared) {
   constexpr std::int64_t kBlock = 1024;
   const std::int64_t rows = rows_of(a.d_out), columns = a.weight.dim(0), stride = row_stride(a.d_out);
-  const Type type = type_of(a.d_out.dtype());
+  const Float type = float_of(a.d_out.dtype());
   run_tasks(call, panels_for(columns), scratch, shared, [&](std::int64_t task, std::byte*) {
     const std::int64_t col = task * kPanel, count = std::min(kPanel, columns - col);
     const auto* from = a.d_out.data<std::uint16_t>() + col;
@@ -258,7 +258,7 @@ void bias_gradient(const LmHeadBwd& a, const Call& call, std::size_t scratch, st
       for (std::int64_t m = first; m < std::min(rows, first + kBlock); ++m)
         for (std::int64_t j = 0; j < count; ++j) {
           const std::uint16_t x = from[m * stride + j];
-          chain[j] += type == Type::bf16 ? bf16_to_float(x) : f16_to_float(x);
+          chain[j] += type == Float::bf16 ? bf16_to_float(x) : f16_to_float(x);
         }
       for (std::int64_t j = 0; j < count; ++j) total[j] = first == 0 ? chain[j] : total[j] + chain[j];
     }
@@ -277,7 +277,7 @@ rlk_verdict supports(const LmHeadBwd& a, const rlk_request&) {
     return refuse("leading dimensions of d_out, hidden or d_hidden are not one stride apart", {},
                   "make them contiguous");
   for (const std::int64_t length : {a.weight.dim(0), rows_of(a.d_out)})
-    if (const std::string& refusal = Depth(type_of(a.hidden.dtype()), length).refusal(); !refusal.empty())
+    if (const std::string& refusal = Depth(float_of(a.hidden.dtype()), length).refusal(); !refusal.empty())
       return refuse(refusal.c_str());
   return kAccept;
 }

@@ -67,7 +67,7 @@ class Source {
 };
 
 Blocks blocks_of(Rule rule, const LmHead& a) {
-  return Blocks(rule, type_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));
+  return Blocks(rule, float_of(a.hidden.dtype()), a.weight.dim(1), a.weight.stride(0));
 }
 
 std::int64_t panels_of(const LmHead& a) { return (a.weight.dim(0) + kPanel - 1) / kPanel; }

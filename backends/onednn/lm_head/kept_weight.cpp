@@ -22,16 +22,20 @@ int32_t infer(const rlk_slot*, rlk_shape*, const rlk_host*) { return RLK_OK; }
 
 // Packed for the products that take such a weight here: the first of the implementations that may.
 Blocks blocks_of(const LmHeadWeight& a) {
-  const Type type = type_of(a.weight.dtype());
-  const Rule first = type == Type::f32 ? Rule::kb1024 : Rule::k32;
+  const Float type = float_of(a.weight.dtype());
+  const Rule first = type == Float::f32 ? Rule::kb1024 : Rule::k32;
   Blocks blocks(first, type, a.weight.dim(1), a.weight.stride(0));
-  if (blocks.refusal().empty() || type == Type::f16) return blocks;
+  if (blocks.refusal().empty() || type == Float::f16) return blocks;
   return Blocks(Rule::kb256, type, a.weight.dim(1), a.weight.stride(0));
 }
 
 WeightKey key_of(const LmHeadWeight& a, Rule rule) {
-  return {a.weight.data<void>(), a.weight.dim(0),           a.weight.dim(1),
-          a.weight.stride(0),    type_of(a.weight.dtype()), rule};
+  return {a.weight.data<void>(),
+          a.weight.dim(0),
+          a.weight.dim(1),
+          a.weight.stride(0),
+          float_of(a.weight.dtype()),
+          rule};
 }
 
 rlk_verdict supports(const LmHeadWeight& a, const rlk_request&) {

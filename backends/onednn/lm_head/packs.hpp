@@ -15,7 +15,7 @@ namespace rlk::onednn {
 struct WeightKey {
   const void* data = nullptr;
   std::int64_t rows = 0, depth = 0, stride = 0;
-  Type type = Type::f32;
+  Float type = Float::f32;
   Rule rule = Rule::kb1024;  // whose products it is packed for
   bool operator==(const WeightKey&) const = default;
 };

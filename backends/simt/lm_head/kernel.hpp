@@ -22,12 +22,12 @@ inline constexpr int kThreads = 256;
 inline constexpr int kSide = 64, kDepth = 16;
 inline constexpr std::int64_t kBlock = 1024;
 
-__device__ __forceinline__ float load_element(const void* data, Element type, std::int64_t at) {
+__device__ __forceinline__ float load_element(const void* data, Float type, std::int64_t at) {
   if (data == nullptr) return 1;
   switch (type) {
-    case Element::f32:
+    case Float::f32:
       return static_cast<const float*>(data)[at];
-    case Element::bf16:
+    case Float::bf16:
       return to_float(static_cast<const bf16*>(data)[at]);
     default:
       return to_float(static_cast<const fp16*>(data)[at]);
@@ -66,9 +66,9 @@ template <class Acc>
 __device__ __forceinline__ void store_sum(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
   if (row >= p.rows || col >= p.cols) return;
   switch (p.out_type) {
-    case Element::f32:
+    case Float::f32:
       return store_as<float>(p, row, col, sum);
-    case Element::bf16:
+    case Float::bf16:
       return store_as<bf16>(p, row, col, sum);
     default:
       return store_as<fp16>(p, row, col, sum);

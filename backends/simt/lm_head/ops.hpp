@@ -20,10 +20,6 @@
 
 namespace rlk::simt::lm_head {
 
-inline Element element(DType t) {
-  return t == DType::f32 ? Element::f32 : t == DType::bf16 ? Element::bf16 : Element::f16;
-}
-
 template <bool Writable>
 std::int64_t rows_of(const View<Writable>& t) {
   std::int64_t rows = 1;
@@ -51,12 +47,12 @@ Axis lines_of(const View<Writable>& t) {
 
 template <bool Writable>
 Operand operand(const View<Writable>& t, const Axis& line, const Axis& depth) {
-  return {t.template data<void>(), element(t.dtype()), line, depth};
+  return {t.template data<void>(), float_of(t.dtype()), line, depth};
 }
 
 inline void write_to(Product& p, const Out& out) {
   p.out = out.data<void>();
-  p.out_type = element(out.dtype());
+  p.out_type = float_of(out.dtype());
   p.out_row = lines_of(out);
 }
 
@@ -66,7 +62,7 @@ inline Product forward_product(const LmHead& a) {
   p.a = operand(a.hidden, lines_of(a.hidden), every(1));
   p.b = operand(a.weight, lines_of(a.weight), every(1));
   write_to(p, a.out);
-  if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = element(a.bias.dtype());
+  if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = float_of(a.bias.dtype());
   return p;
 }
 

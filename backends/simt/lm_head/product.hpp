@@ -14,10 +14,9 @@
 #include <cstdint>
 
 #include "arithmetic/math.hpp"
+#include "rlk/float.hpp"
 
 namespace rlk::simt::lm_head {
-
-enum class Element : std::uint8_t { f32, bf16, f16 };
 
 // Where the i-th line of a tensor lies, in elements from its start. The leading dimensions of a [..., K]
 // tensor are one index; those that no single stride walks are levels of their own, innermost first. No level:
@@ -51,7 +50,7 @@ inline Axis every(std::int64_t stride) {
 // Without data it is all ones.
 struct Operand {
   const void* data = nullptr;
-  Element type = Element::f32;
+  Float type = Float::f32;
   Axis line, depth;
 };
 
@@ -59,10 +58,10 @@ struct Product {
   std::int64_t rows = 0, cols = 0, depth = 0;
   Operand a, b;
   void* out = nullptr;  // [rows, cols], a row without gaps
-  Element out_type = Element::f32;
+  Float out_type = Float::f32;
   Axis out_row;
   const void* bias = nullptr;  // [cols] or null: added after the rounding, and rounded again
-  Element bias_type = Element::f32;
+  Float bias_type = Float::f32;
 };
 
 enum class Sum : std::uint8_t { fma32, fma64, mfma };

@@ -199,7 +199,7 @@ __device__ __forceinline__ void read_factors(const rotary::Geometry& g, const St
                        s = along(batch, t.sin_batch) + row * t.sin_row + pair;
     if constexpr (How == Find::tokens) {
       read_table<E, kRun>(t, c, s, steps.pair_gap, e);
-    } else if (t.type == rotary::Float::f32) {
+    } else if (t.type == Float::f32) {
       read_table<float, kRun>(t, c, s, steps.pair_gap, e);
     } else {  // the data's own type
       read_table<T, kRun>(t, c, s, steps.pair_gap, e);

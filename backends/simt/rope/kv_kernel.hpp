@@ -234,9 +234,9 @@ hipError_t launch_kv(const rotary::KvGeometry& kv, bool backward, hipStream_t st
 
 inline hipError_t launch_kv(const rotary::KvGeometry& kv, bool backward, hipStream_t stream) {
   switch (kv.turn.type) {
-    case rotary::Float::f32:
+    case Float::f32:
       return launch_kv<float>(kv, backward, stream);
-    case rotary::Float::bf16:
+    case Float::bf16:
       return launch_kv<bf16>(kv, backward, stream);
     default:
       return launch_kv<fp16>(kv, backward, stream);

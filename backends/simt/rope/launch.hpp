@@ -32,7 +32,7 @@ inline bool data_vectors(const rotary::Geometry& g) {
 
 inline bool table_vectors(const rotary::Geometry& g) {
   const rotary::Table& t = g.table;
-  const std::int64_t size = t.type == rotary::Float::f32 ? 4 : 2;
+  const std::int64_t size = t.type == Float::f32 ? 4 : 2;
   return g.rows.axes == 1 && t.step == 1 && on_16(t.cos) && on_16(t.sin) && on_16(t.cos_row, size, 2) &&
          on_16(t.sin_row, size, 2) && on_16(t.cos_batch, size, 2) && on_16(t.sin_batch, size, 2) &&
          on_16(t.second, size, 2);
@@ -162,15 +162,15 @@ hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   if (copy_slots(g, kVec) > 0 || !steps_of(g, kVec, 1).rows_are_tokens) {
     return launch_width<T, void, Find::rows>(g, stream);
   }
-  return g.table.type == rotary::Float::f32 ? launch_width<T, float, Find::tokens>(g, stream)
-                                            : launch_width<T, T, Find::tokens>(g, stream);
+  return g.table.type == Float::f32 ? launch_width<T, float, Find::tokens>(g, stream)
+                                    : launch_width<T, T, Find::tokens>(g, stream);
 }
 
 inline hipError_t launch(const rotary::Geometry& g, hipStream_t stream) {
   switch (g.type) {
-    case rotary::Float::f32:
+    case Float::f32:
       return launch<float>(g, stream);
-    case rotary::Float::bf16:
+    case Float::bf16:
       return launch<bf16>(g, stream);
     default:
       return launch<fp16>(g, stream);
