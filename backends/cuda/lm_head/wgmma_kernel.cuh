@@ -30,272 +30,46 @@
 // the outputs' alignment allows, else one by one.
 #pragma once
 
-#include "cuda/hopper/barrier.cuh"
-#include "cuda/hopper/cluster.cuh"
 #include "cuda/hopper/tensor_map.h"
-#include "cuda/hopper/tma.cuh"
-#include "cuda/lm_head/epilogue.cuh"
-#include "cuda/lm_head/split_k_cluster.cuh"
-#include "cuda/lm_head/split_k_memory.cuh"
-#include "cuda/lm_head/stage.cuh"
 #include "cuda/lm_head/wgmma.h"
+#include "cuda/lm_head/wgmma_consumer.cuh"
+#include "cuda/lm_head/wgmma_producer.cuh"
 
 namespace rlk::cuda::lm_head {
 
-inline constexpr int kStep = 64;  // of k per part of a stage
-inline constexpr int kMaxStages = 32;
-inline constexpr int kBandRows =
-    2048;  // 16 MB of the m operand at K = 4096: stays in L2 while a band crosses n
-inline constexpr int kMostShared = 227 * 1024;  // of a block
-inline constexpr int kSharedBudget = kMostShared - 1024 - 512;
-
-struct Params {
-  Gemm gemm;
-  std::int64_t clusters_m, clusters_n;
-  int stages, a_rows, band;
-  bool whole_lines;
-  // Sums::memory
-  bool spread;  // a block takes one range of a tile, not all
-  Slots slots;
-};
-
-enum class Sums : std::uint8_t { whole, cluster, memory };
-
-// What one thread does per stage around the products, some 250 cycles of them one after the other, is longer
-// than four narrow products: where k is one range, stages of narrow tiles hold several parts.
-template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums, int Parts>
-struct Plan {
-  static_assert(Parts == 1 || sums == Sums::whole);  // a range may end within a stage
-  static constexpr int kBM = 64 * Groups;
-  using A = Staged<kBM, KA>;
-  using B = Staged<BN, KB>;
-  static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
-  static constexpr int kRanges = sums == Sums::whole ? 1 : kRangesOfK;
-  static constexpr int kCluster = ClusterM * ClusterN;
-  // Blocks that share rows fetch whole parts of a stage in turn where there are enough, else some of the rows
-  // each: boxes wholly behind the last row made d_hidden of up to eight rows a fifth slower.
-  static constexpr bool kSharesParts = Parts % ClusterN == 0;
-  static constexpr int kBlocks = kCluster * (sums == Sums::cluster ? kRanges : 1);
-  using Meet = Exchange<kMultipliers, BN, sums == Sums::cluster ? kRanges : 1>;
-  static constexpr bool kStoresLines = BN >= 64 && sums != Sums::cluster;
-  // Behind the rings: the outputs' staging, or what the other ranges send.
-  static constexpr int kOutBytes = sums == Sums::cluster ? Meet::kBytes
-                                   : kStoresLines        ? Groups * 4 * 2 * kLineBytes
-                                                         : 0;
-};
-
-// `Count` bits, `Step` apart.
-template <int Step, int Count>
-inline constexpr unsigned every = every<Step, Count - 1> << Step | 1;
-template <int Step>
-inline constexpr unsigned every<Step, 0> = 0;
-
-template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums, int Parts>
-__global__ void __launch_bounds__(128 * Groups + 128, 1)
+template <class P>
+__global__ void __launch_bounds__(P::kThreads, 1)
     tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
-  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
-  constexpr int Cluster = P::kCluster;
   extern __shared__ unsigned char shared_raw[];
-  unsigned char* const shared = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
-  const int a_bytes = KA ? p.a_rows * 128 : P::A::kBytes;
-  // The operands' rings, the outputs' staging (behind the ring, so that reading past the last real rows stays
-  // inside), barriers.
-  unsigned char* const ring_b = shared;
-  unsigned char* const ring_a = shared + p.stages * Parts * P::B::kBytes;
-  unsigned char* const staging = ring_a + (p.stages * Parts - 1) * a_bytes + P::A::kBytes;
-  auto* const full = reinterpret_cast<std::uint64_t*>(staging + P::kOutBytes);
-  std::uint64_t* const empty = full + p.stages;
-  std::uint64_t* const meet = empty + p.stages;
-
-  // Read from one lane, so that the compiler sees that a warp stays together and keeps stages and descriptors
-  // in uniform registers: moving them there before each product took longer than a narrow product.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  // Block `rank` of those that share operands, at (rank_m, rank_n) of their tiles; of the ranges in a
-  // cluster, `cluster_range`.
-  const int rank = P::kBlocks > 1 ? cluster_rank() % Cluster : 0, rank_m = rank % ClusterM,
-            rank_n = rank / ClusterM, cluster_range = sums == Sums::cluster ? cluster_rank() / Cluster : 0;
+  Block<P> b(p, shared_raw);
   if (threadIdx.x == 0) {
     prefetch_map(&map_a), prefetch_map(&map_b);
     for (int s = 0; s < p.stages; ++s) {
-      barrier_init(full + s, 2);
-      barrier_init(empty + s, Cluster * Groups);
+      barrier_init(b.full + s, 2);
+      barrier_init(b.empty + s, P::kCluster * P::kGroups);
     }
-    if constexpr (sums == Sums::cluster) P::Meet::init(meet);
+    if constexpr (P::sums == Sums::cluster) P::Meet::init(b.meet);
     fence_barrier_init();
   }
   if constexpr (P::kBlocks > 1)
     cluster_sync();
   else
     __syncthreads();
+  b.plan_work();
 
-  // A unit of work is a tile with `ranges_here` ranges of k.
-  const std::int64_t tiles = p.clusters_m * p.clusters_n;
-  const bool spread = sums == Sums::memory && p.spread;
-  const std::int64_t units = spread ? tiles * P::kRanges : tiles;
-  const std::int64_t first = blockIdx.x / P::kBlocks, stride = gridDim.x / P::kBlocks;
-  const int steps = static_cast<int>((p.gemm.k + kStep * Parts - 1) / (kStep * Parts)),
-            per_range = (steps + P::kRanges - 1) / P::kRanges,
-            ranges_here = sums == Sums::memory && !spread ? P::kRanges : 1;
-  auto tile_of = [&](std::int64_t unit) { return spread ? unit % tiles : unit; };
-  auto first_range = [&](std::int64_t unit) {
-    return spread ? static_cast<int>(unit / tiles) : cluster_range;
-  };
-  auto step_at = [&](int range) { return range * per_range < steps ? range * per_range : steps; };
-  int stage = 0, phase = 0;
-  auto after = [&](int s) { return s + 1 == p.stages ? 0 : s + 1; };
-  auto advance = [&] {
-    stage = after(stage);
-    if (stage == 0) phase ^= 1;
-  };
-
-  // Accumulators of 128 registers leave no room to move under an even split: the copying warpgroup gives most
-  // of its share up.
-  constexpr bool kRedistribute = Groups == 2 && BN == 256;
-  if (warp >= Groups * 4) {
+  // Accumulators of 128 registers leave no room to move under an even split: the producers' warpgroup gives
+  // most of its share up.
+  constexpr bool kRedistribute = P::kGroups == 2 && P::BN == 256;
+  if (b.warp >= P::kGroups * 4) {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    // One thread each for the two operands: filling a stage has to take less time than a narrow product.
-    auto each_step = [&](int bytes, auto&& load) {
-      for (std::int64_t unit = first; unit < units; unit += stride) {
-        const TilePosition at = place(tile_of(unit), p.clusters_m, p.clusters_n, p.band);
-        const int begin = step_at(first_range(unit)), end = step_at(first_range(unit) + ranges_here);
-        for (int step = begin; step < end; ++step, advance()) {
-          barrier_wait(empty + stage, phase ^ 1);
-          barrier_expect(full + stage, bytes * Parts);
-          load(at, step * kStep * Parts);
-        }
-      }
-    };
-    // Blocks that share an operand fetch a part of it each, for all of them.
-    auto load_a = [&](const TilePosition& at, int k0) {
-      const int row0 = static_cast<int>(at.m * ClusterM + rank_m) * P::kBM;
-#pragma unroll
-      for (int part = 0; part < Parts; ++part) {
-        unsigned char* const to = ring_a + (stage * Parts + part) * a_bytes;
-        const int k = k0 + part * kStep;
-        if constexpr (ClusterN > 1) {
-          static_assert(KA);
-          const auto same_rows =
-              static_cast<std::uint16_t>(every<ClusterM, ClusterN> << rank_m << cluster_range * Cluster);
-          if constexpr (P::kSharesParts) {
-            if (part % ClusterN == rank_n) tma_load_multicast(to, &map_a, full + stage, k, row0, same_rows);
-          } else {
-            const int share = a_bytes / 128 / ClusterN;
-            tma_load_multicast(to + rank_n * share * 128, &map_a, full + stage, k, row0 + rank_n * share,
-                               same_rows);
-          }
-        } else if constexpr (KA) {
-          tma_load(to, &map_a, full + stage, k, row0);
-        } else {
-#pragma unroll
-          for (int block = 0; block < P::A::kBlocks; ++block)
-            tma_load(to + block * P::A::kBlockBytes, &map_a, full + stage, row0 + block * 64, k);
-        }
-      }
-    };
-    auto load_b = [&](const TilePosition& at, int k0) {
-      const int column0 = static_cast<int>(at.n * ClusterN + rank_n) * BN;
-      unsigned char* const to = ring_b + stage * Parts * P::B::kBytes;
-      [[maybe_unused]] const auto same_columns =
-          static_cast<std::uint16_t>(every<1, ClusterM> << rank_n * ClusterM << cluster_range * Cluster);
-      if constexpr (KB) {
-        constexpr int kShare = BN / ClusterM;
-#pragma unroll
-        for (int part = 0; part < Parts; ++part) {
-          unsigned char* const share = to + part * P::B::kBytes + rank_m * kShare * 128;
-          const int k = k0 + part * kStep, column = column0 + rank_m * kShare;
-          if constexpr (ClusterM > 1)
-            tma_load_multicast(share, &map_b, full + stage, k, column, same_columns);
-          else
-            tma_load(share, &map_b, full + stage, k, column);
-        }
-      } else {
-        static_assert(Parts * P::B::kBlocks % ClusterM == 0);
-        constexpr int kShare = Parts * P::B::kBlocks / ClusterM;
-#pragma unroll
-        for (int i = 0; i < kShare; ++i) {
-          const int block = rank_m * kShare + i, k = k0 + block / P::B::kBlocks * kStep,
-                    column = column0 + block % P::B::kBlocks * P::B::kBox;
-          if constexpr (ClusterM > 1)
-            tma_load_multicast(to + block * P::B::kBlockBytes, &map_b, full + stage, column, k, same_columns);
-          else
-            tma_load(to + block * P::B::kBlockBytes, &map_b, full + stage, column, k);
-        }
-      }
-    };
-    if (threadIdx.x == Groups * 128)
-      each_step(a_bytes, load_a);
-    else if (threadIdx.x == Groups * 128 + 32)
-      each_step(P::B::kBytes, load_b);
+    if (threadIdx.x == P::kGroups * 128)
+      produce(b, b.a_bytes, [&](const TilePosition& at, int k0) { load_a(b, map_a, at, k0); });
+    else if (threadIdx.x == P::kGroups * 128 + 32)
+      produce(b, P::B::kBytes, [&](const TilePosition& at, int k0) { load_b(b, map_b, at, k0); });
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int group = warp / 4;
-    auto release = [&](int which) {
-      if constexpr (Cluster == 1) {
-        if (threadIdx.x % 128 == 0) barrier_arrive(empty + which);
-      } else {
-        if (threadIdx.x % 128 < Cluster)
-          barrier_arrive_at(empty + which, cluster_range * Cluster + static_cast<int>(threadIdx.x) % 128);
-      }
-    };
-    float acc[BN / 2] = {};  // each range's first product overwrites it
-    [[maybe_unused]] int turn = 0;
-    for (std::int64_t unit = first; unit < units; unit += stride) {
-      const std::int64_t tile = tile_of(unit);
-      const TilePosition at = place(tile, p.clusters_m, p.clusters_n, p.band);
-      const std::int64_t row0 = (at.m * ClusterM + rank_m) * P::kBM + warp * 16,
-                         column0 = (at.n * ClusterN + rank_n) * BN;
-      [[maybe_unused]] bool whole = true;
-      for (int i = 0; i < ranges_here; ++i) {
-        const int range = first_range(unit) + i, begin = step_at(range), end = step_at(range + 1);
-        // Stages whose products may still be running.
-        constexpr int kRunning = BN <= 64 && Parts == 1 ? 3 : 1;
-        int oldest = stage;
-        for (int step = begin; step < end; ++step, advance()) {
-          barrier_wait(full + stage, phase);
-          wgmma_fence();
-#pragma unroll
-          for (int part = 0; part < Parts; ++part) {
-            const int at = stage * Parts + part;
-            const auto a = P::A::descriptor(shared_address(ring_a + at * a_bytes), group * 64);
-            const auto b = P::B::descriptor(shared_address(ring_b + at * P::B::kBytes), 0);
-#pragma unroll
-            for (int k = 0; k < kStep; k += 16)
-              wgmma<T, !KA, !KB>(acc, a.at(P::A::steps(k)), b.at(P::B::steps(k)),
-                                 step > begin || part > 0 || k > 0);
-          }
-          wgmma_commit();
-          wgmma_wait<kRunning>();
-          if (step - begin >= kRunning) release(oldest), oldest = after(oldest);
-        }
-        wgmma_wait<0>();
-        for (; oldest != stage; oldest = after(oldest)) release(oldest);
-        if constexpr (sums != Sums::whole) {
-          if (begin == end)
-            for (float& x : acc) x = 0;
-        }
-        if constexpr (sums == Sums::memory) {
-          whole = !spread && add_in_turn<P::kMultipliers>(acc, p.slots.partial, range);
-          if (spread) {
-            Meeting<P::kMultipliers, BN>::run(p, acc, tile * Cluster + rank, tiles * Cluster, range,
-                                              unit + stride >= units, reinterpret_cast<int*>(meet), row0,
-                                              column0);
-            for (float& x : acc) x = 0;  // nobody reads them: their registers were free in there
-          }
-        }
-      }
-      if constexpr (sums == Sums::cluster) {
-        P::Meet::template run<Cluster>(p.gemm, acc, staging, meet, rank, cluster_range, turn, row0, column0);
-      } else if (!whole) {
-        continue;
-      } else if constexpr (!P::kStoresLines) {
-        store_direct<BN>(p.gemm, acc, row0, column0);
-      } else if (p.gemm.out == Dtype::f32) {
-        store_lines<float, BN>(p.gemm, p.whole_lines, acc, staging + warp * 2 * kLineBytes, row0, column0);
-      } else {
-        store_lines<T, BN>(p.gemm, p.whole_lines, acc, staging + warp * 2 * kLineBytes, row0, column0);
-      }
-    }
+    consume(b);
   }
   if constexpr (P::kBlocks > 1)
     cluster_sync();  // no block may leave while another still writes or signals into it
@@ -357,7 +131,7 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
     }
   }
 
-  auto kernel = tensor_core<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
+  auto kernel = tensor_core<P>;
   const int bytes = 1024 + p.stages * Parts * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) +
                     P::kOutBytes + p.stages * 16 + 16;
   // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be
