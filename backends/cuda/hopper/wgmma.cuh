@@ -30,8 +30,8 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[Size]) {
 
 enum class Swizzle : std::uint32_t { none = 0, bytes128 = 1, bytes64 = 2, bytes32 = 3 };
 
-// How wgmma finds an operand in shared memory: where it starts, and how far apart its 8 x 8 cores lie in the two directions,
-// all in 16 bytes. `start` has 14 bits.
+// How wgmma finds an operand in shared memory: where it starts, and how far apart its 8 x 8 cores lie in the
+// two directions, all in 16 bytes. `start` has 14 bits.
 struct Descriptor {
   std::uint32_t low, high;
 

@@ -156,6 +156,21 @@ __device__ inline void load_strengths(float2 (&strength)[8], const float* beta) 
   }
 }
 
+// y = beta (v - y).
+__device__ inline void subtract_from(float (&y)[32], const std::uint32_t (&v)[4][4],
+                                     const float2 (&strength)[8]) {
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* e = &y[8 * ks + 2 * i];
+      const float2 b = strength[2 * ks + i / 2];
+      e[0] = b.x * (low(v[ks][i]) - e[0]);
+      e[1] = b.y * (high(v[ks][i]) - e[1]);
+    }
+  }
+}
+
 // acc = tile y for a lower triangular 64 x 64 tile, y in two bf16 terms; one group of wgmmas.
 __device__ inline void solve(float (&acc)[32], const float (&y)[32], std::uint32_t tile) {
   std::uint32_t hi[4][4], lo[4][4];
@@ -340,16 +355,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
       for (int ks = 0; ks < K / 16; ++ks) store_state(c, ks, before[ks]);
     }
     wgmma_wait<0>();
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float* e = &y[8 * ks + 2 * i];
-        const float2 b = strength[2 * ks + i / 2];
-        e[0] = b.x * (low(v[ks][i]) - e[0]);
-        e[1] = b.y * (high(v[ks][i]) - e[1]);
-      }
-    }
+    subtract_from(y, v, strength);
     solve(fresh, y, tile + R::kInverse);
     state.decay(reinterpret_cast<const float*>(record + R::kDecay));
     if constexpr (!kKeep) {
