@@ -68,136 +68,176 @@ Distance::Distance(std::string result, DType dtype, const Bound& bound) {
   a_.bound = bound.value;
 }
 
+// One result beside its truth.
+class Distance::Comparison {
+ public:
+  Comparison(Distance& to, const Array& got, const Array& truth, const Bound& bound, Difference& where,
+             const Array* scale)
+      : to_(to), got_(got), truth_(truth), bound_(bound), where_(where), scale_(scale), type_(got.dtype) {}
+
+  void integers() {
+    for (int64_t i = 0; i < got_.numel(); ++i)
+      if (value(i) != right(i)) {
+        where_ = {i, bits_at(truth_, i), bits_at(got_, i), bits()};
+        problem_ = "an integer result differs";
+        return;
+      }
+  }
+  // Returns the worst of the metric.
+  double numbers() {
+    const int64_t n = got_.numel(), width = got_.shape.empty() ? 1 : std::max<int64_t>(1, got_.shape.back());
+    for (int64_t i = 0; bound_.metric == Bound::rms && i < n; ++i)
+      if (const double y = right(i); std::isfinite(y))
+        least_row_ += 0.25 * y * y / static_cast<double>(n) * static_cast<double>(width);
+    for (int64_t first = 0; first < n; first += width) row(first, first + width);
+    whole();
+    return worst_;
+  }
+  std::string problem() { return std::move(problem_); }
+
+ private:
+  double value(int64_t i) const { return registry::load(type_, got_.bytes.data(), i); }
+  double right(int64_t i) const { return registry::load(truth_.dtype, truth_.bytes.data(), i); }
+  int bits() const { return static_cast<int>(size_of(type_) * 8); }
+
+  void report(int64_t i, std::string text) {
+    if (!problem_.empty()) return;
+    unsigned char raw[8] = {};
+    registry::store(type_, raw, 0, right(i));
+    uint64_t expected = 0;
+    std::memcpy(&expected, raw, static_cast<std::size_t>(size_of(type_)));
+    where_ = {i, expected, bits_at(got_, i), bits()};
+    problem_ = std::move(text);
+  }
+
+  void row(int64_t first, int64_t end) {
+    peak_ = row_squares_ = row_truth_ = 0;
+    for (int64_t i = first; i < end; ++i)
+      if (const double y = scale_ ? registry::load(scale_->dtype, scale_->bytes.data(), i) : right(i);
+          std::isfinite(y))
+        peak_ = std::max(peak_, std::fabs(y));
+    for (int64_t i = first; i < end; ++i)
+      if (const double x = value(i), y = right(i); comparable(i, x, y)) element(i, x, y);
+    // Over a whole result a wrong row or element would drown. A row may be this many times as wrong as a whole
+    // result, counted from half of the whole's RMS on.
+    const double most = 8 * bound_.value, least = std::max(row_truth_, least_row_);
+    if (bound_.metric == Bound::rms && !(row_squares_ <= most * most * least))
+      report(first, fmt::format("this row's RMS error is {:.3g} of the larger of its truth and half of the "
+                                "whole's, the bound for a row is {:.3g}",
+                                std::sqrt(row_squares_ / least), most));
+  }
+
+  // False where there is no distance to measure: what must be NaN or infinite is reported when it is not.
+  bool comparable(int64_t i, double x, double y) {
+    if (std::isfinite(y) && std::fabs(x - y) <= 1e300)
+      // A subnormal factor that counts as zero takes its product with it.
+      return !(bound_.flushes && x == 0 && std::fabs(y) < 0x1p-110);
+    const bool same = std::isnan(y)   ? std::isnan(x)
+                      : std::isinf(y) ? x == y
+                                      // A truth past the dtype's range rounds to infinity: that is right.
+                                      : std::isinf(x) && place(type_, x) == place(type_, y);
+    if (!same) report(i, fmt::format("got {:g}, truth is {:g}", x, y));
+    return false;
+  }
+
+  void element(int64_t i, double x, double y) {
+    const double error = std::fabs(x - y), relative = peak_ > 0 ? error / peak_ : error > 0 ? INFINITY : 0;
+    const int64_t ulps = std::abs(place(type_, x) - place(type_, y));
+    count(ulps);
+    squares_ += error * error;
+    truth_squares_ += y * y;
+    double metric = relative;
+    bool good = true;
+    switch (bound_.metric) {
+      case Bound::peak:
+        // The last place of the dtype is not the arithmetic's fault: subnormal results keep half of one.
+        good = error <= std::max(bound_.value * peak_, 0.5 * ulp(type_, y));
+        if (bound_.ulps > 0 && std::fabs(y) >= peak_ / 64) rounded(i, ulps);
+        break;
+      case Bound::elementwise:
+        good = error <= bound_.ulps * ulp(type_, y) + bound_.value * peak_;
+        metric = error / (ulp(type_, y) + bound_.value * peak_);
+        break;
+      case Bound::bits:
+        good = ulps == 0;
+        metric = static_cast<double>(ulps);
+        break;
+      case Bound::rms:
+        row_squares_ += error * error;
+        row_truth_ += y * y;
+        break;
+      case Bound::none:
+        break;
+    }
+    if (!good)
+      report(i, fmt::format("got {:g}, truth is {:g}: {:.3g} of the row's peak, the bound is {:.3g}", x, y,
+                            relative, bound_.value));
+    if (bound_.metric != Bound::rms) worst_ = std::max(worst_, metric);
+    if (to_.samples_.size() < 200000 || (static_cast<uint64_t>(i) * 2654435761u & 15u) == 0)
+      to_.samples_.push_back(metric);
+  }
+
+  void count(int64_t ulps) {
+    ++to_.a_.elements;
+    to_.exact_ += ulps == 0;
+    to_.a_.worst_ulps = std::max(to_.a_.worst_ulps, static_cast<double>(ulps));
+    ++to_.a_.ulps[ulps == 0 ? 0
+                            : static_cast<std::size_t>(std::min<int64_t>(
+                                  15, 1 + std::bit_width(static_cast<uint64_t>(ulps - 1))))];
+  }
+
+  void rounded(int64_t i, int64_t ulps) {
+    ++counted_;
+    rounded_wrong_ += ulps > 0;
+    if (static_cast<double>(ulps) > bound_.ulps)
+      report(i, fmt::format("{} ulp from the truth, at most {:g} are allowed from peak/64 on", ulps,
+                            bound_.ulps));
+  }
+
+  void whole() {
+    if (bound_.metric == Bound::rms) {
+      worst_ = truth_squares_ > 0 ? std::sqrt(squares_ / truth_squares_) : squares_ > 0 ? INFINITY : 0;
+      if (!(worst_ <= bound_.value))
+        report(0,
+               fmt::format("RMS error is {:.3g} of the truth's, the bound is {:.3g}", worst_, bound_.value));
+    }
+    if (counted_ >= 1000 && static_cast<double>(rounded_wrong_) > 0.01 * static_cast<double>(counted_))
+      report(0, fmt::format("{} of {} elements from peak/64 on are not the correctly rounded truth, at most "
+                            "1% may be",
+                            rounded_wrong_, counted_));
+  }
+
+  Distance& to_;
+  const Array &got_, &truth_;
+  const Bound& bound_;
+  Difference& where_;
+  const Array* scale_;
+  const DType type_;
+  std::string problem_;  // the first
+  double worst_ = 0, squares_ = 0, truth_squares_ = 0, least_row_ = 0;
+  double peak_ = 0, row_squares_ = 0, row_truth_ = 0;  // of the row
+  int64_t rounded_wrong_ = 0, counted_ = 0;
+};
+
 std::string Distance::add(const Array& got, const Array& truth, const Bound& bound, int64_t reduction,
                           Difference& where, const Array* scale) {
-  const DType t = got.dtype;
   if (bound.metric == Bound::none) return {};
-  if (!floating(t)) {
-    for (int64_t i = 0; i < got.numel(); ++i)
-      if (registry::load(t, got.bytes.data(), i) != registry::load(truth.dtype, truth.bytes.data(), i)) {
-        where = {i, bits_at(truth, i), bits_at(got, i), static_cast<int>(size_of(t) * 8)};
-        return "an integer result differs";
-      }
-    return {};
+  Comparison comparison(*this, got, truth, bound, where, scale);
+  if (!floating(got.dtype)) {
+    comparison.integers();
+    return comparison.problem();
   }
-  const int64_t n = got.numel(), width = got.shape.empty() ? 1 : std::max<int64_t>(1, got.shape.back());
-  const auto value = [&](int64_t i) { return registry::load(t, got.bytes.data(), i); };
-  const auto right = [&](int64_t i) { return registry::load(truth.dtype, truth.bytes.data(), i); };
-  // A row may be this many times as wrong as a whole result, counted from half of the whole's RMS on.
-  const double most_of_row = 8 * bound.value;
-  double least_row = 0;
-  for (int64_t i = 0; bound.metric == Bound::rms && i < n; ++i)
-    if (const double y = right(i); std::isfinite(y))
-      least_row += 0.25 * y * y / static_cast<double>(n) * static_cast<double>(width);
-  std::string problem;
-  double worst_here = 0, squares = 0, truth_squares = 0;
-  int64_t rounded_wrong = 0, counted = 0;
-  const auto report = [&](int64_t i, std::string text) {
-    if (!problem.empty()) return;
-    unsigned char raw[8] = {};
-    registry::store(t, raw, 0, right(i));
-    uint64_t expected = 0;
-    std::memcpy(&expected, raw, static_cast<std::size_t>(size_of(t)));
-    where = {i, expected, bits_at(got, i), static_cast<int>(size_of(t) * 8)};
-    problem = std::move(text);
-  };
-  for (int64_t row = 0; row < n; row += width) {
-    double peak = 0, row_squares = 0, row_truth = 0;
-    for (int64_t i = row; i < row + width; ++i)
-      if (const double y = scale ? registry::load(scale->dtype, scale->bytes.data(), i) : right(i);
-          std::isfinite(y))
-        peak = std::max(peak, std::fabs(y));
-    for (int64_t i = row; i < row + width; ++i) {
-      const double x = value(i), y = right(i);
-      if (std::isnan(y) || std::isinf(y)) {
-        if (!(std::isnan(y) ? std::isnan(x) : x == y))
-          report(i, fmt::format("got {:g}, truth is {:g}", x, y));
-        continue;
-      }
-      const double error = std::fabs(x - y);
-      if (!(error <= 1e300)) {
-        // A truth past the dtype's range rounds to infinity: that is right.
-        if (!(std::isinf(x) && place(t, x) == place(t, y)))
-          report(i, fmt::format("got {:g}, truth is {:g}", x, y));
-        continue;
-      }
-      // A subnormal factor that counts as zero takes its product with it.
-      if (bound.flushes && x == 0 && std::fabs(y) < 0x1p-110) continue;
-      const int64_t ulps = std::abs(place(t, x) - place(t, y));
-      ++a_.elements;
-      exact_ += ulps == 0;
-      a_.worst_ulps = std::max(a_.worst_ulps, static_cast<double>(ulps));
-      ++a_.ulps[ulps == 0 ? 0
-                          : static_cast<std::size_t>(
-                                std::min<int64_t>(15, 1 + std::bit_width(static_cast<uint64_t>(ulps - 1))))];
-      squares += error * error;
-      truth_squares += y * y;
-      const double relative = peak > 0 ? error / peak : error > 0 ? INFINITY : 0;
-      // The last place of the dtype is not the arithmetic's fault: subnormal results keep half of one.
-      const double grain = 0.5 * ulp(t, y);
-      double metric = relative;
-      bool good = true;
-      switch (bound.metric) {
-        case Bound::peak:
-          good = error <= std::max(bound.value * peak, grain);
-          if (bound.ulps > 0 && std::fabs(y) >= peak / 64) {
-            ++counted;
-            rounded_wrong += ulps > 0;
-            if (static_cast<double>(ulps) > bound.ulps)
-              report(i, fmt::format("{} ulp from the truth, at most {:g} are allowed from peak/64 on", ulps,
-                                    bound.ulps));
-          }
-          break;
-        case Bound::elementwise:
-          good = error <= bound.ulps * ulp(t, y) + bound.value * peak;
-          metric = error / (ulp(t, y) + bound.value * peak);
-          break;
-        case Bound::bits:
-          good = ulps == 0;
-          metric = static_cast<double>(ulps);
-          break;
-        case Bound::rms:
-          row_squares += error * error;
-          row_truth += y * y;
-          break;
-        case Bound::none:
-          break;
-      }
-      if (!good)
-        report(i, fmt::format("got {:g}, truth is {:g}: {:.3g} of the row's peak, the bound is {:.3g}", x, y,
-                              relative, bound.value));
-      if (bound.metric != Bound::rms) worst_here = std::max(worst_here, metric);
-      if (samples_.size() < 200000 || (static_cast<uint64_t>(i) * 2654435761u & 15u) == 0)
-        samples_.push_back(metric);
-    }
-    // Over a whole result a wrong row or element would drown.
-    if (bound.metric == Bound::rms &&
-        !(row_squares <= most_of_row * most_of_row * std::max(row_truth, least_row)))
-      report(row,
-             fmt::format("this row's RMS error is {:.3g} of the larger of its truth and half of the whole's, "
-                         "the bound for a row is {:.3g}",
-                         std::sqrt(row_squares / std::max(row_truth, least_row)), most_of_row));
-  }
-  if (bound.metric == Bound::rms) {
-    const double ratio = truth_squares > 0 ? std::sqrt(squares / truth_squares) : squares > 0 ? INFINITY : 0;
-    worst_here = ratio;
-    if (!(ratio <= bound.value))
-      report(0, fmt::format("RMS error is {:.3g} of the truth's, the bound is {:.3g}", ratio, bound.value));
-  }
-  if (counted >= 1000 && static_cast<double>(rounded_wrong) > 0.01 * static_cast<double>(counted))
-    report(0, fmt::format(
-                  "{} of {} elements from peak/64 on are not the correctly rounded truth, at most 1% may be",
-                  rounded_wrong, counted));
-  a_.worst = std::max(a_.worst, worst_here);
+  const double worst = comparison.numbers();
+  a_.worst = std::max(a_.worst, worst);
   if (reduction > 0) {
     auto at = std::find_if(a_.over_length.begin(), a_.over_length.end(),
                            [&](const auto& e) { return e.first == reduction; });
     if (at == a_.over_length.end())
-      a_.over_length.emplace_back(reduction, worst_here);
+      a_.over_length.emplace_back(reduction, worst);
     else
-      at->second = std::max(at->second, worst_here);
+      at->second = std::max(at->second, worst);
   }
-  return problem;
+  return comparison.problem();
 }
 
 Accuracy Distance::summary() const {

@@ -29,6 +29,7 @@ class Distance {
   Accuracy summary() const;
 
  private:
+  class Comparison;
   Accuracy a_;
   std::vector<double> samples_;  // of the metric, thinned
   int64_t exact_ = 0;
