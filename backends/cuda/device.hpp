@@ -10,11 +10,17 @@
 namespace rlk::cuda {
 
 // Makes a device current for a scope. Free when it already is, which is the common case.
+//
+// A thread that has done nothing yet is told that device 0 is current, but has no context, without which
+// cuBLASLt cannot launch: setting the device, even to the same, brings it.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
-    if (cudaGetDevice(&previous_) == cudaSuccess && previous_ != device)
-      changed_ = cudaSetDevice(device) == cudaSuccess;
+    static thread_local bool has_context = false;
+    if (cudaGetDevice(&previous_) != cudaSuccess) return;
+    if (previous_ == device && has_context) return;
+    has_context = cudaSetDevice(device) == cudaSuccess;
+    changed_ = has_context && previous_ != device;
   }
   ~DeviceGuard() {
     if (changed_) cudaSetDevice(previous_);
