@@ -26,7 +26,7 @@ while(text MATCHES "^([^\n]*)\n")
   if(ENVIRONMENT)
     string(APPEND script " ENVIRONMENT [==[${ENVIRONMENT}]==]")
   endif()
-  if("gpu" IN_LIST LABELS)  # one at a time: some watch the device's free memory
+  if("${LABELS}" MATCHES "gpu")  # one at a time: some watch the device's free memory
     string(APPEND script " RESOURCE_LOCK gpu")
   endif()
   string(APPEND script ")\n")
