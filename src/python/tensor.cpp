@@ -11,7 +11,7 @@ namespace {
 
 struct Torch {
   PyObject *tensor, *parameter;
-  PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *written;
+  PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *transforms, *written;
 };
 
 PyObject* attribute_of(const char* module, const char* name) {
@@ -30,6 +30,7 @@ const Torch* torch() {
               attribute_of("torch", "get_num_threads"),
               attribute_of("torch._C", "_len_torch_dispatch_stack"),
               attribute_of("torch._C", "_len_torch_function_stack"),
+              attribute_of("torch._C._functorch", "peek_interpreter_stack"),
               attribute_of("torch._C", "_increment_version")};
   PyErr_Clear();
   if (!found.tensor || !found.parameter || !found.grad_enabled || !found.threads) return nullptr;
@@ -93,7 +94,10 @@ std::string_view short_name(PyTypeObject* type, Owned& holder) {
 
 bool torch_modes_active() {
   const Torch* t = torch();
-  return t && (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0);
+  if (!t) return false;
+  if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0) return true;
+  const Owned transform(t->transforms ? PyObject_CallNoArgs(t->transforms) : nullptr);
+  return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
 }
 
 void torch_written(PyObject* tensors) {

@@ -13,7 +13,7 @@ struct TensorType {
   enum Kind { other, torch, torch_subclass, immutable } kind;
 };
 
-// Whether torch's dispatcher must see calls of this thread: a dispatch mode or function mode is on. With an exception set it
+// Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on. With an exception set it
 // could not be found out.
 bool torch_modes_active();
 // Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.

@@ -8,6 +8,9 @@ library. Scopes (``rlk.precision``, ``rlk.backend``) that a forward runs in hold
 code that torch.compile traces they hold where the compiled function runs, so pass ``precision=`` and ``backend=`` there.
 """
 
+from contextlib import nullcontext
+from functools import lru_cache
+
 import torch
 
 from rlk import _C, _errors, _scopes
@@ -39,6 +42,7 @@ class Schema:
         self.input_names = [a["name"] for a in self.inputs]
         self.result_names = [a["name"] for a in self.results]
         self.attribute_names = [a["name"] for a in self.attributes]
+        self.required = [a["name"] for a in self.inputs if not a["optional"]]
         self.saved = [a["name"] for a in self.arguments if a["saved"]]
 
     def words(self):
@@ -77,6 +81,7 @@ class Schema:
         return ",".join(parts)
 
 
+@lru_cache(maxsize=256)  # not to be changed by who gets it
 def _asked(results):
     """'out,final_state=fp32' as keywords of the library's call."""
     out = {}
@@ -194,11 +199,13 @@ def _packed_elsewhere():
 def _for_backward(op, options):
     """The options of a forward for its backward: what names implementations or arithmetics that only the forward has is left to
     the registry."""
+    if not options.get("arithmetic") and "." not in (options.get("backend") or ""):
+        return options
     options = dict(options)
     known = _implementations(op)
-    if options.get("arithmetic") and options["arithmetic"] not in known["arithmetic"]:
+    if options.get("arithmetic") not in known["arithmetic"]:
         options["arithmetic"] = None
-    if options.get("backend") and "." in options["backend"]:
+    if options.get("backend"):
         options["backend"] = ":".join(w if w in known["id"] else w.partition(".")[0]
                                       for w in options["backend"].split(":"))
     return options
@@ -211,20 +218,21 @@ def _implementations(op):
 
 
 def _setup(schema, backward):
-    def setup(ctx, inputs, keyword_only_inputs, output):
+    def setup(ctx, inputs, keywords, output):
         results = dict(zip(schema.result_names, _as_tuple(output)))
-        asked = _asked(keyword_only_inputs["results"])
+        asked = _asked(keywords["results"])
         given = dict(zip(schema.input_names, inputs))
         kept = {n: given[n] if n in given else results[n] if n in asked else None for n in schema.saved}
         ctx.save_for_backward(*kept.values())
-        ctx.kept_names, ctx.keywords, ctx.asked = list(kept), keyword_only_inputs, list(asked)
-        ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in asked}
+        ctx.kept_names, ctx.keywords, ctx.asked = list(kept), keywords, list(asked)
         ctx.scopes = _scopes.options_of_scopes()
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in asked or f"d_{n}" not in backward))
-        ctx.guard = None
-        if all(_guardable(t) for t in kept.values() if t is not None) and not _packed_elsewhere():
-            ctx.guard = _Guard([(n, t) for n, t in kept.items() if t is not None])
+        ctx.shapes = {}
+        if len(results) > 1:  # of which some may come back without a gradient
+            ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in asked}
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in asked or f"d_{n}" not in backward))
+        named = [(n, t) for n, t in kept.items() if t is not None]
+        ctx.guard = _Guard(named) if all(_guardable(t) for _, t in named) and not _packed_elsewhere() else None
 
     return setup
 
@@ -244,7 +252,7 @@ def _gradient(schema, backward):
     def gradient(ctx, *gradients):
         kept = dict(zip(ctx.kept_names, ctx.saved_tensors))
         grads = {f"d_{n}": g for n, g in zip(schema.result_names, gradients) if n in ctx.asked}
-        needed = dict(zip(schema.input_names, ctx.needs_input_grad))
+        needed = dict(zip(schema.input_names, ctx.needs_input_grad[1:]))
         follows = {a["name"]: a["follows"] for a in backward.results}
         wanted = [n for n in follows if needed.get(n[2:]) and (not follows[n] or grads.get(follows[n]) is not None)]
         like = next(t for t in (*grads.values(), *kept.values()) if t is not None)
@@ -264,11 +272,13 @@ def _gradient(schema, backward):
         if not wanted:
             return (None,) * len(needed)
         keywords = {k: v for k, v in ctx.keywords.items() if k in backward.attribute_names}
-        keywords |= _for_backward(backward.name, {k: ctx.keywords[k] for k in _OPTIONS})
+        keywords |= _for_backward(backward.name, {k: v for k, v in ctx.keywords.items() if k in _OPTIONS})
         required = [a["name"] for a in backward.results if not a["optional"]]
         names = [n for n in backward.result_names if n in wanted or n in required]
-        with _scopes.within(ctx.scopes):
-            found = dict(zip(backward.result_names, _as_tuple(op(*inputs, results=",".join(names), **keywords))))
+        traced = torch.compiler.is_compiling() or torch.is_grad_enabled()
+        run = op if traced or not _only_recorded(inputs) else backward.kernel
+        with _scopes.within(ctx.scopes) if ctx.scopes else nullcontext():
+            found = dict(zip(backward.result_names, _as_tuple(run(*inputs, results=",".join(names), **keywords))))
         if ctx.guard:
             ctx.guard.release()
         return tuple(found[f"d_{n}"] if f"d_{n}" in wanted else None for n in schema.input_names)
@@ -289,9 +299,10 @@ def _refuse_gradient(schema):
 
 
 def _dispatched(schema):
-    """A call by way of torch's dispatcher."""
+    """A call of which a gradient is recorded or that torch must see for another reason."""
     op = getattr(torch.ops.rlk, schema.op)
-    preset = _preset(schema)
+    recorded = _RECORDED.get(schema.op)
+    preset, autocasts = _preset(schema), schema.name in _AUTOCAST
 
     def call(*args, **keywords):
         given = dict(zip(schema.input_names, args))
@@ -308,10 +319,10 @@ def _dispatched(schema):
                 rest[name] = value
             else:
                 raise _errors.UnknownName(f"{schema.name}: no argument, attribute or option is called '{name}'")
-        for a in schema.inputs:
-            if not a["optional"] and given.get(a["name"]) is None:
-                raise _errors.InvalidArgument(f"{schema.name}: {a['name']} is missing")
-        if schema.name in _AUTOCAST:
+        for name in schema.required:
+            if given.get(name) is None:
+                raise _errors.InvalidArgument(f"{schema.name}: {name} is missing")
+        if autocasts and torch._C._is_any_autocast_enabled():
             given = _autocast(given)
         inputs = [given.get(n) for n in schema.input_names]
         if not schema.results:
@@ -324,7 +335,14 @@ def _dispatched(schema):
             if not results:
                 raise _errors.InvalidArgument(
                     f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
-            found = dict(zip(schema.result_names, _as_tuple(op(*inputs, results=results, **rest))))
+            rest["results"] = results
+            if not torch.compiler.is_compiling() and _only_recorded(inputs):
+                output = recorded.apply(rest, *inputs)
+            else:
+                output = op(*inputs, **rest)
+            if len(schema.results) == 1:
+                return output
+            found = dict(zip(schema.result_names, output))
             out = [found[n] for n in _asked(results)]
         return tuple(out) if len(out) > 1 else out[0] if out else None
 
@@ -338,10 +356,6 @@ def _preset(schema):
     plain = {a["name"]: a["default"] for a in _C.schema(schema.op)["attributes"]}
     changed = [a for a in schema.attributes if a["default"] != plain[a["name"]]]
     return {a["name"]: a["choices"].split("|")[a["default"]] if a["type"] == "choice" else a["default"] for a in changed}
-
-
-def _autocasts():
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def _autocast(given):
@@ -359,8 +373,10 @@ def _function(schema):
         direct = dispatched
     is_compiling = torch.compiler.is_compiling
     if schema.name in _AUTOCAST:
+        any_autocast = torch._C._is_any_autocast_enabled
+
         def op(*args, **keywords):
-            if is_compiling() or _autocasts():
+            if is_compiling() or any_autocast():
                 return dispatched(*args, **keywords)
             return direct(*args, **keywords)
     else:
@@ -372,23 +388,61 @@ def _function(schema):
     return op
 
 
+#: By op, how a gradient is recorded without torch's dispatcher: all that most training needs of it is the node.
+_RECORDED = {}
+
+
+def _only_recorded(inputs):
+    """Whether these are plain tensors that autograd alone must see."""
+    return (all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in inputs)
+            and torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+            and torch._C._functorch.peek_interpreter_stack() is None)
+
+
 def _define(schema):
     qualified = f"rlk::{schema.name}"
     _library.define(schema.words(), tags=(torch.Tag.needs_fixed_stride_order,))
-    kernel = _kernel(schema)
-    _library.impl(schema.name, kernel, "CompositeExplicitAutograd")  # rope_tables may have no tensor to choose by
+    schema.kernel = _kernel(schema)
+    _library.impl(schema.name, schema.kernel, "CompositeExplicitAutograd")  # rope_tables may have no tensor to choose by
     torch.library.register_fake(qualified, _fake(schema), lib=_library)
 
 
 def _differentiate(schema, schemas):
+    """The op's kernel above the others. (torch.library.register_autograd gives the same and reads the schema anew in every call,
+    which costs ten times the rest.)"""
     if not schema.results:
         return
+    op = getattr(torch.ops.rlk, schema.name).default
     backward = schemas.get(schema.backward)
-    if backward is None:
-        torch.library.register_autograd(f"rlk::{schema.name}", _refuse_gradient(schema), lib=_library)
-    else:
-        torch.library.register_autograd(f"rlk::{schema.name}", _gradient(schema, backward),
-                                        setup_context=_setup(schema, set(backward.input_names)), lib=_library)
+    setup = _setup(schema, set(backward.input_names)) if backward else lambda *_: None
+    gradient = _gradient(schema, backward) if backward else _refuse_gradient(schema)
+    def record(below, context):
+        class Recorded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, keywords, *inputs):
+                with context():
+                    output = below(*inputs, **keywords)
+                setup(ctx, inputs, keywords, output)
+                return output
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                return (None, *gradient(ctx, *gradients))
+
+        Recorded.__name__ = Recorded.__qualname__ = schema.name
+        return Recorded
+
+    below = torch._C._AutoDispatchBelowAutograd
+    dispatched = record(op, below)
+    _RECORDED[schema.name] = record(schema.kernel, nullcontext)
+
+    def kernel(*inputs, **keywords):
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            return dispatched.apply(keywords, *inputs)
+        with below():
+            return op(*inputs, **keywords)
+
+    _library.impl(schema.name, kernel, "Autograd")
 
 
 def _define_all():
@@ -397,6 +451,7 @@ def _define_all():
         _define(schema)
     for schema in schemas.values():
         _differentiate(schema, schemas)
+    for schema in schemas.values():
         for name in (schema.name, *schema.aliases):
             globals()[name] = _function(Schema(name))
 
