@@ -1,5 +1,5 @@
-// Writes rlk/ops.hpp, the typed face of every op, from the schemas: one source of truth for names, roles and
-// defaults.
+// Writes rlk/ops.hpp, the typed face of every op, and rlk/_ops.pyi, that of Python, from the schemas: one source of
+// truth for names, roles and defaults.
 #include <charconv>
 #include <cstdio>
 #include <fstream>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/stubs.hpp"
 #include "rlk/plugin.h"
 
 namespace rlk::registry {
@@ -141,6 +142,16 @@ void write_op(const rlk_op_schema& op, std::ostringstream& out) {
   out << "\n";
 }
 
+// An unchanged header keeps its time, and what includes it is not built again.
+bool write_file(const char* path, const std::string& text) {
+  std::ifstream before(path);
+  if (before && std::string(std::istreambuf_iterator<char>(before), {}) == text) return true;
+  std::FILE* file = std::fopen(path, "w");
+  if (!file) return std::perror(path), false;
+  const bool written = std::fputs(text.c_str(), file) >= 0;
+  return std::fclose(file) == 0 && written;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -160,12 +171,12 @@ int main(int argc, char** argv) {
 #include "registry/ops.def"
 #undef RLK_OP
   out << "}  // namespace rlk\n";
-  if (argc > 1) {  // an unchanged header keeps its time, and what includes it is not built again
-    std::ifstream before(argv[1]);
-    if (before && std::string(std::istreambuf_iterator<char>(before), {}) == out.str()) return 0;
-  }
-  std::FILE* file = argc > 1 ? std::fopen(argv[1], "w") : stdout;
-  if (!file) return std::perror(argv[1]), 1;
-  std::fputs(out.str().c_str(), file);
-  return file == stdout ? 0 : std::fclose(file);
+  if (argc < 2) return std::fputs(out.str().c_str(), stdout) < 0;
+  if (!write_file(argv[1], out.str())) return 1;
+  if (argc < 3) return 0;
+  std::ostringstream stubs(rlk::registry::stubs_head(), std::ios::ate);
+#define RLK_OP(name) rlk::registry::write_stubs(rlk::registry::name##_schema, stubs);
+#include "registry/ops.def"
+#undef RLK_OP
+  return write_file(argv[2], stubs.str()) ? 0 : 1;
 }

@@ -1,11 +1,13 @@
 """rlk without torch: numpy and jax."""
 
+import ast
 import inspect
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy
 import pytest
@@ -36,6 +38,17 @@ def test_every_op_of_the_registry_is_a_function_with_its_arguments(op):
     assert {a["name"] for a in schema["arguments"]} <= names
     assert {a["name"] for a in schema["attributes"]} <= names
     assert schema["doc"] in getattr(rlk, op).__doc__
+
+
+def test_stubs_have_every_op_with_the_signature_of_its_function():
+    stubs = {f.name: f for f in ast.parse((Path(_C.__file__).parent / "_ops.pyi").read_text()).body
+             if isinstance(f, ast.FunctionDef)}
+    for op in BUILT_IN:
+        arguments = stubs[op].args
+        names = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
+        assert names == list(inspect.signature(getattr(rlk, op)).parameters)
+    pairing = next(d for a, d in zip(stubs["rope_i"].args.kwonlyargs, stubs["rope_i"].args.kw_defaults) if a.arg == "pairing")
+    assert pairing.value == "adjacent"
 
 
 def test_every_alias_is_a_function():

@@ -343,7 +343,7 @@ def _dispatched(schema):
             if len(schema.results) == 1:
                 return output
             found = dict(zip(schema.result_names, output))
-            out = [found[n] for n in _asked(results)]
+            out = [found[part.partition("=")[0]] for part in results.split(",")]
         return tuple(out) if len(out) > 1 else out[0] if out else None
 
     return call
