@@ -14,8 +14,9 @@
 namespace rlk {
 
 void Backend::probe() {
+  if (probed_.done()) return;
   const HeldLog held;
-  std::call_once(probed_, [this] {
+  probed_.run([this] {
     if (!table) return;
     if (!table->devices) {
       devices_.push_back({kDLCPU, 0, 0, "cpu"});
@@ -65,8 +66,9 @@ const rlk_device_services* Backend::services() const noexcept {
 }
 
 Status Backend::activate() {
+  if (activated_once_.done()) return activation_;
   const HeldLog held;
-  std::call_once(activated_once_, [this] {
+  activated_once_.run([this] {
     if (table->activate && table->activate(&host()) != RLK_OK)
       activation_ = Status(RLK_BACKEND_ERROR,
                            fmt::format("backend '{}' could not be activated: {}", name, failure_text()));

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "rlk/plugin.h"
 #include "rlk/status.hpp"
+#include "src/once.hpp"
 
 namespace rlk {
 
@@ -43,7 +43,7 @@ struct Backend {
  private:
   friend const Outage& outage_of(Backend& backend);
   void probe();
-  std::once_flag probed_, activated_once_, outage_once_;
+  Once probed_, activated_once_, outage_once_;
   Outage outage_;
   std::vector<rlk_device> devices_;
   std::string no_device_reason_;

@@ -245,9 +245,12 @@ Status check_call(const rlk_op_schema& op, const rlk_slot* slots, CheckData data
   }
   for (uint32_t i = 0; i < op.num_attributes; ++i)
     if (Status s = check_attribute(op, op.attributes[i], slots[op.num_arguments + i]); !s) return s;
-  rlk_shape shapes[RLK_MAX_SLOTS] = {};
+  if (!op.infer) return {};
+  rlk_shape shapes
+      [RLK_MAX_SLOTS];  // as many as there are arguments are cleared: all would cost more than the checks
+  std::fill_n(shapes, op.num_arguments, rlk_shape{});
   if (Status s = infer_shapes(op, slots, shapes); !s) return s;
-  for (uint32_t i = 0; i < op.num_arguments && op.infer; ++i)
+  for (uint32_t i = 0; i < op.num_arguments; ++i)
     if (op.arguments[i].role != RLK_READ && slots[i].tensor && shapes[i].dtypes)
       if (Status s = check_result(op, op.arguments[i], *slots[i].tensor, shapes[i]); !s) return s;
   return {};

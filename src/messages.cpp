@@ -64,7 +64,7 @@ std::string remedy_of(Backend& backend) {
 }  // namespace
 
 const Outage& outage_of(Backend& backend) {
-  std::call_once(backend.outage_once_, [&] { backend.outage_ = {problem_of(backend), remedy_of(backend)}; });
+  backend.outage_once_.run([&] { backend.outage_ = {problem_of(backend), remedy_of(backend)}; });
   return backend.outage_;
 }
 
