@@ -52,7 +52,8 @@ class Pool {
     std::unique_lock lock(mutex_);
     running_ -= open_;  // the work is done: who has not come need not come
     open_ = 0;
-    done_.wait(lock, [this] { return running_ == 0; });
+    // By pthread's name: condition_variable::wait is the one symbol here that systems before g++ 12 lack.
+    while (running_ != 0) pthread_cond_wait(done_.native_handle(), mutex_.native_handle());
     return true;
   }
 

@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -298,6 +299,30 @@ def test_children_of_multiprocessing_call(method, tmp_path):
     program.write_text(PROCESSES)
     done = subprocess.run([sys.executable, program, method], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == str([256.0] * 8), done.stderr
+
+
+def test_two_copies_live_in_one_process(tmp_path):
+    package = Path(_C.__file__).parent
+    for copy in ("first", "second"):
+        shutil.copytree(package, tmp_path / copy / "rlk")
+    assert python(f"""
+import sys, numpy
+a = numpy.ones((1, 1), numpy.float32)
+copies = []
+for name in ("first", "second"):
+    sys.path.insert(0, {str(tmp_path)!r} + "/" + name)
+    import rlk
+    copies.append(rlk)
+    for module in [m for m in sys.modules if m.partition(".")[0] == "rlk"]:
+        del sys.modules[module]
+assert copies[0].__file__ != copies[1].__file__
+for rlk in copies + copies:
+    assert rlk.lm_head(a, a)[0, 0] == 1
+    try:
+        rlk.lm_head(a)
+    except rlk.Error as e:
+        print(e)
+""").count("weight is missing") == 4
 
 
 def test_a_call_while_the_interpreter_ends_is_harmless():
