@@ -180,6 +180,15 @@ def test_a_saved_tensor_is_guarded_until_its_backward_ran():
     assert rlk.saved() == []
 
 
+def test_what_hooks_keep_elsewhere_is_not_guarded():
+    h, w = leaf(2, 4), leaf(3, 4)
+    with torch.autograd.graph.save_on_cpu():  # the tensors themselves may be freed, and their memory written again
+        out = rlk.torch.lm_head(h, w)
+    assert rlk.saved() == []
+    out.sum().backward()
+    assert torch.equal(h.grad, w.detach().sum(0).expand(2, 4))
+
+
 def test_a_written_tensor_is_not_used_by_what_saved_it():
     cos, sin = tables()
     x = torch.randn(1, 1, 3, 8)
