@@ -38,7 +38,7 @@ del _name
 def __getattr__(name):
     # What needs a framework is imported when it is first used; a backend plugin may have added an op meanwhile.
     import importlib
-    if name in ("torch", "jax", "adapters"):
+    if name in ("torch", "adapters"):
         return importlib.import_module(f"rlk.{name}")
     if name in _C.ops():
         globals()[name] = _C.op(name)
