@@ -101,3 +101,26 @@ TEST_CASE("rms_norm_bwd is the slope of rms_norm, with residual, gate and offset
     if (form >= 1) is_slope("gate", gate, d_gate, loss);
   }
 }
+
+TEST_CASE("swiglu_bwd is the slope of swiglu, for every activation") {
+  using rlk::Swiglu;
+  std::mt19937 random(4);
+  const Shape shape{4, 9};
+  for (auto act : {Swiglu::Act::silu, Swiglu::Act::gelu_tanh, Swiglu::Act::silu_clamped}) {
+    CAPTURE(static_cast<int>(act));
+    Numbers gate(shape, random, 2), up(shape, random, 2), out(shape, random), d_out(shape, random);
+    Numbers d_gate(shape, random), d_up(shape, random);
+    Swiglu f{.gate = gate.f64, .up = up.f64, .out = out.f64};
+    rlk::SwigluBwd b{
+        .d_out = d_out.f64, .gate = gate.f64, .up = up.f64, .d_gate = d_gate.f64, .d_up = d_up.f64};
+    f.act = b.act = act;
+    f.limit = b.limit = 2.5;  // some are held
+    const auto loss = [&] {
+      reference(f);
+      return dot(out, d_out);
+    };
+    reference(b);
+    is_slope("gate", gate, d_gate, loss);
+    is_slope("up", up, d_up, loss);
+  }
+}

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "arithmetic/rms_norm/bind.hpp"
+#include "arithmetic/swiglu/bind.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
 #include "simt/rms_norm/kernels.hpp"
+#include "simt/swiglu/kernels.hpp"
 
 namespace {
 
@@ -131,5 +133,34 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
               static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
           rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
         });
+      }
+}
+
+TEST_CASE("swiglu and its gradients on fibers are native's bits, packed or not") {
+  using rlk::Swiglu;
+  using rlk::SwigluBwd;
+  std::mt19937 random(9);
+  for (DType t : kTypes)
+    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}, Shape{3, 0}})
+      for (int form = 0; form < 6; ++form) {
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(form);
+        const bool packed = form >= 3;
+        Shape both = shape;
+        if (packed) both.back() *= 2;
+        const Owned gate(both, t, random, 30), up(shape, t, random, 5), d_out(shape, t, random);
+        Owned out(shape, t), d_gate(both, t), d_up(shape, t);
+        Swiglu a{.gate = gate.tensor, .out = out.tensor};
+        SwigluBwd b{.d_out = d_out.tensor, .gate = gate.tensor, .d_gate = d_gate.tensor};
+        std::vector<Owned*> gradients{&d_gate};
+        if (!packed) a.up = b.up = up.tensor, b.d_up = d_up.tensor, gradients.push_back(&d_up);
+        a.act = b.act = static_cast<Swiglu::Act>(form % 3);
+        if (form % 2) a.roundings = b.roundings = Swiglu::Roundings::twice;
+        REQUIRE(rlk::swiglu(a, {.backend = "native.tiles"}));
+        REQUIRE(rlk::swiglu_bwd(b, {.backend = "native.tiles"}));
+        same_on_fibers({&out}, copies({&out}),
+                       [&] { rlk::simt::swiglu::launch_forward(rlk::act32::problem_of(a), nullptr); });
+        same_on_fibers(gradients, copies(gradients),
+                       [&] { rlk::simt::swiglu::launch_backward(rlk::act32::problem_of(b), nullptr); });
       }
 }

@@ -24,15 +24,17 @@ RLK_HD T gated(T g, T t) {
   return g == -infinity ? -T{} : quotient;
 }
 
-// d/dg of g * logistic(t) with dt/dg = slope: s (1 + g slope (1 - s)).
+// d/dg of g * logistic(t) with dt/dg = slope, times `factor`: factor s (1 + g slope (1 - s)) from left to right, and +0
+// where s is 0. 1 - s is e s with e = exp_32(-t): the difference would keep nothing of it where s is close to 1.
 template <class T>
-RLK_HD T gated_slope(T g, T t, T slope) {
-  const T one = T{} + 1, zero = T{};
-  const T s = logistic<T>(t);
-  const T rest = one - s;
+RLK_HD T times_slope(T factor, T g, T t, T slope) {
+  const T one = T{} + 1, zero = T{}, minus = -t;
+  const T e = simt::exp<T>(minus);
+  const T s = one / (e + 1);
+  const T rest = e * s;
   const T bend = simt::fused(g * slope, rest, one);
   const T inner = rest == zero ? one : bend;
-  const T product = s * inner;
+  const T product = factor * s * inner;
   return s == zero ? zero : product;
 }
 
@@ -44,11 +46,12 @@ RLK_HD T value(Gate kind, T g) {
 }
 template <class T>
 RLK_HD T slope(Gate kind, T g) {
-  const T one = T{} + 1;
-  if (kind == Gate::silu) return gated_slope<T>(g, g, one);
-  const T s = logistic<T>(g);
-  const T rest = one - s;
-  return s * rest;
+  const T one = T{} + 1, zero = T{}, minus = -g;
+  if (kind == Gate::silu) return times_slope<T>(one, g, g, one);
+  const T e = simt::exp<T>(minus);
+  const T s = one / (e + 1);
+  const T product = s * (e * s);
+  return s == zero ? zero : product;
 }
 
 }  // namespace rlk::activation

@@ -37,9 +37,9 @@ float value(bool silu, float g) {
   return g == -INFINITY ? -0.0f : g / (1.0f + exp32(-g));
 }
 float slope(bool silu, float g) {
-  const float s = logistic(g), rest = 1.0f - s;
-  if (!silu) return s * rest;
+  const float s = logistic(g), rest = exp32(-g) * s;
   if (s == 0) return 0;
+  if (!silu) return s * rest;
   return rest == 0 ? s : s * std::fma(g, rest, 1.0f);
 }
 

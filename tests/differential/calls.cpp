@@ -393,6 +393,27 @@ void rms_norm_bwd(Call& c, Random& r) {
   if (c.argument("gate").present && r.chance(80)) c.write("d_gate", or_f32(r, type));
 }
 
+// ---- swiglu
+
+void swiglu_like(Call& c, Random& r, bool backward) {
+  const DType type = float_type(r);
+  Shape shape{r.pick<int64_t>({0, 1, 2, 7, 16, 33, 64, 100, 257})};
+  for (int64_t rank = r.below(4); rank > 0; --rank) shape.insert(shape.begin(), r.between(1, 5));
+  if (shape.size() > 1 && r.chance(3)) shape[0] = 0;
+  // What the sigmoid takes is rounded, and in its tail that is many ulps: nothing against the peak of a row.
+  c.set("act", shape.back() < 16 ? 0 : r.below(3));
+  c.set("roundings", r.below(2));
+  if (r.chance(20)) c.set_real("limit", 2), c.set_real("alpha", 1), c.set_real("up_offset", 0);
+  const bool packed = r.chance(40);
+  c.read("gate", packed ? with_last(Shape(shape.begin(), shape.end() - 1), 2 * shape.back()) : shape, type,
+         {Values::normal, 0, 4});
+  if (!packed) c.read("up", shape, type, {Values::normal, 0, 4});
+  if (!backward) return c.write("out", type);
+  c.read("d_out", shape, type);
+  if (r.chance(80)) c.write("d_gate", type);
+  if (!packed && r.chance(80)) c.write("d_up", type);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -408,6 +429,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"rope_tables", rope_tables},
       {"rms_norm", rms_norm},
       {"rms_norm_bwd", rms_norm_bwd},
+      {"swiglu", [](Call& c, Random& r) { swiglu_like(c, r, false); }},
+      {"swiglu_bwd", [](Call& c, Random& r) { swiglu_like(c, r, true); }},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -97,6 +97,10 @@ template <>
 constexpr const char* kBase<RmsNorm> = "native.rows";
 template <>
 constexpr const char* kBase<RmsNormBwd> = "native.rows";
+template <>
+constexpr const char* kBase<Swiglu> = "native.tiles";
+template <>
+constexpr const char* kBase<SwigluBwd> = "native.tiles";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -241,6 +245,31 @@ struct Wide {
 };
 
 constinit const Entry kEntries[] = {
+    // swiglu
+    LIES_BF16(Swiglu, one_rounding, "act32", "plain silu twice [5,75] bf16",
+              "rounds once where it should twice",
+              {
+                Swiglu b = a;
+                b.roundings = Swiglu::Roundings::once;
+                (void)honest(b, "native.tiles");
+              }),
+    LIES(Swiglu, positive_zero, "act32", "tails silu [2,16] fp32", "silu(-inf) is +0",
+         {
+           for (int64_t n = 0; a.up && n < a.out.numel(); ++n)
+             if (get(a.out, n) == 0) put(a.out, n, 0);
+         }),
+    LIES_BF16(SwigluBwd, unrounded_act, "act32", "plain silu twice [5,75] bf16",
+              "d_up takes act(gate) before it is rounded",
+              {
+                SwigluBwd b = a;
+                b.roundings = SwigluBwd::Roundings::once;
+                (void)honest(b, "native.tiles");
+              }),
+    WRONG(SwigluBwd, infinity_by_zero, "accuracy", "tails silu [2,16] fp32", "multiplies s = 0 by infinity",
+          {
+            for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
+              if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
+          }),
     // rms_norm
     LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
               "normalises x + residual before it is rounded",
@@ -594,10 +623,10 @@ constexpr rlk_implementation control(const char* id) {
   return i;
 }
 constinit const rlk_implementation kControls[] = {
-    control<LmHead>("mutant.control"),    control<LmHeadBwd>("mutant.control"),
-    control<Rope>("mutant.control"),      control<RopeTables>("mutant.control"),
-    control<KdaFwd>("mutant.control"),    control<KdaBwd>("mutant.control"),
-    control<RmsNormBwd>("mutant.control")};
+    control<LmHead>("mutant.control"),     control<LmHeadBwd>("mutant.control"),
+    control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
+    control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
+    control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control")};
 
 }  // namespace
 

@@ -1,0 +1,33 @@
+// swiglu on any GPU by the portable kernels: the bits of the native backend.
+#include "arithmetic/swiglu/bind.hpp"
+#include "simt/portable.hpp"
+#include "simt/swiglu/launchers.hpp"
+
+namespace rlk::simt::swiglu {
+namespace {
+
+using act32::problem_of;
+
+rlk_code forward(const Swiglu& a, const Call& call) {
+  return finished(call, "swiglu", run_forward(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code backward(const SwigluBwd& a, const Call& call) {
+  return finished(call, "swiglu_bwd", run_backward(problem_of(a), call.stream(), call.device().id));
+}
+
+constexpr Facts kFacts{.id = kId,
+                       .doc = "elementwise in fp32",
+                       .priority = 100,
+                       .arithmetic = "act32",
+                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                       .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {implement<Swiglu, forward>(kFacts),
+                                                   implement<SwigluBwd, backward>(kFacts)};
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::swiglu
