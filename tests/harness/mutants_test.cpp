@@ -97,6 +97,7 @@ TEST_CASE("a short budget examines an implementation that gives 16-bit results o
   plan.budget = 10;
   plan.child = {"/proc/self/exe"};
   const Report r = rlk::harness::verify(plan);
+  for (const auto& f : r.failures) MESSAGE(f.line());
   CHECK(r.failures.empty());
   REQUIRE(r.entries.size() == 1);
   const auto& promises = r.entries[0].promises;
