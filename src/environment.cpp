@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/fork_mutex.hpp"
 #include "src/log.hpp"
 #include "src/text.hpp"
 
@@ -31,10 +32,7 @@ constexpr Variable kVariables[] = {{"RLK_BACKEND", &Environment::backend},
                                    {"RLK_CPU", &Environment::cpu}};
 
 // Every environment that was ever read stays: references to it are out, and reloads are rare.
-std::mutex& history_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+ForkMutex history_mutex;
 std::vector<std::unique_ptr<const Environment>>& history() {
   static auto* all = new std::vector<std::unique_ptr<const Environment>>;
   return *all;
@@ -81,7 +79,7 @@ void report(const Environment& env) {
 const Environment& publish(bool reload) {
   const Environment* now = nullptr;
   {
-    const std::lock_guard lock(history_mutex());
+    const std::lock_guard lock(history_mutex);
     if (!reload && current) return *current;
     history().push_back(read());
     now = history().back().get();

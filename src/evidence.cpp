@@ -12,6 +12,7 @@
 
 #include "rlk/evidence.hpp"
 #include "rlk/harness.hpp"
+#include "src/fork_mutex.hpp"
 #include "src/gate.hpp"
 #include "src/identity.hpp"
 #include "src/sizes.hpp"
@@ -31,7 +32,7 @@ struct Proof {
   std::map<std::string, std::vector<int64_t>> sizes;
 };
 
-std::mutex mutex;
+ForkMutex mutex;
 // Never destroyed: calls may come from static destructors.
 std::vector<Proof>& proofs() {
   static auto& all = *new std::vector<Proof>;

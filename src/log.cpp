@@ -14,6 +14,7 @@
 #include "rlk/printable.hpp"
 #include "rlk/rlk.h"
 #include "src/cancel.hpp"
+#include "src/fork_mutex.hpp"
 #include "src/text.hpp"
 
 namespace rlk {
@@ -29,7 +30,7 @@ struct Sink {
   void* context = nullptr;
 };
 // Never destroyed, like the logger: threads may still log while the process ends.
-constinit std::mutex sink_mutex;
+ForkMutex sink_mutex;
 Sink sink;
 
 // An own logger, never spdlog's global registry: the host program may use spdlog too.

@@ -2,6 +2,7 @@
 #include "src/registry.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstring>
@@ -45,6 +46,8 @@ class Publishing {
   Publishing() {
     if (builder.load(std::memory_order_relaxed) == std::this_thread::get_id())
       throw Error(Status(RLK_PLUGIN, "a plugin called the library while the library was loading it"));
+    static const int after_fork = pthread_atfork(nullptr, nullptr, in_child);
+    static_cast<void>(after_fork);
     publish_mutex.lock();
     builder.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
@@ -56,6 +59,13 @@ class Publishing {
   Publishing& operator=(const Publishing&) = delete;
 
  private:
+  // A builder that was another thread is not there in the child of a fork. What it built was its own until it
+  // published it, so a free lock is all that is needed. No ForkMutex: plugins, which may fork, run under it.
+  static void in_child() noexcept {
+    if (builder.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
+    builder.store({}, std::memory_order_relaxed);
+    new (&publish_mutex) std::mutex;
+  }
   static inline std::atomic<std::thread::id> builder{};
 };
 

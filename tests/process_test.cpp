@@ -121,6 +121,29 @@ TEST_CASE("a child of fork runs parallel calls on threads of its own") {
   busy.join();
 }
 
+TEST_CASE("a child of fork asks, reloads and logs, whatever other threads were doing") {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> busy;
+  const auto keep = [&](auto body) {
+    busy.emplace_back([&stop, body] {
+      while (!stop) body();
+    });
+  };
+  rlk_set_log_sink([](void*, int32_t, const char*) {}, nullptr);
+  keep([] { rlk_reload_environment(); });
+  keep([] { rlk_load_evidence("/dev/null"); });
+  keep([] { rlk_set_log_sink([](void*, int32_t, const char*) {}, nullptr); });
+  for (int i = 0; i < 100; ++i)
+    CHECK(in_child([] {
+            rlk_set_log_sink([](void*, int32_t, const char*) {}, nullptr);
+            if (rlk_load_evidence("/dev/null") == RLK_OK) return 2;
+            return rlk_reload_environment() == RLK_OK ? 7 : 3;
+          }) == 7);
+  stop = true;
+  for (std::thread& t : busy) t.join();
+  rlk_set_log_sink(nullptr, nullptr);
+}
+
 TEST_CASE("helpers run on all CPUs of the process, whoever made the first call") {
   cpu_set_t all;
   REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);
