@@ -3,6 +3,7 @@
 #pragma once
 
 #include "onednn/products.hpp"
+#include "onednn/turn.hpp"
 
 namespace rlk::onednn {
 
@@ -44,6 +45,8 @@ class Blocks {
   const float* run(std::int64_t height, Sources sources, const void* rows, std::int64_t columns, Panel panel,
                    std::byte* room, std::int64_t place) const {
     float* total = reinterpret_cast<float*>(room + place * kResultBytes);
+    if (height == 1 && panel.data == nullptr && columns == kPanel && full.one_row() && last.one_row())
+      return run_row(sources, rows, total, room);
     for (std::int64_t b = 0; b < count; ++b) {
       const std::byte* part_panel = panel.data == nullptr ? nullptr : panel_of(b, panel, room);
       const void* part_rows = panel.data == nullptr ? rows_of(b, rows, columns, room) : nullptr;
@@ -59,6 +62,22 @@ class Blocks {
   std::size_t wide_room() const { return kPlaces * kResultBytes + line(panel_bytes()); }
   std::size_t products_room() const;
   static std::size_t line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  // A few columns at a time through the whole of K, so that the weight's rows are read from end to end.
+  template <class Sources>
+  const float* run_row(Sources sources, const void* rows, float* total, std::byte* room) const {
+    for (std::int64_t j = 0; j < kPanel; j += kRowColumns) {
+      const std::byte* group = static_cast<const std::byte*>(rows) + j * weight_stride * bytes_of(element);
+      for (std::int64_t b = 0; b < count; ++b) {
+        float part[kRowColumns];
+        row_times_rows(reinterpret_cast<const float*>(sources(b)),
+                       static_cast<const float*>(rows_of(b, group, kRowColumns, room)),
+                       block(b).weight_stride, block(b).depth, b == 0 ? total + j : part);
+        for (std::int64_t i = 0; b != 0 && i < kRowColumns; ++i) total[j + i] += part[i];
+      }
+    }
+    return total;
+  }
 
   static void add(float* total, const float* part, std::int64_t height);
   // Block b's columns of the weight's rows: as they lie, or upcast into the room.

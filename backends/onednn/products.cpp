@@ -237,8 +237,12 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
     pack(rows, count, room + room_.panel, room);
     panel = room + room_.panel;
   }
-  const Product& p = plain ? plain_[i] : packed_[i];
   if (to == nullptr) to = reinterpret_cast<float*>(room + room_.result);
+  if (one_row() && height == 1 && !plain) {
+    row_times_panel(static_cast<const float*>(source), static_cast<const float*>(panel), depth, turned_, to);
+    return to;
+  }
+  const Product& p = plain ? plain_[i] : packed_[i];
   dnnl::stream stream(engine());
   p.primitive.execute(stream, {{DNNL_ARG_SRC, view(p.source, source)},
                                {DNNL_ARG_WEIGHTS, view(p.weights, plain ? rows : panel)},
@@ -281,6 +285,7 @@ void Products::certify() {
         in_place_[i] && has(heights, i) && reproduces(i, nullptr, source, weight.data(), expected, room);
   }
   turned_ = width;
+  if (one_row()) heights |= set_of({1});
   // Rows one at a time would be right too, and many times slower than anybody wants. On AMX the backward
   // counts on the tallest.
   const HeightSet needed = rule == Rule::k32 ? set_of({128}) : set_of({128, 96, 64, 48, 32, 24, 16});

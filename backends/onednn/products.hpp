@@ -108,6 +108,9 @@ class Products {
     return count == kPanel && in_place_[index_of(height)] && (turned_ == 0 || height <= kInPlace);
   }
 
+  // One row needs no product: row_times_panel and row_times_rows keep the rule, and are faster.
+  bool one_row() const { return turned_ != 0; }
+
   // The combination's products, made and held against the rule on first use; they live for ever.
   static const Products& of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride);
 
