@@ -1,11 +1,15 @@
 // A certificate is what it says: unchanged, whole, and good by its contents; nothing else opens the evidence
 // gate.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "child_process.hpp"
 #include "rlk/evidence.hpp"
 #include "rlk/harness.hpp"
 #include "src/sha256.hpp"
@@ -57,6 +61,31 @@ TEST_CASE("a sound certificate passes, with other white space too") {
   for (const char c : text)
     if (c != '\n') dense += c;
   CHECK(refusal(dense) == "");
+}
+
+TEST_CASE("--compare shows what certificates say in printable characters") {
+  const std::string dispatch = RLK_TEST_BUILD "/bin/rlk-dispatch";
+  if (!std::filesystem::exists(dispatch)) {
+    MESSAGE("[skip] built without rlk-dispatch");
+    return;
+  }
+  std::string paths[2];
+  for (int i = 0; i < 2; ++i) {
+    Report r = sound();
+    r.entries[0].implementation = "native\x1b[2J";
+    r.entries[0].corpus["a case\x07"] = i ? "1" : "2";
+    r.entries[0].default_for = {"a case\x07"};
+    paths[i] = (std::filesystem::temp_directory_path() / fmt::format("rlk_raw{}_{}", i, getpid())).string();
+    std::ofstream(paths[i]) << certificate(r);
+  }
+  const rlk::test::Ran ran = rlk::test::run({dispatch, "--compare", paths[0], paths[1]});
+  for (const std::string& path : paths) std::filesystem::remove(path);
+  INFO(ran.out, ran.err);
+  CHECK(ran.exit == 1);
+  CHECK_SAYS(ran.out, "native\\x1b[2J");
+  CHECK_SAYS(ran.out, "first in 'a case\\x07'");
+  CHECK_SILENT(ran.out, "\x1b");
+  CHECK_SILENT(ran.out, "\x07");
 }
 
 TEST_CASE("a changed certificate is refused, whatever was changed") {

@@ -200,8 +200,8 @@ int compare(const Options& o) {
     return equal ? kGood : kVerificationFailed;
   }
   for (const Difference& d : f.differences)
-    std::printf("%s %s: %s\n", d.call.first.c_str(), d.call.second.c_str(), d.words.c_str());
-  for (const std::string& note : f.notes) std::printf("note: %s\n", note.c_str());
+    std::printf("%s\n", printable(d.call.first + " " + d.call.second + ": " + d.words).c_str());
+  for (const std::string& note : f.notes) std::printf("note: %s\n", printable(note).c_str());
   std::printf("%s: %d cases of %d calls (op and dtype) were compared\n",
               f.cases == 0 ? "nothing in common"
               : equal      ? "no difference"
