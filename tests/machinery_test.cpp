@@ -136,6 +136,31 @@ struct LateThread {
 };
 thread_local LateThread late_thread;
 
+// Opens copies of the library, each its own.
+std::vector<void*> open_copies(int count) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("rlk_copies_{}", getpid());
+  fs::create_directories(folder);
+  std::vector<void*> opened;
+  for (int i = 0; i < count; ++i) {
+    const fs::path copy = folder / fmt::format("librlk_copy{}.so", i);
+    fs::copy_file(fs::path(RLK_TEST_BUILD) / "lib/librlk_registry.so", copy);
+    opened.push_back(dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL));
+    const char* const why = opened.back() ? "" : dlerror();
+    CHECK_MESSAGE(opened.back() != nullptr, why);
+  }
+  fs::remove_all(folder);
+  return opened;
+}
+
+// Of a copy that is opened after the exit handler was registered: its statics are gone when the handler runs.
+struct LateCopy {
+  decltype(&rlk_save) save = nullptr;
+  decltype(&rlk_release) release = nullptr;
+  uint64_t saved = 0;
+};
+LateCopy late_copy;
+
 }  // namespace
 
 TEST_CASE("views of one packed buffer are not overlaps, and shared bytes still are") {
@@ -365,16 +390,31 @@ TEST_CASE("calls from static destructors and from a thread's last destructors ar
   CHECK(right);
 }
 
-TEST_CASE("many copies of the library can be opened in one process") {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / fmt::format("rlk_copies_{}", getpid());
-  fs::create_directories(folder);
-  for (int i = 0; i < 8; ++i) {
-    const fs::path copy = folder / fmt::format("librlk_copy{}.so", i);
-    fs::copy_file(fs::path(RLK_TEST_BUILD) / "lib/librlk_registry.so", copy);
-    void* const opened = dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const char* const why = opened ? "" : dlerror();
-    CHECK_MESSAGE(opened != nullptr, why);
-  }
-  fs::remove_all(folder);
+TEST_CASE("arm an exit handler" * doctest::skip()) {
+  REQUIRE(std::atexit([] {
+            late_copy.release(late_copy.saved);
+            Product p;
+            const uint64_t again = late_copy.save(&p.h.dl(), "saved after the end");
+            late_copy.release(again);
+            if (again != 0) std::puts("late release was right");
+          }) == 0);
+  void* const copy = open_copies(1)[0];
+  REQUIRE(copy);
+  late_copy.save = reinterpret_cast<decltype(&rlk_save)>(dlsym(copy, "rlk_save"));
+  late_copy.release = reinterpret_cast<decltype(&rlk_release)>(dlsym(copy, "rlk_release"));
+  const bool found = late_copy.save && late_copy.release;
+  REQUIRE(found);
+  Product p;
+  late_copy.saved = late_copy.save(&p.h.dl(), "released at exit");
+  CHECK(late_copy.saved != 0);
 }
+
+TEST_CASE("a range is released by an exit handler that was registered before the library was opened") {
+  const auto child = rlk::test::run(
+      {std::filesystem::read_symlink("/proc/self/exe").string(), "--no-skip", "-tc=arm an exit handler"});
+  INFO(child.err);
+  CHECK(child.exit == 0);
+  CHECK_SAYS(child.out, "late release was right");
+}
+
+TEST_CASE("many copies of the library can be opened in one process") { open_copies(8); }
