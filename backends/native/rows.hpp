@@ -30,6 +30,11 @@ struct Integers<16> {
   typedef std::uint32_t Words __attribute__((vector_size(64)));
 };
 
+// Whether results of these rows are more than the caches hold.
+inline bool streams(const rows::Axes& axes, std::int64_t width, rows::Type type) {
+  return axes.rows * width * rows::size_of(type) >= std::int64_t{16} << 20;
+}
+
 template <class L, int W>
 struct Row {
   using Type = rows::Type;
@@ -58,18 +63,43 @@ struct Row {
       widen(static_cast<const simt::fp16*>(from), to, n);
     }
   }
-  // Rounded once to nearest even; a NaN becomes the canonical one.
-  static void narrow(Type type, const float* from, void* to, std::int64_t n) {
-    if (type == Type::f32) {
-      narrow(from, static_cast<float*>(to), n);
-    } else if (type == Type::bf16) {
-      narrow(from, static_cast<simt::bf16*>(to), n);
-    } else {
-      narrow(from, static_cast<simt::fp16*>(to), n);
-    }
+  // Rounded once to nearest even; a NaN becomes the canonical one. Streamed results go around the caches, where `to` is
+  // aligned; fence() before another thread may read them.
+  static void narrow(Type type, const float* from, void* to, std::int64_t n, bool stream = false) {
+    const std::int64_t bytes = W * rows::size_of(type);
+    if (W > 1 && stream && reinterpret_cast<std::uintptr_t>(to) % static_cast<std::uintptr_t>(bytes) == 0)
+      narrow_to<true>(type, from, to, n);
+    else
+      narrow_to<false>(type, from, to, n);
+  }
+  static void fence([[maybe_unused]] bool stream) {
+#if defined(__AVX2__)
+    if (stream) _mm_sfence();
+#endif
   }
 
  private:
+  template <bool Stream>
+  static void narrow_to(Type type, const float* from, void* to, std::int64_t n) {
+    if (type == Type::f32) {
+      narrow<Stream>(from, static_cast<float*>(to), n);
+    } else if (type == Type::bf16) {
+      narrow<Stream>(from, static_cast<simt::bf16*>(to), n);
+    } else {
+      narrow<Stream>(from, static_cast<simt::fp16*>(to), n);
+    }
+  }
+  template <bool Stream, class V>
+  static void put(void* p, const V& v) {
+#if defined(__AVX512F__)
+    if constexpr (Stream && sizeof(V) == 64) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
+#endif
+#if defined(__AVX2__)
+    if constexpr (Stream && sizeof(V) == 32) return _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v);
+    if constexpr (Stream && sizeof(V) == 16) return _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)v);
+#endif
+    std::memcpy(p, &v, sizeof v);
+  }
   using Halves = typename Integers<W>::Halves;
   using Words = typename Integers<W>::Words;
 
@@ -100,15 +130,17 @@ struct Row {
     for (; i < n; ++i) to[i] = simt::to_float(from[i]);
   }
 
+  template <bool Stream>
   static void narrow(const float* from, float* to, std::int64_t n) {
-    map(
-        n,
-        [](auto x) {
-          using T = decltype(x);
-          return x == x ? x : T{} + simt::bits_float(0x7fffffffu);
-        },
-        to, from);
+    std::int64_t i = 0;
+    if constexpr (W > 1)
+      for (; i + W <= n; i += W) {
+        const L x = load(from + i);
+        put<Stream>(to + i, x == x ? (Words)x : Words{} + 0x7fffffffu);
+      }
+    for (; i < n; ++i) to[i] = simt::from_float<float>(from[i]);
   }
+  template <bool Stream>
   static void narrow(const float* from, simt::bf16* to, std::int64_t n) {
     std::int64_t i = 0;
     if constexpr (W > 1) {
@@ -116,11 +148,12 @@ struct Row {
         const L x = load(from + i);
         const Words u = x == x ? (Words)x : Words{} + 0x7fff0000u;
         const Halves h = __builtin_convertvector((u + 0x7fffu + (u >> 16 & 1u)) >> 16, Halves);
-        std::memcpy(to + i, &h, sizeof h);
+        put<Stream>(to + i, h);
       }
     }
     for (; i < n; ++i) to[i] = simt::from_float<simt::bf16>(from[i]);
   }
+  template <bool Stream>
   static void narrow(const float* from, simt::fp16* to, std::int64_t n) {
     std::int64_t i = 0;
 #if defined(__F16C__)
@@ -129,7 +162,7 @@ struct Row {
         const L x = load(from + i);
         const Halves number = __builtin_convertvector((Words)(x == x), Halves), h = halves(x);
         const Halves out = (h & number) | (~number & 0x7fff);
-        std::memcpy(to + i, &out, sizeof out);
+        put<Stream>(to + i, out);
       }
     }
 #endif

@@ -17,13 +17,14 @@ class Rows {
 
   // rms32 of x * y.
   static float sum(const float* x, const float* y, std::int64_t n, float* lanes) {
-    std::fill_n(lanes, kLanes, 0.0f);
-    for (std::int64_t first = 0; first < n; first += kLanes) {
-      const std::int64_t count = std::min<std::int64_t>(kLanes, n - first);
-      Row::map(
-          count, [](auto a, auto b, auto c) { return simt::fused(a, b, c); }, lanes, x + first, y + first,
-          static_cast<const float*>(lanes));
+    for (std::int64_t lane = 0; lane < kLanes; lane += W) {
+      L total{};
+      for (std::int64_t i = lane; i + W <= n; i += kLanes)
+        total = simt::fused(Row::load(x + i), Row::load(y + i), total);
+      Row::store(lanes + lane, total);
     }
+    for (std::int64_t i = n / W * W; i < n; ++i)
+      lanes[i % kLanes] = simt::fused(x[i], y[i], lanes[i % kLanes]);
     for (int h = kLanes / 2; h > 0; h /= 2)
       Row::map(
           h, [](auto a, auto b) { return a + b; }, lanes, static_cast<const float*>(lanes),
@@ -47,26 +48,32 @@ class Rows {
     const std::int64_t n = p.width;
     float *lanes = scratch, *a = lanes + kLanes, *b = a + n;
     const float *ca = a, *cb = b;
+    const bool stream = streams(p.axes, n, p.x.type);
     const std::int64_t last = std::min(p.axes.rows, (block + 1) * kBlock);
     for (std::int64_t row = block * kBlock; row < last; ++row) {
       Row::widen(p.x.type, p.x.row(p.axes, row), a, n);
       if (p.residual) {
         Row::widen(p.residual.type, p.residual.row(p.axes, row), b, n);
         Row::map(n, [](auto x, auto y) { return x + y; }, a, ca, cb);
-        if (p.sum) Row::narrow(p.sum.type, a, p.sum.row(p.axes, row), n);
+        if (p.sum) Row::narrow(p.sum.type, a, p.sum.row(p.axes, row), n, stream);
         round(p.residual.type, a, b, n);
       }
       const float r = norm::reciprocal(sum(a, a, n, lanes), n, p.eps);
       if (p.rstd) rows::store(p.rstd.type, p.rstd.row(p.axes, row), 0, r);
-      Row::map(n, [r](auto x) { return x * r; }, a, ca);
-      if (p.early) round(p.y.type, a, b, n);
-      if (weight) Row::map(n, [](auto x, auto w) { return x * w; }, a, ca, weight);
+      if (weight && !p.early) {
+        Row::map(n, [r](auto x, auto w) { return x * r * w; }, a, ca, weight);
+      } else {
+        Row::map(n, [r](auto x) { return x * r; }, a, ca);
+        if (p.early) round(p.y.type, a, b, n);
+        if (weight) Row::map(n, [](auto x, auto w) { return x * w; }, a, ca, weight);
+      }
       if (p.gate) {
         Row::widen(p.gate.type, p.gate.row(p.axes, row), b, n);
         Row::map(n, [&p](auto x, auto g) { return x * activation::value(p.act, g); }, a, ca, cb);
       }
-      Row::narrow(p.y.type, a, p.y.row(p.axes, row), n);
+      Row::narrow(p.y.type, a, p.y.row(p.axes, row), n, stream);
     }
+    Row::fence(stream);
   }
 
   static void backward(const Problem& p, std::int64_t block, const float* weight, float* scratch,
@@ -75,6 +82,7 @@ class Rows {
     float *lanes = scratch, *normal = lanes + kLanes, *d = normal + n, *gate = d + n, *out = gate + n;
     const float *cn = normal, *cd = d, *cg = gate, *co = out;
     if (partial) std::fill_n(partial, n, 0.0f);
+    const bool stream = streams(p.axes, n, p.x.type);
     const std::int64_t last = std::min(p.axes.rows, (block + 1) * kBlock);
     for (std::int64_t row = block * kBlock; row < last; ++row) {
       Row::widen(p.x.type, p.x.row(p.axes, row), normal, n);
@@ -101,8 +109,9 @@ class Rows {
         Row::widen(p.d_sum.type, p.d_sum.row(p.axes, row), gate, n);
         Row::map(n, [](auto x, auto y) { return x + y; }, out, co, cg);
       }
-      Row::narrow(p.d_x.type, out, p.d_x.row(p.axes, row), n);
+      Row::narrow(p.d_x.type, out, p.d_x.row(p.axes, row), n, stream);
     }
+    Row::fence(stream);
   }
 
  private:

@@ -35,24 +35,29 @@ class Tile {
     Row::widen(p.up.type, place(p, p.up, row, first), up, n);
     activate(p, gate, out, gate, n);
     Row::map(n, [&p](auto x, auto u) { return x * act32::held_up(p, u); }, out, co, cu);
-    Row::narrow(p.out.type, out, place(p, p.out, row, first), n);
+    const bool stream = streams(p.axes, p.width, p.out.type);
+    Row::narrow(p.out.type, out, place(p, p.out, row, first), n, stream);
+    Row::fence(stream);
   }
 
   static void backward(const Problem& p, std::int64_t row, std::int64_t first) {
     alignas(64) float gate[kTile], up[kTile], d[kTile], out[kTile], room[kTile];
     const float *cg = gate, *cu = up, *cd = d, *co = out;
     const std::int64_t n = std::min(kTile, p.width - first);
+    const bool stream = streams(p.axes, p.width, p.gate.type);
     Row::widen(p.gate.type, place(p, p.gate, row, first), gate, n);
     Row::widen(p.up.type, place(p, p.up, row, first), up, n);
     Row::widen(p.d_out.type, place(p, p.d_out, row, first), d, n);
     if (p.d_gate) {
       Row::map(n, [&p](auto dy, auto g, auto u) { return act32::d_gate(p, dy, g, u); }, out, cd, cg, cu);
-      Row::narrow(p.d_gate.type, out, place(p, p.d_gate, row, first), n);
+      Row::narrow(p.d_gate.type, out, place(p, p.d_gate, row, first), n, stream);
     }
-    if (!p.d_up) return;
-    activate(p, gate, out, room, n);
-    Row::map(n, [&p](auto dy, auto x, auto u) { return act32::d_up(p, dy, x, u); }, out, cd, co, cu);
-    Row::narrow(p.d_up.type, out, place(p, p.d_up, row, first), n);
+    if (p.d_up) {
+      activate(p, gate, out, room, n);
+      Row::map(n, [&p](auto dy, auto x, auto u) { return act32::d_up(p, dy, x, u); }, out, cd, co, cu);
+      Row::narrow(p.d_up.type, out, place(p, p.d_up, row, first), n, stream);
+    }
+    Row::fence(stream);
   }
 };
 
