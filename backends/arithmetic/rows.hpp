@@ -5,13 +5,14 @@
 #include <cstdint>
 
 #include "arithmetic/half.hpp"
+#include "rlk/float.hpp"
 
 namespace rlk::rows {
 
 using simt::bf16;
 using simt::fp16;
 
-enum class Type : std::int32_t { f32, bf16, f16 };
+using Type = Float;
 
 RLK_HD std::int64_t size_of(Type t) { return t == Type::f32 ? 4 : 2; }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/device.hpp"
 #include "cuda/lm_head/cublaslt.hpp"
 #include "rlk/plugin.h"
 #include "simt/device_services.hpp"
@@ -21,13 +22,9 @@ namespace rlk::cuda {
 
 namespace {
 
-struct Runtime {
+struct DeviceRuntime : Runtime {
   static constexpr const char* kName = "cuda";
-  using Error = cudaError_t;
-  static constexpr Error kSuccess = cudaSuccess;
   static const char* words(Error error) { return cudaGetErrorString(error); }
-  static Error current_device(int* id) { return cudaGetDevice(id); }
-  static Error use_device(int id) { return cudaSetDevice(id); }
   static Error allocate(void** out, std::size_t bytes) { return cudaMalloc(out, bytes); }
   static Error release(void* data) { return cudaFree(data); }
   static Error copy_in(void* to, const void* from, std::size_t bytes) {
@@ -45,7 +42,7 @@ struct Runtime {
   }
   static Error stream_destroy(void* stream) { return cudaStreamDestroy(stream_of(stream)); }
 };
-using Services = simt::DeviceServices<Runtime>;
+using Services = simt::DeviceServices<DeviceRuntime>;
 
 const rlk_implementation* const kOwn[] = {
 #define RLK_IMPLEMENTATION(name) &name,
@@ -88,13 +85,13 @@ int32_t devices(rlk_device* out, int32_t capacity, char* reason, size_t reason_s
 
 int32_t capture_begin(const rlk_device* device, void* stream) {
   return Services::on_device(device, "begin a capture", [&] {
-    return cudaStreamBeginCapture(Runtime::stream_of(stream), cudaStreamCaptureModeThreadLocal);
+    return cudaStreamBeginCapture(DeviceRuntime::stream_of(stream), cudaStreamCaptureModeThreadLocal);
   });
 }
 int32_t capture_end(const rlk_device* device, void* stream, void** graph) {
   return Services::on_device(device, "end a capture", [&] {
     cudaGraph_t recorded = nullptr;
-    if (cudaError_t e = cudaStreamEndCapture(Runtime::stream_of(stream), &recorded); e != cudaSuccess)
+    if (cudaError_t e = cudaStreamEndCapture(DeviceRuntime::stream_of(stream), &recorded); e != cudaSuccess)
       return e;
     const cudaError_t e = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), recorded, 0);
     cudaGraphDestroy(recorded);
@@ -103,7 +100,7 @@ int32_t capture_end(const rlk_device* device, void* stream, void** graph) {
 }
 int32_t graph_launch(const rlk_device* device, void* graph, void* stream) {
   return Services::on_device(device, "launch a graph", [&] {
-    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Runtime::stream_of(stream));
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), DeviceRuntime::stream_of(stream));
   });
 }
 int32_t graph_destroy(const rlk_device* device, void* graph) {

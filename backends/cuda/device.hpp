@@ -6,32 +6,29 @@
 #include <string>
 
 #include "rlk/backend.hpp"
+#include "simt/device_guard.hpp"
 
 namespace rlk::cuda {
 
-// Makes a device current for a scope. Free when it already is, which is the common case.
-//
-// A thread that has done nothing yet is told that device 0 is current, but has no context, without which
-// cuBLASLt cannot launch: setting the device, even to the same, brings it.
-class DeviceGuard {
+// The part of the CUDA runtime that simt/ is written on.
+class Runtime {
  public:
-  explicit DeviceGuard(int device) {
-    static thread_local bool has_context = false;
-    if (cudaGetDevice(&previous_) != cudaSuccess) return;
-    if (previous_ == device && has_context) return;
-    has_context = cudaSetDevice(device) == cudaSuccess;
-    changed_ = has_context && previous_ != device;
+  using Error = cudaError_t;
+  static constexpr Error kSuccess = cudaSuccess;
+  static Error current_device(int* id) { return cudaGetDevice(id); }
+  // A thread that has done nothing yet is told that device 0 is current, but has no context, without which
+  // cuBLASLt cannot launch: setting the device, even to the same, brings it.
+  static bool has_context() { return has_context_; }
+  static Error use_device(int id) {
+    const Error error = cudaSetDevice(id);
+    has_context_ = error == cudaSuccess;
+    return error;
   }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int previous_ = 0;
-  bool changed_ = false;
+  static inline thread_local bool has_context_ = false;
 };
+using DeviceGuard = simt::DeviceGuard<Runtime>;
 
 inline cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream()); }
 

@@ -27,6 +27,7 @@ struct Runtime {
   static const char* words(Error error) { return hipGetErrorString(error); }
   static Error current_device(int* id) { return hipGetDevice(id); }
   static Error use_device(int id) { return hipSetDevice(id); }
+  static bool has_context() { return true; }
   static Error allocate(void** out, std::size_t bytes) { return hipMalloc(out, bytes); }
   static Error release(void* data) { return hipFree(data); }
   static Error copy_in(void* to, const void* from, std::size_t bytes) {

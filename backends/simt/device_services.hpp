@@ -1,15 +1,12 @@
 // The part of a GPU backend that does not depend on whose GPU it is: the services that let the harness put
 // tensors on its devices. A backend names its runtime's calls and makes the table of them:
 //
-//   struct Runtime {
+//   struct Runtime {  // and what device_guard.hpp asks of it
 //     static constexpr const char* kName = "hip";
-//     using Error = hipError_t;
-//     static constexpr Error kSuccess = hipSuccess;
 //     static const char* words(Error e) { return hipGetErrorString(e); }
-//     static Error current_device(int* id), use_device(int id), allocate(void**, std::size_t),
-//     release(void*),
-//         copy_in(void*, const void*, std::size_t), copy_out(likewise), synchronize(void* stream),
-//         stream_create(void** stream), stream_destroy(void* stream);
+//     static Error allocate(void**, std::size_t), release(void*);
+//     static Error copy_in(void*, const void*, std::size_t), copy_out(void*, const void*, std::size_t);
+//     static Error synchronize(void* stream), stream_create(void** stream), stream_destroy(void* stream);
 //   };
 #pragma once
 
@@ -17,6 +14,7 @@
 #include <string>
 
 #include "rlk/plugin.h"
+#include "simt/device_guard.hpp"
 
 namespace rlk::simt {
 
@@ -29,11 +27,8 @@ struct DeviceServices {
   // Runs one runtime call on the device and turns its error into the host's words.
   template <class F>
   static int32_t on_device(const rlk_device* device, const char* what, F&& f) {
-    int before = device->id;
-    Error error = Runtime::current_device(&before);
-    if (error == Runtime::kSuccess && before != device->id) error = Runtime::use_device(device->id);
-    if (error == Runtime::kSuccess) error = f();
-    if (before != device->id) static_cast<void>(Runtime::use_device(before));
+    const DeviceGuard<Runtime> guard(device->id);
+    const Error error = guard.error() == Runtime::kSuccess ? f() : guard.error();
     if (error == Runtime::kSuccess) return RLK_OK;
     return host->fail(RLK_BACKEND_ERROR,
                       (std::string(Runtime::kName) + ": " + what + ": " + Runtime::words(error)).c_str());

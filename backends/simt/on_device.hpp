@@ -5,25 +5,16 @@
 
 #include <type_traits>
 
+#include "simt/device_guard.hpp"
+
 namespace rlk::simt {
 
-// Makes a device current for a scope.
-class OnDevice {
- public:
-  explicit OnDevice(int device) : device_(device), before_(device) {
-    error_ = hipGetDevice(&before_);
-    if (error_ == hipSuccess && before_ != device_) error_ = hipSetDevice(device_);
-  }
-  ~OnDevice() {
-    if (before_ != device_) static_cast<void>(hipSetDevice(before_));
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  hipError_t error() const { return error_; }
-
- private:
-  int device_, before_;
-  hipError_t error_;
+struct HipRuntime {
+  using Error = hipError_t;
+  static constexpr Error kSuccess = hipSuccess;
+  static Error current_device(int* id) { return hipGetDevice(id); }
+  static Error use_device(int id) { return hipSetDevice(id); }
+  static bool has_context() { return true; }  // a launch brings it
 };
 
 inline const char* words_of(hipError_t error) {
@@ -34,8 +25,8 @@ inline const char* words_of(hipError_t error) {
 // error with the runtime.
 template <class Launch>
 const char* on_device(int device, Launch&& launch) {
-  const OnDevice on(device);
-  if (on.error() != hipSuccess) return words_of(on.error());
+  const DeviceGuard<HipRuntime> guard(device);
+  if (guard.error() != hipSuccess) return words_of(guard.error());
   if constexpr (std::is_void_v<decltype(launch())>) {
     launch();
     return words_of(hipGetLastError());

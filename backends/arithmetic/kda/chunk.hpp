@@ -31,6 +31,7 @@
 //   sync()                ends a step; what a step wrote may be read after it
 #pragma once
 
+#include "arithmetic/arena.hpp"
 #include "arithmetic/kda/gate.hpp"
 
 #if defined(__CUDACC__) || defined(__HIP__)
@@ -70,16 +71,8 @@ RLK_HD L flushed(L x) {
   return x < tiny ? zero : x;
 }
 
-// Scratch of one task, in floats. With a null base it only counts.
-struct Arena {
-  float* base;
-  std::int64_t used = 0;
-  RLK_HD float* take(std::int64_t n) {
-    float* p = base ? base + used : nullptr;
-    used += (n + 15) / 16 * 16;
-    return p;
-  }
-};
+// Scratch of one task.
+using Arena = simt::Arena<float, 16>;
 
 struct ForwardScratch {
   int K, V;

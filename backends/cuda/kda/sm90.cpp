@@ -2,8 +2,7 @@
 //
 //   cuda.sm90          sm90/kda64   bf16, K = V = 64 or 128, chunks of 64, every option
 //   cuda.sm90_unfused  sm90/kda64   the backward with its inter-chunk gradients kept in memory between two
-//                                   kernels: the same bits, more traffic; there to show what the fusion is
-//                                   worth
+//                                   kernels: the same bits, more traffic; shows what the fusion is worth
 //
 // None reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A forward
 // that is asked to keep them is refused. What it can keep are its own records of every chunk, chunk_records,
@@ -14,6 +13,7 @@
 #include <string>
 
 #include "arithmetic/kda/bind.hpp"
+#include "cuda/device.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
 
@@ -132,13 +132,8 @@ template <class Launch>
 rlk_code on_device(const Call& call, const char* op, Launch&& launch) {
   if (reinterpret_cast<std::uintptr_t>(call.workspace().data()) % 256 != 0)
     return call.fail(RLK_UNSUPPORTED, std::string(op) + ": the workspace is not aligned to 256 bytes");
-  int before = call.device().id;
-  cudaGetDevice(&before);
-  if (before != call.device().id) cudaSetDevice(call.device().id);
-  const cudaError_t error = launch(call.workspace().data(), static_cast<cudaStream_t>(call.stream()));
-  if (before != call.device().id) cudaSetDevice(before);
-  if (error == cudaSuccess) return RLK_OK;
-  return call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + cudaGetErrorString(error));
+  const DeviceGuard guard(call.device().id);
+  return check(call, op, launch(call.workspace().data(), stream_of(call)));
 }
 
 rlk_code run_forward(const KdaFwd& a, const Call& call) {

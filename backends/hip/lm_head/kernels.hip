@@ -9,11 +9,11 @@ simt::lm_head::Launcher lm_head_portable();
 namespace {
 
 const char* launch(const simt::lm_head::Product& p, simt::lm_head::Sum sum, void* stream, int device) {
-  const simt::OnDevice on(device);
-  if (on.error() != hipSuccess) return simt::words_of(on.error());
-  const auto queue = static_cast<hipStream_t>(stream);
-  return simt::words_of(sum == simt::lm_head::Sum::mfma ? simt::lm_head::launch_mfma(p, queue)
-                                                        : simt::lm_head::launch(p, sum, queue));
+  return simt::on_device(device, [&] {
+    const auto queue = static_cast<hipStream_t>(stream);
+    return sum == simt::lm_head::Sum::mfma ? simt::lm_head::launch_mfma(p, queue)
+                                           : simt::lm_head::launch(p, sum, queue);
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "arithmetic/arena.hpp"
 #include "arithmetic/kda/gate.hpp"
 
 namespace rlk::kda::recurrent {
@@ -110,19 +111,10 @@ void write_state(const Problem& p, const States& s, std::int64_t n, int hv, cons
   }
 }
 
-// Hands out pieces of the caller's scratch; with a null base it only counts.
-struct Arena {
-  double* base;
-  std::size_t used = 0;
-  double* take(std::size_t n) {
-    double* p = base ? base + used : nullptr;
-    used += n;
-    return p;
-  }
-};
+using Arena = simt::Arena<double>;
 
 Token take_token(const Problem& p, Arena& arena) {
-  const auto K = std::size_t(p.k_dim), V = std::size_t(p.v_dim);
+  const std::int64_t K = p.k_dim, V = p.v_dim;
   return {arena.take(K), arena.take(K), arena.take(V), arena.take(K), 0, 1, 1};
 }
 
@@ -131,8 +123,8 @@ struct ForwardScratch {
   double *state, *r;
   explicit ForwardScratch(const Problem& p, Arena& arena)
       : token(take_token(p, arena)),
-        state(arena.take(std::size_t(p.k_dim) * std::size_t(p.v_dim))),
-        r(arena.take(std::size_t(p.v_dim))) {}
+        state(arena.take(std::int64_t(p.k_dim) * p.v_dim)),
+        r(arena.take(p.v_dim)) {}
 };
 
 std::int64_t longest(const Problem& p) { return p.tokens; }
@@ -141,7 +133,7 @@ struct BackwardScratch {
   Token token;
   double *checkpoints, *segment, *d_state, *r, *dr, *d_out, *decayed, *dk_read, *d_q, *d_k;
   explicit BackwardScratch(const Problem& p, Arena& arena) : token(take_token(p, arena)) {
-    const auto K = std::size_t(p.k_dim), V = std::size_t(p.v_dim), T = std::size_t(longest(p));
+    const std::int64_t K = p.k_dim, V = p.v_dim, T = longest(p);
     checkpoints = arena.take((T / kSegment + 1) * K * V);
     segment = arena.take((kSegment + 1) * K * V);
     d_state = arena.take(K * V);
@@ -247,7 +239,7 @@ std::int64_t forward_tasks(const Problem& p) { return p.sequences * p.value_head
 std::size_t forward_scratch(const Problem& p) {
   Arena arena{nullptr};
   ForwardScratch count(p, arena);
-  return arena.used * sizeof(double);
+  return std::size_t(arena.used) * sizeof(double);
 }
 
 void forward(const Problem& p, std::int64_t task, void* scratch) {
@@ -276,7 +268,7 @@ std::int64_t backward_tasks(const Problem& p) { return p.sequences * p.heads; }
 std::size_t backward_scratch(const Problem& p) {
   Arena arena{nullptr};
   BackwardScratch count(p, arena);
-  return arena.used * sizeof(double);
+  return std::size_t(arena.used) * sizeof(double);
 }
 
 std::size_t partials_bytes(const Problem& p) {
