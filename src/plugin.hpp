@@ -7,11 +7,9 @@
 //    bare name.
 //  - nobody may decide what the path leads to who could not replace the library (plugin_place.hpp).
 //  - the file must be an ELF shared object of this machine that exports rlk_backend_query, before anything
-//  opens
-//    it.
+//    opens it.
 //  - it is first opened in a child process, unless it is trusted: a static initialiser that throws or crashes
-//  takes
-//    down whoever opens it, and no try block can help.
+//    takes down whoever opens it, and no try block can help.
 //
 // Trusted is what lies in the library's own folder `rlk/`, and in the folders that RLK_PLUGIN_TRUST lists
 // (absolute, separated by ':'; the word "all" means every folder). Trust only skips the child process; the

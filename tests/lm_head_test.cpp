@@ -449,7 +449,6 @@ TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch
 }
 
 // ---- a weight kept packed
-// -------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -50,8 +50,8 @@ constexpr Facts facts_at(Facts f) {
   return f;
 }
 
-// constinit const Levels rope = by_level([]<Isa I>() { return implement<...>(facts_at<"native.vector",
-// I>({...})); });
+//   constinit const Levels rope =
+//       by_level([]<Isa I>() { return implement<...>(facts_at<"native.vector", I>({...})); });
 using Levels = std::array<rlk_implementation, 3>;
 template <class Make>
 constexpr Levels by_level(Make make) {

@@ -3,10 +3,12 @@
 //
 // A kernel in this folder is written once, in HIP, and run by three executors that differ only in the include
 // path of <hip/hip_runtime.h>: real HIP (AMD GPUs), nvcc/ (NVIDIA GPUs), fiber/ (one fiber per GPU thread, in
-// the tests). Rules: template on the wave size (never read warpSize on the host), every thread of a block
-// reaches every
-// __syncthreads and every lane of a wave every shuffle, parenthesise a kernel name that contains a comma:
-//   hipLaunchKernelGGL((my_kernel<float, 32>), dim3(blocks), dim3(threads), shared_bytes, stream, args...);
+// the tests). Rules:
+//
+//   - template on the wave size; never read warpSize on the host
+//   - every thread of a block reaches every __syncthreads, every lane of a wave every shuffle
+//   - parenthesise a kernel name that contains a comma:
+//     hipLaunchKernelGGL((my_kernel<float, 32>), dim3(blocks), dim3(threads), shared_bytes, stream, args...);
 #pragma once
 
 #include <hip/hip_runtime.h>

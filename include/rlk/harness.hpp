@@ -3,8 +3,7 @@
 //
 //   rlk_register_backend(&my_backend, "my_test");
 //   rlk::harness::Report r = rlk::harness::verify({.implementation = "mine"});
-//   for (const auto& f : r.failures) fmt::print("{}\n", f.line());      // one line each, enough to reproduce
-//   it
+//   for (const auto& f : r.failures) fmt::print("{}\n", f.line());  // one line each, enough to reproduce it
 //
 // It knows an op by its schema, reference, cases and bound only, and runs implementations as users do.
 #pragma once

@@ -347,7 +347,6 @@ Array on_grid(const Array& a, const Grid& grid) {
 }
 
 // ---- rows
-// ----------------------------------------------------------------------------------------------------
 
 RowView row_view(const std::vector<int64_t>& shape, int32_t axis) {
   RowView v{1, 1, 1};

@@ -20,7 +20,6 @@ namespace rlk::mutants {
 namespace {
 
 // ---- an honest lm_head to spoil: one fp32 chain over K, strided rows, fp32 or 16-bit results
-// ----------------------
 
 float load(DType t, const void* p, int64_t i) {
   if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
@@ -96,7 +95,6 @@ rlk_verdict plain(const LmHead& a, const rlk_request&) {
 }
 
 // ---- the errors
-// ------------------------------------------------------------------------------------------------
 
 rlk_code honest(const LmHead& a, const Call&) {
   return fill(a, [&](int64_t r, int64_t c, Shape s) { return chain(a, r, c, 0, s.k); });
@@ -294,7 +292,6 @@ rlk_verdict plain_rotation(const RopeBwd& a, const rlk_request&) {
 }
 
 // ---- their table
-// -----------------------------------------------------------------------------------------------
 
 constexpr const char* kControl = "a control";  // nothing wrong with it
 constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;

@@ -2,8 +2,8 @@
 // dump of a run on another machine; the CPU's replay of the same arithmetic must give every bit of it again.
 //
 //   hidden [M, K], weight [V, K], out [R, C], and optionally bias [V]
-//   rows [R], columns [C]   int64; which rows of hidden and of weight `out` holds, when it is a part of the
-//   result metadata "arithmetic"   default sm90/t25k16
+//   rows [R], columns [C]   int64; which rows of hidden and of weight `out` holds, when it is a part
+//   metadata "arithmetic"   default sm90/t25k16
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

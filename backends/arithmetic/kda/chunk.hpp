@@ -1,18 +1,21 @@
-// KDA in chunks, fp32, forward and backward: arithmetic fma32/kda, one source for host vectors and GPU
-// blocks.
+// KDA in chunks, fp32, forward and backward: arithmetic fma32/kda, one source for host vectors and GPU blocks.
 //
 // A task is one (sequence, q/k head): it walks the sequence's chunks in order with the state in scratch. With
 // C rows, S the state before the chunk, E_ij the decay from token j to token i (a product of single-token
 // decays, never a quotient, so that any gate in [-inf, 0] is exact to rounding), eg_i the decay from the
 // chunk's start, el_j to its end:
+//
 //     M_ij = beta_i k_i . (k_j E_ij)  (i > j)     A = (I + M)^-1      P_ij = s q_i . (k_j E_ij)  (i >= j)
-//     x = v - (k eg) S      y = beta x      n = A y      out = (s q eg) S + P n      S' = eg_last S + (k
-//     el)^T n
+//     x = v - (k eg) S      y = beta x      n = A y
+//     out = (s q eg) S + P n      S' = eg_last S + (k el)^T n
+//
 // n is what other texts call v_new. Solving for n from x, and not as u - w S, avoids a cancellation when keys
 // are nearly parallel, and needs neither u nor w. Backward, with dS' the gradient of the state after the
 // chunk:
+//
 //     dn = P^T do + (k el) dS'     D = A^T dn     dv = beta D     dM = -stril(D n^T)     dP = tril(do n^T)
 //     dS = eg_last dS' + (s q eg)^T do - (k eg)^T dv
+//
 // and dq, dk, dg by the product rule; E's own gradient is summed over rows from the end of the chunk.
 //
 // Every dot product is one ascending fma chain, every other operation is rounded on its own, in the order
@@ -21,14 +24,20 @@
 // Decays below 2^-100 count as zero.
 //
 // Team is who works on a task: 8 or 16 lanes of one CPU thread, or a GPU block. It gives
-//   Lane, kWidth, load, store, unit   a pack of floats, its width (1 on a GPU); unit(l) is 1 in lane l, 0
-//   elsewhere lanes(n, f)           f(d) for packs d = 0, kWidth, .. < n grid(rows, n, f)      f(i, d) for
-//   every row and pack items(n, f), cells(rows, n, f)   the same for single elements gemm(g) see Gemm
-//   transpose(rows, cols, from, ld_from, to, ld_to)   to_ji = from_ij
-//   pairs(blocks, width, q, k, decay, k_turned, M, P)   the 16 x 16 blocks on the diagonal: F_jj = k_j, F_ij
-//   =
-//       F_(i-1)j decay_i; M_ij = k_i . F_ij for i > j and, if q is given, P_ij = q_i . F_ij for i >= j
-//   sync()                ends a step; what a step wrote may be read after it
+//
+//   Lane, kWidth               a pack of floats and its width, 1 on a GPU
+//   load, store, unit          of packs; unit(l) is 1 in lane l, 0 elsewhere
+//   lanes(n, f)                f(d) for packs d = 0, kWidth, .. < n
+//   grid(rows, n, f)           f(i, d) for every row and pack
+//   items(n, f)                f(d) for single elements
+//   cells(rows, n, f)          f(i, d) for single elements
+//   gemm(g)                    see Gemm
+//   transpose(rows, cols, from, ld_from, to, ld_to)
+//                              to_ji = from_ij
+//   pairs(blocks, width, q, k, decay, k_turned, M, P)
+//                              the 16 x 16 blocks on the diagonal: F_jj = k_j, F_ij = F_(i-1)j decay_i;
+//                              M_ij = k_i . F_ij for i > j and, if q is given, P_ij = q_i . F_ij for i >= j
+//   sync()                     ends a step; what a step wrote may be read after it
 #pragma once
 
 #include "arithmetic/arena.hpp"

@@ -1,13 +1,12 @@
-// One KDA token per sequence with a resident state, fp32 (arithmetic fma32/kda): what every executor agrees
-// on.
+// One KDA token per sequence with a resident state, fp32 (arithmetic fma32/kda): what every executor agrees on.
 //
-//     s_dj = S_dj e^{g_d}     r_j = v_j - sum_d s_dj k_d     S'_dj = s_dj + (beta k_d) r_j     out_j = sum_d
-//     S'_dj (scale q_d)
+//     s_dj = S_dj e^{g_d}             r_j = v_j - sum_d s_dj k_d
+//     S'_dj = s_dj + (beta k_d) r_j   out_j = sum_d S'_dj (scale q_d)
 //
 // The order of the sums over d follows the layout, so that memory is read once, in wide pieces:
 //   [K, V]: kParts interleaved chains (d mod kParts), added in order starting from 0;
 //   [V, K]: a chain over d = 4l .. 4l+3 and 128+4l .. 128+4l+3 for each l in 0..31, then a butterfly over l
-//   (1, 2, .. 16).
+//           (1, 2, .. 16).
 #pragma once
 
 #include "arithmetic/kda/gate.hpp"

@@ -2,8 +2,10 @@
 //
 // A pair (a, b) of one head with table entries (c1, s1) for a and (c2, s2) for b, all converted to fp32
 // exactly:
+//
 //   forward     ya = fma(a, c1, -(b * s1))     yb = fma(b, c2, a * s2)
 //   transposed  ya = fma(a, c1,   b * s2 )     yb = fma(b, c2, -(a * s1))
+//
 // The inner product is rounded once to fp32, the fma once; the result is rounded once to the output type
 // (nearest even, NaN stored as the canonical pattern). With a half-width table c2 = c1 and s2 = s1. Dims
 // outside the rotary range are copied bit for bit. A table row outside the table counts as NaN.

@@ -112,7 +112,6 @@ RLK_HD void table_entry(const RotaryTable& t, std::int64_t row, int pair) {
 }
 
 // ---- host only: the frequency rules
-// ------------------------------------------------------------------------------
 
 inline constexpr double kPi = 3.14159265358979323846, kLn2 = 0.69314718055994530942;
 

@@ -7,8 +7,8 @@
 // j, never over r; tiles, threads and instruction sets only decide *when* an output is computed.
 //
 //   fma32/kb1024   fp32 chain inside each block of 1024 along r, every block starting from +0; the first
-//                  block's sum is the total, later block sums are added to it in order (one fp32 addition
-//                  each)
+//                  block's sum is the total, later block sums are added to it in order, one fp32
+//                  addition each
 //   fma32/kb256    the same with blocks of 256: ChainProduct::block
 //   fma64          one fp64 chain over the whole depth starting from +0, then one rounding to the output type
 //

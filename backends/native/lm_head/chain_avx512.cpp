@@ -163,9 +163,10 @@ RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int6
     finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
 
-// ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast. Nothing is transposed but
-// a, and b goes from memory through a small buffer (its rows are powers of two apart and would share a set of
-// the cache) into the products.
+// ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast
+
+// Nothing is transposed but a, and b goes from memory through a small buffer (its rows are powers of two apart
+// and would share a set of the cache) into the products.
 
 // sums[c][Vecs * 16] over one depth block for Cols columns; `ahead` are the columns that come next.
 template <int Vecs, int Cols>

@@ -4,11 +4,10 @@
 //
 // Both operands are brought into the products' layout first: what is summed over is contiguous in neither.
 //   d_hidden  512 rows at a time, one depth block after the other: d_out's rows of the block are laid out
-//             densely, every worker packs a panel of the weight and adds its products to running sums (fp32,
-//             512 x K)
+//             densely, every worker packs a panel of the weight and adds its products to running sums
+//             (fp32, 512 x K)
 //   d_weight  hidden is packed once; every worker turns 128 columns of d_out into rows and multiplies them
-//   with
-//             all panels
+//             with all panels
 // There is no fp32 form: native has the same bits at the same rate.
 #include <cstring>
 

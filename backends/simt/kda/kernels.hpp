@@ -2,12 +2,10 @@
 // of the native backend on every GPU. No atomics, no wave-size dependence.
 //
 // forward, backward   one block per (sequence, head), looping when there are more than kMaxBlocks of them;
-// everything a
-//                     task touches twice stays in its scratch, which L1 and L2 hold
-// decode              one block per (sequence, value head) and 32 or 64 columns of V; a state is read once
-// and written once, in
-//                     16-byte pieces when the layout allows: 8 K V bytes per (sequence, value head) and
-//                     little else
+//                     everything a task touches twice stays in its scratch, which L1 and L2 hold
+// decode              one block per (sequence, value head) and 32 or 64 columns of V; a state is read once and
+//                     written once, in 16-byte pieces when the layout allows: 8 K V bytes per (sequence,
+//                     value head) and little else
 #pragma once
 
 #include <algorithm>
@@ -20,10 +18,10 @@ namespace rlk::simt::kda {
 using namespace rlk::kda;
 
 inline constexpr int kThreads = 256;
-inline constexpr int kChunkThreads =
-    512;  // of the chunked kernels, which wait for memory more than they compute
-inline constexpr std::int64_t kMaxBlocks =
-    528;  // scratch grows with it; more is no faster on any GPU of today
+// The chunked kernels wait for memory more than they compute.
+inline constexpr int kChunkThreads = 512;
+// Scratch grows with it; more is no faster on any GPU of today.
+inline constexpr std::int64_t kMaxBlocks = 528;
 
 __global__ void __launch_bounds__(kChunkThreads) forward(Problem p, float* scratch, std::int64_t floats) {
   chunked::BlockTeam team;

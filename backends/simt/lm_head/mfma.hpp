@@ -2,8 +2,7 @@
 // what that instruction does, with the depth in ascending steps of 16, filled up with zeros, from +0:
 //
 //   cdna2/k4   gfx90a. Subnormal operands count as +0. Per group of 4, ascending: products and sums rounded
-//   to
-//              fp32, results that are subnormal become zero (of their sign):
+//              to fp32, results that are subnormal become zero (of their sign):
 //              sum = sum + ((p0 + p1) + (p2 + p3))
 //   cdna3/k8   gfx942. Per group of 8, ascending: the products are cut towards zero at 24 fraction bits below
 //              their largest exponent and added exactly; the result is cut downwards at 31, the running sum
@@ -11,9 +10,11 @@
 //              rounded to nearest even
 //
 // These rules are the ones published for the instruction (MMA-Sim, arXiv 2511.10909); nobody has run this
-// code on such a GPU yet. Which lane holds what is AMD's documentation: lane l has a[l % 16][4 * (l / 16) +
-// i], b[l % 16][4 * (l / 16) + i] and out[4 * (l / 16) + i][l % 16] for i = 0 .. 3. On host fibers the
-// instruction is played by the first rule.
+// code on such a GPU yet. Which lane holds what is AMD's documentation; lane l has, for i = 0 .. 3,
+//
+//   a[l % 16][4 * (l / 16) + i]     b[l % 16][4 * (l / 16) + i]     out[4 * (l / 16) + i][l % 16]
+//
+// On host fibers the instruction is played by the first rule.
 //
 // Tiles: 64 columns by 64 rows (16 where there are no more rows than that) for four waves, the depth in steps
 // of 32 through shared memory. A wave has one row tile and four column tiles, or one of each.
