@@ -1,6 +1,7 @@
 #include "src/python/tensor.hpp"
 
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -123,6 +124,18 @@ bool TensorView::refuse(PyObject* object, const char* why) const {
   return false;
 }
 
+bool TensorView::refuse_as_raised(PyObject* object) const {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  const Owned kind(type), raised(value), where(trace);
+  const Owned text(value ? PyObject_Str(value) : nullptr);
+  const char* all = text ? PyUnicode_AsUTF8AndSize(text.get(), nullptr) : nullptr;
+  PyErr_Clear();
+  const std::string_view said = all ? all : "no reason";
+  const std::string why = "gives no DLPack view: " + std::string(said.substr(0, said.find('\n')));
+  return refuse(object, why.c_str());
+}
+
 bool TensorView::take(PyObject* object, Use use, const char* op, const char* argument) {
   op_ = op;
   argument_ = argument;
@@ -157,7 +170,7 @@ bool TensorView::take_exchanged(PyObject* object, Use use) {
     if (negative.get() == Py_True)
       return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
   }
-  return type_->api->view_of_object(object, &tensor_) == 0;
+  return type_->api->view_of_object(object, &tensor_) == 0 || refuse_as_raised(object);
 }
 
 bool TensorView::take_capsule(PyObject* object, Use use) {
@@ -174,7 +187,7 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
     PyErr_Clear();
     capsule_ = PyObject_CallNoArgs(method.get());
   }
-  if (!capsule_) return false;
+  if (!capsule_) return refuse_as_raised(object);
   // The capsule stays as it is: its destructor gives the tensor back.
   if (PyCapsule_IsValid(capsule_, "dltensor_versioned")) {
     const auto* t =

@@ -41,6 +41,8 @@ class TensorView {
 
  private:
   bool refuse(PyObject* object, const char* why) const;
+  // The same where its framework raised: with the first line of what that said.
+  bool refuse_as_raised(PyObject* object) const;
   bool take_exchanged(PyObject* object, Use use);
   bool take_capsule(PyObject* object, Use use);
   bool take_spec(PyObject* shape, PyObject* object);

@@ -155,6 +155,8 @@ def read_only():
      "lm_head: no argument, attribute or option is called 'wieght', did you mean 'weight'?"),
     (lambda: rlk.lm_head(1, WEIGHT), ValueError, "RLK_INVALID_ARGUMENT",
      "lm_head: hidden is of type int, which is no tensor: it has no __dlpack__"),
+    (lambda: rlk.lm_head(HIDDEN.astype(">f4"), WEIGHT), ValueError, "RLK_INVALID_ARGUMENT",
+     "lm_head: hidden is of type ndarray, which gives no DLPack view: "),
     (lambda: rlk.lm_head(HIDDEN, WEIGHT, out=HIDDEN[:, :3]), ValueError, "RLK_OVERLAP",
      "lm_head: out is written and overlaps hidden"),
     (lambda: rlk.lm_head(HIDDEN, WEIGHT, out="fp8"), ValueError, "RLK_INVALID_ARGUMENT",

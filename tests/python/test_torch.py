@@ -302,6 +302,15 @@ def test_the_negative_bit_is_refused_not_ignored():
     assert row.shape[0] == 1
 
 
+def test_tensors_without_memory_are_refused_in_one_line():
+    for tensor in (torch.eye(4)[:2].to_sparse(), torch.ones(2, 4, device="meta")):
+        with pytest.raises(rlk.InvalidArgument, match="lm_head: hidden is of type Tensor, which gives no DLPack view") as caught:
+            rlk.lm_head(tensor, torch.ones(3, 4))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(rlk.InvalidArgument, match="gives no DLPack view"):
+        torch.vmap(lambda h: rlk.lm_head(h, torch.ones(3, 4)))(torch.ones(5, 2, 4))
+
+
 def test_subclasses_are_not_read_as_plain_memory():
     with torch._subclasses.FakeTensorMode():
         fake = torch.ones(2, 4)
