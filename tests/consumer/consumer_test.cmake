@@ -84,9 +84,13 @@ elseif(KIND STREQUAL plugin)
 elseif(KIND STREQUAL subdirectory)
   # Unoptimised and only what the program needs: this is about building, and the library is built once more.
   set(BUILD_ONLY --target consumer)
+  set(launcher)
+  if(CCACHE)
+    set(launcher -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
+  endif()
   build(subdirectory -DRLK_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0
         -DRLK_WITH_ONEDNN=OFF -DRLK_WITH_CUDA=OFF -DRLK_WITH_HIP=OFF -DRLK_WITH_CLI=OFF -DRLK_SANITIZE=${SANITIZE}
-        -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
+        ${launcher})
   run(${WORK}/subdirectory/consumer)
   expect("${printed}" "decided by default order")
   # A project that says nothing gets optimised kernels, and no language that it did not ask for.
