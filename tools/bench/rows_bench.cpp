@@ -78,11 +78,12 @@ void measure(Room& room, DType type, const Entry& e, int rounds) {
   std::vector<double> times, ratios;
   for (int round = 0; round <= rounds; ++round) {
     double copied = 0;
-    for (int i = 0; i < e.tensors; i += 2) {
+    const int pairs = (e.tensors + 1) / 2;
+    for (int i = 0; i < pairs; ++i) {
       std::byte *to = room.take(), *from = room.take();
       copied += milliseconds([&] { std::memcpy(to, from, room.bytes()); });
     }
-    copied *= e.tensors / (2.0 * ((e.tensors + 1) / 2));
+    copied *= e.tensors / (2.0 * pairs);
     const double taken = milliseconds([&] { e.run(room); });
     if (round == 0) continue;  // warms up
     times.push_back(taken), ratios.push_back(copied / taken);
