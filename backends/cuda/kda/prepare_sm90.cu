@@ -114,6 +114,7 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
   Strip<K> x;
   load_rows(b, x);
   apply_gates(b, x);
+  b.find_columns();
   store_total(b, x);
   find_scales(b, x);
   if (b.tid < 64) {

@@ -62,10 +62,11 @@ struct Block {
   __device__ bool find() {
     if (slot >= static_cast<int>(p.slots()) || !find_chunk(p, slot, c)) return false;
     tid = threadIdx.x, lane = tid % 32, strip = tid / 32;
-    half = lane * kWords / 32, swizzled = lane * kWords % 32 * 4;
     record = p.records + (static_cast<std::int64_t>(slot) * p.value_heads + hv) * R::kSize;
     return true;
   }
+  // Only once the loads are under way: before them the compiler would keep both in registers through them.
+  __device__ void find_columns() { half = lane * kWords / 32, swizzled = lane * kWords % 32 * 4; }
   __device__ float* totals(int strip) const { return s.scores.totals[strip] + kChannels * lane; }
   __device__ char* p_at(int i, int j) const { return s.scores.p + row_tile(64, i, j / 8) + j % 8 * 2; }
 };
