@@ -110,6 +110,7 @@ int32_t find_slot(const rlk_op_schema& op, const char* name, bool argument) {
   for (uint32_t i = 0; name && i < count; ++i)
     if (std::strcmp(slot_name(op, argument, i), name) == 0) return static_cast<int32_t>(i);
   std::vector<std::string_view> names;
+  names.reserve(count);
   for (uint32_t i = 0; i < count; ++i) names.emplace_back(slot_name(op, argument, i));
   const std::string_view near = nearest_name(name ? name : "", names);
   fail(RLK_UNKNOWN_NAME, fmt::format("{}: no {} is called {}{}", op.name, argument ? "argument" : "attribute",

@@ -43,7 +43,6 @@ std::vector<Proof>& proofs() {
 std::vector<Proof> read_proofs(const std::string& text) {
   const auto all = nlohmann::json::parse(text);
   const std::string library = all.at("build");
-  const std::string cpu = all.at("host").at("cpu");
   std::vector<Proof> out;
   for (const auto& e : all.at("entries"))
     out.push_back({e.at("op"), e.at("implementation"), e.at("dtype"), e.at("arithmetic"), library,

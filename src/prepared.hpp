@@ -54,7 +54,7 @@ struct Prepared {
   rlk_call call{};  // all but stream and workspace; points to nothing that belongs to this Prepared
   uint64_t workspace_bytes = 0;  // needed
   uint64_t wanted_bytes = 0;     // made use of: more than needed where workspace is optional
-  bool plain = false;  // needs no workspace, on the CPU
+  bool plain = false;            // needs no workspace, on the CPU
 
   // Per argument: kAbsent, or device, rank and dtype, whether strides follow, address, shape, strides; then
   // the attributes' words, then as many more as an argument's head has, so that a tensor where the key has

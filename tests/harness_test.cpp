@@ -60,12 +60,13 @@ TEST_CASE("every native implementation of kda_bwd keeps its promises") { verify_
 TEST_CASE("every native implementation of kda's other ops keeps its promises") { verify_native("kda_[dg]*"); }
 TEST_CASE("every native implementation of rope keeps its promises") { verify_native("rope*"); }
 
-TEST_CASE("no op is forgotten by these cases") {
+TEST_CASE("every native implementation of every other op keeps its promises") {
   for (const rlk::OpEntry& op : rlk::snapshot().ops) {
+    const char* name = op.schema->name;
     const auto native = [](const rlk::ImplementationEntry& i) { return i.backend->name == "native"; };
     if (std::none_of(op.implementations.begin(), op.implementations.end(), native)) continue;
-    CAPTURE(op.schema->name);
-    CHECK(std::any_of(std::begin(kFamilies), std::end(kFamilies),
-                      [&](const char* family) { return fnmatch(family, op.schema->name, 0) == 0; }));
+    if (std::none_of(std::begin(kFamilies), std::end(kFamilies),
+                     [&](const char* family) { return fnmatch(family, name, 0) == 0; }))
+      verify_native(name);
   }
 }

@@ -273,9 +273,7 @@ void Trial::vary_item(Item& item, std::size_t turn, std::size_t stride, std::siz
   const auto wide = with_fp32_results(*p);
   const bool shown = wide && vary(*this, *wide, stride, phase);
   if (plan_.case_name.ends_with(kWide)) return;
-  if (!shown)
-    vary(*this, *p, stride, phase);
-  else if (!plan_.case_name.empty() || !plan_.transform.empty())
+  if (!shown || !plan_.case_name.empty() || !plan_.transform.empty())
     vary(*this, *p, stride, phase);
   else if (thorough())
     vary(*this, *p, 4, turn % 4);

@@ -86,7 +86,7 @@ TEST_CASE("--list fits a screen: a reason that many rows share stands once, belo
   for (auto row = rows.begin(); row != end; ++row) {
     CHECK_MESSAGE(row->size() <= 140, *row);
     CHECK_SILENT(*row, "no: ");
-    numbered |= row->find("no (1)") != std::string::npos;
+    numbered |= row->find(" (1)") != std::string::npos;
   }
   CHECK(numbered == (r.out.find("\n(1) ") != std::string::npos));
 }
