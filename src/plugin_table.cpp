@@ -111,6 +111,7 @@ Status check_attribute(const rlk_attribute& a, uint32_t index, const std::string
 // Arguments and attributes share one set of names: a call by name could not tell them apart.
 Status check_unique_names(const rlk_op_schema& op, const std::string& owner) {
   std::vector<std::string_view> names;
+  names.reserve(op.num_arguments + op.num_attributes);
   for (uint32_t i = 0; i < op.num_arguments; ++i) names.emplace_back(op.arguments[i].name);
   for (uint32_t i = 0; i < op.num_attributes; ++i) names.emplace_back(op.attributes[i].name);
   std::sort(names.begin(), names.end());

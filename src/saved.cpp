@@ -124,6 +124,7 @@ std::vector<SavedRange> saved_ranges() {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
   std::vector<SavedRange> all;
+  all.reserve(t.entries.size());
   for (const auto& [ticket, e] : t.entries)
     all.push_back({ticket, e.name, e.footprint.device(), e.footprint.low(),
                    e.footprint.high() - e.footprint.low(), e.precision});

@@ -103,11 +103,11 @@ class Maker {
   void rows(const char* dimension, std::string text, std::vector<int64_t> source, Filler filler,
             Manner manner = {}) {
     if (source.empty()) return;
-    offer({dimension, std::move(text), {}, std::move(source), manner},
+    offer({dimension, std::move(text), {}, std::move(source), std::move(manner)},
           [&](Variant& v) { return put(v, compose(p_, v.source, filler)); });
   }
   void same(const char* dimension, std::string text, Manner manner, int32_t users = 1, int32_t repeats = 1) {
-    offer({dimension, std::move(text), {}, {}, manner, users, repeats},
+    offer({dimension, std::move(text), {}, {}, std::move(manner), users, repeats},
           [&](Variant& v) { return put(v, p_); });
   }
   static bool put(Variant& v, std::optional<Problem> p) {

@@ -97,7 +97,7 @@ elseif(KIND STREQUAL subdirectory)
   run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/tests/consumer/subdirectory -B ${WORK}/silent -DRLK_SOURCE=${SOURCE}
       -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
   file(READ ${WORK}/silent/compile_commands.json commands)
-  string(REGEX MATCH "[^\n]*/lm_head/golden.cpp" command "${commands}")
+  string(REGEX MATCH "[^\n]*/lm_head/chain_scalar.cpp" command "${commands}")
   expect("${command}" " -O3 ")
   file(STRINGS ${WORK}/silent/CMakeCache.txt cuda REGEX "^CMAKE_CUDA_COMPILER")
   if(cuda)
