@@ -323,7 +323,7 @@ struct Stage {
         // What is left of the NaN filling once the elements are put back over it must be all of it.
         std::vector<std::byte> untouched(slabs[i]->body_bytes(), WatchedMemory::kFill);
         scatter(a, strides[i], untouched.data());
-        if (std::memcmp(untouched.data(), slabs[i]->body(), untouched.size()) != 0)
+        if (!std::equal(untouched.begin(), untouched.end(), slabs[i]->body()))
           out.broken = fmt::format("bytes between the rows of {} were written", name);
       }
     }

@@ -445,9 +445,9 @@ std::optional<Problem> compose(const Problem& p, const std::vector<int64_t>& sou
         const int64_t base = s >= 0 ? s : filler == Filler::copies ? 0 : (i * 7 + 3) % *rows;
         const bool same = s >= 0 || filler == Filler::copies || (filler == Filler::other && i % 2 == 0);
         std::byte* row = to.bytes.data() + static_cast<std::size_t>(o * n + i) * row_bytes;
-        std::memcpy(
-            row, (same ? from : like).bytes.data() + static_cast<std::size_t>(o * v.rows + base) * row_bytes,
-            row_bytes);
+        std::copy_n(
+            (same ? from : like).bytes.data() + static_cast<std::size_t>(o * v.rows + base) * row_bytes,
+            row_bytes, row);
         if (same || !varies || !floating(from.dtype)) continue;
         for (int64_t j = 0; j < v.inner; ++j)
           registry::store(from.dtype, row, j, filler_value(filler, from.dtype, 0, i + j));
@@ -466,7 +466,7 @@ Array take_rows(const Array& a, int32_t axis, const std::vector<int64_t>& rows) 
   std::byte* to = out.bytes.data();
   for (int64_t o = 0; o < v.outer; ++o)
     for (int64_t r : rows) {
-      std::memcpy(to, a.bytes.data() + static_cast<std::size_t>(o * v.rows + r) * row_bytes, row_bytes);
+      std::copy_n(a.bytes.data() + static_cast<std::size_t>(o * v.rows + r) * row_bytes, row_bytes, to);
       to += row_bytes;
     }
   return out;
