@@ -46,8 +46,6 @@ class Publishing {
   Publishing() {
     if (builder.load(std::memory_order_relaxed) == std::this_thread::get_id())
       throw Error(Status(RLK_PLUGIN, "a plugin called the library while the library was loading it"));
-    static const int after_fork = pthread_atfork(nullptr, nullptr, in_child);
-    static_cast<void>(after_fork);
     publish_mutex.lock();
     builder.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
@@ -67,6 +65,8 @@ class Publishing {
     new (&publish_mutex) std::mutex;
   }
   static inline std::atomic<std::thread::id> builder{};
+  // When the library is loaded: a handler that is registered while another thread forks would miss that fork.
+  static inline const int at_fork = pthread_atfork(nullptr, nullptr, in_child);
 };
 
 std::string origin_of(const Snapshot& s, std::string_view op) {
