@@ -70,7 +70,14 @@ void resolve(FuzzedDataProvider& input, const rlk_args* args, const char* op) {
                     arithmetic = input.ConsumeRandomLengthString(10),
                     precision = input.ConsumeRandomLengthString(10),
                     gradients = input.ConsumeRandomLengthString(20);
-  rlk_options options{};
+  // The library reads as far as struct_size says, up to 4096 bytes: what a newer library's struct would hold.
+  struct {
+    rlk_options known;
+    unsigned char newer[4096];
+  } memory{};
+  rlk_options& options = memory.known;
+  if (input.ConsumeBool())
+    memory.newer[input.ConsumeIntegralInRange(0, 4095)] = input.ConsumeIntegral<uint8_t>();
   options.struct_size = input.ConsumeIntegralInRange(0, 7) ? static_cast<uint32_t>(sizeof options)
                                                            : input.ConsumeIntegral<uint32_t>();
   if (input.ConsumeBool()) options.backend = backend.c_str();
