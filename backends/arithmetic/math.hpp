@@ -1,9 +1,9 @@
-// exp, exp2, log1p, sigmoid, softplus: the project's own, written once for host and device.
+// exp, exp2, expm1, log1p, sigmoid, softplus: the project's own, written once for host and device.
 //
 // The same bits on every machine: only +, -, *, /, sqrt, fma and integer operations, each correctly rounded,
 // no library call, no branch. Every function is a template over float, double, or a GCC vector of float (one
 // lane, one result), so host code runs the same source on 8 or 16 lanes. Compile with contraction off.
-// Accuracy in ulp: exp and exp2 1.1, sigmoid and softplus 3, subnormal results included; NaN stays NaN.
+// Accuracy in ulp: exp and exp2 1.1, expm1 1.5, sigmoid and softplus 3, subnormal results included; NaN stays NaN.
 #pragma once
 
 #include "arithmetic/half.hpp"
@@ -134,6 +134,26 @@ RLK_HD T exp2(T x) {
   const T shifted = x + C::kShift;
   const T n = shifted - C::kShift;
   return exp_finish(shifted, T((x - n) * C::kLn2));
+}
+
+// e^x - 1, 2^n (e^r - 1) + (2^n - 1), by halves so that the largest results are none too large on the way. Below kLow
+// nothing but -1 is left.
+template <class T>
+RLK_HD T expm1(T x) {
+  using C = ExpConstants<T>;
+  using I = typename Bits<T>::type;
+  constexpr decltype(C::kShift) kLow = sizeof(C::kShift) == 8 ? -40 : -25;
+  const T low = T{} + kLow, high = T{} + C::kHigh;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const T shifted = fused(x, T{} + C::kLog2e, T{} + C::kShift);
+  const T n = shifted - C::kShift;
+  T r = fused(n, T{} - C::kLn2High, x);
+  r = fused(n, T{} - C::kLn2Low, r);
+  const T p = fused(exp_tail(r) * r, r, r);
+  const I exponent = __builtin_bit_cast(I, shifted) - __builtin_bit_cast(I, T{} + C::kShift);
+  const T half = __builtin_bit_cast(T, (exponent + (C::kBias - 1)) << C::kMantissa);
+  return 2 * fused(p, half, half - (decltype(C::kShift))(0.5));
 }
 
 // log(1 + y) for y in [0, 1]: 2 atanh(y / (2 + y)).
