@@ -1,0 +1,88 @@
+// labels: unit
+// The functions of arithmetic/math.hpp against the C library in the next wider type: over all floats of some binades, and
+// where they end. Vectors and device code run the same source.
+#include "arithmetic/math.hpp"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "rlk/float_guard.hpp"
+
+namespace {
+
+namespace simt = rlk::simt;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The size of the last place of a number of this magnitude.
+template <class T>
+T last_place(T x) {
+  return std::nextafter(std::fabs(x), std::numeric_limits<T>::infinity()) - std::fabs(x);
+}
+
+// The largest error in ulps of f over all floats in [from, to), both of one sign.
+template <class F, class Truth>
+double worst(float from, float to, F f, Truth truth) {
+  double most = 0;
+  for (auto bits = std::bit_cast<std::uint32_t>(from); bits < std::bit_cast<std::uint32_t>(to); ++bits) {
+    const auto x = std::bit_cast<float>(bits);
+    const double right = truth(double{x});
+    const auto place = double{last_place(static_cast<float>(right))};
+    most = std::max(most, std::fabs(double{f(x)} - right) / place);
+  }
+  return most;
+}
+
+float ln(float x) { return simt::ln<float>(x); }
+float tanh_of(float x) { return simt::tanh<float>(x); }
+double true_ln(double x) { return std::log(x); }
+double true_tanh(double x) { return std::tanh(x); }
+
+bool same(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }
+
+}  // namespace
+
+TEST_CASE("ln is within an ulp over whole binades, at both ends of the range and through subnormals") {
+  CHECK(worst(1, 2, ln, true_ln) < 1);
+  CHECK(worst(0.5f, 1, ln, true_ln) < 1);
+  CHECK(worst(0x1p17f, 0x1p18f, ln, true_ln) < 1);  // a sum of a vocabulary
+  CHECK(worst(0x1p-149f, 0x1p-127f, ln, true_ln) < 1);
+  CHECK(worst(0x1p127f, 0x1.01p127f, ln, true_ln) < 1);
+}
+
+TEST_CASE("ln ends where the logarithm does, and is +0 at 1 and never below it from there on") {
+  CHECK(same(ln(1), 0.0f));
+  CHECK(ln(std::nextafter(1.0f, 2.0f)) > 0);
+  CHECK(ln(0.0f) == -kInfinity);
+  CHECK(ln(-0.0f) == -kInfinity);
+  CHECK(ln(kInfinity) == kInfinity);
+  for (float x : {-1.0f, -0x1p-149f, -kInfinity, std::nanf("")}) CHECK(std::isnan(ln(x)));
+}
+
+TEST_CASE("tanh is within three ulps over whole binades") {
+  for (int e = -4; e < 2; ++e)
+    CHECK(worst(std::ldexp(1.0f, e), std::ldexp(1.0f, e + 1), tanh_of, true_tanh) < 3);
+  CHECK(worst(0x1p-149f, 0x1p-130f, tanh_of, true_tanh) < 3);
+}
+
+TEST_CASE("tanh is odd, keeps a zero's sign and ends at one") {
+  for (float x : {0.0f, 1e-30f, 0.1f, 0.171875f, 0.2f, 3.0f, 88.0f, kInfinity})
+    CHECK(same(tanh_of(-x), -tanh_of(x)));
+  CHECK(same(tanh_of(-0.0f), -0.0f));
+  CHECK(tanh_of(kInfinity) == 1);
+  CHECK(std::isnan(tanh_of(std::nanf(""))));
+}
+
+TEST_CASE("ln and tanh of doubles are close to the C library's") {
+  for (int i = -3000; i < 3000; ++i) {
+    const double x = std::exp(0.2 * i) * 1.0000001, t = 0.003 * i;
+    if (x > 0 && x < std::numeric_limits<double>::max())
+      CHECK(std::fabs(simt::ln<double>(x) - std::log(x)) <= 2 * last_place(std::log(x)));
+    CHECK(std::fabs(simt::tanh<double>(t) - std::tanh(t)) <= 4 * last_place(std::tanh(t)));
+  }
+  CHECK(simt::ln<double>(1) == 0);
+  CHECK(simt::ln<double>(0) == -std::numeric_limits<double>::infinity());
+}
