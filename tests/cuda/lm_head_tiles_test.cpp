@@ -18,7 +18,7 @@
 
 namespace {
 
-using rlk::cuda::lm_head::Dtype;
+using rlk::Float;
 using rlk::cuda::lm_head::Gemm;
 using rlk::cuda::lm_head::Operand;
 using rlk::cuda::lm_head::Sm90Tile;
@@ -44,12 +44,12 @@ class Memory {
     data_ = {data, [](void* p) { cudaFree(p); }};
     clear();
   }
-  Memory(std::size_t count, Dtype type, unsigned seed) : Memory(count * 2) {
+  Memory(std::size_t count, Float type, unsigned seed) : Memory(count * 2) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::vector<std::uint16_t> host(count);
     for (std::uint16_t& x : host)
-      x = type == Dtype::f16 ? rlk::float_to_f16(normal(random)) : rlk::float_to_bf16(normal(random));
+      x = type == Float::f16 ? rlk::float_to_f16(normal(random)) : rlk::float_to_bf16(normal(random));
     check(cudaMemcpy(data_.get(), host.data(), bytes_, cudaMemcpyHostToDevice));
   }
   // NaN in every type.
@@ -89,7 +89,7 @@ struct Product {
   Memory a, b, bias, c;
   Gemm gemm;
 
-  Product(int64_t m, int64_t n, int64_t k, const Layout& layout, Dtype type, Dtype out, bool with_bias)
+  Product(int64_t m, int64_t n, int64_t k, const Layout& layout, Float type, Float out, bool with_bias)
       : a(padded(layout.a_k_contiguous ? m : k, layout.a_k_contiguous ? k : m), type, 1),
         b(padded(layout.b_k_contiguous ? n : k, layout.b_k_contiguous ? k : n), type, 2),
         bias(static_cast<std::size_t>(n), type, 3),
@@ -131,8 +131,8 @@ TEST_CASE(
   if (!hopper() || !rlk::cuda::lm_head::sm90_available()) return;
   for (const Layout& layout : kLayouts)
     for (const auto& [m, n, k] : kSizes)
-      for (const Dtype type : {Dtype::bf16, Dtype::f16})
-        for (const Dtype out : {type, Dtype::f32}) {
+      for (const Float type : {Float::bf16, Float::f16})
+        for (const Float out : {type, Float::f32}) {
           const Product p(m, n, k, layout, type, out, m % 2 == 0);
           const auto want = p.after([&] { return rlk::cuda::lm_head::launch_mma(p.gemm, nullptr); });
           for (const Sm90Tile tile : tiles(layout))
@@ -155,8 +155,8 @@ TEST_CASE("every admitted algorithm of cuBLASLt has the bits of the mma.sync ker
   for (const Layout& layout : kLayouts)
     for (const auto& [m, n, k] : {Size{1, 512, 1024}, Size{16, 4096, 2048}, Size{100, 1096, 512},
                                   Size{512, 768, 256}, Size{1000, 1024, 4096}})
-      for (const Dtype type : {Dtype::bf16, Dtype::f16}) {
-        const Product p(m, n, k, layout, type, Dtype::f32, false);
+      for (const Float type : {Float::bf16, Float::f16}) {
+        const Product p(m, n, k, layout, type, Float::f32, false);
         const auto want = p.after([&] { return rlk::cuda::lm_head::launch_mma(p.gemm, nullptr); });
         const rlk::cuda::lm_head::LtProduct product(p.gemm);
         if (!product) continue;

@@ -40,7 +40,7 @@
 //   sync()                     ends a step; what a step wrote may be read after it
 #pragma once
 
-#include "arithmetic/arena.hpp"
+#include "arithmetic/bump.hpp"
 #include "arithmetic/kda/gate.hpp"
 
 #if defined(__CUDACC__) || defined(__HIP__)
@@ -81,7 +81,7 @@ RLK_HD L flushed(L x) {
 }
 
 // Scratch of one task.
-using Arena = simt::Arena<float, 16>;
+using Bump = simt::Bump<float, 16>;
 
 struct ForwardScratch {
   int K, V;
@@ -95,22 +95,22 @@ struct ForwardScratch {
   float *x, *y, *n, *o, *state;
   float *sums, *row;
 
-  RLK_HD ForwardScratch(const Problem& p, Arena& arena) : K(padded(p.k_dim)), V(padded(p.v_dim)) {
+  RLK_HD ForwardScratch(const Problem& p, Bump& bump) : K(padded(p.k_dim)), V(padded(p.v_dim)) {
     const int rk = kRows * K, rv = kRows * V, rr = kRows * kRows;
     float** const k_sized[] = {&q,     &k,       &decay,   &from_start, &to_end,   &q_start,    &k_start,
                                &k_end, &q_block, &k_block, &k_tail,     &k_turned, &tail_turned};
-    for (float** f : k_sized) *f = arena.take(rk);
+    for (float** f : k_sized) *f = bump.take(rk);
     float** const v_sized[] = {&v, &x, &y, &n, &o};
-    for (float** f : v_sized) *f = arena.take(rv);
+    for (float** f : v_sized) *f = bump.take(rv);
     float** const square[] = {&M, &P, &A};
-    for (float** f : square) *f = arena.take(rr);
-    beta = arena.take(kRows);
-    bias = arena.take(K);
-    total = arena.take(K);
-    block_all = arena.take(kRows / kBlock * K);
-    state = arena.take(std::int64_t(K) * V);
-    sums = arena.take(kRows * 16);
-    row = arena.take(kRows);
+    for (float** f : square) *f = bump.take(rr);
+    beta = bump.take(kRows);
+    bias = bump.take(K);
+    total = bump.take(K);
+    block_all = bump.take(kRows / kBlock * K);
+    state = bump.take(std::int64_t(K) * V);
+    sums = bump.take(kRows * 16);
+    row = bump.take(kRows);
   }
 };
 
@@ -125,22 +125,22 @@ struct BackwardScratch {
   float* d_states;       // one dS per value head of the group
   float* states;         // the state before every chunk of every value head
 
-  RLK_HD BackwardScratch(const Problem& p, Arena& arena) : f(p, arena) {
+  RLK_HD BackwardScratch(const Problem& p, Bump& bump) : f(p, bump) {
     const int rk = kRows * f.K, rv = kRows * f.V, rr = kRows * kRows;
     const std::int64_t matrix = std::int64_t(f.K) * f.V;
     float** const k_sized[] = {&through_q, &through_x, &through_n, &dq,      &dk,    &dG,
                                &dq_in,     &R,         &Y,         &write_k, &sum_q, &sum_k};
-    for (float** q : k_sized) *q = arena.take(rk);
+    for (float** q : k_sized) *q = bump.take(rk);
     float** const v_sized[] = {&d_out, &dn, &D, &dv, &n_turned};
-    for (float** q : v_sized) *q = arena.take(rv);
-    dP = arena.take(rr);
-    dM = arena.take(rr);
-    state_turned = arena.take(matrix);
-    d_state_turned = arena.take(matrix);
-    state_dot = arena.take(f.K);
-    d_states = arena.take(matrix * p.group());
+    for (float** q : v_sized) *q = bump.take(rv);
+    dP = bump.take(rr);
+    dM = bump.take(rr);
+    state_turned = bump.take(matrix);
+    d_state_turned = bump.take(matrix);
+    state_dot = bump.take(f.K);
+    d_states = bump.take(matrix * p.group());
     const std::int64_t chunks = p.chunk_states ? 0 : (p.tokens + p.chunk - 1) / p.chunk;
-    states = arena.take(matrix * p.group() * chunks);
+    states = bump.take(matrix * p.group() * chunks);
   }
 };
 
@@ -432,22 +432,22 @@ RLK_HD std::int64_t forward_tasks(const Problem& p) { return p.sequences * p.val
 RLK_HD std::int64_t backward_tasks(const Problem& p) { return p.sequences * p.heads; }
 
 RLK_HD std::int64_t forward_floats(const Problem& p) {
-  Arena arena{nullptr};
-  ForwardScratch s(p, arena);
-  return arena.used;
+  Bump bump{nullptr};
+  ForwardScratch s(p, bump);
+  return bump.used;
 }
 
 RLK_HD std::int64_t backward_floats(const Problem& p) {
-  Arena arena{nullptr};
-  BackwardScratch s(p, arena);
-  return arena.used;
+  Bump bump{nullptr};
+  BackwardScratch s(p, bump);
+  return bump.used;
 }
 
 // One (sequence, value head), forward.
 template <class Team>
 RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* scratch) {
-  Arena arena{scratch};
-  const ForwardScratch s(p, arena);
+  Bump bump{scratch};
+  const ForwardScratch s(p, bump);
   const std::int64_t n = task / p.value_heads;
   const int hv = int(task % p.value_heads), V = s.V;
   read_state(team, p, p.initial, n, hv, s.state);
@@ -714,8 +714,8 @@ RLK_TEAM void write_key_gradients(Team& team, const Problem& p, const Place& pla
 // finish.
 template <class Team>
 RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* scratch, double* partials) {
-  Arena arena{scratch};
-  const BackwardScratch b(p, arena);
+  Bump bump{scratch};
+  const BackwardScratch b(p, bump);
   const ForwardScratch& s = b.f;
   using L = typename Team::Lane;
   const std::int64_t n = task / p.heads, chunks = chunks_of(p, n), matrix = std::int64_t(s.K) * s.V;

@@ -27,8 +27,8 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kChunk = 64;
 
-// The call plus its workspace; `records`, [slots, HV] of Record<K>, lies there when the caller keeps none.
-struct Job : Call {
+// The parameters plus the workspace; `records`, [slots, HV] of Record<K>, lies there when the caller keeps none.
+struct Job : Params {
   int slots_each = 0;        // chunks per sequence, when not packed
   unsigned slots_magic = 0;  // for sequence_of
   int slots_shift = 0;
@@ -254,7 +254,7 @@ __device__ inline void reduce_many(T (&v)[Size], Op op) {
 }
 
 // The steps of a call, in order.
-Job plan_job(const Call& call, void* workspace, bool backward);
+Job plan_job(const Params& params, void* workspace, bool backward);
 void launch_before(const Job& job, cudaStream_t stream);  // chunk plan, l2norm
 void launch_prepare(const Job& job, cudaStream_t stream);
 void launch_forward_scan(const Job& job, cudaStream_t stream);

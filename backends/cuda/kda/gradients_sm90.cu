@@ -38,7 +38,7 @@
 // (over V, wgmma), pairs.cuh and inside.cuh (of tokens, tf32), store.cuh.
 //
 // Per token and head, K = V = 128: reads 8K (states) + 10K (v_new, D, do, q, k: 2K each) + 4K
-// (g), writes 4K + 4K: 3.8 kB; dP, dM and fp32 dq, dk never reach memory. With Call::unfused they do: the
+// (g), writes 4K + 4K: 3.8 kB; dP, dM and fp32 dq, dk never reach memory. With Params::unfused they do: the
 // same code in two kernels, 2 x 12K + 2 x 512 bytes more per token, kept to show what the fusion is worth.
 #include <algorithm>
 

@@ -2,6 +2,7 @@
 // sums and l2norm after, parameter gradients), the workspace, and the order of launches.
 #include <algorithm>
 
+#include "arithmetic/bump.hpp"
 #include "cuda/kda/device.cuh"
 
 namespace rlk::cuda::kda {
@@ -128,20 +129,14 @@ __global__ void __launch_bounds__(1024) parameters_kernel(const Job p) {
   }
 }
 
-// Hands out 1 KiB-aligned pieces of the workspace; with a null base it only counts.
-struct Arena {
-  char* base;
-  std::size_t used = 0;
-  template <class T>
-  T* take(std::int64_t count) {
-    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
-    used += (static_cast<std::size_t>(count) * sizeof(T) + 1023) / 1024 * 1024;
-    return p;
-  }
-};
+using Bump = simt::Bump<char, 1024>;  // pieces of whole KiB
+template <class T>
+T* take(Bump& bump, std::int64_t count) {
+  return reinterpret_cast<T*>(bump.take(count * static_cast<std::int64_t>(sizeof(T))));
+}
 
 std::size_t lay_out(Job& job, void* workspace, bool backward) {
-  Arena arena{static_cast<char*>(workspace)};
+  Bump bump{static_cast<char*>(workspace)};
   job.slots_each = static_cast<int>((job.tokens + kChunk - 1) / kChunk);
   // n / d = (floor(n m / 2^32) + n) / 2^s for all n < 2^31, with 2^s >= d and m = 2^32 (2^s - d) / d + 1.
   while ((std::int64_t{1} << job.slots_shift) < job.slots_each) ++job.slots_shift;
@@ -150,32 +145,32 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
           std::max(job.slots_each, 1) +
       1);
   const std::int64_t k = job.dim, items = job.slots() * job.value_heads, rows = job.batch * job.tokens;
-  if (job.cu_seqlens) job.slot_sequence = arena.take<int>(job.slots());
+  if (job.cu_seqlens) job.slot_sequence = take<int>(bump, job.slots());
   if (!job.records)
-    job.records = arena.take<char>(items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
+    job.records = take<char>(bump, items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
   if (job.l2norm) {
-    job.q_norm = arena.take<bf16>(rows * job.heads * k);
-    job.k_norm = arena.take<bf16>(rows * job.heads * k);
-    job.q_factor = arena.take<float>(rows * job.heads);
-    job.k_factor = arena.take<float>(rows * job.heads);
+    job.q_norm = take<bf16>(bump, rows * job.heads * k);
+    job.k_norm = take<bf16>(bump, rows * job.heads * k);
+    job.q_factor = take<float>(bump, rows * job.heads);
+    job.k_factor = take<float>(bump, rows * job.heads);
   }
   if (backward) {
-    job.states = arena.take<bf16>((job.slots() + job.sequences) * job.value_heads * k * k);
-    job.d_states = arena.take<bf16>(items * k * k);
-    job.v_new = arena.take<bf16>(items * k * kChunk);
-    job.d_x = arena.take<bf16>(items * k * kChunk);
+    job.states = take<bf16>(bump, (job.slots() + job.sequences) * job.value_heads * k * k);
+    job.d_states = take<bf16>(bump, items * k * k);
+    job.v_new = take<bf16>(bump, items * k * kChunk);
+    job.d_x = take<bf16>(bump, items * k * kChunk);
     if (job.gate != Gate::none) {
-      job.v_new_rest = arena.take<bf16>(items * k * kChunk);
-      job.d_states_rest = arena.take<bf16>(items * k * k);
+      job.v_new_rest = take<bf16>(bump, items * k * kChunk);
+      job.d_states_rest = take<bf16>(bump, items * k * k);
     }
     if (job.l2norm || job.heads != job.value_heads) {
-      job.q_part = arena.take<float>(rows * job.value_heads * k);
-      job.k_part = arena.take<float>(rows * job.value_heads * k);
+      job.q_part = take<float>(bump, rows * job.value_heads * k);
+      job.k_part = take<float>(bump, rows * job.value_heads * k);
     }
-    if (k == 128) job.beta_half = arena.take<unsigned>(items * kChunk);
+    if (k == 128) job.beta_half = take<unsigned>(bump, items * kChunk);
     if (job.d_a_log || job.d_dt_bias) {
-      job.bias_part = arena.take<float>(items * k);
-      job.a_log_part = arena.take<float>(items * k);
+      job.bias_part = take<float>(bump, items * k);
+      job.a_log_part = take<float>(bump, items * k);
     }
     // Gradients that nobody asked for are computed all the same, here.
     auto scratch = [&](auto& t, std::int64_t heads, std::int64_t width, bool absent) {
@@ -184,20 +179,20 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     };
     const auto half = [&](Strided<bf16>& t, std::int64_t heads, bool absent) {
       scratch(t, heads, k, absent);
-      if (absent) t.data = arena.take<bf16>(rows * heads * k);
+      if (absent) t.data = take<bf16>(bump, rows * heads * k);
     };
     half(job.d_q, job.heads, job.skip & kSkipQ);
     half(job.d_k, job.heads, job.skip & kSkipK);
     half(job.d_v, job.value_heads, job.skip & kSkipV);
     const auto real = [&](Real& t, std::int64_t width, bool absent) {
       scratch(t, job.value_heads, width, absent);
-      if (absent) t.data = arena.take<float>(rows * job.value_heads * width), t.bf16 = false;
+      if (absent) t.data = take<float>(bump, rows * job.value_heads * width), t.bf16 = false;
     };
     real(job.d_g, k, job.skip & kSkipG);
     real(job.d_beta, 1, job.skip & kSkipBeta);
-    if (job.unfused) job.inter = arena.take<float>(items * (k / 64) * kInter);
+    if (job.unfused) job.inter = take<float>(bump, items * (k / 64) * kInter);
   }
-  return arena.used;
+  return static_cast<std::size_t>(bump.used);
 }
 
 unsigned warps_to_blocks(std::int64_t warps) { return static_cast<unsigned>((warps + 7) / 8); }
@@ -230,34 +225,34 @@ void launch_after(const Job& job, cudaStream_t stream) {
   }
 }
 
-Job plan_job(const Call& call, void* workspace, bool backward) {
-  Job job{call};
+Job plan_job(const Params& params, void* workspace, bool backward) {
+  Job job{params};
   if (backward) job.final = nullptr;  // the recomputed forward writes nothing of the caller's
   lay_out(job, workspace, backward);
   return job;
 }
 
-std::size_t forward_workspace(const Call& call) {
-  Job job{call};
+std::size_t forward_workspace(const Params& params) {
+  Job job{params};
   return lay_out(job, nullptr, false);
 }
-std::size_t backward_workspace(const Call& call) {
-  Job job{call};
+std::size_t backward_workspace(const Params& params) {
+  Job job{params};
   return lay_out(job, nullptr, true);
 }
 
-cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream) {
-  const Job job = plan_job(call, workspace, false);
+cudaError_t forward(const Params& params, void* workspace, cudaStream_t stream) {
+  const Job job = plan_job(params, workspace, false);
   launch_before(job, stream);
   launch_prepare(job, stream);
   launch_forward_scan(job, stream);
   return cudaGetLastError();
 }
 
-cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream) {
-  const Job job = plan_job(call, workspace, true);
+cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream) {
+  const Job job = plan_job(params, workspace, true);
   launch_before(job, stream);
-  if (!call.records) launch_prepare(job, stream);
+  if (!params.records) launch_prepare(job, stream);
   launch_both_scans(job, stream);
   launch_gradients(job, stream);
   launch_after(job, stream);

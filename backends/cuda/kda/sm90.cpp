@@ -30,14 +30,14 @@ kda::Strided<T> strided(const Tensor& t) {
 }
 kda::Real real(const Tensor& t) { return {t.data, t.batch, t.token, t.head, t.type == Float::bf16}; }
 
-kda::Call call_of(const Problem& p) {
-  kda::Call c;
+kda::Params params_of(const Problem& p) {
+  kda::Params c;
   c.batch = p.batch, c.tokens = p.tokens, c.sequences = p.sequences;
   c.heads = p.heads, c.value_heads = p.value_heads, c.dim = p.k_dim;
   c.cu_seqlens = p.cu_seqlens;
   c.scale = static_cast<float>(p.scale), c.lower_bound = static_cast<float>(p.lower_bound);
   c.v_first = p.v_first, c.l2norm = p.l2norm, c.beta_sigmoid = p.beta_sigmoid, c.neg_eigval = p.neg_eigval;
-  c.gate = static_cast<kda::Gate>(static_cast<int>(p.gate));
+  c.gate = p.gate;
   c.q = strided<const __nv_bfloat16>(p.q), c.k = strided<const __nv_bfloat16>(p.k);
   c.v = strided<const __nv_bfloat16>(p.v);
   c.g = real(p.g), c.beta = real(p.beta);
@@ -112,8 +112,8 @@ rlk_verdict supports_forward(const KdaFwd& a, const rlk_request&) {
 rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) { return check_call(a); }
 
 template <bool unfused, class Args>
-kda::Call prepared(const Args& a) {
-  kda::Call c = call_of(::rlk::kda::problem_of(a));
+kda::Params prepared(const Args& a) {
+  kda::Params c = params_of(::rlk::kda::problem_of(a));
   c.unfused = unfused;
   c.records = const_cast<char*>(a.chunk_records.template data<char>());
   return c;

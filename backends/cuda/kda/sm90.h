@@ -1,4 +1,4 @@
-// KDA forward and backward for Hopper: the plain call that the kernels of *_sm90.cu take, their
+// KDA forward and backward for Hopper: the plain parameters that the kernels of *_sm90.cu take, their
 // workspace, and the two launchers. Knows nothing of the registry; sm90.cpp translates.
 //
 // Arithmetic id `sm90/kda64`: chunks of 64 tokens counted from the start of a sequence; decays as products of
@@ -21,7 +21,11 @@
 
 #include <cstdint>
 
+#include "arithmetic/kda/problem.hpp"
+
 namespace rlk::cuda::kda {
+
+using ::rlk::kda::Gate;
 
 // [batch, token, head, channel], last dimension dense; strides count elements.
 template <class T>
@@ -37,11 +41,9 @@ struct Real {
   bool bf16 = false;
 };
 
-enum class Gate : int { none, softplus, bounded };
-
 enum { kSkipQ = 1, kSkipK = 2, kSkipV = 4, kSkipG = 8, kSkipBeta = 16 };
 
-struct Call {
+struct Params {
   std::int64_t batch = 0, tokens = 0, sequences = 0;  // sequences == batch unless packed
   int heads = 0, value_heads = 0, dim = 0;            // dim = K = V, 64 or 128
   const std::int64_t* cu_seqlens = nullptr;
@@ -78,9 +80,9 @@ struct Call {
   }
 };
 
-std::size_t forward_workspace(const Call& call);
-std::size_t backward_workspace(const Call& call);
-cudaError_t forward(const Call& call, void* workspace, cudaStream_t stream);
-cudaError_t backward(const Call& call, void* workspace, cudaStream_t stream);
+std::size_t forward_workspace(const Params& params);
+std::size_t backward_workspace(const Params& params);
+cudaError_t forward(const Params& params, void* workspace, cudaStream_t stream);
+cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream);
 
 }  // namespace rlk::cuda::kda

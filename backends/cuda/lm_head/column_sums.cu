@@ -33,7 +33,7 @@ __global__ void column_sums(const T* x, std::int64_t ld, std::int64_t m, std::in
 }
 
 template <class Out>
-__global__ void bias_add(Out* c, std::int64_t ldc, const void* bias, Dtype bias_dtype, std::int64_t n) {
+__global__ void bias_add(Out* c, std::int64_t ldc, const void* bias, Float bias_dtype, std::int64_t n) {
   const std::int64_t column = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (column >= n) return;
   Out* at = c + blockIdx.y * ldc + column;
@@ -42,8 +42,8 @@ __global__ void bias_add(Out* c, std::int64_t ldc, const void* bias, Dtype bias_
 
 }  // namespace
 
-cudaError_t launch_column_sums(const void* x, Dtype in, std::int64_t ld, std::int64_t m, std::int64_t n,
-                               void* out, Dtype out_dtype, bool golden, cudaStream_t stream) {
+cudaError_t launch_column_sums(const void* x, Float in, std::int64_t ld, std::int64_t m, std::int64_t n,
+                               void* out, Float out_dtype, bool golden, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   return with_float_type(in, [&](auto in_type) {
     return with_float_type(out_dtype, [&](auto out_type) {
@@ -57,7 +57,7 @@ cudaError_t launch_column_sums(const void* x, Dtype in, std::int64_t ld, std::in
   });
 }
 
-cudaError_t launch_bias_add(void* c, std::int64_t ldc, Dtype out, const void* bias, Dtype bias_dtype,
+cudaError_t launch_bias_add(void* c, std::int64_t ldc, Float out, const void* bias, Float bias_dtype,
                             std::int64_t m, std::int64_t n, cudaStream_t stream) {
   return with_float_type(out, [&](auto type) {
     using Out = decltype(type);

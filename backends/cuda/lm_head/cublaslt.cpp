@@ -11,8 +11,8 @@ extern char** environ;
 namespace rlk::cuda::lm_head {
 namespace {
 
-cudaDataType type_of(Dtype t) {
-  return t == Dtype::f32 ? CUDA_R_32F : t == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_16F;
+cudaDataType type_of(Float t) {
+  return t == Float::f32 ? CUDA_R_32F : t == Float::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 CublasLt open_library() {
@@ -100,7 +100,7 @@ LtProduct::LtProduct(const Gemm& g) {
   if (lt.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return;
   const cublasOperation_t first = g.b.k_contiguous ? CUBLAS_OP_T : CUBLAS_OP_N,
                           second = g.a.k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T;
-  auto layout = [&](cublasLtMatrixLayout_t* to, Dtype t, std::int64_t rows, std::int64_t columns,
+  auto layout = [&](cublasLtMatrixLayout_t* to, Float t, std::int64_t rows, std::int64_t columns,
                     std::int64_t ld) {
     return lt.layout_create(to, type_of(t), static_cast<std::uint64_t>(rows),
                             static_cast<std::uint64_t>(columns), ld) == CUBLAS_STATUS_SUCCESS;

@@ -67,11 +67,11 @@ __device__ __forceinline__ float round_to<float>(double x) {
 // The dtypes of operands and results are values, not template arguments, wherever a branch all threads agree
 // on costs nothing: a kernel per combination would be forty of each.
 
-__device__ __forceinline__ float load_element(const void* data, Dtype t, std::int64_t i) {
+__device__ __forceinline__ float load_element(const void* data, Float t, std::int64_t i) {
   switch (t) {
-    case Dtype::f32:
+    case Float::f32:
       return static_cast<const float*>(data)[i];
-    case Dtype::bf16:
+    case Float::bf16:
       return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
     default:
       return to_float(static_cast<const __half*>(data)[i]);
@@ -79,9 +79,9 @@ __device__ __forceinline__ float load_element(const void* data, Dtype t, std::in
 }
 
 // The raw bits of an element, exactly upcast. `type` tells the two 16-bit formats apart.
-__device__ __forceinline__ float raw_to_float(float x, Dtype) { return x; }
-__device__ __forceinline__ float raw_to_float(std::uint16_t x, Dtype type) {
-  return type == Dtype::bf16 ? __uint_as_float(std::uint32_t{x} << 16) : __half2float(__ushort_as_half(x));
+__device__ __forceinline__ float raw_to_float(float x, Float) { return x; }
+__device__ __forceinline__ float raw_to_float(std::uint16_t x, Float type) {
+  return type == Float::bf16 ? __uint_as_float(std::uint32_t{x} << 16) : __half2float(__ushort_as_half(x));
 }
 
 // Stores one finished product: rounded to the output type, then the bias added and rounded again. The fp32
@@ -96,9 +96,9 @@ template <class Acc>
 __device__ __forceinline__ void store_product(const Gemm& p, std::int64_t row, std::int64_t column, Acc acc) {
   if (row >= p.m || column >= p.n) return;
   switch (p.out) {
-    case Dtype::f32:
+    case Float::f32:
       return store_rounded<float>(p, row, column, acc);
-    case Dtype::bf16:
+    case Float::bf16:
       return store_rounded<__nv_bfloat16>(p, row, column, acc);
     default:
       return store_rounded<__half>(p, row, column, acc);
@@ -168,11 +168,11 @@ __device__ __forceinline__ TilePosition place(std::int64_t block, std::int64_t t
 
 // Calls f with a value of the C++ type that `t` names.
 template <class F>
-auto with_float_type(Dtype t, F&& f) {
+auto with_float_type(Float t, F&& f) {
   switch (t) {
-    case Dtype::f32:
+    case Float::f32:
       return f(float{});
-    case Dtype::bf16:
+    case Float::bf16:
       return f(__nv_bfloat16{});
     default:
       return f(__half{});

@@ -94,10 +94,10 @@ __device__ void store_sums(const Gemm& g, bool whole_lines, const float (&sums)[
       continue;
     }
     const std::int64_t at = (row * g.ldc + column) / 2;
-    if (g.out == Dtype::f32)
+    if (g.out == Float::f32)
       static_cast<float2*>(g.c)[at] = make_float2(round_to<float>(sums[i]), round_to<float>(sums[i + 1]));
     else
-      static_cast<std::uint32_t*>(g.c)[at] = g.out == Dtype::f16
+      static_cast<std::uint32_t*>(g.c)[at] = g.out == Float::f16
                                                  ? round_pair<__half>(sums[i], sums[i + 1])
                                                  : round_pair<__nv_bfloat16>(sums[i], sums[i + 1]);
   }

@@ -39,7 +39,7 @@ struct Piece {
     const std::int64_t first = (KContiguous ? k0 : row0) + at, end = KContiguous ? depth : rows;
     const std::int64_t index = line_index * from.ld + first;
     const bool whole = line_index < lines && first + kPer <= end;
-    if (from.type == Dtype::f32) {
+    if (from.type == Float::f32) {
       const float* source = static_cast<const float*>(from.data) + index;
       if (kPer % 4 == 0 && aligned && whole) {
 #pragma unroll
@@ -62,13 +62,13 @@ struct Piece {
     }
   }
 
-  __device__ void store(float (*to)[R + 4], Dtype type) const {
+  __device__ void store(float (*to)[R + 4], Float type) const {
     const int line = static_cast<int>(threadIdx.x) / kChunks,
               at = static_cast<int>(threadIdx.x) % kChunks * kPer;
 #pragma unroll
     for (int e = 0; e < kPer; ++e)
       (KContiguous ? to[at + e][line] : to[line][at + e]) =
-          type == Dtype::f32 ? wide[e] : raw_to_float(narrow[e], type);
+          type == Float::f32 ? wide[e] : raw_to_float(narrow[e], type);
   }
 };
 

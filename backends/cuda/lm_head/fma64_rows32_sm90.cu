@@ -17,7 +17,7 @@ constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = 16, kBM = 32, kBN =
               kDepth = 32;
 
 template <class T>
-struct Plan {
+struct Tiles {
   using A = Tile<T, kBM, kDepth, true>;
   using B = Tile<T, kBN, kDepth, true>;
   static constexpr int kStages = sizeof(T) == 4 ? 3 : 4;
@@ -29,7 +29,7 @@ struct Plan {
 // Two blocks share an SM, so that one multiplies while the other waits.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
-  using P = Plan<T>;
+  using P = Tiles<T>;
   constexpr int kStages = P::kStages, kBlocks = kBM / 16;  // blocks of 16 rows
   extern __shared__ __align__(16) unsigned char shared[];
   auto* const upcast = reinterpret_cast<double2*>(shared);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
           if (row < p.m && column < p.n) store_rounded<decltype(type)>(p, row, column, acc[i][j][e]);
         }
   };
-  if (std::is_same_v<T, float> || p.out == Dtype::f32)
+  if (std::is_same_v<T, float> || p.out == Float::f32)
     store(float{});
   else
     store(T{});
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
 
 template <class T>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
-  constexpr int kBytes = Plan<T>::kBytes;
+  constexpr int kBytes = Tiles<T>::kBytes;
   auto kernel = few_rows<T>;
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       e != cudaSuccess)

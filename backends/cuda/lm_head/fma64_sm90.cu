@@ -21,7 +21,7 @@ constexpr int kRows = 16, kColumns = 128, kWarpColumns = 16, kDepth = 32,
               kThreads = kColumns / kWarpColumns * 32;
 
 template <class T, bool KB>
-struct Plan {
+struct Tiles {
   using A = Tile<T, kRows, kDepth, true>;
   using B = Tile<T, kColumns, kDepth, KB>;
   static constexpr int kStages = sizeof(T) == 4 ? 3 : 4;
@@ -30,7 +30,7 @@ struct Plan {
 
 template <class T, bool KB>
 __global__ void __launch_bounds__(kThreads, 1) sixteen_rows(Gemm p, bool vector) {
-  using P = Plan<T, KB>;
+  using P = Tiles<T, KB>;
   constexpr int kStages = P::kStages;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const stages_a = reinterpret_cast<T*>(shared);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1) sixteen_rows(Gemm p, bool vector)
         if (row < p.m && column < p.n) store_rounded<decltype(type)>(p, row, column, acc[j][e]);
       }
   };
-  if (std::is_same_v<T, float> || p.out == Dtype::f32)
+  if (std::is_same_v<T, float> || p.out == Float::f32)
     store(float{});
   else
     store(T{});
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) sixteen_rows(Gemm p, bool vector)
 
 template <class T, bool KB>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
-  constexpr int kBytes = Plan<T, KB>::kBytes;
+  constexpr int kBytes = Tiles<T, KB>::kBytes;
   auto kernel = sixteen_rows<T, KB>;
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       e != cudaSuccess)

@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiles(Gemm p, bool vector) {
             if (row < p.m && column < p.n) store_rounded<decltype(type)>(p, row, column, acc[i][j][e]);
           }
     };
-    if (std::is_same_v<TB, float> || p.out == Dtype::f32)
+    if (std::is_same_v<TB, float> || p.out == Float::f32)
       store(float{});
     else
       store(TB{});

@@ -17,14 +17,12 @@
 
 namespace rlk::cuda::lm_head {
 
-using Dtype = Float;
-
 // One operand: element (row, k) lives at data[row * ld + k] when k_contiguous, else at data[k * ld + row].
 struct Operand {
   const void* data = nullptr;
   std::int64_t ld = 0;
   bool k_contiguous = true;
-  Dtype type = Dtype::bf16;
+  Float type = Float::bf16;
 };
 
 struct Gemm {
@@ -34,7 +32,7 @@ struct Gemm {
   const void* bias =
       nullptr;  // [n] of b's type, or null; added after the rounding to `out`, rounded again to `out`
   std::int64_t m = 0, n = 0, k = 0;
-  Dtype out = Dtype::bf16;  // fp32, or the type of b
+  Float out = Float::bf16;  // fp32, or the type of b
 };
 
 // Whether every row of the operand starts on a 16-byte boundary: what TMA, cp.async and cuBLASLt's
@@ -73,12 +71,12 @@ cudaError_t launch_mma_ranges(const Gemm&, cudaStream_t);
 
 // out[n] = sum over m of x[m * ld + n]: fp32 ascending inside blocks of 1024 rows, block sums added in order
 // (or one ascending fp64 chain, rounded once, when `golden`).
-cudaError_t launch_column_sums(const void* x, Dtype in, std::int64_t ld, std::int64_t m, std::int64_t n,
-                               void* out, Dtype out_dtype, bool golden, cudaStream_t);
+cudaError_t launch_column_sums(const void* x, Float in, std::int64_t ld, std::int64_t m, std::int64_t n,
+                               void* out, Float out_dtype, bool golden, cudaStream_t);
 
 // c[m,n] = round(c + bias): the second rounding of the bias rule, for products whose kernel has no epilogue
 // of ours.
-cudaError_t launch_bias_add(void* c, std::int64_t ldc, Dtype out, const void* bias, Dtype bias_dtype,
+cudaError_t launch_bias_add(void* c, std::int64_t ldc, Float out, const void* bias, Float bias_dtype,
                             std::int64_t m, std::int64_t n, cudaStream_t);
 
 }  // namespace rlk::cuda::lm_head

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32)
     tensor_core(Gemm p, std::int64_t per_range, bool vector) {
   constexpr int kThreads = BM / WM * (BN / WN) * 32, kRows = WM / 16, kColumns = WN / 8;
   using T = std::uint16_t;
-  const bool f16 = p.b.type == Dtype::f16;
+  const bool f16 = p.b.type == Float::f16;
   using TileA = Tile<T, BM, kDepth, KA>;
   using TileB = Tile<T, BN, kDepth, KB>;
   extern __shared__ __align__(16) unsigned char shared[];

@@ -24,7 +24,7 @@ struct Way {
 };
 
 // A size with its way, and the library's descriptors when the way needs them.
-struct Plan {
+struct Contender {
   Way way;
   std::shared_ptr<const LtProduct> product;
 };
@@ -70,7 +70,7 @@ Key class_key(const Gemm& g, const Place& place, bool library_only) {
 
 struct Tables {
   std::shared_mutex mutex;
-  std::map<Key, Plan> plans;
+  std::map<Key, Contender> contenders;
   std::map<Key, Way> winners;
 };
 Tables& tables() {
@@ -89,16 +89,17 @@ int multiprocessors(int device) {
   return count;
 }
 
-cudaError_t run(const Gemm& g, const Plan& plan, const Place& place) {
-  switch (plan.way.kind) {
+cudaError_t run(const Gemm& g, const Contender& contender, const Place& place) {
+  switch (contender.way.kind) {
     case Way::Kind::sm90:
-      return launch_sm90(g, plan.way.tile, multiprocessors(place.device), place.stream);
+      return launch_sm90(g, contender.way.tile, multiprocessors(place.device), place.stream);
     case Way::Kind::mma:
       return launch_mma(g, place.stream);
     case Way::Kind::library:
       break;
   }
-  if (plan.product->run(g, plan.way.algorithm, place.workspace, place.stream) != CUBLAS_STATUS_SUCCESS)
+  if (contender.product->run(g, contender.way.algorithm, place.workspace, place.stream) !=
+      CUBLAS_STATUS_SUCCESS)
     return launch_mma(g, place.stream);
   return g.bias ? launch_bias_add(g.c, g.ldc, g.out, g.bias, g.b.type, g.m, g.n, place.stream) : cudaSuccess;
 }
@@ -131,8 +132,8 @@ bool copy_engine_may(const Gemm& g) {
 }
 
 // Every way that can serve the product, the best guess first.
-std::vector<Plan> ways(const Gemm& g, const Place& place, bool library_only) {
-  std::vector<Plan> all;
+std::vector<Contender> ways(const Gemm& g, const Place& place, bool library_only) {
+  std::vector<Contender> all;
   auto own = [&](Sm90Tile tile) { all.push_back({{Way::Kind::sm90, tile, {}}, nullptr}); };
   const bool copy_engine = copy_engine_may(g);
   const bool few_rows = g.m <= 64 && g.a.k_contiguous;
@@ -180,11 +181,11 @@ bool spares_l2(const Way& way) {
   return way.kind == Way::Kind::sm90 && stacked;
 }
 
-// Runs every plan on the call's own operands and returns the fastest. Rounds are interleaved, so that a clock
+// Runs every contender on the call's own operands and returns the fastest. Rounds are interleaved, so that a clock
 // that moves moves for all, and medians count; within a round the GPU never rests, as it will not in use:
 // what is fastest after a pause need not be so at the clock that full load leaves. Those far behind leave
 // after their first runs.
-std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& place) {
+std::size_t fastest(const Gemm& g, const std::vector<Contender>& contenders, const Place& place) {
   constexpr float kLong = 4;  // ms; the longer a run, the less its time scatters
   constexpr float kNearlyEven = 0.96f;
   constexpr float kFarBehind = 1.3f, kFailed = std::numeric_limits<float>::max();
@@ -195,23 +196,23 @@ std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& 
     Events(const Events&) = delete;
     Events& operator=(const Events&) = delete;
   };
-  std::vector<Events> events(plans.size());
-  std::vector<float> estimates(plans.size(), 1.0f);
-  // One run's time of every plan, in ms, behind another one of the same plan: without that the time of the
-  // library's launch counted too, 20 us of 300, and so did what the plan before had left behind.
+  std::vector<Events> events(contenders.size());
+  std::vector<float> estimates(contenders.size(), 1.0f);
+  // One run's time of every contender, in ms, behind another one of the same contender: without that the time of the
+  // library's launch counted too, 20 us of 300, and so did what the contender before had left behind.
   const auto round = [&] {
-    std::vector<int> repeats(plans.size(), 0);
-    for (std::size_t i = 0; i < plans.size(); ++i) {
+    std::vector<int> repeats(contenders.size(), 0);
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
       if (estimates[i] == kFailed) continue;
       const int wanted = std::clamp(static_cast<int>(0.3f / estimates[i]), 1, 20);
-      cudaError_t error = run(g, plans[i], place);
+      cudaError_t error = run(g, contenders[i], place);
       cudaEventRecord(events[i].begin, place.stream);
-      for (int r = 0; r < wanted && error == cudaSuccess; ++r) error = run(g, plans[i], place);
+      for (int r = 0; r < wanted && error == cudaSuccess; ++r) error = run(g, contenders[i], place);
       cudaEventRecord(events[i].end, place.stream);
       if (error == cudaSuccess) repeats[i] = wanted;
     }
-    std::vector<float> times(plans.size(), kFailed);
-    for (std::size_t i = 0; i < plans.size(); ++i) {
+    std::vector<float> times(contenders.size(), kFailed);
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
       float ms = 0;
       if (repeats[i] > 0 && cudaEventSynchronize(events[i].end) == cudaSuccess &&
           cudaEventElapsedTime(&ms, events[i].begin, events[i].end) == cudaSuccess)
@@ -224,18 +225,18 @@ std::size_t fastest(const Gemm& g, const std::vector<Plan>& plans, const Place& 
   const float best = *std::min_element(estimates.begin(), estimates.end());
   for (float& e : estimates)
     if (e > kFarBehind * best) e = kFailed;
-  std::vector<std::vector<float>> times(plans.size());
+  std::vector<std::vector<float>> times(contenders.size());
   const int rounds = best < kLong ? 7 : 3;
   for (int r = 0; r < rounds; ++r) {
     const std::vector<float> of_round = round();
-    for (std::size_t i = 0; i < plans.size(); ++i) times[i].push_back(of_round[i]);
+    for (std::size_t i = 0; i < contenders.size(); ++i) times[i].push_back(of_round[i]);
   }
   std::size_t winner = 0;
   float least = kFailed;
-  for (std::size_t i = 0; i < plans.size(); ++i) {
+  for (std::size_t i = 0; i < contenders.size(); ++i) {
     const auto median = times[i].begin() + rounds / 2;
     std::nth_element(times[i].begin(), median, times[i].end());
-    if (const float ms = *median * (spares_l2(plans[i].way) ? kNearlyEven : 1); ms < least)
+    if (const float ms = *median * (spares_l2(contenders[i].way) ? kNearlyEven : 1); ms < least)
       winner = i, least = ms;
   }
   return winner;
@@ -250,42 +251,44 @@ bool same_way(const Way& a, const Way& b) {
           x.inner == y.inner && x.custom == y.custom && x.workspace == y.workspace);
 }
 
-Plan plan_for(const Gemm& g, const Place& place, bool library_only) {
+Contender contender_for(const Gemm& g, const Place& place, bool library_only) {
   Tables& t = tables();
   const Key key = size_key(g, place, library_only);
   {
     std::shared_lock lock(t.mutex);
-    if (auto at = t.plans.find(key); at != t.plans.end()) return at->second;
+    if (auto at = t.contenders.find(key); at != t.contenders.end()) return at->second;
   }
-  const std::vector<Plan> plans = ways(g, place, library_only);
+  const std::vector<Contender> contenders = ways(g, place, library_only);
   const Key shared_by = class_key(g, place, library_only);
-  const Plan* chosen = nullptr;
-  Plan adapted;
+  const Contender* chosen = nullptr;
+  Contender adapted;
   {
     std::shared_lock lock(t.mutex);
     if (auto at = t.winners.find(shared_by); at != t.winners.end()) {
-      for (const Plan& p : plans)
+      for (const Contender& p : contenders)
         if (same_way(p.way, at->second)) chosen = &p;
       if (chosen == nullptr && at->second.kind == Way::Kind::library &&
-          plans.front().way.kind == Way::Kind::library && plans.front().product->fits(at->second.algorithm)) {
-        adapted = {at->second, plans.front().product};
+          contenders.front().way.kind == Way::Kind::library &&
+          contenders.front().product->fits(at->second.algorithm)) {
+        adapted = {at->second, contenders.front().product};
         chosen = &adapted;
       }
-      if (chosen == nullptr) chosen = &plans.front();
+      if (chosen == nullptr) chosen = &contenders.front();
     }
   }
-  if (chosen == nullptr && plans.size() > 1 && capturing(place.stream)) return plans.front();
-  const Plan plan = chosen != nullptr ? *chosen : plans[plans.size() > 1 ? fastest(g, plans, place) : 0];
+  if (chosen == nullptr && contenders.size() > 1 && capturing(place.stream)) return contenders.front();
+  const Contender contender =
+      chosen != nullptr ? *chosen : contenders[contenders.size() > 1 ? fastest(g, contenders, place) : 0];
   constexpr std::size_t kManySizes = 4096;
   std::unique_lock lock(t.mutex);
-  if (t.plans.size() >= kManySizes) t.plans.clear();
-  t.winners.try_emplace(shared_by, plan.way);
-  return t.plans.try_emplace(key, plan).first->second;
+  if (t.contenders.size() >= kManySizes) t.contenders.clear();
+  t.winners.try_emplace(shared_by, contender.way);
+  return t.contenders.try_emplace(key, contender).first->second;
 }
 
 cudaError_t launch(const Gemm& g, const Place& place, bool library_only) {
   if (g.m == 0 || g.n == 0) return cudaSuccess;
-  return run(g, plan_for(g, place, library_only), place);
+  return run(g, contender_for(g, place, library_only), place);
 }
 
 }  // namespace

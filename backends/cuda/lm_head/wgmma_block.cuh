@@ -34,7 +34,7 @@ enum class Sums : std::uint8_t { whole, cluster, memory };
 // than four narrow products: where k is one range, stages of narrow tiles hold several parts.
 template <class T, int Groups, int Columns, bool KA, bool KB, int ClusterM_, int ClusterN_, Sums kSums,
           int kParts>
-struct Plan {
+struct Traits {
   static_assert(kParts == 1 || kSums == Sums::whole, "a range may end within a stage");
   using Element = T;
   static constexpr int kGroups = Groups, kBM = 64 * Groups, BN = Columns, Parts = kParts;

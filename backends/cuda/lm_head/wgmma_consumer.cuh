@@ -55,7 +55,7 @@ __device__ __forceinline__ void store(const Block<P>& b, const float (&acc)[P::B
                                       std::int64_t column0) {
   if constexpr (!P::kStoresLines) {
     store_direct<P::BN>(b.p.gemm, acc, row0, column0);
-  } else if (b.p.gemm.out == Dtype::f32) {
+  } else if (b.p.gemm.out == Float::f32) {
     store_lines<float, P::BN>(b.p.gemm, b.p.whole_lines, acc, b.staging + b.warp * 2 * kLineBytes, row0,
                               column0);
   } else {

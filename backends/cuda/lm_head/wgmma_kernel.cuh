@@ -75,11 +75,11 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     cluster_sync();  // no block may leave while another still writes or signals into it
 }
 
-inline bool encode(CUtensorMap* map, const void* data, Dtype type, std::int64_t inner, std::int64_t outer,
+inline bool encode(CUtensorMap* map, const void* data, Float type, std::int64_t inner, std::int64_t outer,
                    std::int64_t ld, int box_inner, int box_outer) {
   const auto bytes = static_cast<std::int64_t>(bytes_of(type));
-  const CUtensorMapDataType data_type = type == Dtype::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                        : type == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+  const CUtensorMapDataType data_type = type == Float::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                        : type == Float::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const std::int64_t line = box_inner * bytes;
   const CUtensorMapSwizzle swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
@@ -105,7 +105,7 @@ struct Space {
 template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int ClusterN, Sums sums = Sums::whole,
           int Parts = 1>
 cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, Space space = {}) {
-  using P = Plan<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
+  using P = Traits<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
   Params p{};
   p.gemm = g;
   p.clusters_m = (g.m + P::kBM * ClusterM - 1) / (P::kBM * ClusterM);

@@ -46,7 +46,7 @@ bool sm90_available() { return encoder() != nullptr; }
 
 cudaError_t launch_sm90(const Gemm& g, Sm90Tile tile, int multiprocessors, cudaStream_t stream) {
   if (g.m == 0 || g.n == 0) return cudaSuccess;
-  return g.b.type == Dtype::f16 ? start<__half>(g, tile, multiprocessors, stream)
+  return g.b.type == Float::f16 ? start<__half>(g, tile, multiprocessors, stream)
                                 : start<__nv_bfloat16>(g, tile, multiprocessors, stream);
 }
 

@@ -93,7 +93,7 @@ cudaError_t launch_sm90_ranges(const Gemm& g, int multiprocessors, void* workspa
                                cudaStream_t stream) {
   if (g.m == 0 || g.n == 0) return cudaSuccess;
   if (reinterpret_cast<std::uintptr_t>(workspace) % 16 != 0) bytes = 0;
-  const auto launch = g.b.type == Dtype::f16 ? g.b.k_contiguous ? start<__half, true> : start<__half, false>
+  const auto launch = g.b.type == Float::f16 ? g.b.k_contiguous ? start<__half, true> : start<__half, false>
                       : g.b.k_contiguous ? start<__nv_bfloat16, true>
                                              : start<__nv_bfloat16, false>;
   return launch(g, multiprocessors, workspace, bytes, stream);

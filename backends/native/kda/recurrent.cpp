@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "arithmetic/arena.hpp"
+#include "arithmetic/bump.hpp"
 #include "arithmetic/kda/gate.hpp"
 
 namespace rlk::kda::recurrent {
@@ -111,20 +111,20 @@ void write_state(const Problem& p, const States& s, std::int64_t n, int hv, cons
   }
 }
 
-using Arena = simt::Arena<double>;
+using Bump = simt::Bump<double>;
 
-Token take_token(const Problem& p, Arena& arena) {
+Token take_token(const Problem& p, Bump& bump) {
   const std::int64_t K = p.k_dim, V = p.v_dim;
-  return {arena.take(K), arena.take(K), arena.take(V), arena.take(K), 0, 1, 1};
+  return {bump.take(K), bump.take(K), bump.take(V), bump.take(K), 0, 1, 1};
 }
 
 struct ForwardScratch {
   Token token;
   double *state, *r;
-  explicit ForwardScratch(const Problem& p, Arena& arena)
-      : token(take_token(p, arena)),
-        state(arena.take(std::int64_t(p.k_dim) * p.v_dim)),
-        r(arena.take(p.v_dim)) {}
+  explicit ForwardScratch(const Problem& p, Bump& bump)
+      : token(take_token(p, bump)),
+        state(bump.take(std::int64_t(p.k_dim) * p.v_dim)),
+        r(bump.take(p.v_dim)) {}
 };
 
 std::int64_t longest(const Problem& p) { return p.tokens; }
@@ -132,18 +132,18 @@ std::int64_t longest(const Problem& p) { return p.tokens; }
 struct BackwardScratch {
   Token token;
   double *checkpoints, *segment, *d_state, *r, *dr, *d_out, *decayed, *dk_read, *d_q, *d_k;
-  explicit BackwardScratch(const Problem& p, Arena& arena) : token(take_token(p, arena)) {
+  explicit BackwardScratch(const Problem& p, Bump& bump) : token(take_token(p, bump)) {
     const std::int64_t K = p.k_dim, V = p.v_dim, T = longest(p);
-    checkpoints = arena.take((T / kSegment + 1) * K * V);
-    segment = arena.take((kSegment + 1) * K * V);
-    d_state = arena.take(K * V);
-    r = arena.take(kSegment * V);
-    dr = arena.take(V);
-    d_out = arena.take(V);
-    decayed = arena.take(K * V);
-    dk_read = arena.take(K);
-    d_q = arena.take(T * K);
-    d_k = arena.take(T * K);
+    checkpoints = bump.take((T / kSegment + 1) * K * V);
+    segment = bump.take((kSegment + 1) * K * V);
+    d_state = bump.take(K * V);
+    r = bump.take(kSegment * V);
+    dr = bump.take(V);
+    d_out = bump.take(V);
+    decayed = bump.take(K * V);
+    dk_read = bump.take(K);
+    d_q = bump.take(T * K);
+    d_k = bump.take(T * K);
   }
 };
 
@@ -237,14 +237,14 @@ void backward_head(const Problem& p, std::int64_t n, int hv, const BackwardScrat
 std::int64_t forward_tasks(const Problem& p) { return p.sequences * p.value_heads; }
 
 std::size_t forward_scratch(const Problem& p) {
-  Arena arena{nullptr};
-  ForwardScratch count(p, arena);
-  return std::size_t(arena.used) * sizeof(double);
+  Bump bump{nullptr};
+  ForwardScratch count(p, bump);
+  return std::size_t(bump.used) * sizeof(double);
 }
 
 void forward(const Problem& p, std::int64_t task, void* scratch) {
-  Arena arena{static_cast<double*>(scratch)};
-  ForwardScratch s(p, arena);
+  Bump bump{static_cast<double*>(scratch)};
+  ForwardScratch s(p, bump);
   const std::int64_t n = task / p.value_heads, row = p.row(n), first = p.start(n), length = p.length(n);
   const int hv = static_cast<int>(task % p.value_heads);
   read_state(p, p.initial, n, hv, s.state);
@@ -266,9 +266,9 @@ void forward(const Problem& p, std::int64_t task, void* scratch) {
 std::int64_t backward_tasks(const Problem& p) { return p.sequences * p.heads; }
 
 std::size_t backward_scratch(const Problem& p) {
-  Arena arena{nullptr};
-  BackwardScratch count(p, arena);
-  return std::size_t(arena.used) * sizeof(double);
+  Bump bump{nullptr};
+  BackwardScratch count(p, bump);
+  return std::size_t(bump.used) * sizeof(double);
 }
 
 std::size_t partials_bytes(const Problem& p) {
@@ -276,8 +276,8 @@ std::size_t partials_bytes(const Problem& p) {
 }
 
 void backward(const Problem& p, std::int64_t task, void* scratch, double* partials) {
-  Arena arena{static_cast<double*>(scratch)};
-  BackwardScratch s(p, arena);
+  Bump bump{static_cast<double*>(scratch)};
+  BackwardScratch s(p, bump);
   const std::int64_t n = task / p.heads, row = p.row(n), first = p.start(n), length = p.length(n);
   const int h = static_cast<int>(task % p.heads);
   const int K = p.k_dim;

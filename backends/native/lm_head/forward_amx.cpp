@@ -17,12 +17,12 @@ namespace {
 constexpr std::int64_t kUnit = 4 * kSide;  // rows of the weight are taken in these
 constexpr std::int64_t kGroups = kWidth / kSide;
 
-struct Plan {
+struct Blocking {
   std::int64_t rows, cols, depth;
   std::int64_t padded, groups, panel, panels, ranges;
   bool copies;  // the weight is copied panel by panel, for the zeros beside or below it
 
-  Plan(const LmHead& a, std::int32_t threads)
+  Blocking(const LmHead& a, std::int32_t threads)
       : rows(RowSet(a.hidden).rows),
         cols(a.weight.dim(0)),
         depth(a.weight.dim(1)),
@@ -101,8 +101,8 @@ struct Weight {
 };
 
 // sums[32][panel]: `count` rows of the weight with one group of hidden or two.
-void multiply_panel(const Plan& p, const Weight& w, std::int64_t count, const std::byte* group, bool alone,
-                    float* tiles, float* sums) {
+void multiply_panel(const Blocking& p, const Weight& w, std::int64_t count, const std::byte* group,
+                    bool alone, float* tiles, float* sums) {
   for (std::int64_t k = 0; k < p.padded; k += kDepthBlock) {
     const std::int64_t steps = std::min(kDepthBlock, p.padded - k) / kStep;
     const std::byte* from = group + k / kStep * kTile;
@@ -123,7 +123,7 @@ void multiply_panel(const Plan& p, const Weight& w, std::int64_t count, const st
 }
 
 // Rows of the weight with zeros beside and below.
-Weight copy_panel(const Plan& p, const Weight& w, std::int64_t count, std::byte* to) {
+Weight copy_panel(const Blocking& p, const Weight& w, std::int64_t count, std::byte* to) {
   const std::int64_t stride = 2 * p.padded;
   std::memset(to, 0, static_cast<std::size_t>(up(count, kUnit) * stride));
   for (std::int64_t j = 0; j < count; ++j)
@@ -132,7 +132,7 @@ Weight copy_panel(const Plan& p, const Weight& w, std::int64_t count, std::byte*
 }
 
 rlk_code run(const LmHead& a, const Call& call) {
-  const Plan p(a, call.threads());
+  const Blocking p(a, call.threads());
   if (p.rows == 0 || p.cols == 0) return RLK_OK;
   std::byte* room = shared_workspace(call);
   const ReadRows hidden(a.hidden, room);
@@ -152,12 +152,12 @@ rlk_code run(const LmHead& a, const Call& call) {
   run_tasks<Tiles>(
       call, p.panels * p.ranges, p.scratch(), shared, [&](std::int64_t task, std::byte* scratch) {
         auto* sums = reinterpret_cast<float*>(scratch);
-        auto* tiles = reinterpret_cast<float*>(scratch + Plan::kSums);
+        auto* tiles = reinterpret_cast<float*>(scratch + Blocking::kSums);
         const std::int64_t col = task / p.ranges * p.panel, count = std::min(p.panel, p.cols - col);
         const std::int64_t begin = task % p.ranges * each, end = std::min(p.groups, begin + each);
         Weight w{a.weight.data<std::byte>() + 2 * col * a.weight.stride(0), 2 * a.weight.stride(0)};
         if (p.padded != p.depth || count % kUnit != 0)
-          w = copy_panel(p, w, count, scratch + Plan::kSums + Plan::kTiles);
+          w = copy_panel(p, w, count, scratch + Blocking::kSums + Blocking::kTiles);
         for (std::int64_t group = begin; group < end; group += kGroups) {
           multiply_panel(p, w, count, packed + group * p.group_bytes(), group + 1 == end, tiles, sums);
           const std::int64_t row = group * kSide,
@@ -171,7 +171,7 @@ rlk_code run(const LmHead& a, const Call& call) {
 }
 
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
-  const Plan p(a, r.threads);
+  const Blocking p(a, r.threads);
   return workspace_for(r.threads, std::int64_t{1} << 30, p.scratch(), p.shared(a));
 }
 rlk_verdict supports(const LmHead&, const rlk_request&) { return kAccept; }

@@ -1,4 +1,4 @@
-// Pieces of a caller's scratch, for host and device.
+// A bump allocator over a caller's scratch, for host and device.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace rlk::simt {
 
 // Every piece is a multiple of `Unit` elements. With a null base it only counts.
 template <class T, std::int64_t Unit = 1>
-struct Arena {
+struct Bump {
   T* base;
   std::int64_t used = 0;
 
