@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "registry/exp32.hpp"
 #include "rlk/float_guard.hpp"
 
 namespace {
@@ -37,8 +38,10 @@ double worst(float from, float to, F f, Truth truth) {
 }
 
 float ln(float x) { return simt::ln<float>(x); }
+float log1p_of(float x) { return simt::log1p<float>(x); }
 float tanh_of(float x) { return simt::tanh<float>(x); }
 double true_ln(double x) { return std::log(x); }
+double true_log1p(double x) { return std::log1p(x); }
 double true_tanh(double x) { return std::tanh(x); }
 
 bool same(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }
@@ -85,4 +88,34 @@ TEST_CASE("ln and tanh of doubles are close to the C library's") {
   }
   CHECK(simt::ln<double>(1) == 0);
   CHECK(simt::ln<double>(0) == -std::numeric_limits<double>::infinity());
+}
+
+TEST_CASE("log1p is within 1.5 ulps, close to 0 and to -1 too") {
+  for (float from : {0x1p-149f, 0x1p-64f, 0x1p-25f, 0x1p-12f, 0.25f, 0.5f}) {
+    const float to = from < 0x1p-126f ? 0x1p-140f : 2 * from;
+    CHECK(worst(-from, -to, log1p_of, true_log1p) < 1.5);
+    CHECK(worst(from, to, log1p_of, true_log1p) < 1.5);
+  }
+  CHECK(worst(1, 4, log1p_of, true_log1p) < 1.5);
+  CHECK(worst(0x1p125f, 0x1.01p125f, log1p_of, true_log1p) < 1.5);
+  CHECK(log1p_of(0) == 0);
+  CHECK(log1p_of(-1) == -kInfinity);
+  CHECK(log1p_of(kInfinity) == kInfinity);
+  for (float x : {-1.5f, -kInfinity, std::nanf("")}) CHECK(std::isnan(log1p_of(x)));
+  for (double x : {-0.9999, -0.5, -1e-3, -1e-20, 1e-20, 0.3, 2.5, 1e20})
+    CHECK(std::fabs(simt::log1p<double>(x) - std::log1p(x)) <= 2 * last_place(std::log1p(x)));
+}
+
+TEST_CASE("what rules have written out is what kernels compute, bit for bit") {
+  namespace rule = rlk::registry;
+  const auto equal = [](float a, float b) { return same(a, b) || (std::isnan(a) && std::isnan(b)); };
+  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 10007) {
+    const auto x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    CAPTURE(x);
+    CHECK(equal(rule::exp32(x), simt::exp<float>(x)));
+    CHECK(equal(rule::exp2_32(x), simt::exp2<float>(x)));
+    CHECK(equal(rule::expm1_32(x), simt::expm1<float>(x)));
+    CHECK(equal(rule::ln32(x), ln(x)));
+    if (!(x >= 0x1p126f)) CHECK(equal(rule::log1p32(x), log1p_of(x)));
+  }
 }

@@ -3,8 +3,8 @@
 // The same bits on every machine: only +, -, *, /, sqrt, fma and integer operations, each correctly rounded,
 // no library call, no branch. Every function is a template over float, double, or a GCC vector of float (one
 // lane, one result), so host code runs the same source on 8 or 16 lanes. Compile with contraction off.
-// Accuracy in ulp: exp and exp2 1.1, expm1 1.5, ln 1, tanh 3, sigmoid and softplus 3, subnormal results included; NaN
-// stays NaN. (Of double: ln 2, tanh 4.)
+// Accuracy in ulp: exp and exp2 1.1, expm1 1.5, ln 1, log1p 1.5, tanh, sigmoid and softplus 3, subnormal
+// results included; NaN stays NaN. (Of double: ln 2, tanh 4.)
 #pragma once
 
 #include "arithmetic/half.hpp"
@@ -216,6 +216,28 @@ RLK_HD T ln(T x) {
   const T not_below = x < zero ? zero / zero : y;
   const T not_zero = x == zero ? -infinity : not_below;
   const T not_infinite = x == infinity ? infinity : not_zero;
+  return x == x ? not_infinite : x;
+}
+
+// log(1 + x), also close to 0 and to -1, for x below 2^126 (fp32): -inf at -1, NaN below.
+template <class T>
+RLK_HD T log1p(T x) {
+  using C = LnConstants<T>;
+  using E = ExpConstants<T>;
+  using I = typename Bits<T>::type;
+  const T zero = T{}, one = T{} + 1, infinity = T{} + __builtin_inff();
+  const T plus = x + 1;
+  const T inside = plus > zero ? x : zero;
+  const T held = inside < infinity ? inside : zero;  // what is none of the special cases
+  const I whole = (__builtin_bit_cast(I, T(held + 1)) - C::kRootHalf) >> C::kMantissa;
+  const T shift = T{} + E::kShift;
+  const T n = __builtin_bit_cast(T, whole + __builtin_bit_cast(I, shift)) - shift;
+  // 2^-n (1 + x) - 1, rounded once: 2^-n - 1 is exact wherever it is not all that counts.
+  const T scale = __builtin_bit_cast(T, (E::kBias - whole) << C::kMantissa);
+  const T y = ln_finish<T>(fused(scale, held, T(scale - one)), n);
+  const T not_below = plus < zero ? zero / zero : y;
+  const T not_one = plus == zero ? -infinity : not_below;
+  const T not_infinite = x == infinity ? infinity : not_one;
   return x == x ? not_infinite : x;
 }
 
