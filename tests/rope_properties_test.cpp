@@ -216,6 +216,87 @@ TEST_CASE("rope, every engine: half pairing is adjacent pairing of permuted dims
   }
 }
 
+TEST_CASE("rope, every engine: narrower tables of fp32 data give the bits of their values in fp32") {
+  for (Float narrow : {Float::bf16, Float::f16})
+    for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half})
+      for (std::int64_t width : {16, 32})
+        for (bool starts : {false, true})
+          for (bool backward : {false, true}) {
+            Setting s = random_tables(Layout::bshd, {9, width}, 144);
+            s.options.pairing = pairing;
+            if (starts) s.starts = ints({3, 0});
+            Setting wide = s;
+            for (Tensor* t : {&s.cos, &s.sin}) {
+              Tensor& upcast = t == &s.cos ? wide.cos : wide.sin;
+              *t = floats(t->shape, t == &s.cos ? 144 : 145, narrow);
+              for (std::int64_t i = 0; i < t->size(); ++i) upcast.set(i, t->get(i));
+            }
+            Tensor x = floats({2, 6, 3, 32}, 146), y = rotate(s, x, backward), z = rotate(wide, x, backward);
+            CHECK(same_bits(y, z));
+            Setting never_rounded = random_tables(Layout::bshd, {9, width}, 144);
+            never_rounded.options.pairing = pairing, never_rounded.starts = s.starts;
+            Tensor other = rotate(never_rounded, x, backward);
+            CHECK_FALSE(same_bits(y, other));
+          }
+}
+
+TEST_CASE("rope, every engine: at negative positions nothing turns where that is allowed, forward and back") {
+  const std::int64_t row = 3 * 32;
+  for (Float type : {Float::f32, Float::bf16, Float::f16})
+    for (Pairing pairing : {Pairing::half, Pairing::adjacent})
+      for (std::int64_t width : {16, 32})
+        for (bool backward : {false, true}) {
+          // Two sequences, padded on the left by four tokens and by none; the table has no row to spare.
+          Setting s = random_tables(Layout::bshd, {6, width}, 147);
+          s.options.pairing = pairing, s.options.negative = rlk::rotary::Negative::unrotated;
+          Setting by_position = s;
+          s.starts = ints({-4, 0});
+          by_position.positions = Tensor(kInt64, {2, 6}).fill({-4, -3, -2, -1, 0, 1, 0, 1, 2, 3, 4, 5});
+          Tensor x = floats({2, 6, 3, 32}, 148, type), y = rotate(s, x, backward),
+                 z = rotate(by_position, x, backward);
+          CHECK(same_bits(y, z));
+          const auto padding = [](std::int64_t e) { return e; };
+          Tensor still = pick(x, {4, 3, 32}, padding);
+          CHECK(differing(still, y, padding) == 0);
+          // The rest as if the padding were not there.
+          for (std::int64_t b : {0, 1}) {
+            const std::int64_t pad = b == 0 ? 4 : 0;
+            const auto from = [&](std::int64_t e) { return (b * 6 + pad) * row + e; };
+            Setting alone = random_tables(Layout::bshd, {6, width}, 147);
+            alone.options.pairing = pairing;
+            Tensor part = pick(x, {1, 6 - pad, 3, 32}, from), out = rotate(alone, part, backward);
+            CHECK(differing(out, y, from) == 0);
+            CHECK_FALSE(same_bits(out, part));
+          }
+        }
+}
+
+TEST_CASE("rope, every engine: in place, and pair by pair where pairs follow axes of their own") {
+  Setting s = random_tables(Layout::bshd, {9, 12}, 149);
+  s.options.negative = rlk::rotary::Negative::unrotated;
+  s.options.mrope[0] = 2, s.options.mrope[1] = 5, s.options.mrope[2] = 5;
+  s.positions = Tensor(kInt64, {3, 4}).fill({-1, 2, 3, 4, 5, -2, 3, -1, 1, 2, -7, 4});
+  Tensor x = floats({1, 4, 2, 24}, 150), y = rotate(s, x);
+  Setting clamped = s;
+  for (std::int64_t i = 0; i < 12; ++i) clamped.positions.set(i, std::max(0.0, s.positions.get(i)));
+  Tensor turned = rotate(clamped, x);
+  for (std::int64_t e = 0; e < x.size(); ++e) {
+    const std::int64_t pair = e % 12, token = e / 48, axis = pair < 2 ? 0 : pair < 7 ? 1 : 2;
+    CHECK(y.bits(e) == (s.positions.get(axis * 4 + token) < 0 ? x : turned).bits(e));
+  }
+  s.options.in_place = true;
+  for (const Engine& engine : engines()) {
+    CAPTURE(engine.name);
+    Tensor data = x;
+    Tensors t = s.tensors();
+    t.x = t.out = data.dl();
+    Geometry g;
+    REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+    engine.run(g);
+    CHECK(same_bits(data, y));
+  }
+}
+
 TEST_CASE("rope, every engine: packed sequences equal the loop over them, empty ones included") {
   Setting s = random_tables(Layout::thd, {40, 16}, 150);
   s.cu_seqlens = ints({0, 4, 4, 5, 11}), s.starts = ints({3, 9, 20, 0});

@@ -158,6 +158,20 @@ TEST_CASE("rope: what does not fit is refused with both sides named") {
   Tensor positions = ints({0, 1, 2, 3, 5}), starts = ints({0, 1});
   CHECK(say([&](auto& a) { a.rotary_dim = 64, a.positions = positions.dl(); }) ==
         "rope: token 4 of batch 0 is at position 5, cos has 5 rows");
+  Tensor padded = ints({-1, 0, 1, 2, 3}), none = floats({0, 32}, 22), none_sin = floats({0, 32}, 23);
+  CHECK(say([&](auto& a) { a.rotary_dim = 64, a.positions = padded.dl(); }) ==
+        "rope: token 0 of batch 0 is at position -1, cos has 5 rows; padding may stay as it is with "
+        "negative=unrotated");
+  CHECK(say([&](auto& a) {
+          a.rotary_dim = 64, a.positions = padded.dl(), a.negative = rlk::Rope::Negative::unrotated;
+        }) == "");
+  CHECK(say([&](auto& a) {
+          a.rotary_dim = 64, a.positions = padded.dl(), a.cos = none.dl(), a.sin = none_sin.dl();
+        }) == "rope: cos has 0 rows, 5 tokens need one at least");
+  Tensor half = floats({2, 3, 5, 128}, 24, Float::bf16), half_y = empty_like(half),
+         other = floats({5, 64}, 25, Float::f16);
+  CHECK(words(rlk::rope({.x = half.dl(), .cos = other.dl(), .sin = other.dl(), .out = half_y.dl()})) ==
+        "rope: cos must be fp32 or have the dtype of x, which is bf16");
   CHECK(say([&](auto& a) { a.rotary_dim = 64, a.positions = positions.dl(), a.starts = starts.dl(); }) ==
         "rope: positions name every row already, starts cannot be given too");
   CHECK(say([&](auto& a) { a.rotary_dim = 64, a.cp_rank = 2, a.cp_size = 2; }) ==

@@ -25,11 +25,16 @@ struct Config {
   std::vector<std::pair<std::string, std::variant<int64_t, double, std::string>>> attributes{};
   std::vector<CaseTensor> extra{};
   bool table_of_data = false;
+  DType narrow = DType::f32;  // else a table's dtype beside fp32 data, the only one that this is a case of
 };
 
 CaseTensor positions(std::vector<int64_t> shape, int64_t below, int32_t batch_axis, DType type = DType::i64) {
   return {"positions", std::move(shape), type, {Fill::integers, 0, static_cast<double>(below)},
           {},          batch_axis};
+}
+CaseTensor between(const char* name, std::vector<int64_t> shape, double low, double below,
+                   int32_t batch_axis = 0) {
+  return {name, std::move(shape), DType::i64, {Fill::integers, low, below}, {}, batch_axis};
 }
 CaseTensor integers(const char* name, std::vector<double> list, DType type = DType::i32,
                     int32_t batch_axis = -1) {
@@ -91,6 +96,31 @@ const std::vector<Config>& configs() {
        16,
        {{"layout", "bshd"}},
        {{"starts", {3}, DType::i32, {Fill::integers, 0, 50}, {}, 0}}},
+      {"left padding",
+       {3, 5, 2, 32},
+       1,
+       12,
+       16,
+       {{"layout", "bshd"}, {"negative", "unrotated"}},
+       {{"starts", {3}, DType::i32, {Fill::integers, -4, 7}, {}, 0}}},
+      {"left padding by positions",
+       {3, 7, 2, 32},
+       0,
+       9,
+       32,
+       {{"layout", "bshd"}, {"pairing", "adjacent"}, {"table", "full"}, {"negative", "unrotated"}},
+       {between("positions", {3, 7}, -6, 9)}},
+      {"left padding of M-RoPE",
+       {2, 6, 2, 24},
+       1,
+       9,
+       12,
+       {{"layout", "bshd"},
+        {"mrope_t", int64_t{2}},
+        {"mrope_h", int64_t{5}},
+        {"mrope_w", int64_t{5}},
+        {"negative", "unrotated"}},
+       {between("positions", {3, 2, 6}, -6, 9, 1)}},
       {"packed by positions", {11, 3, 40}, 1, 32, 20, {{"layout", "thd"}}, {positions({11}, 32, 0)}},
       {"batched positions",
        {3, 7, 2, 32},
@@ -118,6 +148,17 @@ const std::vector<Config>& configs() {
         {"mrope_interleaved", int64_t{1}}},
        {positions({3, 2, 6}, 30, 1)}},
       {"tables of the data's dtype", {2, 3, 6, 64}, 1, 8, 32, {}, {}, true},
+      {"bf16 tables", {2, 3, 6, 64}, 1, 8, 32, {}, {}, false, DType::bf16},
+      {"fp16 tables", {2, 3, 6, 64}, 1, 8, 32, {}, {}, false, DType::f16},
+      {"full width, adjacent, bf16 tables at offsets",
+       {3, 5, 2, 40},
+       0,
+       64,
+       32,
+       {{"layout", "bshd"}, {"pairing", "adjacent"}, {"table", "full"}, {"rotary_dim", int64_t{32}}},
+       {{"starts", {3}, DType::i32, {Fill::integers, 0, 50}, {}, 0}},
+       false,
+       DType::bf16},
       {"context parallel",
        {2, 6, 2, 32},
        0,
@@ -224,7 +265,7 @@ Case base_case(const Config& c, DType type) {
 }
 
 void add_tables(Case& out, const Config& c, DType type) {
-  const DType t = c.table_of_data ? type : DType::f32;
+  const DType t = c.table_of_data ? type : c.narrow;
   out.inputs.push_back({"cos", {c.rows, c.width}, t, kTable});
   out.inputs.push_back({"sin", {c.rows, c.width}, t, kTable});
 }
@@ -245,6 +286,7 @@ void rope_like(const CaseSink& sink, const char* x, const char* k, const char* o
   for (DType type : kDTypes)
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Config& c = all[i];
+      if (c.narrow != DType::f32 && type != DType::f32) continue;
       Case made = base_case(c, type);
       made.brief = i >= varied;
       made.large = c.rows == 2048;

@@ -22,6 +22,7 @@ namespace rlk::rotary {
 enum class Layout : std::uint8_t { bhsd, bshd, sbhd, thd };
 enum class Pairing : std::uint8_t { half, adjacent, adjacent_to_half };
 enum class TableWidth : std::uint8_t { any, half, full };
+enum class Negative : std::uint8_t { refuse, unrotated };
 
 // The attributes of `rope` and of its relatives, in host form.
 struct Options {
@@ -35,6 +36,7 @@ struct Options {
   std::int64_t cp_rank = 0, cp_size = 1;
   std::int64_t mrope[3] = {0, 0, 0};  // pairs that follow each axis of the positions; all 0: one axis
   bool mrope_interleaved = false;
+  Negative negative = Negative::refuse;
   bool trailing = false;    // the rotary dims are the last ones, whatever rotary_offset says
   std::int64_t k_dim = -1;  // of the key-value split
 
@@ -72,6 +74,7 @@ struct Rows {
   std::int64_t count = 0;            // rows the table has
   std::uint32_t axis_bits[16] = {};  // two bits per pair: which axis of the positions it follows
   std::int32_t axes = 1;
+  bool negative_stay = false;  // a token at a negative position turns by no angle, instead of being an error
 };
 
 struct Table {
@@ -260,8 +263,12 @@ inline std::string table_rows(const Options& o, const char* name, const DLTensor
 inline std::string read_table(const Options& o, const Tensors& in, int x_rank, Geometry& g) {
   const DLTensor &c = *in.cos, &s = *in.sin;
   Float sin_type{};
-  if (!float_type(c, g.table.type) || (g.table.type != Float::f32 && g.table.type != g.type)) {
-    return say("%s: cos must be fp32 or have the dtype of x, which is %s", o.op, name_of(g.type));
+  // fp32 holds every entry of a narrower table; of two 16-bit types neither holds the other's.
+  if (!float_type(c, g.table.type) ||
+      (g.type != Float::f32 && g.table.type != Float::f32 && g.table.type != g.type)) {
+    return g.type == Float::f32
+               ? say("%s: cos must be fp32, bf16 or fp16", o.op)
+               : say("%s: cos must be fp32 or have the dtype of x, which is %s", o.op, name_of(g.type));
   }
   if (!float_type(s, sin_type) || sin_type != g.table.type)
     return say("%s: cos and sin differ in dtype", o.op);
@@ -420,6 +427,7 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
   }
   g.rows.cp_rank = o.cp_rank;
   g.rows.cp_size = o.cp_size;
+  g.rows.negative_stay = o.negative == Negative::unrotated;
   if (in.cu_seqlens != nullptr) {
     const DLTensor& t = *in.cu_seqlens;
     auto error = integers(o, "cu_seqlens", t, g.rows.cu_seqlens);
@@ -443,6 +451,10 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
     }
     g.rows.start_stride = stride_of(t, 0);
   }
+  const bool named = in.positions != nullptr || in.starts != nullptr || in.cu_seqlens != nullptr;
+  if (named && g.rows.count == 0 && g.batch > 0 && g.tokens > 0) {  // a GPU reads a row and then asks which
+    return say("%s: cos has 0 rows, %lld tokens need one at least", o.op, static_cast<long long>(g.tokens));
+  }
   if (in.positions != nullptr) {
     if (in.starts != nullptr)
       return say("%s: positions name every row already, starts cannot be given too", o.op);
@@ -459,7 +471,8 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
     }
     std::int64_t need = 0;
     if (__builtin_mul_overflow(g.tokens, o.cp_size, &need)) need = INT64_MAX;
-    if (g.batch > 0 && need > g.rows.count) {
+    const bool may_be_fewer = in.starts != nullptr && g.rows.negative_stay;
+    if (g.batch > 0 && need > g.rows.count && !may_be_fewer) {
       return say("%s: cos has %lld rows, %lld tokens need %lld", o.op, static_cast<long long>(g.rows.count),
                  static_cast<long long>(g.tokens), static_cast<long long>(need));
     }
@@ -658,6 +671,7 @@ enum RopeAttribute {
   kMropeH,
   kMropeW,
   kMropeInterleaved,
+  kNegative,
   kRopeAttributes
 };
 // rope_mla_q and rope_mla_q_bwd.
@@ -701,6 +715,7 @@ inline std::string read_rope(const rlk_slot* s, Form form, Geometry& g) {
   o.cp_rank = a[kCpRank].i, o.cp_size = a[kCpSize].i;
   o.mrope[0] = a[kMropeT].i, o.mrope[1] = a[kMropeH].i, o.mrope[2] = a[kMropeW].i;
   o.mrope_interleaved = a[kMropeInterleaved].i != 0;
+  o.negative = static_cast<Negative>(a[kNegative].i);
   o.backward = form == Form::backward, o.in_place = in_place;
   Tensors t;
   t.x = s[kX].tensor, t.k = s[kK].tensor, t.cos = s[kCos].tensor, t.sin = s[kSin].tensor;

@@ -60,6 +60,7 @@ Pair turn(const Geometry& g, int64_t b, int64_t t, int64_t pair, Pair x) {
   const Table& table = g.table;
   const DType type = dtype_of_float(table.type);
   const int64_t row = position(g, b, t, pair);
+  if (row < 0 && g.rows.negative_stay) return x;
   if (row < 0 || row >= g.rows.count) return {std::nan(""), std::nan("")};
   const int64_t at = pair * table.step;
   const int64_t c = b * table.cos_batch + row * table.cos_row + at,

@@ -11,13 +11,14 @@ namespace {
 
 using namespace rotary;
 
-constexpr auto kTables = arguments(
-    read("cos", "[rows, width], [batch, rows, width] or x's own layout with one head; fp32 or x's dtype")
-        .rank(2, 4)
-        .no_gradient()
-        .saved()
-        .strided(),
-    read("sin", "as cos").rank(2, 4).no_gradient().saved().strided());
+constexpr auto kTables = arguments(read("cos",
+                                        "[rows, width], [batch, rows, width] or x's own layout with one "
+                                        "head; fp32 or x's dtype, any for fp32 x")
+                                       .rank(2, 4)
+                                       .no_gradient()
+                                       .saved()
+                                       .strided(),
+                                   read("sin", "as cos").rank(2, 4).no_gradient().saved().strided());
 constexpr auto kRows =
     arguments(read("positions", "table row of each token: [T], [B,T], [B*T], or [3,..] for M-RoPE")
                   .of(kIntegers)
@@ -88,7 +89,9 @@ constexpr auto kRopeTable =
                kContext, integer("mrope_t", "pairs that follow the first axis of [3,..] positions", 0),
                integer("mrope_h", "pairs that follow the second axis", 0),
                integer("mrope_w", "pairs that follow the third axis", 0),
-               flag("mrope_interleaved", "pairs take turns (t h w t h w ..) instead of lying in sections"));
+               flag("mrope_interleaved", "pairs take turns (t h w t h w ..) instead of lying in sections"),
+               choice("negative", "a token at a negative position: an error, or turned by no angle",
+                      "refuse|unrotated"));
 static_assert(kRopeTable.size() == kRopeAttributes);
 
 int32_t report(const std::string& error, const rlk_host* host) {

@@ -103,7 +103,10 @@ constexpr double kTable = 1.5;  // off the unit circle, so that a transpose is n
 void tables_of(Call& c, Random& r, const Sizes& z, int64_t width, int64_t pairs, DType type) {
   int64_t cp = r.chance(15) && z.tokens % 2 == 0 ? r.between(2, 4) : 1;
   const int64_t reach = z.tokens * cp + 12, rows = std::max<int64_t>(1, reach + r.below(9));
-  const auto below_rows = Values{Values::integers, 0, static_cast<double>(rows)};
+  const bool padded = has_attribute(c.schema(), "negative") && r.chance(20);
+  if (padded) c.set("negative", 1);
+  const double low = padded ? -6 : 0;
+  const auto below_rows = Values{Values::integers, low, static_cast<double>(rows)};
   const int64_t way = r.below(6);
   if (way == 0 || way == 1) {  // positions
     cp = 1;
@@ -129,14 +132,14 @@ void tables_of(Call& c, Random& r, const Sizes& z, int64_t width, int64_t pairs,
     bounds[0] = r.chance(50) ? 0 : bounds[0];
     const auto n = static_cast<int64_t>(bounds.size());
     c.read("cu_seqlens", {n}, index_type(r), {Values::list, 0, 0, bounds});
-    if (r.chance(50)) c.read("starts", {n - 1}, index_type(r), {Values::integers, 0, 10});
+    if (r.chance(50)) c.read("starts", {n - 1}, index_type(r), {Values::integers, low, 10});
   } else if (way == 3) {
-    c.read("starts", {z.batch}, index_type(r), {Values::integers, 0, 10});
+    c.read("starts", {z.batch}, index_type(r), {Values::integers, low, 10});
   }
   if (cp > 1) c.set("cp_size", cp), c.set("cp_rank", r.below(cp));
   Shape table{rows, width};
   if (z.rank == 4 && r.chance(30)) table = {r.chance(50) ? 1 : z.batch, rows, width};
-  const DType t = r.chance(70) ? DType::f32 : type;
+  const DType t = r.chance(70) ? DType::f32 : type == DType::f32 ? float_type(r) : type;
   c.read("cos", table, t, {Values::uniform, -kTable, kTable});
   c.read("sin", table, t, {Values::uniform, -kTable, kTable});
 }

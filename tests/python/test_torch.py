@@ -122,6 +122,21 @@ def test_gradients_of_kda_agree_with_differences():
     check_gradients(lambda *t: rlk.torch.kda_fwd(*t, final_state=True), q, k, v, g, beta, state)
 
 
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_left_padding_stays_and_the_rest_turns_by_narrow_tables(narrow):
+    x, (cos, sin) = leaf(2, 6, 3, 8), (t.to(narrow) for t in tables())
+    starts = torch.tensor([-4, 0], dtype=torch.int32)
+    with pytest.raises(rlk.InvalidArgument, match="position -4.*negative=unrotated"):
+        rlk.torch.rope(x, cos, sin, starts=starts, layout="bshd")
+    y = rlk.torch.rope(x, cos, sin, starts=starts, layout="bshd", negative="unrotated")
+    alone = rlk.torch.rope(x[:1, 4:], cos.float(), sin.float(), layout="bshd")
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    d_x, = torch.autograd.grad((y * weight).sum(), x)
+    d_alone, = torch.autograd.grad((alone * weight[:1, 4:]).sum(), x)
+    assert torch.equal(y[:1, :4], x[:1, :4]) and torch.equal(d_x[:1, :4], weight[:1, :4])
+    assert torch.equal(y[:1, 4:], alone) and torch.equal(d_x[:1, 4:], d_alone[:1, 4:])
+
+
 def test_kept_results_serve_the_backward_and_carry_no_gradient():
     make = lambda: (leaf(1, 70, 1, 32), leaf(1, 70, 1, 32), leaf(1, 70, 1, 32),  # noqa: E731
                     (-leaf(1, 70, 1, 32).detach().abs()).requires_grad_(),

@@ -8,7 +8,8 @@
 //
 // The inner product is rounded once to fp32, the fma once; the result is rounded once to the output type
 // (nearest even, NaN stored as the canonical pattern). With a half-width table c2 = c1 and s2 = s1. Dims
-// outside the rotary range are copied bit for bit. A table row outside the table counts as NaN.
+// outside the rotary range are copied bit for bit. A table row outside the table counts as NaN; one that is
+// negative, where these are allowed, as (1, 0).
 #pragma once
 
 #include <cmath>
@@ -27,6 +28,9 @@ struct Turn {
 RLK_HD Turn turn(float c1, float s1, float c2, float s2, bool transpose) {
   return transpose ? Turn{c1, s2, c2, -s1} : Turn{c1, -s1, c2, s2};
 }
+
+// By the angle zero: finite values stay as they are.
+RLK_HD Turn no_turn(bool transpose) { return turn(1, 0, 1, 0, transpose); }
 
 RLK_HD float fma_of_product(float x, float c, float y, float m) {
 #if defined(__CUDA_ARCH__)

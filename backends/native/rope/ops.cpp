@@ -26,7 +26,8 @@ constexpr bool kSameSlots = [] {
          same(S::rotary_offset, First + kRotaryOffset) && same(S::transpose, First + kTranspose) &&
          same(S::cp_rank, First + kCpRank) && same(S::cp_size, First + kCpSize) &&
          same(S::mrope_t, First + kMropeT) && same(S::mrope_h, First + kMropeH) &&
-         same(S::mrope_w, First + kMropeW) && same(S::mrope_interleaved, First + kMropeInterleaved);
+         same(S::mrope_w, First + kMropeW) && same(S::mrope_interleaved, First + kMropeInterleaved) &&
+         same(S::negative, First + kNegative);
 }();
 static_assert(kSameSlots<Rope, rotary::kRopeArguments> && kSameSlots<RopeBwd, rotary::kRopeArguments> &&
               kSameSlots<RopeInPlace, rotary::kOut>);

@@ -137,10 +137,11 @@ std::string check_rows(const char* op, const rlk::rotary::Geometry& g) {
     for (std::int64_t t = 0; t < g.tokens; ++t) {
       for (int axis = 0; axis < rows.axes; ++axis) {
         const std::int64_t row = simt::row_of(rows, g.tokens, b, t, axis);
-        if (row < 0 || row >= rows.count) {
-          return say("%s: token %lld of batch %lld is at position %lld, cos has %lld rows", op,
+        if (row < 0 ? !rows.negative_stay : row >= rows.count) {
+          return say("%s: token %lld of batch %lld is at position %lld, cos has %lld rows%s", op,
                      static_cast<long long>(t), static_cast<long long>(b), static_cast<long long>(row),
-                     static_cast<long long>(rows.count));
+                     static_cast<long long>(rows.count),
+                     row < 0 ? "; padding may stay as it is with negative=unrotated" : "");
         }
       }
     }

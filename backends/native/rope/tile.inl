@@ -23,6 +23,11 @@ inline void read_factors(const rlk::rotary::Geometry& g, std::int64_t batch, std
   for (int i = 0; i < pairs; ++i) {
     const int p = first + i;
     if (g.rows.axes > 1) row = row_of(g.rows, g.tokens, batch, token, axis_of(g.rows, p));
+    if (row < 0) {  // allowed, or check_rows would have said so
+      const Turn still = no_turn(g.transpose);
+      c1[i] = still.c1, m1[i] = still.m1, c2[i] = still.c2, m2[i] = still.m2;
+      continue;
+    }
     const std::int64_t c = cos0 + row * t.cos_row + std::int64_t{p} * t.step;
     const std::int64_t s = sin0 + row * t.sin_row + std::int64_t{p} * t.step;
     const Turn turned =
@@ -36,6 +41,11 @@ inline void read_factors(const rlk::rotary::Geometry& g, std::int64_t batch, std
 inline void read_factors_plain(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token,
                                int first, int pairs, float* c1, float* m1, float* m2) {
   const std::int64_t row = rlk::simt::row_of(g.rows, g.tokens, batch, token);
+  if (row < 0) {
+    const rlk::simt::Turn still = rlk::simt::no_turn(g.transpose);
+    for (int i = 0; i < pairs; ++i) c1[i] = still.c1, m1[i] = still.m1, m2[i] = still.m2;
+    return;
+  }
   const float* c =
       static_cast<const float*>(g.table.cos) + batch * g.table.cos_batch + row * g.table.cos_row + first;
   const float* s =

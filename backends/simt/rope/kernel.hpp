@@ -147,6 +147,17 @@ __device__ __forceinline__ void read_table(const rotary::Table& t, std::int64_t 
   }
 }
 
+// Entries of a row that the table does not have: no angle for a negative position where these are allowed,
+// else NaN.
+template <int Pairs, bool Full>
+__device__ __forceinline__ void put_absent(const rotary::Rows& rows, std::int64_t row, int i,
+                                           Entries<Pairs, Full>& e) {
+  const bool still = row < 0 && rows.negative_stay;
+  const float cos = still ? 1.0f : bits_float(0x7fffffffu);
+  e.c1[i] = cos, e.s1[i] = 0;
+  if constexpr (Full) e.c2[i] = cos, e.s2[i] = 0;
+}
+
 // Any table, any positions, one entry at a time.
 template <int Run, int Pairs, bool Full>
 __device__ __forceinline__ void read_entries(const rotary::Geometry& g, std::int64_t batch,
@@ -167,12 +178,13 @@ __device__ __forceinline__ void read_entries(const rotary::Geometry& g, std::int
     const std::int64_t entry = std::int64_t{pair} * t.step;
     const std::int64_t c = batch * t.cos_batch + (inside ? row : 0) * t.cos_row + entry;
     const std::int64_t s = batch * t.sin_batch + (inside ? row : 0) * t.sin_row + entry;
-    out.c1[i] = inside ? table_value(t.cos, t.type, c) : bits_float(0x7fffffffu);
+    out.c1[i] = table_value(t.cos, t.type, c);
     out.s1[i] = table_value(t.sin, t.type, s);
     if constexpr (Full) {
-      out.c2[i] = inside ? table_value(t.cos, t.type, c + t.second) : bits_float(0x7fffffffu);
+      out.c2[i] = table_value(t.cos, t.type, c + t.second);
       out.s2[i] = table_value(t.sin, t.type, s + t.second);
     }
+    if (!inside) put_absent(g.rows, row, i, out);
   }
 }
 
@@ -193,10 +205,10 @@ __device__ __forceinline__ void read_factors(const rotary::Geometry& g, const St
     if (How == Find::rows && !steps.rows_are_tokens) {
       row = row_of(g.rows, g.tokens, batch, token);
       inside = row >= 0 && row < g.rows.count;
-      if (!inside) row = 0;
     }
-    const std::int64_t c = along(batch, t.cos_batch) + row * t.cos_row + pair,
-                       s = along(batch, t.sin_batch) + row * t.sin_row + pair;
+    const std::int64_t there = inside ? row : 0;
+    const std::int64_t c = along(batch, t.cos_batch) + there * t.cos_row + pair,
+                       s = along(batch, t.sin_batch) + there * t.sin_row + pair;
     if constexpr (How == Find::tokens) {
       read_table<E, kRun>(t, c, s, steps.pair_gap, e);
     } else if (t.type == Float::f32) {
@@ -206,10 +218,7 @@ __device__ __forceinline__ void read_factors(const rotary::Geometry& g, const St
     }
     if (!inside) {
 #pragma unroll
-      for (int i = 0; i < Pairs; ++i) {
-        e.c1[i] = bits_float(0x7fffffffu);
-        if constexpr (Full) e.c2[i] = bits_float(0x7fffffffu);
-      }
+      for (int i = 0; i < Pairs; ++i) put_absent(g.rows, row, i, e);
     }
   }
 #pragma unroll

@@ -33,9 +33,10 @@ inline bool data_vectors(const rotary::Geometry& g) {
 inline bool table_vectors(const rotary::Geometry& g) {
   const rotary::Table& t = g.table;
   const std::int64_t size = t.type == Float::f32 ? 4 : 2;
-  return g.rows.axes == 1 && t.step == 1 && on_16(t.cos) && on_16(t.sin) && on_16(t.cos_row, size, 2) &&
-         on_16(t.sin_row, size, 2) && on_16(t.cos_batch, size, 2) && on_16(t.sin_batch, size, 2) &&
-         on_16(t.second, size, 2);
+  const bool own = t.type == Float::f32 || t.type == g.type;  // what kernels read in vectors
+  return own && g.rows.axes == 1 && t.step == 1 && on_16(t.cos) && on_16(t.sin) &&
+         on_16(t.cos_row, size, 2) && on_16(t.sin_row, size, 2) && on_16(t.cos_batch, size, 2) &&
+         on_16(t.sin_batch, size, 2) && on_16(t.second, size, 2);
 }
 
 inline constexpr int kBlock = 128;       // threads that a block should have, at most
