@@ -124,3 +124,36 @@ TEST_CASE("swiglu_bwd is the slope of swiglu, for every activation") {
     is_slope("up", up, d_up, loss);
   }
 }
+
+TEST_CASE("ratio_kl_bwd is the slope of ratio_kl, for every estimator that has one") {
+  using rlk::RatioKl;
+  std::mt19937 random(9);  // none lies within h of a limit
+  const Shape shape{16};
+  for (auto estimator : {RatioKl::Estimator::k1, RatioKl::Estimator::k2, RatioKl::Estimator::k3}) {
+    CAPTURE(static_cast<int>(estimator));
+    Numbers logp(shape, random), old(shape, random), ref(shape, random), mask(shape, random);
+    Numbers ratio(shape, random), kl(shape, random), d_ratio(shape, random), d_kl(shape, random);
+    Numbers d_logp(shape, random);
+    for (double& m : mask.x) m = m > -0.7;
+    RatioKl f{.logp = logp.f64,
+              .old_logp = old.f64,
+              .ref_logp = ref.f64,
+              .mask = mask.f64,
+              .ratio = ratio.f64,
+              .kl = kl.f64};
+    rlk::RatioKlBwd b{.logp = logp.f64,
+                      .old_logp = old.f64,
+                      .ref_logp = ref.f64,
+                      .mask = mask.f64,
+                      .d_ratio = d_ratio.f64,
+                      .d_kl = d_kl.f64,
+                      .d_logp = d_logp.f64};
+    f.estimator = estimator, b.estimator = static_cast<rlk::RatioKlBwd::Estimator>(estimator);
+    f.clamp = b.clamp = 1.5, f.d_clamp = b.d_clamp = 1.75, f.kl_clamp = b.kl_clamp = 1.25;  // some are held
+    reference(b);
+    is_slope("logp", logp, d_logp, [&] {
+      reference(f);
+      return dot(ratio, d_ratio) + dot(kl, d_kl);
+    });
+  }
+}

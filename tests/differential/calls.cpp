@@ -417,6 +417,34 @@ void swiglu_like(Call& c, Random& r, bool backward) {
   if (!packed && r.chance(80)) c.write("d_up", type);
 }
 
+// ---- losses
+
+const Values kLogs{Values::normal, -1.5, 0.5};
+
+void mask_of(Call& c, Random& r, const Shape& shape) {
+  if (r.chance(60))
+    c.read("mask", shape, r.pick({DType::boolean, DType::u8, DType::f32}), {Values::integers, 0, 2});
+}
+
+void ratio_kl_like(Call& c, Random& r, bool backward) {
+  Shape shape{r.pick<int64_t>({0, 1, 7, 16, 33, 100, 1030})};
+  if (r.chance(30)) shape.insert(shape.begin(), r.between(1, 5));
+  c.read("logp", shape, DType::f32, kLogs);
+  c.read("old_logp", shape, DType::f32, kLogs);
+  mask_of(c, r, shape);
+  c.set("estimator", r.below(4));
+  const bool ref = r.chance(70);
+  if (ref) c.read("ref_logp", shape, DType::f32, kLogs);
+  if (!backward) {
+    c.write("ratio", DType::f32);
+    if (ref && r.chance(80)) c.write("kl", DType::f32);
+    return;
+  }
+  if (r.chance(80)) c.read("d_ratio", shape, DType::f32);
+  if (ref && r.chance(80)) c.read("d_kl", shape, DType::f32);
+  c.write("d_logp", DType::f32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -434,6 +462,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"rms_norm_bwd", rms_norm_bwd},
       {"swiglu", [](Call& c, Random& r) { swiglu_like(c, r, false); }},
       {"swiglu_bwd", [](Call& c, Random& r) { swiglu_like(c, r, true); }},
+      {"ratio_kl", [](Call& c, Random& r) { ratio_kl_like(c, r, false); }},
+      {"ratio_kl_bwd", [](Call& c, Random& r) { ratio_kl_like(c, r, true); }},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

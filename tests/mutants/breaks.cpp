@@ -29,6 +29,7 @@ namespace {
 // ---- elements, whatever dtype, rank and strides
 
 double load(DType t, const void* p, int64_t i) {
+  if (t == DType::boolean || t == DType::u8) return static_cast<const uint8_t*>(p)[i];
   if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
   if (t == DType::f16) return f16_to_float(static_cast<const uint16_t*>(p)[i]);
   if (t == DType::f32) return static_cast<const float*>(p)[i];
@@ -101,6 +102,10 @@ template <>
 constexpr const char* kBase<Swiglu> = "native.tiles";
 template <>
 constexpr const char* kBase<SwigluBwd> = "native.tiles";
+template <>
+constexpr const char* kBase<RatioKl> = "native.tokens";
+template <>
+constexpr const char* kBase<RatioKlBwd> = "native.tokens";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -245,6 +250,27 @@ struct Wide {
 };
 
 constinit const Entry kEntries[] = {
+    // ratio_kl
+    WRONG(RatioKl, literal_k3, "accuracy", "on policy k3 [400]", "computes k3 as exp(d) - d - 1",
+          {
+            for (int64_t n = 0; a.kl && a.estimator == RatioKl::Estimator::k3 && n < a.kl.numel(); ++n)
+              if (!a.mask || get(a.mask, n) != 0) {
+                const auto d = static_cast<float>(get(a.ref_logp, n)) - static_cast<float>(get(a.logp, n));
+                put(a.kl, n, std::exp(d) - d - 1);
+              }
+          }),
+    WRONG(RatioKl, masked_by_product, "accuracy", "special k3 [32]",
+          "multiplies a masked token's estimate by 0 where it should not be read",
+          {
+            for (int64_t n = 0; a.kl && a.mask && n < a.kl.numel(); ++n)
+              if (get(a.mask, n) == 0) put(a.kl, n, 0 * (get(a.ref_logp, n) - get(a.logp, n)));
+          }),
+    LIES(RatioKlBwd, slope_of_value, "loss32/f64", "plain k3_st [75]", "k3_st with the gradient of k3",
+         {
+           RatioKlBwd b = a;
+           b.estimator = RatioKlBwd::Estimator::k3;
+           if (a.estimator == RatioKlBwd::Estimator::k3_st) (void)honest(b, "native.tokens");
+         }),
     // swiglu
     LIES_BF16(Swiglu, one_rounding, "act32", "plain silu twice [5,75] bf16",
               "rounds once where it should twice",
@@ -626,7 +652,8 @@ constinit const rlk_implementation kControls[] = {
     control<LmHead>("mutant.control"),     control<LmHeadBwd>("mutant.control"),
     control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
     control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
-    control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control")};
+    control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
+    control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control")};
 
 }  // namespace
 

@@ -1,0 +1,33 @@
+// ratio_kl on any GPU by the portable kernels: the bits of the native backend.
+#include "arithmetic/ratio_kl/bind.hpp"
+#include "simt/portable.hpp"
+#include "simt/ratio_kl/launchers.hpp"
+
+namespace rlk::simt::ratio_kl {
+namespace {
+
+using loss32::problem_of;
+
+rlk_code forward(const RatioKl& a, const Call& call) {
+  return finished(call, "ratio_kl", run_forward(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code backward(const RatioKlBwd& a, const Call& call) {
+  return finished(call, "ratio_kl_bwd", run_backward(problem_of(a), call.stream(), call.device().id));
+}
+
+constexpr Facts kFacts{.id = kId,
+                       .doc = "a token a thread",
+                       .priority = 100,
+                       .arithmetic = "loss32/f64",
+                       .dtypes = RLK_F32,
+                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                       .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {implement<RatioKl, forward>(kFacts),
+                                                   implement<RatioKlBwd, backward>(kFacts)};
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::ratio_kl

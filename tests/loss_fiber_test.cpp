@@ -1,0 +1,109 @@
+// labels: conformance fibers
+// The portable GPU kernels of the loss ops, on fibers: the bits of the native backend, at both wave sizes and in any thread
+// order.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "arithmetic/ratio_kl/bind.hpp"
+#include "rlk/ops.hpp"
+#include "simt/ratio_kl/kernels.hpp"
+
+namespace {
+
+using rlk::DType;
+using rlk::Tensor;
+using Shape = std::vector<int64_t>;
+
+// A dense fp32 tensor that owns its numbers: 7f7f7f7f, or drawn.
+struct Owned {
+  std::vector<float> x;
+  Tensor tensor;
+  explicit Owned(const Shape& shape) {
+    int64_t n = 1;
+    for (int64_t d : shape) n *= d;
+    x.resize(static_cast<std::size_t>(n) + 1);
+    forget();
+    tensor = Tensor(x.data(), std::span(shape), DType::f32);
+  }
+  Owned(const Shape& shape, std::mt19937& random, float mean = 0, float deviation = 1) : Owned(shape) {
+    std::normal_distribution<float> normal(mean, deviation);
+    for (float& v : x) v = normal(random);
+  }
+  Owned(const Owned&) = delete;
+  void forget() { std::memset(x.data(), 0x7f, 4 * x.size()); }
+  bool is(const std::vector<float>& bits) const {
+    return std::memcmp(x.data(), bits.data(), 4 * bits.size()) == 0;
+  }
+};
+
+// launch() at every wave size and order leaves in `results` what native left there.
+template <class Launch>
+void same_on_fibers(const std::vector<Owned*>& results, const Launch& launch) {
+  std::vector<std::vector<float>> expected;
+  for (const Owned* r : results) expected.push_back(r->x);
+  for (int wave : {32, 64})
+    for (auto order :
+         {rlk_fiber::Order::ascending, rlk_fiber::Order::descending, rlk_fiber::Order::shuffled}) {
+      for (Owned* r : results) r->forget();
+      rlk_fiber::wave_size = wave;
+      rlk_fiber::order = order;
+      launch();
+      CAPTURE(wave);
+      for (std::size_t i = 0; i < results.size(); ++i) CHECK(results[i]->is(expected[i]));
+    }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+// 0 or 1 a token, and NaN, Inf where it is 0.
+void mask_some(Owned& mask, std::initializer_list<Owned*> masked) {
+  for (std::size_t i = 0; i < mask.x.size(); ++i) {
+    mask.x[i] = mask.x[i] > -0.5f ? 1.0f : 0.0f;
+    for (Owned* t : masked)
+      if (mask.x[i] == 0) t->x[i] = i % 2 ? NAN : INFINITY;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ratio_kl and its gradient on fibers are native's bits, for every estimator") {
+  using rlk::RatioKl;
+  using rlk::RatioKlBwd;
+  std::mt19937 random(5);
+  for (const Shape& shape : {Shape{300}, Shape{3, 40}, Shape{0}})
+    for (auto estimator : {RatioKl::Estimator::k1, RatioKl::Estimator::k2, RatioKl::Estimator::k3,
+                           RatioKl::Estimator::k3_st}) {
+      CAPTURE(static_cast<int>(estimator));
+      Owned logp(shape, random, -2, 3), old(shape, random, -2, 3), ref(shape, random, -2, 3),
+          mask(shape, random);
+      const Owned d_ratio(shape, random), d_kl(shape, random);
+      mask_some(mask, {&logp, &old, &ref});
+      Owned ratio(shape), kl(shape), d_logp(shape);
+      RatioKl a{.logp = logp.tensor,
+                .old_logp = old.tensor,
+                .ref_logp = ref.tensor,
+                .mask = mask.tensor,
+                .ratio = ratio.tensor,
+                .kl = kl.tensor};
+      RatioKlBwd b{.logp = logp.tensor,
+                   .old_logp = old.tensor,
+                   .ref_logp = ref.tensor,
+                   .mask = mask.tensor,
+                   .d_ratio = d_ratio.tensor,
+                   .d_kl = d_kl.tensor,
+                   .d_logp = d_logp.tensor};
+      a.estimator = estimator;
+      b.estimator = static_cast<RatioKlBwd::Estimator>(estimator);
+      a.clamp = b.clamp = 4;
+      REQUIRE(rlk::ratio_kl(a, {.backend = "native.tokens"}));
+      REQUIRE(rlk::ratio_kl_bwd(b, {.backend = "native.tokens"}));
+      same_on_fibers({&ratio, &kl},
+                     [&] { rlk::simt::ratio_kl::launch_forward(rlk::loss32::problem_of(a), nullptr); });
+      same_on_fibers({&d_logp},
+                     [&] { rlk::simt::ratio_kl::launch_backward(rlk::loss32::problem_of(b), nullptr); });
+    }
+}
