@@ -45,7 +45,7 @@ const std::vector<Engine>& engines() {
   return all;
 }
 
-std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor* k_out) {
+std::string run_all(const Attributes& attributes, Tensors tensors, Tensor& out, Tensor* k_out) {
   Tensor first, k_first;
   for (const Engine& engine : engines()) {
     CAPTURE(engine.name);
@@ -56,9 +56,9 @@ std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor
       tensors.k_out = k_out->dl();
     }
     Geometry g;
-    const auto error = rlk::rotary::read(options, tensors, g);
+    const auto error = rlk::rotary::read(attributes, tensors, g);
     if (!error.empty()) return error;
-    if (const auto rows = rlk::native::rope::check_rows(options.op, g); !rows.empty()) return rows;
+    if (const auto rows = rlk::native::rope::check_rows(attributes.op, g); !rows.empty()) return rows;
     engine.run(g);
     if (&engine == &engines().front()) {
       first = out;

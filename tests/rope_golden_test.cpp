@@ -52,17 +52,17 @@ void verify(const Case& c, Setting s, const std::vector<Check>& checks) {
       const Array& want = c.at(check.want);
       Tensor x = tensor(c.at(check.in), type), out(type_of(type), x.shape);
       Setting setting = s;
-      setting.options.backward = check.backward;
-      setting.options.transpose = s.options.transpose != check.transpose;
+      setting.attributes.backward = check.backward;
+      setting.attributes.transpose = s.attributes.transpose != check.transpose;
       Tensors t = setting.tensors();
       t.x = x.dl();
       t.out = out.dl();
       const auto before = x.memory;
-      CHECK(run_all(setting.options, t, out) == "");
+      CHECK(run_all(setting.attributes, t, out) == "");
       CHECK(before == x.memory);
 
       Geometry g;
-      REQUIRE(rlk::rotary::read(setting.options, t, g) == "");
+      REQUIRE(rlk::rotary::read(setting.attributes, t, g) == "");
       const auto partner = partner_of(g.head_dim, g.rotary_dim, g.offset, g.out_adjacent);
       CHECK(outside(out, want.values, type, partner) == 0);
       for (const auto& [name, wrong] : c.arrays) {
@@ -96,10 +96,10 @@ void with_angles(Setting& s, const Array& angles) {
 TEST_CASE("golden: candle's rope, rope_i and rope_thd") {
   for (const auto& [name, c] : golden::read(data_file("rope_candle"))) {
     Setting s;
-    s.options.layout =
+    s.attributes.layout =
         name.find("rope_thd") != std::string::npos ? rlk::rotary::Layout::bshd : rlk::rotary::Layout::bhsd;
-    s.options.pairing = name.find("rope_i_") != std::string::npos ? rlk::rotary::Pairing::adjacent
-                                                                  : rlk::rotary::Pairing::half;
+    s.attributes.pairing = name.find("rope_i_") != std::string::npos ? rlk::rotary::Pairing::adjacent
+                                                                     : rlk::rotary::Pairing::half;
     with_tables(s, c);
     auto checks = kBoth;
     if (c.has("inv_y")) checks.push_back({"x", "inv_y", false, true});
@@ -111,10 +111,10 @@ TEST_CASE("golden: flash-attn's offsets and packed sequences") {
   for (const auto& [name, c] : golden::read(data_file("rope_flash"))) {
     Setting s;
     const bool packed = c.has("cu_seqlens");
-    s.options.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::bshd;
-    s.options.pairing =
+    s.attributes.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::bshd;
+    s.attributes.pairing =
         c.parameters["interleaved"] == 1 ? rlk::rotary::Pairing::adjacent : rlk::rotary::Pairing::half;
-    s.options.rotary_dim = c.parameters["rotary_dim"];
+    s.attributes.rotary_dim = c.parameters["rotary_dim"];
     with_tables(s, c);
     s.starts = tensor(c.at("seqlen_offsets"), kInt32);
     if (packed) s.cu_seqlens = tensor(c.at("cu_seqlens"), kInt32);
@@ -123,7 +123,7 @@ TEST_CASE("golden: flash-attn's offsets and packed sequences") {
     verify(c, s, checks);
     if (packed) {  // the same rows by explicit positions
       Setting explicit_rows;
-      explicit_rows.options = s.options;
+      explicit_rows.attributes = s.attributes;
       with_tables(explicit_rows, c);
       explicit_rows.positions = tensor(c.at("pos"), kInt64);
       verify(c, explicit_rows, checks);
@@ -137,16 +137,16 @@ TEST_CASE("golden: DeepSpeed, torchembed and Liger shapes") {
     Setting s;
     with_tables(s, c);
     if (name.rfind("deepspeed", 0) == 0) {
-      s.options.layout =
+      s.attributes.layout =
           name == "deepspeed_bshd_broadcast" ? rlk::rotary::Layout::bshd : rlk::rotary::Layout::sbhd;
-      s.options.table = rlk::rotary::TableWidth::full;
+      s.attributes.table = rlk::rotary::TableWidth::full;
       verify(c, s, kBoth);
     } else if (name == "torchembed_bshd_adjacent") {
-      s.options.layout = rlk::rotary::Layout::bshd;
-      s.options.pairing = rlk::rotary::Pairing::adjacent;
+      s.attributes.layout = rlk::rotary::Layout::bshd;
+      s.attributes.pairing = rlk::rotary::Pairing::adjacent;
       verify(c, s, kBoth);
     } else {
-      s.options.layout = rlk::rotary::Layout::bhsd;
+      s.attributes.layout = rlk::rotary::Layout::bhsd;
       verify(c, s, {{"q", "yq"}, {"k", "yk"}, {"gq", "dq", true}, {"gk", "dk", true}});
     }
   }
@@ -160,15 +160,15 @@ TEST_CASE("golden: Megatron-LM's MLA query") {
     };
     Setting s;
     const bool packed = c.has("cu_seqlens");
-    s.options.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::sbhd;
-    s.options.pairing = parameter("remove_interleaving", 0) != 0 ? rlk::rotary::Pairing::adjacent
-                                                                 : rlk::rotary::Pairing::adjacent_to_half;
-    s.options.second_half_last = true;
-    s.options.rotary_dim = parameter("emb_dim", 0);
-    s.options.rotary_offset = parameter("nope_dim", 0);
-    s.options.transpose = parameter("inverse", 0) != 0;
-    s.options.cp_size = parameter("cp_size", 1);
-    s.options.cp_rank = parameter("cp_rank", 0);
+    s.attributes.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::sbhd;
+    s.attributes.pairing = parameter("remove_interleaving", 0) != 0 ? rlk::rotary::Pairing::adjacent
+                                                                    : rlk::rotary::Pairing::adjacent_to_half;
+    s.attributes.second_half_last = true;
+    s.attributes.rotary_dim = parameter("emb_dim", 0);
+    s.attributes.rotary_offset = parameter("nope_dim", 0);
+    s.attributes.transpose = parameter("inverse", 0) != 0;
+    s.attributes.cp_size = parameter("cp_size", 1);
+    s.attributes.cp_rank = parameter("cp_rank", 0);
     with_tables(s, c);
     if (packed) s.cu_seqlens = tensor(c.at("cu_seqlens"), kInt32);
     verify(c, s, kBoth);
@@ -178,10 +178,10 @@ TEST_CASE("golden: Megatron-LM's MLA query") {
 TEST_CASE("golden: M-RoPE with contiguous and interleaved sections") {
   for (const auto& [name, c] : golden::read(data_file("rope_mrope"))) {
     Setting s;
-    s.options.layout = rlk::rotary::Layout::bshd;
+    s.attributes.layout = rlk::rotary::Layout::bshd;
     const auto section = c.parameters["mrope_section"].get<std::vector<std::int64_t>>();
-    std::copy(section.begin(), section.end(), s.options.mrope);
-    s.options.mrope_interleaved = name.find("interleaved") != std::string::npos;
+    std::copy(section.begin(), section.end(), s.attributes.mrope);
+    s.attributes.mrope_interleaved = name.find("interleaved") != std::string::npos;
     const Array& positions = c.at("position_ids");
     const Array& frequencies = c.at("inv_freq");
     double last = 0;
@@ -199,7 +199,7 @@ TEST_CASE("golden: M-RoPE with contiguous and interleaved sections") {
 TEST_CASE("golden: realistic head size and far positions, fp32 and bf16 tables") {
   for (const auto& [name, c] : golden::read(data_file("rope_realistic"))) {
     Setting s;
-    s.options.layout = rlk::rotary::Layout::thd;
+    s.attributes.layout = rlk::rotary::Layout::thd;
     with_tables(s, c);
     verify(c, s, kBoth);
   }
@@ -209,13 +209,13 @@ TEST_CASE("golden: Transformer Engine's start positions and context parallelism"
   for (const auto& [name, c] : golden::read(data_file("rope_te"))) {
     Setting s;
     const bool packed = c.has("cu_seqlens");
-    s.options.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::sbhd;
-    s.options.pairing =
+    s.attributes.layout = packed ? rlk::rotary::Layout::thd : rlk::rotary::Layout::sbhd;
+    s.attributes.pairing =
         c.parameters["interleaved"] == 1 ? rlk::rotary::Pairing::adjacent : rlk::rotary::Pairing::half;
-    s.options.table = rlk::rotary::TableWidth::full;
+    s.attributes.table = rlk::rotary::TableWidth::full;
     if (c.parameters.contains("cp_size")) {
-      s.options.cp_size = c.parameters["cp_size"];
-      s.options.cp_rank = c.parameters["cp_rank"];
+      s.attributes.cp_size = c.parameters["cp_size"];
+      s.attributes.cp_rank = c.parameters["cp_rank"];
     }
     with_angles(s, c.at("freqs"));
     s.starts = tensor(c.at("start_positions"), kInt32);
@@ -227,13 +227,13 @@ TEST_CASE("golden: Transformer Engine's start positions and context parallelism"
 TEST_CASE("golden: vLLM's cache, offset and head counts") {
   for (const auto& [name, c] : golden::read(data_file("rope_vllm"))) {
     Setting s;
-    s.options.layout = rlk::rotary::Layout::thd;
-    s.options.pairing =
+    s.attributes.layout = rlk::rotary::Layout::thd;
+    s.attributes.pairing =
         c.parameters["is_neox"] == 1 ? rlk::rotary::Pairing::half : rlk::rotary::Pairing::adjacent;
-    s.options.rotary_offset = c.parameters["rope_dim_offset"];
+    s.attributes.rotary_offset = c.parameters["rope_dim_offset"];
     const Array& cache = c.at("cos_sin_cache");
     const std::int64_t rows = cache.shape[0], width = cache.shape[1];
-    s.options.rotary_dim = width;
+    s.attributes.rotary_dim = width;
     s.cos = s.sin = Tensor(type_of(Float::f32), {rows, width / 2});
     for (std::int64_t i = 0; i < rows * width; ++i) {
       (i % width < width / 2 ? s.cos : s.sin)

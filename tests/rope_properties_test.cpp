@@ -25,7 +25,7 @@ Tensor ints(std::vector<double> v, DLDataType type = kInt32) {
 
 Setting random_tables(Layout layout, Shape shape, std::uint64_t seed) {
   Setting s;
-  s.options.layout = layout;
+  s.attributes.layout = layout;
   s.cos = floats(shape, seed), s.sin = floats(std::move(shape), seed + 1);
   return s;
 }
@@ -33,7 +33,7 @@ Setting random_tables(Layout layout, Shape shape, std::uint64_t seed) {
 // Tables of exact angles for these positions.
 Setting angles(Layout layout, std::vector<double> positions, std::int64_t dim) {
   Setting s;
-  s.options.layout = layout;
+  s.attributes.layout = layout;
   Tensor at = ints(std::move(positions), kInt64);
   s.cos = s.sin = Tensor(type_of(Float::f32), {at.size(), dim / 2});
   REQUIRE(rlk::rope_tables(
@@ -51,8 +51,8 @@ Tensor rotate(Setting s, Tensor& x, bool backward = false) {
   Tensor y(x.view.dtype, x.shape);
   Tensors t = s.tensors();
   t.x = x.dl(), t.out = y.dl();
-  s.options.backward = backward;
-  CHECK(run_all(s.options, t, y) == "");
+  s.attributes.backward = backward;
+  CHECK(run_all(s.attributes, t, y) == "");
   return y;
 }
 
@@ -83,7 +83,7 @@ struct Formula {
 
   Formula(Setting& s, Tensor& x, bool transpose) : value(std::size_t(x.size())), terms(value) {
     const std::int64_t tokens = x.shape[2], dim = x.shape[3], half = dim / 2, width = s.cos.shape[1];
-    const bool adjacent = s.options.pairing == Pairing::adjacent;
+    const bool adjacent = s.attributes.pairing == Pairing::adjacent;
     for (std::int64_t row = 0; row < x.size() / dim; ++row) {
       for (std::int64_t p = 0; p < half; ++p) {
         const std::int64_t a = adjacent ? 2 * p : p, b = adjacent ? 2 * p + 1 : p + half;
@@ -118,7 +118,7 @@ TEST_CASE(
     for (Pairing pairing : {Pairing::half, Pairing::adjacent})
       for (std::int64_t width : {32, 64}) {  // 64: full width, the halves differ
         Setting s = random_tables(Layout::bhsd, {7, width}, 100);
-        s.options.pairing = pairing;
+        s.attributes.pairing = pairing;
         Tensor g = floats({2, 3, 7, 64}, 102, type), dx = rotate(s, g, true), y = rotate(s, g);
         const Formula forward(s, g, false), transposed(s, g, true);
         CHECK(transposed.outside(dx, type) == 0);
@@ -151,7 +151,7 @@ TEST_CASE("rope, every engine: <g, F x> = <F^T g, x> in every layout and pairing
     for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half})
       for (std::int64_t width : {12, 24}) {
         Setting s = random_tables(layout, {8, width}, 110);
-        s.options.pairing = pairing, s.options.rotary_dim = 24, s.options.rotary_offset = 4;
+        s.attributes.pairing = pairing, s.attributes.rotary_dim = 24, s.attributes.rotary_offset = 4;
         const Shape shape = layout == Layout::thd ? Shape{5, 4, 32} : Shape{3, 4, 5, 32};
         Tensor x = floats(shape, 112), g = floats(shape, 113), y = rotate(s, x), dx = rotate(s, g, true);
         const double forward = dot(g, y);
@@ -168,9 +168,9 @@ TEST_CASE(
   Setting s = angles(Layout::bhsd, first_rows(9), 32);
   for (std::int64_t i = 0; i < s.cos.size(); ++i)
     s.cos.set(i, m * s.cos.get(i)), s.sin.set(i, m * s.sin.get(i));
-  s.options.rotary_dim = 32, s.options.rotary_offset = 8;
+  s.attributes.rotary_dim = 32, s.attributes.rotary_offset = 8;
   for (Pairing pairing : {Pairing::half, Pairing::adjacent}) {
-    s.options.pairing = pairing;
+    s.attributes.pairing = pairing;
     Tensor x = floats({2, 3, 9, 48}, 120), y = rotate(s, x), back = rotate(s, y, true);
     const auto partner = partner_of(48, 32, 8, pairing == Pairing::adjacent);
     for (std::int64_t i = 0; i < x.size(); ++i) {
@@ -207,7 +207,7 @@ TEST_CASE("rope, every engine: <R_i q, R_j k> depends on i - j only, up to posit
 
 TEST_CASE("rope, every engine: half pairing is adjacent pairing of permuted dims") {
   Setting s = random_tables(Layout::bshd, {6, 16}, 140), t = s;
-  t.options.pairing = Pairing::adjacent;
+  t.attributes.pairing = Pairing::adjacent;
   const auto place = [](std::int64_t i) { return i / 32 * 32 + i % 32 % 2 * 16 + i % 32 / 2; };
   for (Float type : {Float::f32, Float::bf16}) {
     Tensor x = floats({2, 6, 3, 32}, 142, type), side_by_side = pick(x, x.shape, place);
@@ -223,7 +223,7 @@ TEST_CASE("rope, every engine: narrower tables of fp32 data give the bits of the
         for (bool starts : {false, true})
           for (bool backward : {false, true}) {
             Setting s = random_tables(Layout::bshd, {9, width}, 144);
-            s.options.pairing = pairing;
+            s.attributes.pairing = pairing;
             if (starts) s.starts = ints({3, 0});
             Setting wide = s;
             for (Tensor* t : {&s.cos, &s.sin}) {
@@ -234,7 +234,7 @@ TEST_CASE("rope, every engine: narrower tables of fp32 data give the bits of the
             Tensor x = floats({2, 6, 3, 32}, 146), y = rotate(s, x, backward), z = rotate(wide, x, backward);
             CHECK(same_bits(y, z));
             Setting never_rounded = random_tables(Layout::bshd, {9, width}, 144);
-            never_rounded.options.pairing = pairing, never_rounded.starts = s.starts;
+            never_rounded.attributes.pairing = pairing, never_rounded.starts = s.starts;
             Tensor other = rotate(never_rounded, x, backward);
             CHECK_FALSE(same_bits(y, other));
           }
@@ -248,7 +248,7 @@ TEST_CASE("rope, every engine: at negative positions nothing turns where that is
         for (bool backward : {false, true}) {
           // Two sequences, padded on the left by four tokens and by none; the table has no row to spare.
           Setting s = random_tables(Layout::bshd, {6, width}, 147);
-          s.options.pairing = pairing, s.options.negative = rlk::rotary::Negative::unrotated;
+          s.attributes.pairing = pairing, s.attributes.negative = rlk::rotary::Negative::unrotated;
           Setting by_position = s;
           s.starts = ints({-4, 0});
           by_position.positions = Tensor(kInt64, {2, 6}).fill({-4, -3, -2, -1, 0, 1, 0, 1, 2, 3, 4, 5});
@@ -263,7 +263,7 @@ TEST_CASE("rope, every engine: at negative positions nothing turns where that is
             const std::int64_t pad = b == 0 ? 4 : 0;
             const auto from = [&](std::int64_t e) { return (b * 6 + pad) * row + e; };
             Setting alone = random_tables(Layout::bshd, {6, width}, 147);
-            alone.options.pairing = pairing;
+            alone.attributes.pairing = pairing;
             Tensor part = pick(x, {1, 6 - pad, 3, 32}, from), out = rotate(alone, part, backward);
             CHECK(differing(out, y, from) == 0);
             CHECK_FALSE(same_bits(out, part));
@@ -273,8 +273,8 @@ TEST_CASE("rope, every engine: at negative positions nothing turns where that is
 
 TEST_CASE("rope, every engine: in place, and pair by pair where pairs follow axes of their own") {
   Setting s = random_tables(Layout::bshd, {9, 12}, 149);
-  s.options.negative = rlk::rotary::Negative::unrotated;
-  s.options.mrope[0] = 2, s.options.mrope[1] = 5, s.options.mrope[2] = 5;
+  s.attributes.negative = rlk::rotary::Negative::unrotated;
+  s.attributes.mrope[0] = 2, s.attributes.mrope[1] = 5, s.attributes.mrope[2] = 5;
   s.positions = Tensor(kInt64, {3, 4}).fill({-1, 2, 3, 4, 5, -2, 3, -1, 1, 2, -7, 4});
   Tensor x = floats({1, 4, 2, 24}, 150), y = rotate(s, x);
   Setting clamped = s;
@@ -284,14 +284,14 @@ TEST_CASE("rope, every engine: in place, and pair by pair where pairs follow axe
     const std::int64_t pair = e % 12, token = e / 48, axis = pair < 2 ? 0 : pair < 7 ? 1 : 2;
     CHECK(y.bits(e) == (s.positions.get(axis * 4 + token) < 0 ? x : turned).bits(e));
   }
-  s.options.in_place = true;
+  s.attributes.in_place = true;
   for (const Engine& engine : engines()) {
     CAPTURE(engine.name);
     Tensor data = x;
     Tensors t = s.tensors();
     t.x = t.out = data.dl();
     Geometry g;
-    REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+    REQUIRE(rlk::rotary::read(s.attributes, t, g) == "");
     engine.run(g);
     CHECK(same_bits(data, y));
   }
@@ -342,7 +342,7 @@ TEST_CASE("rope, every engine: the ranks of a context-parallel group together gi
           for (auto t : tokens) ++covered[std::size_t(t)];
           const auto from = [&](std::int64_t e) { return tokens[std::size_t(e / row)] * row + e % row; };
           Setting mine = s;
-          mine.options.cp_rank = rank, mine.options.cp_size = ranks;
+          mine.attributes.cp_rank = rank, mine.attributes.cp_size = ranks;
           Tensor part = pick(x, shape(whole / ranks), from), out = rotate(mine, part, backward);
           CHECK(differing(out, y, from) == 0);
         }
@@ -394,11 +394,11 @@ TEST_CASE("rope, every engine: 24 heads and 1 head in one launch, each as if it 
           return tokens_inside ? Shape{2, heads, 5, 64} : Shape{2, 5, heads, 64};
         };
         Setting s = random_tables(layout, {5, 32}, 180);
-        s.options.backward = backward;
+        s.attributes.backward = backward;
         Tensor q = floats(shape(24), 182, type), k = floats(shape(1), 183, type), yq = q, yk = k;
         Tensors t = s.tensors();
         t.x = q.dl(), t.k = k.dl(), t.out = yq.dl(), t.k_out = yk.dl();
-        REQUIRE(run_all(s.options, t, yq, &yk) == "");
+        REQUIRE(run_all(s.attributes, t, yq, &yk) == "");
         for (Tensor* side : {&q, &k}) {
           const std::int64_t heads = side == &q ? 24 : 1;
           for (std::int64_t h = 0; h < heads; ++h) {
@@ -455,7 +455,7 @@ TEST_CASE("rope, every engine: positions 65536 and 131071 turn by the angles of 
   Tensors t = s.tensors();
   Tensor far = ints({65536, 131072, 0, 0}, kInt64);
   t.x = x.dl(), t.positions = far.dl();
-  CHECK(run_all(s.options, t, z) == "rope: token 1 of batch 0 is at position 131072, cos has 131072 rows");
+  CHECK(run_all(s.attributes, t, z) == "rope: token 1 of batch 0 is at position 131072, cos has 131072 rows");
 }
 
 TEST_CASE("rope, every engine: with [3,N] positions each pair follows its axis") {
@@ -474,8 +474,8 @@ TEST_CASE("rope, every engine: with [3,N] positions each pair follows its axis")
     Setting three = s;
     three.positions = at;
     const std::int64_t section[3] = {interleaved ? 4 : 2, interleaved ? 4 : 5, interleaved ? 4 : 5};
-    std::copy(section, section + 3, three.options.mrope);
-    three.options.mrope_interleaved = interleaved;
+    std::copy(section, section + 3, three.attributes.mrope);
+    three.attributes.mrope_interleaved = interleaved;
     Tensor y = rotate(three, x);
     for (std::int64_t i = 0; i < y.size(); ++i) {
       const std::int64_t pair = i % pairs;
@@ -502,10 +502,10 @@ TEST_CASE(
           far.fill(x.values());
           const auto before = far.memory;
           Setting t = s;
-          t.options.backward = backward;
+          t.attributes.backward = backward;
           Tensors with = t.tensors();
           with.x = far.dl();
-          CHECK(run_all(t.options, with, out) == "");
+          CHECK(run_all(t.attributes, with, out) == "");
           CHECK(same_bits(out, y));
           CHECK(far.memory == before);
           for (std::int64_t i = 0; i < out.size(); ++i) std::memset(out.at(i), 0xff, size);
@@ -541,7 +541,7 @@ TEST_CASE("rope, every engine: offsets go beyond 2^31 elements") {
     Tensors t = s.tensors();
     t.x = &in, t.out = &out;
     Geometry g;
-    REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+    REQUIRE(rlk::rotary::read(s.attributes, t, g) == "");
     for (const Engine& engine : engines()) {
       CAPTURE(engine.name);
       for (std::int64_t b : {0, 1}) std::memset(end(memory[1], b), 0xff, 64);
@@ -589,17 +589,17 @@ TEST_CASE("rope, every engine: in place gives the bits of out of place, and leav
     for (Pairing pairing : {Pairing::half, Pairing::adjacent})
       for (std::int64_t rotary : {24, 128}) {
         Setting s = random_tables(Layout::bshd, {6, rotary / 2}, 245);
-        s.options.pairing = pairing, s.options.rotary_dim = rotary;
-        s.options.rotary_offset = rotary == 24 ? 4 : 0;
+        s.attributes.pairing = pairing, s.attributes.rotary_dim = rotary;
+        s.attributes.rotary_offset = rotary == 24 ? 4 : 0;
         Tensor x = floats({2, 6, 3, 128}, 247, type), y = rotate(s, x);
-        s.options.in_place = true;
+        s.attributes.in_place = true;
         for (const Engine& engine : engines()) {
           CAPTURE(engine.name);
           Tensor turned = x;
           Tensors t = s.tensors();
           t.x = t.out = turned.dl();
           Geometry g;
-          REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+          REQUIRE(rlk::rotary::read(s.attributes, t, g) == "");
           engine.run(g);
           CHECK(same_bits(turned, y));
         }
@@ -610,14 +610,14 @@ TEST_CASE("rope, every engine: a hundred launches give the same bits") {
   for (Float type : {Float::f32, Float::bf16})
     for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half}) {
       Setting s = random_tables(Layout::bhsd, {6, 32}, 250);
-      s.options.pairing = pairing;
+      s.attributes.pairing = pairing;
       Tensor q = floats({1, 5, 6, 64}, 252, type), k = floats({1, 1, 6, 64}, 253, type), yq = q, yk = k;
       Tensors t = s.tensors();
       t.x = q.dl(), t.k = k.dl(), t.out = yq.dl(), t.k_out = yk.dl();
-      REQUIRE(run_all(s.options, t, yq, &yk) == "");
+      REQUIRE(run_all(s.attributes, t, yq, &yk) == "");
       const auto want_q = yq.memory, want_k = yk.memory;
       Geometry g;
-      REQUIRE(rlk::rotary::read(s.options, t, g) == "");
+      REQUIRE(rlk::rotary::read(s.attributes, t, g) == "");
       using namespace rlk::native::rope;
       const auto isa = rlk::native::widest(rlk_cpu_level());
       CHECK(plan(g, isa, Stores::streamed).stream);  // these engines do what their names say

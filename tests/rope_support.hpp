@@ -21,8 +21,8 @@
 namespace ropetest {
 
 using rlk::Float;
+using rlk::rotary::Attributes;
 using rlk::rotary::Geometry;
-using rlk::rotary::Options;
 using rlk::rotary::Tensors;
 using Shape = std::vector<std::int64_t>;
 
@@ -191,7 +191,7 @@ inline std::function<std::int64_t(std::int64_t)> partner_of(std::int64_t dim, st
 
 // What a rotation is made of besides the tensor that turns.
 struct Setting {
-  Options options;
+  Attributes attributes;
   Tensor cos, sin, positions, starts, cu_seqlens;
 
   Tensors tensors() {
@@ -214,7 +214,7 @@ const std::vector<Engine>& engines();
 
 // Runs every engine on NaN-filled outputs and demands equal bits; leaves the result in `out` and `k_out`.
 // `tensors` must already name out (and k_out).
-std::string run_all(const Options& options, Tensors tensors, Tensor& out, Tensor* k_out = nullptr);
+std::string run_all(const Attributes& attributes, Tensors tensors, Tensor& out, Tensor* k_out = nullptr);
 
 // Runs the key-value split of these slots on every engine and demands the bits that are in the results
 // already.

@@ -24,7 +24,7 @@ enum Gating { kGiven, kSlow, kMasked, kZero, kSoftplus, kBounded, kBoundedNoRate
 constexpr const char* kGatingNames[] = {"given",    "slow",    "masked",         "zero",
                                         "softplus", "bounded", "bounded-no-rate"};
 
-struct Options {
+struct Config {
   Gating gating = kGiven;
   bool v_first = false, norm = false, sigmoid = false, negative = false, states = true, collinear = false;
   int64_t chunk = 64;
@@ -52,7 +52,7 @@ Fill collinear_keys(int64_t rows, int64_t k) {
   return fill;
 }
 
-Case make(const Shape& s, DType t, const Options& o) {
+Case make(const Shape& s, DType t, const Config& o) {
   Case c;
   const int64_t sequences = o.bounds.empty() ? s.batch : static_cast<int64_t>(o.bounds.size()) - 1;
   c.name = fmt::format(
@@ -112,11 +112,11 @@ template <class Emit>
 void every_case(Emit emit) {
   for (DType t : kDTypes)
     for (const Shape& s : kShapes) {
-      const Options o{.brief = s.k == 100 || s.k == 256};
+      const Config o{.brief = s.k == 100 || s.k == 256};
       emit(make(s, t, o), s, t, o);
     }
   const Shape small{1, 70, 2, 2, 32, 32}, packed{1, 223, 2, 2, 32, 32};
-  const Options variants[] = {
+  const Config variants[] = {
       {.gating = kSlow, .collinear = true},
       {.gating = kMasked},
       {.gating = kSoftplus},
@@ -130,9 +130,9 @@ void every_case(Emit emit) {
       {.gating = kBounded, .v_first = true, .norm = true, .sigmoid = true},
   };
   for (DType t : {DType::f32, DType::bf16})
-    for (const Options& o : variants) emit(make(small, t, o), small, t, o);
+    for (const Config& o : variants) emit(make(small, t, o), small, t, o);
   // Once each: what is served, and values that a shortcut may take for something else.
-  const std::pair<Shape, Options> brief[] = {
+  const std::pair<Shape, Config> brief[] = {
       {{1, 300, 1, 1, 128, 128}, {}},
       {{1, 65, 2, 4, 128, 128}, {}},
       {{1, 1025, 1, 1, 16, 16}, {}},
@@ -163,7 +163,7 @@ void every_case(Emit emit) {
       o.brief = true;
       emit(make(s, t, o), s, t, o);
     }
-  const Options sequences{.bounds = {0, 15, 79, 79, 80, 144, 223}};
+  const Config sequences{.bounds = {0, 15, 79, 79, 80, 144, 223}};
   for (DType t : {DType::f32, DType::bf16}) emit(make(packed, t, sequences), packed, t, sequences);
 }
 
@@ -179,14 +179,14 @@ void kda_fwd_cases(const CaseSink& sink) {
     c.results = {{"out", DType::f32}, {"final_state", DType::f32}};
     sink(std::move(c));
   }
-  every_case([&](Case c, const Shape&, DType t, const Options&) {
+  every_case([&](Case c, const Shape&, DType t, const Config&) {
     c.results = {{"out", t}, {"final_state", DType::f32}};
     sink(std::move(c));
   });
 }
 
 void kda_bwd_cases(const CaseSink& sink) {
-  every_case([&](Case c, const Shape& s, DType t, const Options& o) {
+  every_case([&](Case c, const Shape& s, DType t, const Config& o) {
     c.inputs.push_back({"d_out", {s.batch, s.tokens, s.value_heads, s.v}, t, {}});
     if (o.states) {
       const int64_t sequences = o.bounds.empty() ? s.batch : static_cast<int64_t>(o.bounds.size()) - 1;

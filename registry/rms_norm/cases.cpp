@@ -13,7 +13,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-struct Options {
+struct Config {
   const char* name = "plain";
   bool weight = true, residual = false, gate = false, wide = false;  // wide: fp32 weight and residual
   bool offset = false, early = false, sigmoid = false;
@@ -25,7 +25,7 @@ CaseTensor rows(const char* name, const std::vector<int64_t>& shape, DType t, co
   return {name, shape, t, fill};
 }
 
-Case base(const char* x, const std::vector<int64_t>& shape, DType t, const Options& o) {
+Case base(const char* x, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} {}=[{}] {}", o.name, x, fmt::join(shape, ","), name_of(t));
   c.attributes = {{"weight_offset", int64_t{o.offset}},
@@ -36,7 +36,7 @@ Case base(const char* x, const std::vector<int64_t>& shape, DType t, const Optio
   return c;
 }
 
-void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Options& o) {
+void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c = base("x", shape, t, o);
   const DType wide = o.wide ? DType::f32 : t;
   c.inputs = {rows("x", shape, t, o.x)};
@@ -48,7 +48,7 @@ void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, c
   sink(std::move(c));
 }
 
-void backward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Options& o) {
+void backward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c = base("d_y", shape, t, o);
   const DType wide = o.wide ? DType::f32 : t;
   c.inputs = {rows("d_y", shape, t), rows("x", shape, o.residual ? wide : t, o.x)};
@@ -70,7 +70,7 @@ Fill special() {
 template <class Make>
 void all_cases(const CaseSink& sink, Make make) {
   for (DType t : kDTypes) {
-    for (int64_t h : {64, 1000, 1024, 1025}) make(sink, {5, h}, t, Options{});
+    for (int64_t h : {64, 1000, 1024, 1025}) make(sink, {5, h}, t, Config{});
     make(sink, {2, 3, 4, 128}, t, {.name = "heads", .offset = true});
     make(sink, {3, 96}, t, {.name = "no weight", .weight = false});
     make(sink, {3, 2100}, t, {.name = "residual", .residual = true});

@@ -24,8 +24,8 @@ enum class Pairing : std::uint8_t { half, adjacent, adjacent_to_half };
 enum class TableWidth : std::uint8_t { any, half, full };
 enum class Negative : std::uint8_t { refuse, unrotated };
 
-// The attributes of `rope` and of its relatives, in host form.
-struct Options {
+// Those of `rope` and of its relatives, in host form.
+struct Attributes {
   const char* op = "rope";
   Layout layout = Layout::bhsd;
   Pairing pairing = Pairing::half;
@@ -186,7 +186,7 @@ inline bool axes_of(Layout layout, int rank, Axes& axes) {
   }
 }
 
-inline std::string see(const Options& o, const char* name, const DLTensor& t, View& view) {
+inline std::string see(const Attributes& o, const char* name, const DLTensor& t, View& view) {
   Axes axes;
   if (!axes_of(o.layout, t.ndim, axes)) {
     return say("%s: %s has rank %d, layout %s takes %s", o.op, name, t.ndim, name_of(o.layout),
@@ -208,7 +208,7 @@ inline std::string see(const Options& o, const char* name, const DLTensor& t, Vi
   return {};
 }
 
-inline std::string integers(const Options& o, const char* name, const DLTensor& t, Integers& out) {
+inline std::string integers(const Attributes& o, const char* name, const DLTensor& t, Integers& out) {
   if (t.dtype.code != kDLInt || t.dtype.lanes != 1 || (t.dtype.bits != 32 && t.dtype.bits != 64)) {
     return say("%s: %s must be int32 or int64", o.op, name);
   }
@@ -218,7 +218,7 @@ inline std::string integers(const Options& o, const char* name, const DLTensor& 
 
 // Reads a table's shape against the layout of x. Size-1 axes broadcast; an axis of heads must have size 1, so
 // a table can never be applied along the wrong axis.
-inline std::string table_rows(const Options& o, const char* name, const DLTensor& t, int x_rank,
+inline std::string table_rows(const Attributes& o, const char* name, const DLTensor& t, int x_rank,
                               std::int64_t batch, std::int64_t tokens, bool counted, std::int64_t& rows,
                               std::int64_t& by_row, std::int64_t& by_batch) {
   const auto refuse = [&] {
@@ -260,7 +260,7 @@ inline std::string table_rows(const Options& o, const char* name, const DLTensor
   return {};
 }
 
-inline std::string read_table(const Options& o, const Tensors& in, int x_rank, Geometry& g) {
+inline std::string read_table(const Attributes& o, const Tensors& in, int x_rank, Geometry& g) {
   const DLTensor &c = *in.cos, &s = *in.sin;
   Float sin_type{};
   // fp32 holds every entry of a narrower table; of two 16-bit types neither holds the other's.
@@ -338,7 +338,7 @@ inline std::string read_table(const Options& o, const Tensors& in, int x_rank, G
   return {};
 }
 
-inline std::string read_axes(const Options& o, const Tensors& in, Geometry& g) {
+inline std::string read_axes(const Attributes& o, const Tensors& in, Geometry& g) {
   const int pairs = g.rotary_dim / 2;
   if (pairs > 256)
     return say("%s: positions of several axes serve at most 256 pairs, there are %d", o.op, pairs);
@@ -376,7 +376,7 @@ inline std::string read_axes(const Options& o, const Tensors& in, Geometry& g) {
   return {};
 }
 
-inline std::string read_positions(const Options& o, const DLTensor& t, Geometry& g) {
+inline std::string read_positions(const Attributes& o, const DLTensor& t, Geometry& g) {
   auto error = integers(o, "positions", t, g.rows.positions);
   if (!error.empty()) return error;
   int first = 0;
@@ -411,7 +411,7 @@ inline std::string read_positions(const Options& o, const DLTensor& t, Geometry&
                  : "");
 }
 
-inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
+inline std::string read_rows(const Attributes& o, const Tensors& in, Geometry& g) {
   if (in.axis_map != nullptr || o.mrope[0] != 0 || o.mrope[1] != 0 || o.mrope[2] != 0) {
     if (in.positions == nullptr) return say("%s: M-RoPE needs positions [3,T] or [3,B,T]", o.op);
     auto error = read_axes(o, in, g);
@@ -480,7 +480,7 @@ inline std::string read_rows(const Options& o, const Tensors& in, Geometry& g) {
   return {};
 }
 
-inline std::string read_part(const Options& o, const char* x_name, const DLTensor* x, const char* y_name,
+inline std::string read_part(const Attributes& o, const char* x_name, const DLTensor* x, const char* y_name,
                              const DLTensor* y, Geometry& g) {
   View from, to;
   auto error = see(o, x_name, *x, from);
@@ -515,7 +515,7 @@ inline std::string read_part(const Options& o, const char* x_name, const DLTenso
 }  // namespace detail
 
 // Fills `g`, or says what is wrong. Of the tensors' data it reads axis_map's alone, which is in CPU memory.
-inline std::string read(const Options& o, const Tensors& in, Geometry& g) {
+inline std::string read(const Attributes& o, const Tensors& in, Geometry& g) {
   using namespace detail;
   g = Geometry{};
   if (in.x == nullptr || in.cos == nullptr || in.sin == nullptr) {
@@ -574,7 +574,7 @@ struct KvTensors {
                  *cu_seqlens = nullptr;
 };
 
-inline std::string read(const Options& o, const KvTensors& in, KvGeometry& out) {
+inline std::string read(const Attributes& o, const KvTensors& in, KvGeometry& out) {
   using namespace detail;
   out = KvGeometry{};
   Geometry& g = out.turn;
@@ -705,7 +705,7 @@ enum class Form { out_of_place, backward, in_place };
 inline std::string read_rope(const rlk_slot* s, Form form, Geometry& g) {
   const bool in_place = form == Form::in_place;
   const rlk_slot* a = s + (in_place ? kOut : kRopeArguments);
-  Options o;
+  Attributes o;
   o.op = in_place ? "rope_" : form == Form::backward ? "rope_bwd" : "rope";
   o.layout = static_cast<Layout>(a[kLayout].i);
   o.pairing = static_cast<Pairing>(a[kPairing].i);
@@ -728,7 +728,7 @@ inline std::string read_rope(const rlk_slot* s, Form form, Geometry& g) {
 
 inline std::string read_mla_q(const rlk_slot* s, bool backward, Geometry& g) {
   const rlk_slot* a = s + kMlaQArguments;
-  Options o;
+  Attributes o;
   o.op = backward ? "rope_mla_q_bwd" : "rope_mla_q";
   o.layout = static_cast<Layout>(a[kMlaLayout].i);
   o.rotary_dim = a[kMlaRotaryDim].i;
@@ -747,7 +747,7 @@ inline std::string read_mla_q(const rlk_slot* s, bool backward, Geometry& g) {
 
 inline std::string read_mla_kv(const rlk_slot* s, bool backward, KvGeometry& g) {
   const rlk_slot* a = s + kMlaKvArguments;
-  Options o;
+  Attributes o;
   o.op = backward ? "rope_mla_kv_bwd" : "rope_mla_kv";
   o.layout = static_cast<Layout>(a[kKvLayout].i);
   o.k_dim = a[kKvKDim].i;

@@ -81,7 +81,7 @@ struct Elements {
   DType type;
   void* data;
   detail::View view;
-  Elements(const Options& o, const DLTensor* t)
+  Elements(const Attributes& o, const DLTensor* t)
       : type(dtype_of(t->dtype)), data(const_cast<void*>(detail::data_of(*t))) {
     (void)detail::see(o, "", *t, view);
   }
@@ -129,7 +129,7 @@ int32_t rope_like(const rlk_slot* s, Form form, const rlk_host* host) {
   const Reading<kRopeArguments + static_cast<std::size_t>(kRopeAttributes)> r(s, {kOut, kKOut});
   Geometry g;
   if (const auto error = read_rope(r.slots, form, g); !error.empty()) return report(error, host);
-  Options o;
+  Attributes o;
   o.layout = static_cast<Layout>((s + kRopeArguments)[kLayout].i);
   rotate_tensor(g, {o, s[kX].tensor}, {o, s[kOut].tensor});
   if (s[kK].tensor) rotate_tensor(g, {o, s[kK].tensor}, {o, s[kKOut].tensor});
@@ -140,7 +140,7 @@ int32_t mla_q_like(const rlk_slot* s, bool backward, const rlk_host* host) {
   const Reading<kMlaQArguments + static_cast<std::size_t>(kMlaQAttributes)> r(s, {kMlaOut});
   Geometry g;
   if (const auto error = read_mla_q(r.slots, backward, g); !error.empty()) return report(error, host);
-  Options o;
+  Attributes o;
   o.layout = static_cast<Layout>((s + kMlaQArguments)[kMlaLayout].i);
   rotate_tensor(g, {o, s[kMlaX].tensor}, {o, s[kMlaOut].tensor});
   return RLK_OK;
@@ -151,7 +151,7 @@ int32_t mla_kv_like(const rlk_slot* s, bool backward, const rlk_host* host) {
   KvGeometry kvg;
   if (const auto error = read_mla_kv(r.slots, backward, kvg); !error.empty()) return report(error, host);
   const Geometry& g = kvg.turn;
-  Options o;
+  Attributes o;
   o.layout = static_cast<Layout>((s + kMlaKvArguments)[kKvLayout].i);
   const Elements in0(o, s[kKvIn0].tensor), in1(o, s[kKvIn1].tensor), out0(o, s[kKvOut0].tensor),
       out1(o, s[kKvOut1].tensor);
@@ -256,7 +256,7 @@ int32_t rope_bwd_reference(const rlk_slot* s, const rlk_host* host) {
 int32_t rope__reference(const rlk_slot* s, const rlk_host* host) {
   Geometry g;
   if (const auto error = read_rope(s, Form::in_place, g); !error.empty()) return report(error, host);
-  Options o;
+  Attributes o;
   o.layout = static_cast<Layout>((s + kOut)[kLayout].i);
   rotate_tensor(g, {o, s[kX].tensor}, {o, s[kX].tensor});
   if (s[kK].tensor) rotate_tensor(g, {o, s[kK].tensor}, {o, s[kK].tensor});

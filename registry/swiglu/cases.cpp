@@ -12,14 +12,14 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-struct Options {
+struct Config {
   const char* name = "plain";
   const char* act = "silu";
   bool twice = false, packed = false, brief = false;
   Fill gate{Fill::normal, 0, 3}, up{Fill::normal, 0, 3};
 };
 
-Case base(std::vector<int64_t> shape, DType t, const Options& o) {
+Case base(std::vector<int64_t> shape, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} {}{}{} [{}] {}", o.name, o.act, o.twice ? " twice" : "", o.packed ? " packed" : "",
                        fmt::join(shape, ","), name_of(t));
@@ -34,12 +34,12 @@ Case base(std::vector<int64_t> shape, DType t, const Options& o) {
   return c;
 }
 
-void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Options& o) {
+void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c = base(shape, t, o);
   c.results = {{"out", t}};
   sink(std::move(c));
 }
-void backward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Options& o) {
+void backward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c = base(shape, t, o);
   c.inputs.insert(c.inputs.begin(), {"d_out", shape, t});
   c.results = {{"d_gate", t}};
