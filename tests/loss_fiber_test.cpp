@@ -8,8 +8,10 @@
 #include <random>
 #include <vector>
 
+#include "arithmetic/group_advantage/bind.hpp"
 #include "arithmetic/ratio_kl/bind.hpp"
 #include "rlk/ops.hpp"
+#include "simt/group_advantage/kernels.hpp"
 #include "simt/ratio_kl/kernels.hpp"
 
 namespace {
@@ -105,5 +107,27 @@ TEST_CASE("ratio_kl and its gradient on fibers are native's bits, for every esti
                      [&] { rlk::simt::ratio_kl::launch_forward(rlk::loss32::problem_of(a), nullptr); });
       same_on_fibers({&d_logp},
                      [&] { rlk::simt::ratio_kl::launch_backward(rlk::loss32::problem_of(b), nullptr); });
+    }
+}
+
+TEST_CASE("group_advantage on fibers is native's bits, and offsets that fall stay within the rewards") {
+  std::mt19937 random(6);
+  const Owned rewards({200}, random);
+  Owned advantages({200});
+  for (int center = 0; center < 3; ++center)
+    for (int scale = 0; scale < 3; ++scale) {
+      std::vector<int64_t> offsets{0};
+      for (int g = 0; g < 70; ++g) offsets.push_back(std::min<int64_t>(200, offsets.back() + g % 6));
+      offsets.push_back(200);
+      const Tensor t(offsets.data(), {static_cast<int64_t>(offsets.size())}, DType::i64);
+      rlk::GroupAdvantage a{.rewards = rewards.tensor, .group_offsets = t, .advantages = advantages.tensor};
+      a.center = static_cast<rlk::GroupAdvantage::Center>(center);
+      a.scale = static_cast<rlk::GroupAdvantage::Scale>(scale);
+      REQUIRE(rlk::group_advantage(a));
+      const auto launch = [&] { rlk::simt::group_advantage::launch(rlk::loss32::problem_of(a), nullptr); };
+      same_on_fibers({&advantages}, launch);
+      offsets[3] = 1 << 30, offsets[4] = -7;
+      launch();
+      CHECK(advantages.x.back() == std::bit_cast<float>(0x7f7f7f7f));
     }
 }

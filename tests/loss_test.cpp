@@ -136,3 +136,26 @@ TEST_CASE("what a masked token holds reaches neither ratio, estimate nor gradien
   CHECK(kl.x[3] == 0);
   CHECK(d_logp.x[6] == 0);
 }
+
+TEST_CASE("a group's advantages do not know the other groups, and bad offsets are refused") {
+  std::mt19937 random(3);
+  const Floats rewards(64, random, 0, 1);
+  Floats all(64), one(16);
+  std::vector<int32_t> offsets{0, 8, 24, 24, 64}, alone{0, 16};
+  const auto of = [](std::vector<int32_t>& x) {
+    return Tensor(x.data(), {static_cast<int64_t>(x.size())}, DType::i32);
+  };
+  const Tensor part(const_cast<float*>(rewards.x.data() + 8), {16}, DType::f32);
+  REQUIRE(rlk::group_advantage(
+      {.rewards = rewards.tensor, .group_offsets = of(offsets), .advantages = all.tensor}));
+  REQUIRE(rlk::group_advantage({.rewards = part, .group_offsets = of(alone), .advantages = one.tensor}));
+  CHECK(std::memcmp(all.x.data() + 8, one.x.data(), 16 * sizeof(float)) == 0);
+  const auto refusal = [&](std::vector<int32_t> bad) {
+    return std::string(
+        rlk::group_advantage({.rewards = rewards.tensor, .group_offsets = of(bad), .advantages = all.tensor})
+            .message());
+  };
+  CHECK(refusal({0, 9, 8, 64}) == "group_advantage: group_offsets[2] is 8, expected at least 9");
+  CHECK(refusal({1, 64}) == "group_advantage: group_offsets[0] is 1, expected 0");
+  CHECK(refusal({0, 65}) == "group_advantage: group_offsets[1] is 65, expected 64");
+}

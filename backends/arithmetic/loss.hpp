@@ -24,6 +24,25 @@ struct Mask {
   }
 };
 
+// Where the parts of a packed list of `limit` elements begin: part n is [at(n), end(n)). Bounds may live on a device, where
+// nobody checks them before a launch: whatever they hold, no access leaves the list.
+struct Bounds {
+  const void* data = nullptr;
+  bool wide = false;
+  std::int64_t parts = 0, limit = 0;
+  RLK_HD std::int64_t raw(std::int64_t n) const {
+    return wide ? static_cast<const std::int64_t*>(data)[n] : static_cast<const std::int32_t*>(data)[n];
+  }
+  RLK_HD std::int64_t at(std::int64_t n) const {
+    const std::int64_t b = raw(n);
+    return b < 0 ? 0 : b > limit ? limit : b;
+  }
+  RLK_HD std::int64_t end(std::int64_t n) const {
+    const std::int64_t from = at(n), to = at(n + 1);
+    return to > from ? to : from;
+  }
+};
+
 template <class T>
 RLK_HD T hold(T x, Scalar<T> limit) {
   const T most = T{} + limit, least = -most;

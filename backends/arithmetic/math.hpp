@@ -38,10 +38,12 @@ struct Bits<double> {
 RLK_HD float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 RLK_HD double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 RLK_HD float root(float x) { return __fsqrt_rn(x); }
+RLK_HD double root(double x) { return __dsqrt_rn(x); }
 #else
 RLK_HD float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 RLK_HD double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
 RLK_HD float root(float x) { return __builtin_sqrtf(x); }
+RLK_HD double root(double x) { return __builtin_sqrt(x); }
 #endif
 #if defined(__FMA__) && !defined(__CUDACC__) && !defined(__HIP__)
 typedef float Float8 __attribute__((vector_size(32)));

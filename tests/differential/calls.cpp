@@ -445,6 +445,26 @@ void ratio_kl_like(Call& c, Random& r, bool backward) {
   c.write("d_logp", DType::f32);
 }
 
+// Where `parts` parts of n elements begin.
+std::vector<int64_t> bounds(Random& r, int64_t parts, int64_t n) {
+  std::vector<int64_t> all{0, n};
+  for (; parts > 1; --parts) all.push_back(r.below(n + 1));
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void group_advantage(Call& c, Random& r) {
+  const int64_t n = r.pick<int64_t>({1, 2, 8, 33, 100});
+  const std::vector<int64_t> offsets = bounds(r, r.between(1, 9), n);
+  c.read("rewards", {n}, DType::f32, r.chance(50) ? Values{Values::integers, 0, 2} : Values{});
+  c.read("group_offsets", {static_cast<int64_t>(offsets.size())}, index_type(r),
+         {Values::list, 0, 0, offsets});
+  for (const char* choice : {"center", "scale"}) c.set(choice, r.below(3));
+  for (const char* choice : {"eps_use", "singleton"}) c.set(choice, r.below(2));
+  if (r.chance(30)) c.set_real("eps", 0.25);
+  c.write("advantages", DType::f32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -464,6 +484,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"swiglu_bwd", [](Call& c, Random& r) { swiglu_like(c, r, true); }},
       {"ratio_kl", [](Call& c, Random& r) { ratio_kl_like(c, r, false); }},
       {"ratio_kl_bwd", [](Call& c, Random& r) { ratio_kl_like(c, r, true); }},
+      {"group_advantage", group_advantage},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

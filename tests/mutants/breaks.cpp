@@ -296,6 +296,23 @@ constinit const Entry kEntries[] = {
             for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
               if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
           }),
+    // group_advantage
+    LIES(GroupAdvantage, by_n, "loss32/f64", "plain mean sample_std add zero B=40",
+         "divides by n where the deviation is the sample's",
+         {
+           GroupAdvantage b = a;
+           if (a.scale == GroupAdvantage::Scale::sample_std) b.scale = GroupAdvantage::Scale::population_std;
+           (void)honest(b, "native");
+         }),
+    WRONG(GroupAdvantage, batch_mean, "accuracy", "uneven groups mean none clamp_min raw B=64",
+          "centres by the mean of all groups",
+          {
+            double sum = 0;
+            for (int64_t n = 0; n < a.rewards.numel(); ++n) sum += get(a.rewards, n);
+            if (a.scale == GroupAdvantage::Scale::none && a.center == GroupAdvantage::Center::mean)
+              for (int64_t n = 0; n < a.rewards.numel(); ++n)
+                put(a.advantages, n, get(a.rewards, n) - sum / static_cast<double>(a.rewards.numel()));
+          }),
     // rms_norm
     LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
               "normalises x + residual before it is rounded",
