@@ -16,6 +16,7 @@ import torch
 
 import rlk.torch
 from rlk import _errors
+from rlk.adapters._patch import Patch
 
 _KNOWN_ROPE = """
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
@@ -48,28 +49,6 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     if cos.dim() == 3 and cos.shape[0] == 1:  # one table for the whole batch
         cos, sin = cos[0], sin[0]
     return rlk.torch.rope(q, cos, sin, k=k, table="full", layout="bhsd" if unsqueeze_dim == 1 else "bshd")
-
-
-class Patch:
-    """What was replaced, and how it was before."""
-
-    def __init__(self):
-        self._before = []
-
-    def replace(self, owner, name, value):
-        self._before.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, value)
-
-    def restore(self):
-        while self._before:
-            owner, name, value = self._before.pop()
-            setattr(owner, name, value) if value is not None else delattr(owner, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.restore()
 
 
 def patch(model):
