@@ -11,6 +11,7 @@
 
 #include "rlk/introspect.h"
 #include "src/python/call.hpp"
+#include "src/python/xla.hpp"
 
 namespace rlk::python {
 namespace {
@@ -223,6 +224,7 @@ PyMethodDef kMethods[] = {
     {"load_plugin", load_plugin, METH_O, "Loads a backend plugin."},
     {"reload_environment", reload_environment, METH_NOARGS, "Reads the RLK_ variables again."},
     {"code_name", code_name, METH_O, "The name of a code."},
+    {"xla_handler", xla_handler, METH_NOARGS, "What XLA calls ops by, as jax.ffi takes it."},
     {"set_hooks", set_hooks, METH_VARARGS, "What the package does for this module."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -17,6 +17,7 @@ def test_there_are_python_lines():
 
 @pytest.mark.parametrize("code", BLOCKS)
 def test_the_lines_run(code):
-    if "import torch" in code:
-        pytest.importorskip("torch")
+    for framework in ("torch", "jax"):
+        if f"import {framework}" in code:
+            pytest.importorskip(framework)
     exec(compile(code, "README", "exec"), {})

@@ -5,7 +5,7 @@ Every op of the registry is a function of this module, which takes whatever has 
     logits = rlk.lm_head(hidden, weight)
     rlk.rope(x, cos, sin, out=out)
 
-``rlk.torch`` holds the same ops for autograd and torch.compile. Results that are not given are allocated by the framework of
+``rlk.torch`` holds the same ops for autograd and torch.compile, ``rlk.jax`` for jax on CPUs. Results that are not given are allocated by the framework of
 the first tensor; optional ones are asked for by name, ``final_state=True``, or with a dtype, ``out="fp32"``.
 """
 
@@ -38,7 +38,7 @@ del _name
 def __getattr__(name):
     # What needs a framework is imported when it is first used; a backend plugin may have added an op meanwhile.
     import importlib
-    if name in ("torch", "adapters"):
+    if name in ("torch", "jax", "adapters"):
         return importlib.import_module(f"rlk.{name}")
     if name in _C.ops():
         globals()[name] = _C.op(name)

@@ -14,6 +14,7 @@ from rlk._tools import Explanation, Resolution as Resolution
 __version__: str
 ops: tuple[str, ...]
 torch: ModuleType
+jax: ModuleType
 adapters: ModuleType
 
 def precision(word: str) -> Scope: ...

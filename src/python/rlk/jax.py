@@ -1,0 +1,268 @@
+"""Every op for jax on CPUs: under jit, with gradients.
+
+    logits = jax.jit(rlk.jax.lm_head)(hidden, weight)
+    jax.grad(lambda w: rlk.jax.lm_head(hidden, w).sum())(weight)
+
+Nothing is written per op: an op is one XLA custom call, its results' shapes come from the registry, its gradient from the op's
+backward and what that needs saved. Arguments and results are as in ``rlk.torch``; attributes and options are Python's own values.
+An op in place (``rope_``) gives what it would have changed as a new array. Scopes hold where a call is traced, for its gradient
+too.
+"""
+
+import struct
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy
+from jax.custom_derivatives import SymbolicZero
+
+from rlk import _C, _errors, _scopes
+from rlk._memory import Spec
+
+_DTYPES = {"fp16": jnp.float16, "bf16": jnp.bfloat16, "fp32": jnp.float32, "fp64": jnp.float64, "int32": jnp.int32,
+           "int64": jnp.int64, "uint8": jnp.uint8, "bool": jnp.bool_}
+_NAMES = {jnp.dtype(d): n for n, d in _DTYPES.items()}
+_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads")
+
+jax.ffi.register_ffi_target("rlk", _C.xla_handler(), platform="cpu")
+
+
+class Schema:
+    """What the registry says of an op, as this module needs it."""
+
+    def __init__(self, name):
+        described = _C.schema(name)
+        self.name, self.op = name, described["name"]
+        self.arguments, self.attributes = described["arguments"], described["attributes"]
+        self.backward = described["backward"]
+        self.aliases = [a.partition(":")[0] for a in described["aliases"].split(",") if a]
+        self.slots = {a["name"]: i for i, a in enumerate(self.arguments)}
+        self.inputs = [a for a in self.arguments if a["role"] != 1]
+        self.results = [a for a in self.arguments if a["role"] == 1]
+        self.changed = [a["name"] for a in self.arguments if a["role"] == 2]
+        self.attribute_names = {a["name"] for a in self.attributes}
+
+    def bits(self, given):
+        """All attributes as the words of a call."""
+        words = []
+        for a in self.attributes:
+            value = given.get(a["name"])
+            value = a["default"] if value is None else value
+            if a["type"] == "choice" and isinstance(value, str):
+                choices = a["choices"].split("|")
+                if value not in choices:
+                    raise _errors.InvalidArgument(f"{self.name}: {a['name']} is '{value}', it is one of {a['choices']}")
+                value = choices.index(value)
+            words.append(struct.unpack("q", struct.pack("d", value))[0] if a["type"] == "float" else int(value))
+        return numpy.array(words, numpy.int64)
+
+
+@lru_cache(maxsize=None)
+def _schema(name):
+    return Schema(name)
+
+
+class _Config(NamedTuple):
+    """All of a call that is no array; equal calls are traced once."""
+
+    op: str
+    names: tuple  # of the inputs
+    results: tuple  # (name, dtype)
+    attributes: tuple  # (name, value)
+    options: tuple  # (name, value)
+    scopes: tuple  # (precision, backend), the outer ones first
+
+
+def _spec(array):
+    if array.dtype not in _NAMES:
+        raise _errors.InvalidArgument(f"rlk takes no {array.dtype} arrays")
+    return Spec(array.shape, _NAMES[array.dtype])
+
+
+def _infer(op, inputs, attributes):
+    return _C.infer(op, **{n: _spec(x) for n, x in inputs.items()}, **attributes)
+
+
+def _run(config, *arrays):
+    """The custom call."""
+    schema, inputs = _schema(config.op), dict(zip(config.names, arrays))
+    shapes = _infer(config.op, inputs, dict(config.attributes))
+    outputs = [*config.results, *((n, _NAMES[inputs[n].dtype]) for n in schema.changed if n in inputs)]
+    types = [jax.ShapeDtypeStruct(shapes[n][0], _DTYPES[dtype]) for n, dtype in outputs]
+    aliases = {config.names.index(n): i for i, (n, _) in enumerate(outputs) if n in inputs}
+    options = dict(config.options)
+    call = jax.ffi.ffi_call("rlk", types, vmap_method="sequential", input_output_aliases=aliases)
+    return tuple(call(
+        *arrays, op=config.op, attributes=schema.bits(dict(config.attributes)),
+        inputs=numpy.array([schema.slots[n] for n in config.names], numpy.int64),
+        results=numpy.array([schema.slots[n] for n, _ in outputs], numpy.int64),
+        options=numpy.array([bool(options.get("deterministic")), options.get("threads") or 0], numpy.int64),
+        scopes="".join(f"{precision or ''}|{backend or ''}\n" for precision, backend in config.scopes),
+        **{n: options.get(n) or "" for n in ("backend", "arithmetic", "precision")}))
+
+
+# ---- gradients --------------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(config, *arrays):
+    return _run(config, *arrays)
+
+
+def _forward(config, *primals):
+    schema = _schema(config.op)
+    arrays = [p.value for p in primals]
+    needed = tuple(n for n, p in zip(config.names, primals) if p.perturbed and jnp.issubdtype(p.value.dtype, jnp.floating))
+    kinds = {a["name"]: a for a in schema.inputs}
+    for name in needed:
+        if not schema.backward or not kinds[name]["differentiable"]:
+            why = f"{name} has no gradient" if schema.backward else "this op has no gradient"
+            raise _errors.Unsupported(f"{schema.name}: a gradient of {name} is asked for, {why}")
+    outputs = _run(config, *arrays)
+    known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in config.results), outputs))
+    kept = {a["name"]: known[a["name"]] for a in schema.arguments if a["saved"] and a["name"] in known}
+    return outputs, (kept, _Needed(needed), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+
+
+@jax.tree_util.register_static
+class _Needed(tuple):
+    """Names of inputs, as a constant of what is traced."""
+
+
+jax.tree_util.register_static(jax.ShapeDtypeStruct)
+
+
+def _backward(config, residuals, cotangents):
+    kept, needed, primals = residuals
+    schema = _schema(config.op)
+    backward = _schema(schema.backward) if needed else None
+    found = _gradients(config, backward, kept, needed, cotangents) if needed else {}
+    out = []
+    for name, primal in zip(config.names, primals):
+        if name in found:
+            out.append(found[name].astype(primal.dtype))
+        elif jnp.issubdtype(primal.dtype, jnp.floating):
+            out.append(jnp.zeros(primal.shape, primal.dtype))
+        else:
+            out.append(numpy.zeros(primal.shape, jax.dtypes.float0))
+    return tuple(out)
+
+
+def _gradients(config, backward, kept, needed, cotangents):
+    given = {f"d_{n}": c for (n, _), c in zip(config.results, cotangents)}
+    inputs = {}
+    for a in backward.inputs:
+        name = a["name"]
+        if name in kept:
+            inputs[name] = kept[name]
+        elif name in given:
+            zero = isinstance(given[name], SymbolicZero)
+            if not zero:
+                inputs[name] = given[name]
+            elif not a["optional"]:
+                inputs[name] = jnp.zeros(given[name].aval.shape, given[name].aval.dtype)
+    attributes = {n: v for n, v in config.attributes if n in backward.attribute_names}
+    shapes = _infer(backward.op, inputs, attributes)
+    results = []
+    for a in backward.results:
+        wanted = a["name"][2:] in needed and (not a["follows"] or a["follows"] in inputs)
+        if a["name"] in shapes and (wanted or not a["optional"]):
+            results.append((a["name"], shapes[a["name"]][1]))
+    options = _for_backward(backward.op, dict(config.options))
+    call = _Config(backward.op, tuple(inputs), tuple(results), tuple(attributes.items()), tuple(options.items()),
+                   config.scopes)
+    found = dict(zip((n[2:] for n, _ in results), _run(call, *inputs.values())))
+    return {n: g for n, g in found.items() if n in needed}
+
+
+def _for_backward(op, options):
+    """What names implementations or arithmetics that only the forward has is left to the registry."""
+    from rlk._tools import implementations
+    mine = [i for i in implementations() if i["op"] == op]
+    if options.get("arithmetic") not in {i["arithmetic"] for i in mine}:
+        options["arithmetic"] = None
+    if options.get("backend") and "." in options["backend"]:
+        known = {i["id"] for i in mine}
+        options["backend"] = ":".join(w if w in known else w.partition(".")[0] for w in options["backend"].split(":"))
+    return options
+
+
+_differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+# ---- the functions ----------------------------------------------------------------------------------------------------------
+
+
+def _function(schema):
+    names = [a["name"] for a in schema.inputs]
+    result_names = {a["name"] for a in schema.results}
+
+    def op(*args, **keywords):
+        if len(args) > len(names):
+            raise TypeError(f"{schema.name} takes {len(names)} arguments by position, {len(args)} were given")
+        given, asked, attributes, options = dict(zip(names, args)), {}, dict(preset), {}
+        for name, value in keywords.items():
+            kind = (given if name in names else asked if name in result_names
+                    else attributes if name in schema.attribute_names else options if name in _OPTIONS else None)
+            if kind is None:
+                raise _errors.UnknownName(f"{schema.name}: no argument, attribute or option is called '{name}'")
+            if name in given and name in names[:len(args)]:
+                raise TypeError(f"{schema.name} got {name} twice")
+            kind[name] = value
+        inputs = {n: jnp.asarray(x) for n, x in given.items() if x is not None}
+        for a in schema.inputs:
+            if not a["optional"] and a["name"] not in inputs:
+                raise _errors.InvalidArgument(f"{schema.name}: {a['name']} is missing")
+        attributes = {n: v for n, v in attributes.items() if v is not None}
+        results = _wanted(schema, inputs, asked, _infer(schema.op, inputs, attributes))
+        config = _Config(schema.op, tuple(inputs), results, tuple(sorted(attributes.items())),
+                         tuple(sorted(options.items())), _scopes.options_of_scopes())
+        out = _differentiable(config, *inputs.values())
+        return out[0] if len(out) == 1 else out
+
+    preset = _preset(schema)
+    op.__name__ = op.__qualname__ = schema.name
+    op.__doc__ = _C.op(schema.name).__doc__
+    op.__text_signature__ = _C.op(schema.name).__text_signature__
+    return op
+
+
+def _wanted(schema, inputs, asked, shapes):
+    """The results of a call with their dtypes: those that must be, that follow an argument, or are asked for."""
+    out = []
+    for a in schema.results:
+        name, word = a["name"], asked.get(a["name"])
+        if word is None or word is False:
+            if a["optional"] and (not a["follows"] or a["follows"] not in inputs):
+                continue
+            word = True
+        if name not in shapes:
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is asked for, this call cannot have it")
+        if word is True:
+            word = shapes[name][1]
+        elif not isinstance(word, str):
+            word = _NAMES.get(jnp.dtype(word), str(word))
+        if word not in shapes[name][2]:
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is asked for in {word}, it is one of {', '.join(shapes[name][2])}")
+        if word in ("fp64", "int64") and not jax.config.jax_enable_x64:
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is asked for in {word}, which jax has only with jax_enable_x64")
+        out.append((name, word))
+    if not out and not schema.changed:
+        raise _errors.InvalidArgument(f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
+    return tuple(out)
+
+
+def _preset(schema):
+    """The attributes that an alias sets."""
+    if schema.name == schema.op:
+        return {}
+    plain = {a["name"]: a["default"] for a in _C.schema(schema.op)["attributes"]}
+    return {a["name"]: a["default"] for a in schema.attributes if a["default"] != plain[a["name"]]}
+
+
+for _op in _C.ops():
+    for _name in (_op, *_schema(_op).aliases):
+        globals()[_name] = _function(_schema(_name))
+del _op, _name

@@ -1,0 +1,1 @@
+from rlk._ops import *

@@ -1,0 +1,130 @@
+"""rlk.jax: XLA's custom calls, jit and gradients, where jax is installed."""
+
+import numpy
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import rlk  # noqa: E402
+import rlk.jax  # noqa: E402
+from examples import ALL, BUILT_IN, examples  # noqa: E402
+from rlk import _C  # noqa: E402
+
+ALIASES = [a.partition(":")[0] for op in ALL for a in _C.schema(op)["aliases"].split(",") if a]
+
+
+def random(*shape, dtype=jnp.float32, seed=0):
+    return jax.random.normal(jax.random.key(seed + sum(shape)), shape).astype(dtype)
+
+
+def bits(x):
+    return numpy.asarray(x).tobytes()
+
+
+@pytest.mark.parametrize("op", [*ALL, *ALIASES])
+def test_every_op_and_alias_is_a_function(op):
+    assert callable(getattr(rlk.jax, op))
+
+
+@pytest.mark.parametrize("op", BUILT_IN)
+def test_the_jax_face_gives_the_bits_of_the_plain_face_with_and_without_jit(op):
+    _, arrays, results, attributes = examples(op, ("fp32", "int32"))[0]
+    asked = {r: True for r in results}
+    changed = [a["name"] for a in _C.schema(op)["arguments"] if a["role"] == 2]
+    given = {n: a.copy() for n, a in arrays.items()}
+    want = getattr(rlk, op)(**given, **asked, **attributes)
+    call = lambda a: getattr(rlk.jax, op)(**a, **asked, **attributes)  # noqa: E731
+    arrays = {n: jnp.asarray(a) for n, a in arrays.items()}
+    before = {n: bits(arrays[n]) for n in changed}
+    for got in (call(arrays), jax.jit(call)(arrays)):
+        want, got = (r if isinstance(r, tuple) else (r,) for r in (want, got))
+        assert len(want) == len(got) and all(bits(a) == bits(b) for a, b in zip(want, got))
+    assert before == {n: bits(arrays[n]) for n in changed}  # jax's arrays never change
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_are_the_formulas(dtype):
+    hidden, weight, bias = random(5, 16, dtype=dtype), random(7, 16, dtype=dtype), random(7, dtype=dtype)
+    cotangent = random(5, 7)
+    mine = lambda *a: (rlk.jax.lm_head(*a).astype(jnp.float32) * cotangent).sum()  # noqa: E731
+    plain = lambda h, w, b: ((h.astype(jnp.float32) @ w.astype(jnp.float32).T + b) * cotangent).sum()  # noqa: E731
+    tolerance = 1e-5 if dtype == jnp.float32 else 3e-2
+    for got, want in zip(jax.jit(jax.grad(mine, (0, 1, 2)))(hidden, weight, bias), jax.grad(plain, (0, 1, 2))(hidden, weight, bias)):
+        assert got.dtype == want.dtype and jnp.allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_agree_with_differences():
+    from jax.test_util import check_grads
+    x, weight, cos, sin = random(3, 8), random(8), random(6, 4), random(6, 4)
+    check_grads(lambda x, w: rlk.jax.rms_norm(x, w), (x, weight), 1, ["rev"], rtol=2e-2, atol=2e-2)
+    check_grads(lambda g, u: rlk.jax.swiglu(g, u), (x, x + 1), 1, ["rev"], rtol=2e-2, atol=2e-2)
+    q, k = random(1, 2, 6, 8), random(1, 1, 6, 8)
+    check_grads(lambda q, k: rlk.jax.rope(q, cos, sin, k=k), (q, k), 1, ["rev"], rtol=2e-2, atol=2e-2)
+
+def test_kept_results_and_optional_ones_come_with_their_gradients():
+    q, k, v = (random(1, 5, 2, 8, seed=i) / 3 for i in range(3))
+    g, beta = -jnp.abs(random(1, 5, 2, 8, seed=3)), jax.nn.sigmoid(random(1, 5, 2))
+
+    def recurrence(q, k, v, g, beta):
+        state, out = jnp.zeros((1, 2, 8, 8)), []
+        for t in range(5):
+            state = state * jnp.exp(g[:, t])[..., None]
+            write = beta[:, t, :, None] * (v[:, t] - jnp.einsum("bhk,bhkv->bhv", k[:, t], state))
+            state = state + k[:, t][..., None] * write[..., None, :]
+            out.append(jnp.einsum("bhk,bhkv->bhv", q[:, t] * 8 ** -0.5, state))
+        return jnp.stack(out, 1), state
+
+    def loss(call, both):
+        def of(*a):
+            out, state = call(*a)
+            return (out * random(1, 5, 2, 8)).sum() + (state * random(1, 2, 8, 8)).sum() * both
+        return jax.grad(of, (0, 1, 2, 3, 4))
+
+    for both in (0, 1):
+        got = jax.jit(loss(lambda *a: rlk.jax.kda_fwd(*a, final_state=True), both))(q, k, v, g, beta)
+        for a, b in zip(got, loss(recurrence, both)(q, k, v, g, beta)):
+            assert jnp.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_what_has_no_gradient_says_so():
+    q, cos, sin = random(1, 2, 6, 8), random(6, 4), random(6, 4)
+    with pytest.raises(rlk.Unsupported, match="cos has no gradient"):
+        jax.grad(lambda c: rlk.jax.rope(q, c, sin).sum())(cos)
+    with pytest.raises(rlk.Unsupported, match="this op has no gradient"):
+        jax.grad(lambda d: rlk.jax.rope_bwd(d, cos, sin).sum())(q)
+
+
+def test_scopes_and_options_hold_under_jit_and_for_the_gradient():
+    hidden, weight = random(5, 64), random(7, 64)
+    plain = jax.jit(lambda h, w: rlk.jax.lm_head(h, w))(hidden, weight)
+
+    def golden(h, w):
+        with rlk.precision("golden"):
+            return rlk.jax.lm_head(h, w)
+
+    with rlk.precision("golden"):
+        want = rlk.lm_head(numpy.asarray(hidden), numpy.asarray(weight))
+        d_want = rlk.lm_head_bwd(numpy.ones((5, 7), numpy.float32), numpy.asarray(hidden), numpy.asarray(weight), d_hidden=True)
+    got = jax.jit(golden)(hidden, weight)
+    assert bits(got) == bits(want) != bits(plain)
+    assert bits(rlk.jax.lm_head(hidden, weight, precision="golden")) == bits(want)
+    assert bits(jax.jit(jax.grad(lambda h: golden(h, weight).sum()))(hidden)) == bits(d_want)
+
+
+def test_vmap_loops():
+    hidden, weight = random(3, 5, 16), random(7, 16)
+    assert bits(jax.vmap(lambda h: rlk.jax.lm_head(h, weight))(hidden)) == bits(rlk.jax.lm_head(hidden, weight))
+
+
+def test_mistakes_are_the_librarys_own_words_when_traced():
+    with pytest.raises(rlk.InvalidArgument, match="hidden"):
+        jax.jit(rlk.jax.lm_head)(random(5, 16), random(7, 15))
+    with pytest.raises(rlk.InvalidArgument, match="lm_head: weight is missing"):
+        rlk.jax.lm_head(random(5, 16))
+    with pytest.raises(rlk.UnknownName, match="'wieght'"):
+        rlk.jax.lm_head(random(5, 16), wieght=random(7, 16))
+    with pytest.raises(rlk.InvalidArgument, match="layout is 'bsdh', it is one of bhsd"):
+        rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), layout="bsdh")
+    with pytest.raises(Exception, match="RLK_INVALID_ARGUMENT: rope: token 0 of batch 0 is at position 9, cos has 6 rows"):
+        rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), positions=jnp.full(6, 9)).block_until_ready()
