@@ -144,13 +144,16 @@ RLK_INLINE void store_16(void* out, Float type, std::int64_t index, __mmask16 ma
                            type == Float::f16 ? round_f16(x) : round_bf16(x));
 }
 
-// The end of a row of fp32 sums: round, add the bias, round again; 16 lanes, unit strides.
+// The end of a row of fp32 sums: round, add the bias, round again, and the residual from `col` on likewise; 16
+// lanes, unit strides.
 RLK_ISA inline void store_sums(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
-                               const float* sums) {
+                               const float* sums, const void* residual = nullptr) {
   for (std::int64_t j = 0; j < cols; j += 16) {
     __m512 x = _mm512_loadu_ps(sums + j);
     if (p.bias != nullptr)
       x = _mm512_add_ps(round_as_16(x, p.out_type), upcast_16(p.bias, p.bias_type, col + j, cols - j));
+    if (residual != nullptr)
+      x = _mm512_add_ps(round_as_16(x, p.out_type), upcast_16(residual, p.residual_type, j, cols - j));
     store_16(out, p.out_type, j, first_lanes(cols - j), x);
   }
 }

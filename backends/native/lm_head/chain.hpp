@@ -1,6 +1,6 @@
 // The chain product: the one engine behind every pinned matrix product of the native backend.
 //
-//   out[i, j] = round(chain over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])
+//   out[i, j] = round(chain over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])   (+ residual[i, j])
 //
 // "Chain" is the whole point: for each output the additions happen in ascending r, each a fused multiply-add,
 // so an output depends on its own row of a and its own column of b and on nothing else. Vector lanes run over
@@ -10,11 +10,14 @@
 //                  block's sum is the total, later block sums are added to it in order, one fp32
 //                  addition each
 //   fma32/kb256    the same with blocks of 256: ChainProduct::block
+//   fma32/tree8    blocks are leaves, of which there are 1, 2, 4 or 8, empty ones (+0) included; their sums are
+//                  added as a pairwise tree: ChainProduct::leaves
 //   fma64          one fp64 chain over the whole depth starting from +0, then one rounding to the output type
 //
-// Shared by both: operands are upcast exactly; the bias is upcast exactly, added to the rounded result and
-// rounded once more to the output type; a NaN is always written as the canonical one (0x7fffffff in fp32,
-// 0x7fff in 16 bits), because x86, ARM and GPUs disagree on which operand's payload survives.
+// Shared by all: operands are upcast exactly; the bias is upcast exactly, added to the rounded result and
+// rounded once more to the output type, and then the residual likewise; a NaN is always written as the canonical
+// one (0x7fffffff in fp32, 0x7fff in 16 bits), because x86, ARM and GPUs disagree on which operand's payload
+// survives.
 //
 // Forward, d_hidden and d_weight are three readings of the same engine: only the strides differ.
 #pragma once
@@ -38,7 +41,8 @@ struct ChainProduct {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t depth = 0;
-  std::int64_t block = 1024;  // of fp32 chains along depth: 1024, or 256
+  std::int64_t block = 1024;  // of fp32 chains along depth
+  int leaves = 0;             // 0: block sums are added in order; else that many blocks, joined as a tree
   MatrixView a;               // [rows, depth]
   MatrixView b;               // [depth, cols]
 
@@ -50,6 +54,14 @@ struct ChainProduct {
   const void* bias = nullptr;  // [cols], or null
   Float bias_type = Float::f32;
   std::int64_t bias_stride = 1;
+
+  const void* residual = nullptr;  // [rows, cols] with dense rows, or null
+  Float residual_type = Float::f32;
+  std::int64_t residual_row_stride = 0;
+
+  // Blocks in order and no longer than this need the least scratch.
+  static constexpr std::int64_t kPlainBlock = 1024;
+  bool joins() const { return leaves > 0 || block > kPlainBlock; }
 };
 
 // A rectangle of the output. Any partition of the output into tiles gives the same bits.
@@ -60,10 +72,12 @@ struct ChainTile {
   std::int64_t col_end = 0;
 };
 
-// One instruction set's kernels. `scratch` is per worker, aligned to 64 bytes, at least scratch_bytes long.
+// One instruction set's kernels. `scratch` is per worker, aligned to 64 bytes, at least scratch_bytes long, or
+// joined_scratch_bytes where the product joins().
 struct ChainKernels {
   const char* isa = "";
   std::size_t scratch_bytes = 0;
+  std::size_t joined_scratch_bytes = 0;
   std::int64_t col_step = 0;  // widths that are multiples of this waste no lanes
   void (*fma32)(const ChainProduct&, const ChainTile&, void* scratch) = nullptr;
   void (*fma64)(const ChainProduct&, const ChainTile&, void* scratch) = nullptr;

@@ -89,8 +89,9 @@ struct F32Lanes {
 
   // fp32 without a bias is the common case; the rest is scalar and costs one output in K fused multiply-adds.
   RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t, std::int64_t cols,
-                                        const float* sums) {
-    if (p.out_col_stride != 1 || p.bias != nullptr || p.out_type != Float::f32) return 0;
+                                        const float* sums, const void* residual) {
+    if (p.out_col_stride != 1 || p.bias != nullptr || residual != nullptr || p.out_type != Float::f32)
+      return 0;
     const __m256 canon = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kCanonicalNan32)));
     std::int64_t j = 0;
     for (; j + 8 <= cols; j += 8) {
@@ -144,7 +145,8 @@ struct F64Lanes {
     return 8;
   }
 
-  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const double*) {
+  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const double*,
+                                const void*) {
     return 0;
   }
 };
@@ -152,8 +154,7 @@ struct F64Lanes {
 }  // namespace
 
 const ChainKernels* chain_kernels_avx2() {
-  static constexpr ChainKernels kernels{"avx2", scratch_for<F32Lanes, F64Lanes>(), 16, &run_tile<F32Lanes>,
-                                        &run_tile<F64Lanes>};
+  static constexpr ChainKernels kernels = kernels_of<F32Lanes, F64Lanes>("avx2", 16);
   return &kernels;
 }
 

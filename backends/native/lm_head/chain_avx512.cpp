@@ -76,9 +76,9 @@ struct F32Lanes {
   // The bias is rare and sits next to 16 finished sums, so one masked vector path serves every case with unit
   // strides.
   RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
-                                        const float* sums) {
+                                        const float* sums, const void* residual) {
     if (p.out_col_stride != 1 || (p.bias != nullptr && p.bias_stride != 1)) return 0;
-    store_sums(p, out, col, cols, sums);
+    store_sums(p, out, col, cols, sums, residual);
     return cols;
   }
 
@@ -103,25 +103,26 @@ RLK_INLINE void accumulate_tile(__m512 (&sum)[Rows], const char* const* columns,
   }
 }
 
-// 16 columns over one depth block: as many streams as the hardware gets ahead of.
+// 16 columns over one piece: as many streams as the hardware gets ahead of.
 template <int Rows, Float type>
 RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* c,
-                         bool more) {
+                         const Piece& piece) {
+  using B = Blocking<F32Lanes>;
   __m512 sum[Rows];
 #  pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) sum[i] = _mm512_setzero_ps();
+  for (int i = 0; i < Rows; ++i)
+    sum[i] = piece.resumes ? _mm512_loadu_ps(c + kChain * B::kSums + i * B::kColBlock) : _mm512_setzero_ps();
   std::int64_t k = 0;
   for (; k + Tile<type>::kDepth <= depth; k += Tile<type>::kDepth)
     accumulate_tile<Rows, type, true>(sum, columns, k, 0, a + k);
   if (k < depth) accumulate_tile<Rows, type, false>(sum, columns, k, depth - k, a + k);
 #  pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) {
-    float* to = c + i * Blocking<F32Lanes>::kColBlock;
-    _mm512_storeu_ps(to, more ? _mm512_add_ps(_mm512_loadu_ps(to), sum[i]) : sum[i]);
-  }
+  for (int i = 0; i < Rows; ++i)
+    _mm512_storeu_ps(c + piece.to * B::kSums + i * B::kColBlock,
+                     joined<F32Lanes>(sum[i], c + i * B::kColBlock, piece.meets));
 }
 
-using DirectRows = void (*)(const char* const*, std::int64_t, const float*, float*, bool);
+using DirectRows = void (*)(const char* const*, std::int64_t, const float*, float*, const Piece&);
 template <Float type>
 DirectRows direct_rows_of(std::int64_t rows) {
   constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
@@ -130,35 +131,41 @@ DirectRows direct_rows_of(std::int64_t rows) {
 }
 
 // Each 16 columns to their whole depth before the next, so that every row of the weight is one long stream;
-// rows longer than what of a fits in its place come in several turns.
+// rows longer than what of a fits in its place come in several turns of kPieces pieces.
 RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                               std::int64_t cols, float* upcast, float* sums) {
   using B = Blocking<F32Lanes>;
   const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
                    : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
                                              : direct_rows_of<Float::f16>(rows);
-  constexpr std::int64_t kSpan = B::kPackedA / (kDirectRows * B::kDepthBlock) * B::kDepthBlock;
-  for (std::int64_t start = 0; start < p.depth; start += kSpan) {
-    const std::int64_t end = std::min(start + kSpan, p.depth);
-    for (std::int64_t k0 = start; k0 < end; k0 += B::kDepthBlock)
+  constexpr std::int64_t kPieces = B::kPackedA / (kDirectRows * B::kDepthBlock);
+  Piece pieces[kPieces];
+  std::int64_t count = 0;
+  const auto turn = [&]() RLK_ISA {
+    for (std::int64_t n = 0; n < count; ++n)
       for (std::int64_t i = 0; i < rows; ++i) {
-        const std::int64_t depth = std::min(B::kDepthBlock, end - k0);
-        const char* first = element_address(p.a, row + i, k0);
-        float* line = upcast + (k0 - start) * kDirectRows + i * B::kDepthBlock;
+        const char* first = element_address(p.a, row + i, pieces[n].first);
+        float* line = upcast + (n * kDirectRows + i) * B::kDepthBlock;
         if (p.a.col_stride == 1)
-          upcast_run(first, p.a.type, depth, line);
+          upcast_run(first, p.a.type, pieces[n].depth, line);
         else
-          for (std::int64_t k = 0; k < depth; ++k)
+          for (std::int64_t k = 0; k < pieces[n].depth; ++k)
             line[k] = load_element(first, p.a.type, k * p.a.col_stride);
       }
     for (std::int64_t j = 0; j < cols; j += 16)
-      for (std::int64_t k0 = start; k0 < end; k0 += B::kDepthBlock) {
+      for (std::int64_t n = 0; n < count; ++n) {
         const char* columns[16];
-        for (int c = 0; c < 16; ++c) columns[c] = element_address(p.b, k0, col + std::min(j + c, cols - 1));
-        run(columns, std::min(B::kDepthBlock, end - k0), upcast + (k0 - start) * kDirectRows, sums + j,
-            k0 > 0);
+        for (int c = 0; c < 16; ++c)
+          columns[c] = element_address(p.b, pieces[n].first, col + std::min(j + c, cols - 1));
+        run(columns, pieces[n].depth, upcast + n * kDirectRows * B::kDepthBlock, sums + j, pieces[n]);
       }
-  }
+    count = 0;
+  };
+  for_pieces(p, B::kDepthBlock, [&](const Piece& piece) RLK_ISA {
+    pieces[count++] = piece;
+    if (count == kPieces) turn();
+  });
+  turn();
   for (std::int64_t i = 0; i < rows; ++i)
     finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
@@ -323,7 +330,8 @@ struct F64Lanes {
     return pack_tile_of<F64Lanes>(rows, type, k, count, dst, dst_stride);
   }
 
-  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const double*) {
+  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const double*,
+                                const void*) {
     return 0;
   }
 };
@@ -331,8 +339,7 @@ struct F64Lanes {
 }  // namespace
 
 const ChainKernels* chain_kernels_avx512() {
-  static constexpr ChainKernels kernels{"avx512", scratch_for<F32Lanes, F64Lanes>(), 32, &run_tile<F32Lanes>,
-                                        &run_tile<F64Lanes>};
+  static constexpr ChainKernels kernels = kernels_of<F32Lanes, F64Lanes>("avx512", 32);
   return &kernels;
 }
 

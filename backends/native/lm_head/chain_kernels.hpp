@@ -15,15 +15,47 @@
 // Where things live: a block of a (kRowBlock x kDepthBlock) is upcast once into L2; b is transposed on the
 // fly in chunks of kChunk x kPanel that stay in L1 while every row of the block uses them; running sums stay
 // in scratch until finished. b is therefore read from memory once per kRowBlock rows, a once per kColBlock
-// columns. Only the depth block of the fp32 arithmetic shows in the bits (1024, or 256); chunks only carry a
-// chain on, and fp64 carries its chain through everything.
+// columns. Only the blocks of the fp32 arithmetic and how their sums join show in the bits; chunks and pieces of
+// long blocks only carry a chain on, and fp64 carries its chain through everything.
 #pragma once
+
+#include <algorithm>
+#include <bit>
 
 #include "native/lm_head/chain.hpp"
 #include "native/lm_head/float.hpp"
 
 namespace rlk::native {
 namespace {
+
+// A stretch of the depth done in one go, and where the sum that it ends goes. Buffers 0 to 2 are levels of the
+// tree, kChain holds a chain between the pieces of a block: a block of which nothing but +0 is known stands where
+// the counter of blocks in binary has its lowest zero, so its sum meets those of all levels below.
+inline constexpr int kChain = 3;
+struct Piece {
+  std::int64_t first = 0, depth = 0;
+  bool resumes = false;  // continues the chain of the piece before
+  int meets = 0;         // so many levels are added to the sum, from the lowest up
+  int to = 0;
+};
+
+template <class Body>
+void for_pieces(const ChainProduct& p, std::int64_t longest, Body body) {
+  const std::int64_t blocks = p.leaves > 0 ? p.leaves : (p.depth + p.block - 1) / p.block;
+  for (std::int64_t n = 0; n < blocks; ++n) {
+    const int ones = std::countr_one(static_cast<std::uint64_t>(n));
+    const int meets = p.leaves > 0 ? ones : n > 0 ? 1 : 0;
+    const int to = p.leaves == 0 || n + 1 == blocks ? 0 : ones;
+    const std::int64_t begin = std::min(p.depth, n * p.block), end = std::min(p.depth, begin + p.block);
+    std::int64_t first = begin;
+    do {
+      const std::int64_t depth = std::min(longest, end - first);
+      const bool last = first + depth == end;
+      body(Piece{first, depth, first > begin, last ? meets : 0, last ? to : kChain});
+      first += depth;
+    } while (first < end);
+  }
+}
 
 template <class Lanes>
 struct Blocking {
@@ -42,6 +74,8 @@ struct Blocking {
   static constexpr std::int64_t kSums = kRowBlock * kColBlock;
   static constexpr std::int64_t kPartial = kRowBlock * kPanel;
   static constexpr std::size_t kScratchBytes = sizeof(Scalar) * (kPackedA + kPackedB + kSums + kPartial);
+  // With room for kChain + 1 buffers of sums, of which an order without joints needs the first alone.
+  static constexpr std::size_t kJoinedBytes = kScratchBytes + (kWide ? 0 : sizeof(Scalar) * 3 * kSums);
   static_assert(kRowBlock % Lanes::kRows == 0 && kColBlock % kPanel == 0 && kDepthBlock % kChunk == 0);
 };
 
@@ -201,16 +235,25 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
   }
 }
 
-// A finished fp32 depth block joins its total: the first one is the total, later ones are added in order.
+// x and the sums of so many levels, lowest first. sums: where x's place is in the lowest level.
 template <class Lanes>
-RLK_ISA void fold_partial(std::int64_t rows, const typename Lanes::Scalar* partial,
-                          typename Lanes::Scalar* sums, bool first) {
+RLK_ISA inline typename Lanes::Vec joined(typename Lanes::Vec x, const typename Lanes::Scalar* sums,
+                                          int meets) {
+  for (int level = 0; level < meets; ++level)
+    x = Lanes::add(Lanes::load(sums + level * Blocking<Lanes>::kSums), x);
+  return x;
+}
+
+// A panel of finished block sums joins those before it.
+template <class Lanes>
+RLK_ISA void join_panel(std::int64_t rows, const typename Lanes::Scalar* block, std::int64_t pitch,
+                        typename Lanes::Scalar* sums, const Piece& piece) {
   using B = Blocking<Lanes>;
   for (std::int64_t i = 0; i < rows; ++i)
     for (int j = 0; j < B::kPanel; j += Lanes::kLanes) {
-      const auto block = Lanes::load(partial + i * B::kPanel + j);
-      typename Lanes::Scalar* total = sums + i * B::kColBlock + j;
-      Lanes::store(total, first ? block : Lanes::add(Lanes::load(total), block));
+      typename Lanes::Scalar* at = sums + i * B::kColBlock + j;
+      Lanes::store(at + piece.to * B::kSums,
+                   joined<Lanes>(Lanes::load(block + i * pitch + j), at, piece.meets));
     }
 }
 
@@ -219,10 +262,43 @@ RLK_ISA void finish_row(const ChainProduct& p, std::int64_t row, std::int64_t co
                         const typename Lanes::Scalar* sums) {
   char* out =
       static_cast<char*>(p.out) + (row * p.out_row_stride + col * p.out_col_stride) * bytes_of(p.out_type);
-  std::int64_t j = Lanes::store_row(p, out, col, cols, sums);
+  const char* residual = p.residual == nullptr
+                             ? nullptr
+                             : static_cast<const char*>(p.residual) +
+                                   (row * p.residual_row_stride + col) * bytes_of(p.residual_type);
+  std::int64_t j = Lanes::store_row(p, out, col, cols, sums, residual);
   for (; j < cols; ++j)
     finish_element(out, p.out_type, j * p.out_col_stride, sums[j], p.bias, p.bias_type,
-                   (col + j) * p.bias_stride);
+                   (col + j) * p.bias_stride, residual, p.residual_type, j);
+}
+
+// A block of rows of a, from `first` on, as register tiles take them.
+template <class Lanes>
+RLK_ISA void pack_rows(const MatrixView& a, std::int64_t row, std::int64_t rows, std::int64_t first,
+                       std::int64_t depth, typename Lanes::Scalar* packed) {
+  for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
+    pack_a<Lanes>(a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, first, depth,
+                  packed + i / Lanes::kRows * Blocking<Lanes>::kTileA);
+}
+
+// The panels of one piece. The sum of a block in one piece passes through `partial`, that of several through the
+// chain's buffer.
+template <class Lanes>
+RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t rows, std::int64_t col,
+                       std::int64_t cols, const typename Lanes::Scalar* packed_a,
+                       typename Lanes::Scalar* packed_b, typename Lanes::Scalar* partial,
+                       typename Lanes::Scalar* sums) {
+  using B = Blocking<Lanes>;
+  const bool ends = piece.to != kChain, whole = ends && !piece.resumes;
+  if (piece.depth == 0) std::fill_n(partial, rows * B::kPanel, 0.0f);
+  for (std::int64_t j = 0; j < cols; j += B::kPanel) {
+    const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
+    typename Lanes::Scalar* to = whole ? partial : sums + kChain * B::kSums + j;
+    const std::int64_t pitch = whole ? B::kPanel : B::kColBlock;
+    run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, piece.first, piece.depth, packed_a,
+                     packed_b, to, pitch, !piece.resumes);
+    if (ends) join_panel<Lanes>(rows, to, pitch, sums + j, piece);
+  }
 }
 
 template <class Lanes>
@@ -232,35 +308,33 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
   using Scalar = typename Lanes::Scalar;
   Scalar* packed_a = scratch;
   Scalar* packed_b = packed_a + B::kPackedA;
-  Scalar* sums = packed_b + B::kPackedB;
-  Scalar* partial = sums + B::kSums;
-  if (p.depth == 0)
-    for (std::int64_t i = 0; i < rows * B::kColBlock; ++i) sums[i] = 0;
-  const std::int64_t block = B::kWide ? B::kDepthBlock : p.block;
-  const bool whole = block == B::kDepthBlock;  // the shorter blocks have the general path alone
+  Scalar* partial = packed_b + B::kPackedB;
+  Scalar* sums = partial + B::kPartial;
+  if (p.depth == 0) std::fill_n(sums, rows * B::kColBlock, Scalar{0});
+  const bool plain = p.leaves == 0 && p.block == B::kDepthBlock;
   if constexpr (Lanes::kLaneRows > 0)
-    if (whole && rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 &&
+    if (plain && rows > Lanes::kRows && rows <= Lanes::kLaneRows && p.b.row_stride == 1 &&
         p.b.type == Float::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
-    if (whole && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+    if ((plain || p.leaves > 0) && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
-  for (std::int64_t k0 = 0; k0 < p.depth; k0 += block) {
-    const std::int64_t depth = p.depth - k0 < block ? p.depth - k0 : block;
-    const bool first = k0 == 0;
-    for (std::int64_t i = 0; i < rows; i += Lanes::kRows)
-      pack_a<Lanes>(p.a, row + i, rows - i < Lanes::kRows ? rows - i : Lanes::kRows, k0, depth,
-                    packed_a + i / Lanes::kRows * B::kTileA);
-    for (std::int64_t j = 0; j < cols; j += B::kPanel) {
-      const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
-      Scalar* to = B::kWide ? sums + j : partial;
-      const std::int64_t pitch = B::kWide ? B::kColBlock : B::kPanel;
-      const bool start = !B::kWide || first;
-      run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, k0, depth, packed_a, packed_b, to, pitch,
-                       start);
-      if constexpr (!B::kWide) fold_partial<Lanes>(rows, partial, sums + j, first);
+  if constexpr (B::kWide) {
+    for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {
+      const std::int64_t depth = p.depth - k0 < B::kDepthBlock ? p.depth - k0 : B::kDepthBlock;
+      pack_rows<Lanes>(p.a, row, rows, k0, depth, packed_a);
+      for (std::int64_t j = 0; j < cols; j += B::kPanel) {
+        const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
+        run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, k0, depth, packed_a, packed_b, sums + j,
+                         B::kColBlock, k0 == 0);
+      }
     }
+  } else {
+    for_pieces(p, B::kDepthBlock, [&](const Piece& piece) RLK_ISA {
+      pack_rows<Lanes>(p.a, row, rows, piece.first, piece.depth, packed_a);
+      run_piece<Lanes>(p, piece, rows, col, cols, packed_a, packed_b, partial, sums);
+    });
   }
   for (std::int64_t i = 0; i < rows; ++i) finish_row<Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
@@ -283,10 +357,16 @@ RLK_ISA void run_tile(const ChainProduct& p, const ChainTile& tile, void* scratc
   }
 }
 
-template <class A, class B>
-constexpr std::size_t scratch_for() {
-  return Blocking<A>::kScratchBytes > Blocking<B>::kScratchBytes ? Blocking<A>::kScratchBytes
-                                                                 : Blocking<B>::kScratchBytes;
+template <class F32, class F64>
+constexpr ChainKernels kernels_of(const char* isa, std::int64_t col_step) {
+  using A = Blocking<F32>;
+  using B = Blocking<F64>;
+  return {isa,
+          std::max(A::kScratchBytes, B::kScratchBytes),
+          std::max(A::kJoinedBytes, B::kJoinedBytes),
+          col_step,
+          &run_tile<F32>,
+          &run_tile<F64>};
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ struct ScalarLanes {
     for (std::int64_t i = 0; i < count; ++i) dst[i * dst_stride] = load_element(columns[0], type, k + i);
     return count;
   }
-  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const T*) {
+  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const T*,
+                                const void*) {
     return 0;
   }
 };
@@ -42,8 +43,7 @@ struct ScalarLanes {
 }  // namespace
 
 const ChainKernels& chain_kernels_scalar() {
-  static constexpr ChainKernels kernels{"scalar", scratch_for<ScalarLanes<float>, ScalarLanes<double>>(), 4,
-                                        &run_tile<ScalarLanes<float>>, &run_tile<ScalarLanes<double>>};
+  static constexpr ChainKernels kernels = kernels_of<ScalarLanes<float>, ScalarLanes<double>>("scalar", 4);
   return kernels;
 }
 

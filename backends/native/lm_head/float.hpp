@@ -92,12 +92,15 @@ inline float settle(double sum, Float type) {
   return type == Float::f32 ? static_cast<float>(sum) : round_to_odd(sum);
 }
 
-// The end of every product: round, add the bias, round again.
+// The end of every product: round, add the bias, round again, and the residual likewise.
 template <class Sum>
 inline void finish_element(void* out, Float type, std::int64_t index, Sum sum, const void* bias,
-                           Float bias_type, std::int64_t bias_index) {
+                           Float bias_type, std::int64_t bias_index, const void* residual = nullptr,
+                           Float residual_type = Float::f32, std::int64_t residual_index = 0) {
   float value = settle(sum, type);
   if (bias != nullptr) value = round_as(value, type) + load_element(bias, bias_type, bias_index);
+  if (residual != nullptr)
+    value = round_as(value, type) + load_element(residual, residual_type, residual_index);
   store_element(out, type, index, value);
 }
 

@@ -118,7 +118,9 @@ inline void run_chain(const Call& call, ChainProduct p, const ChainKernels& kern
   const auto run = chain == Chain::fma64 ? kernels.fma64 : kernels.fma32;
   if (chain == Chain::fma32_kb256) p.block = 256;
   const ChainPlan plan = plan_chain(p, kernels, workers_for(call.threads(), std::int64_t{1} << 30));
-  run_tasks(call, plan.tile_count(), kernels.scratch_bytes, shared,
+  const bool joins = chain != Chain::fma64 && p.joins();
+  const std::size_t room = joins ? kernels.joined_scratch_bytes : kernels.scratch_bytes;
+  run_tasks(call, plan.tile_count(), room, shared,
             [&](std::int64_t index, std::byte* scratch) { run(p, plan.tile(p, index), scratch); });
 }
 

@@ -1,8 +1,9 @@
-// The lm_head products by fused multiply-add chains: arithmetic fma32/kb1024 and fma64. Portable: HIP, CUDA
-// and host fibers.
+// The products of lm_head and linear by fused multiply-add chains: arithmetic fma32/kb1024, fma32/tree8 and fma64.
+// Portable: HIP, CUDA and host fibers.
 //
 //   fma32/kb1024   ascending fp32 chain inside each block of 1024 along the depth, every block from +0; the
 //                  first block's sum is the total, later ones are added to it in order
+//   fma32/tree8    blocks are leaves, whose sums are added as a pairwise tree; an empty leaf is +0
 //   fma64          operands upcast exactly, one ascending fp64 chain, one rounding
 //
 // Tiles: 64 columns by 64 rows (16 where there are no more rows than that) for 256 threads of 4 x 4 (1 x 4)
@@ -20,7 +21,6 @@ namespace rlk::simt::lm_head {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kSide = 64, kDepth = 16;
-inline constexpr std::int64_t kBlock = 1024;
 
 __device__ __forceinline__ float load_element(const void* data, Float type, std::int64_t at) {
   if (data == nullptr) return 1;
@@ -60,6 +60,9 @@ template <class Out, class Acc>
 __device__ __forceinline__ void store_as(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
   Out y = round_to<Out>(sum);
   if (p.bias != nullptr) y = from_float<Out>(add_rn(to_float(y), load_element(p.bias, p.bias_type, col)));
+  if (p.residual != nullptr)
+    y = from_float<Out>(
+        add_rn(to_float(y), load_element(p.residual, p.residual_type, p.residual_row.at(row) + col)));
   static_cast<Out*>(p.out)[p.out_row.at(row) + col] = y;
 }
 template <class Acc>
@@ -125,8 +128,31 @@ __device__ __forceinline__ void each_output(F&& f) {
   }
 }
 
-// Acc is the type of the chain, Tall the rows of a thread. `tiles` of them are dealt to the blocks in turn.
-template <class Acc, int Tall>
+// Sums of leaves as they come: leaf n is added to the sums that wait on the levels of the trailing ones of n, as a
+// binary counter carries, and the last one's result is the total.
+template <class Acc>
+struct Tree {
+  Acc level[3] = {};
+  __device__ __forceinline__ Acc join(int n, Acc sum) {
+    if ((n & 1) == 0) return level[0] = sum;
+    sum = add_rn(level[0], sum);
+    if ((n & 2) == 0) return level[1] = sum;
+    sum = add_rn(level[1], sum);
+    if ((n & 4) == 0) return level[2] = sum;
+    return add_rn(level[2], sum);
+  }
+};
+// Sums of blocks in order. -0 is the one start that an addition leaves no trace of: the first block's sum becomes the
+// total as it is.
+template <class Acc>
+struct Row {
+  Acc total = Acc(-0.0);
+  __device__ __forceinline__ Acc join(int, Acc sum) { return total = add_rn(total, sum); }
+};
+
+// Acc is the type of the chain, Joint where blocks meet, Tall the rows of a thread. `tiles` of them are dealt to the
+// blocks in turn.
+template <class Acc, template <class> class Joint, int Tall>
 __global__ void __launch_bounds__(kThreads)
     chain_product(const Product p, std::int64_t tiles, bool a_along_depth, bool b_along_depth) {
   constexpr bool kWide = sizeof(Acc) == 8;
@@ -137,13 +163,19 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t tall = (p.rows + kRows - 1) / kRows;
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::int64_t row0 = tile % tall * kRows, col0 = tile / tall * kSide;
-    // -0 is the one start that an addition leaves no trace of: the first block's sum becomes the total as it
-    // is.
     Acc total[Tall][kWidth], chain[Tall][kWidth];
-    each_output<Tall>([&](int i, int j) { total[i][j] = Acc(-0.0), chain[i][j] = 0; });
-    const auto close_block = [&](int i, int j) {
-      if constexpr (!kWide) total[i][j] = add_rn(total[i][j], chain[i][j]), chain[i][j] = 0;
+    Joint<Acc> joint[Tall][kWidth];
+    each_output<Tall>([&](int i, int j) { total[i][j] = chain[i][j] = 0; });
+    int closed = 0;
+    const auto close_block = [&] {
+      if constexpr (!kWide)
+        each_output<Tall>([&](int i, int j) {
+          total[i][j] = joint[i][j].join(closed, chain[i][j]);
+          chain[i][j] = 0;
+        });
+      ++closed;
     };
+    std::int64_t end = p.block;
     const Reader<kRows, kDepth> a_reader(p.a, a_along_depth, row0, p.rows);
     const Reader<kSide, kDepth> b_reader(p.b, b_along_depth, col0, p.cols);
     for (std::int64_t r0 = 0; r0 < p.depth; r0 += kDepth) {
@@ -154,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
         b_tile[r * (kSide + 1) + line] = inside ? load_element(p.b.data, p.b.type, at) : 0.0f;
       });
       __syncthreads();
-      if (r0 != 0 && r0 % kBlock == 0) each_output<Tall>(close_block);
+      if (r0 == end) close_block(), end += p.block;
       const auto multiply = [&](int r) {
         const Acc* a = a_tile + r * (kRows + 1) + ty;
         const Acc* b = b_tile + r * (kSide + 1) + tx;
@@ -168,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
       }
       __syncthreads();
     }
-    each_output<Tall>(close_block);
+    do close_block();
+    while (closed < p.leaves);
     each_output<Tall>([&](int i, int j) {
       store_sum(p, row0 + ty + i * 16, col0 + tx + j * 16, kWide ? chain[i][j] : total[i][j]);
     });
@@ -183,20 +216,24 @@ inline unsigned blocks_for(std::int64_t tiles) {
   return static_cast<unsigned>(tiles < (1 << 22) ? tiles : 1 << 22);
 }
 
-template <class Acc, int Tall>
+template <class Acc, template <class> class Joint, int Tall>
 hipError_t launch_chain(const Product& p, hipStream_t stream) {
   const std::int64_t tiles = tiles_of(p, 16 * Tall);
   constexpr std::size_t kShared = sizeof(Acc) * kDepth * (16 * Tall + 1 + kSide + 1);
-  hipLaunchKernelGGL((chain_product<Acc, Tall>), dim3(blocks_for(tiles)), dim3(kThreads), kShared, stream, p,
-                     tiles, p.a.depth.unit(), p.b.depth.unit());
+  hipLaunchKernelGGL((chain_product<Acc, Joint, Tall>), dim3(blocks_for(tiles)), dim3(kThreads), kShared,
+                     stream, p, tiles, p.a.depth.unit(), p.b.depth.unit());
   return hipGetLastError();
+}
+
+template <class Acc, template <class> class Joint>
+hipError_t launch_joined(const Product& p, hipStream_t stream) {
+  return p.rows <= 16 ? launch_chain<Acc, Joint, 1>(p, stream) : launch_chain<Acc, Joint, 4>(p, stream);
 }
 
 inline hipError_t launch(const Product& p, Sum sum, hipStream_t stream) {
   if (p.rows == 0 || p.cols == 0) return hipSuccess;
-  if (sum == Sum::fma64)
-    return p.rows <= 16 ? launch_chain<double, 1>(p, stream) : launch_chain<double, 4>(p, stream);
-  return p.rows <= 16 ? launch_chain<float, 1>(p, stream) : launch_chain<float, 4>(p, stream);
+  if (sum == Sum::fma64) return launch_joined<double, Row>(p, stream);
+  return p.leaves > 0 ? launch_joined<float, Tree>(p, stream) : launch_joined<float, Row>(p, stream);
 }
 
 }  // namespace rlk::simt::lm_head

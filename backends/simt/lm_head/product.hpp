@@ -1,7 +1,7 @@
-// The one product behind lm_head and its gradients on portable kernels, as raw pointers and strides, for host
-// and device:
+// The one product behind lm_head, linear and their gradients on portable kernels, as raw pointers and strides, for
+// host and device:
 //
-//   out[i, j] = round(sum over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])
+//   out[i, j] = round(sum over r = 0 .. depth-1 of a[i, r] * b[r, j])   (+ bias[j])   (+ residual[i, j])
 //
 //   logits   = hidden  * weight^T    r runs over K
 //   d_hidden = d_out   * weight      r runs over V
@@ -62,6 +62,11 @@ struct Product {
   Axis out_row;
   const void* bias = nullptr;  // [cols] or null: added after the rounding, and rounded again
   Float bias_type = Float::f32;
+  const void* residual = nullptr;  // [rows, cols] with dense rows, or null: added after the bias, likewise
+  Float residual_type = Float::f32;
+  Axis residual_row;
+  std::int64_t block = 1024;  // of fp32 chains, a multiple of 16
+  int leaves = 0;             // 0: block sums are added in order; 1, 2, 4, 8: that many, joined as a tree
 };
 
 enum class Sum : std::uint8_t { fma32, fma64, mfma };
