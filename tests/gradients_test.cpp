@@ -1,5 +1,5 @@
 // labels: conformance
-// The gradients of the row ops in fp64, as golden defines them, are the slopes of their forward: differences of the
+// The gradients of linear and of the row ops in fp64, as golden defines them, are the slopes of their forward: differences of the
 // forward's fp64 results at points h apart, extrapolated to h = 0.
 #include <doctest/doctest.h>
 
@@ -156,4 +156,31 @@ TEST_CASE("ratio_kl_bwd is the slope of ratio_kl, for every estimator that has o
       return dot(ratio, d_ratio) + dot(kl, d_kl);
     });
   }
+}
+
+TEST_CASE("linear_bwd is the slope of linear, with bias and residual") {
+  std::mt19937 random(5);
+  constexpr int64_t m = 3, k = 7, n = 5;
+  Numbers x({m, k}, random), weight({n, k}, random), bias({n}, random), residual({m, n}, random),
+      y({m, n}, random);
+  Numbers d_y({m, n}, random), d_x({m, k}, random), d_weight({n, k}, random), d_bias({n}, random),
+      d_residual({m, n}, random);
+  const rlk::Linear f{
+      .x = x.f64, .weight = weight.f64, .bias = bias.f64, .residual = residual.f64, .y = y.f64};
+  const rlk::LinearBwd b{.d_y = d_y.f64,
+                         .x = x.f64,
+                         .weight = weight.f64,
+                         .d_x = d_x.f64,
+                         .d_weight = d_weight.f64,
+                         .d_bias = d_bias.f64,
+                         .d_residual = d_residual.f64};
+  const auto loss = [&] {
+    reference(f);
+    return dot(y, d_y);
+  };
+  reference(b);
+  is_slope("x", x, d_x, loss);
+  is_slope("weight", weight, d_weight, loss);
+  is_slope("bias", bias, d_bias, loss);
+  is_slope("residual", residual, d_residual, loss);
 }

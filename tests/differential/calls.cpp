@@ -72,6 +72,54 @@ void lm_head_bwd(Call& c, Random& r) {
   c.reduction = std::max<int64_t>(p.v, 1);
 }
 
+// ---- linear
+
+// A whole sum, or leaves of one: how many, and the length that they have of `total`.
+struct Part {
+  int64_t leaves, length;
+};
+Part part_of(Call& c, Random& r, const std::string& prefix, const char* total_name, int64_t total) {
+  const int64_t count = r.pick<int64_t>({8, 8, 4, 2, 1}), first = count * r.below(8 / count);
+  c.set(prefix + "leaf_first", first), c.set(prefix + "leaf_count", count);
+  if (count < 8 || r.chance(20)) c.set(total_name, total);
+  const int64_t width = (total + 127) / 128 * 16;
+  return {count, std::min(total, (first + count) * width) - std::min(total, first * width)};
+}
+
+void linear(Call& c, Random& r) {
+  const Product p = product(r);
+  const auto [leaves, k] = part_of(c, r, "", "k_total", p.k);
+  c.read("x", with_last(p.rows, k), p.type);
+  c.read("weight", {p.v, k}, p.type);
+  c.reduction = k;
+  if (leaves < 8) return c.write("y", DType::f32);
+  const DType y = or_f32(r, p.type);
+  if (r.chance(40)) c.read("bias", {p.v}, y == DType::f32 ? or_f32(r, p.type) : p.type);
+  if (r.chance(40)) c.read("residual", with_last(p.rows, p.v), y == DType::f32 ? or_f32(r, p.type) : p.type);
+  c.write("y", y);
+}
+
+void linear_bwd(Call& c, Random& r) {
+  const Product p = product(r);
+  const auto [leaves, n] = part_of(c, r, "d_x_", "n_total", p.v);
+  c.read("d_y", with_last(p.rows, n), or_f32(r, p.type));
+  c.read("x", with_last(p.rows, p.k), p.type);
+  c.read("weight", {n, p.k}, p.type);
+  if (r.chance(70)) c.write("d_x", leaves < 8 ? DType::f32 : or_f32(r, p.type));
+  for (const char* result : {"d_weight", "d_bias", "d_residual"})
+    if (r.chance(70)) c.write(result, or_f32(r, p.type));
+  c.reduction = std::max<int64_t>(n, 1);
+}
+
+void tp_sum(Call& c, Random& r) {
+  const int64_t m = r.chance(3) ? 0 : r.between(1, 9), n = r.pick<int64_t>({0, 1, 2, 15, 16, 33, 100, 2060});
+  const DType type = float_type(r);
+  c.read("partials", {r.pick<int64_t>({1, 2, 4, 8}), m, n}, DType::f32);
+  if (r.chance(40)) c.read("bias", {n}, type);
+  if (r.chance(40)) c.read("residual", {m, n}, type);
+  c.write("y", type);
+}
+
 // ---- rope
 
 enum Layout { bhsd, bshd, sbhd, thd };
@@ -470,6 +518,9 @@ const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
       {"lm_head", lm_head},
       {"lm_head_bwd", lm_head_bwd},
+      {"linear", linear},
+      {"linear_bwd", linear_bwd},
+      {"tp_sum", tp_sum},
       {"rope", [](Call& c, Random& r) { rope_like(c, r, "x", "k", "out", "k_out"); }},
       {"rope_bwd", [](Call& c, Random& r) { rope_like(c, r, "d_out", "d_k_out", "d_x", "d_k"); }},
       {"rope_", [](Call& c, Random& r) { rope_like(c, r, "x", "k", nullptr, nullptr); }},

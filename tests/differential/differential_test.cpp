@@ -218,12 +218,12 @@ double furthest_position(const Case& c) {
   return most;
 }
 
-// By what errors are measured. Sums may cancel: lm_head's errors are relative to the sums of magnitudes, a
+// By what errors are measured. Sums may cancel: the errors of products are relative to the sums of magnitudes, a
 // rotation's to the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value.
 std::vector<double> scale_of(const Case& c, std::size_t result, const Array& truth) {
   const std::string_view op = c.call.schema().name;
   std::vector<double> scale(static_cast<std::size_t>(truth.count()));
-  if (op.starts_with("lm_head")) {
+  if (op.starts_with("lm_head") || op.starts_with("linear") || op == "tp_sum") {
     const Truth sums = reference(c, [](double x) { return std::fabs(x); });
     for (std::size_t i = 0; i < scale.size(); ++i) scale[i] = sums.results[result][static_cast<int64_t>(i)];
     return scale;
@@ -238,14 +238,18 @@ std::vector<double> scale_of(const Case& c, std::size_t result, const Array& tru
   return scale;
 }
 
-// The op's bound, and what it leaves out: a bias is added to the rounded product, so its sum is rounded
-// twice; an angle is off by the rounding of its frequency, which grows with the position.
+// The op's bound, and what it leaves out: a bias or residual is added to the rounded product, so its sum is
+// rounded once more; an angle is off by the rounding of its frequency, which grows with the position.
 Bound bound_of(const Case& c, std::size_t result, DType dtype, std::string_view arithmetic) {
   const rlk_op_schema& s = c.call.schema();
   const std::string_view op = s.name;
   Bound bound = c.call.op->bound(
       {s.arguments[result].name, c.call.arguments[0].dtype, dtype, arithmetic, c.call.reduction});
   if (op == "lm_head" && c.call.argument("bias").present) bound.value *= 4;
+  if (op == "linear" || op == "tp_sum")
+    for (const char* added : {"bias", "residual"})
+      if (c.call.argument(added).present)
+        bound.value += dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-24;
   if (op == "rope_tables") bound.value = std::max(bound.value, 0x1p-50 * furthest_position(c));
   return bound;
 }

@@ -106,6 +106,8 @@ template <>
 constexpr const char* kBase<RatioKl> = "native.tokens";
 template <>
 constexpr const char* kBase<RatioKlBwd> = "native.tokens";
+template <>
+constexpr const char* kBase<TpSum> = "native.tiles";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -220,6 +222,24 @@ float chain_with_exchange(const LmHead& a, int64_t n) {
   return total;
 }
 
+// fma32/tree8 over leaves of `width`, its nodes rounded as `round` does; what a bias and a residual add is left out.
+template <class Round>
+void by_tree(const Linear& a, int64_t width, Round round) {
+  const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
+  if (a.leaf_count != 8 || a.bias || a.residual) return;
+  for (int64_t i = 0; i < a.y.numel(); ++i) {
+    float leaf[8] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+      float& sum = leaf[std::min<int64_t>(k / width, 7)];
+      sum = std::fma(static_cast<float>(get(a.x, i / columns * depth + k)),
+                     static_cast<float>(get(a.weight, i % columns * depth + k)), sum);
+    }
+    for (int step = 1; step < 8; step *= 2)
+      for (int j = 0; j < 8; j += 2 * step) leaf[j] = round(leaf[j] + leaf[j + step]);
+    put(a.y, i, leaf[0]);
+  }
+}
+
 constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "special values fp32->fp32",
                      *kBwd = "m=33 k=96 v=48 fp32->fp32 normal", *kRope = "plain q and k [3,4,9,64] fp32";
 
@@ -270,6 +290,66 @@ constinit const Entry kEntries[] = {
            RatioKlBwd b = a;
            b.estimator = RatioKlBwd::Estimator::k3;
            if (a.estimator == RatioKlBwd::Estimator::k3_st) (void)honest(b, "native.tokens");
+         }),
+    // linear, tp_sum
+    LIES(Linear, no_tree, "fma32/tree8", "m=4 k=2049 n=31 fp32->fp32 normal", "sums in one chain",
+         { by_tree(a, a.weight.dim(1) + 1, [](float x) { return x; }); }),
+    LIES(Linear, even_leaves, "fma32/tree8", "m=4 k=2049 n=31 fp32->fp32 normal",
+         "cuts K into eight equal leaves, not by multiples of 16",
+         { by_tree(a, (a.weight.dim(1) + 7) / 8, [](float x) { return x; }); }),
+    LIES_BF16(Linear, rounded_nodes, "fma32/tree8", "m=4 k=2049 n=31 bf16->fp32 normal",
+              "rounds the nodes of the tree to bf16",
+              {
+                by_tree(a, (a.weight.dim(1) + 127) / 128 * 16,
+                        [](float x) { return bf16_to_float(float_to_bf16(x)); });
+              }),
+    LIES_BF16(Linear, early_bias, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias",
+              "adds the bias before the sum is rounded",
+              {
+                if (!a.bias || a.residual || a.y.dtype() == DType::f32) return;
+                Wide y(a.y);
+                Linear b = a;
+                b.bias = {}, b.y = y.tensor;
+                if (honest(b, "native")) return;
+                for (std::size_t n = 0; n < y.numbers.size(); ++n) {
+                  const auto i = static_cast<int64_t>(n);
+                  put(a.y, i, y.numbers[n] + static_cast<float>(get(a.bias, i % a.bias.numel())));
+                }
+              }),
+    LIES_BF16(Linear, residual_first, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias, residual",
+              "adds the residual before the bias",
+              {
+                if (!a.bias || !a.residual || a.y.dtype() == DType::f32) return;
+                Linear b = a;
+                b.bias = {};
+                if (honest(b, "native")) return;
+                for (int64_t n = 0; n < a.y.numel(); ++n)
+                  put(a.y, n, get(a.y, n) + get(a.bias, n % a.bias.numel()));
+              }),
+    LIES(LinearBwd, short_blocks, "fma32/tree8", "m=4100 k=5 n=7 fp32->fp32 normal",
+         "sums d_bias in blocks of 1024 tokens",
+         {
+           const int64_t n = a.weight.dim(0), m = n ? a.d_y.numel() / n : 0;
+           for (int64_t i = 0; a.d_bias && i < n; ++i) {
+             float total = 0;
+             for (int64_t first = 0; first < m; first += 1024) {
+               float sum = 0;
+               for (int64_t row = first; row < std::min(m, first + 1024); ++row)
+                 sum += static_cast<float>(get(a.d_y, row * n + i));
+               total = first == 0 ? sum : total + sum;
+             }
+             put(a.d_bias, i, total);
+           }
+         }),
+    LIES(TpSum, ascending, "tree8", "t=8 m=5 n=70 fp32 normal", "adds the partial sums in order",
+         {
+           const int64_t size = a.y.numel();
+           for (int64_t i = 0; i < size && !a.bias && !a.residual; ++i) {
+             float sum = 0;
+             for (int64_t t = 0; t < a.partials.dim(0); ++t)
+               sum += static_cast<float>(get(a.partials, t * size + i));
+             put(a.y, i, sum);
+           }
          }),
     // swiglu
     LIES_BF16(Swiglu, one_rounding, "act32", "plain silu twice [5,75] bf16",

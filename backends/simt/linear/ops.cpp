@@ -1,0 +1,39 @@
+// linear on any GPU by the portable chains: the bits of the native backend.
+#include "simt/linear/bind.hpp"
+#include "simt/linear/launchers.hpp"
+#include "simt/portable.hpp"
+
+namespace rlk::simt::linear {
+namespace {
+
+rlk_code start(const Product& p, const char* op, const Call& call) {
+  return finished(call, op, run(p, Sum::fma32, call.stream(), call.device().id));
+}
+
+rlk_code forward(const Linear& a, const Call& call) { return start(forward_product(a), "linear", call); }
+rlk_code backward(const LinearBwd& a, const Call& call) {
+  static constexpr const char* op = "linear_bwd";
+  rlk_code code = RLK_OK;
+  if (a.d_x) code = start(d_x_product(a), op, call);
+  if (code == RLK_OK && a.d_weight) code = start(d_weight_product(a), op, call);
+  if (code == RLK_OK && a.d_bias) code = start(d_bias_product(a), op, call);
+  if (code == RLK_OK && a.d_residual) code = start(d_residual_product(a), op, call);
+  return code;
+}
+
+constexpr Facts kFacts{.id = kId,
+                       .doc = "fp32 FMA chains over eight leaves, joined as a tree",
+                       .priority = 100,
+                       .arithmetic = "fma32/tree8",
+                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                       .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {implement<Linear, forward>(kFacts),
+                                                   implement<LinearBwd, backward>(kFacts)};
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::linear

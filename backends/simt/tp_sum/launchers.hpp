@@ -1,0 +1,13 @@
+// The seam between tp_sum's implementation on a GPU and its kernel, which different compilers build. A launch returns the
+// error's text, or null.
+#pragma once
+
+#include "arithmetic/tp_sum/sum.hpp"
+
+namespace rlk::simt::tp_sum {
+
+using rlk::tree8::Problem;
+
+const char* run(const Problem& p, void* stream, int device);
+
+}  // namespace rlk::simt::tp_sum

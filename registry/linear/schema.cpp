@@ -1,0 +1,166 @@
+// linear: y[..., N] = x[..., K] * weight[N, K]^T (+ bias[N]) (+ residual[..., N]), whole or a part of it; and its gradients.
+#include "registry/schema.hpp"
+
+#include "registry/linear/geometry.hpp"
+
+namespace rlk::registry {
+namespace {
+
+constexpr auto kAttributes =
+    attributes(integer("leaf_first", "the first of the leaves of k_total that x and weight hold", 0),
+               integer("leaf_count", "how many they hold: 8 is the whole, 1, 2 and 4 give a partial sum", 8),
+               integer("k_total", "the whole K, of which this call has its leaves; 0: K of x", 0));
+
+constexpr auto kForward = arguments(
+    read("x", "activations [..., K]").rows().saved().strided(),
+    read("weight", "[N, K], as checkpoints store it").rank(2).saved().strided(),
+    read("bias", "[N], added after the product is rounded; x's dtype, or fp32 with y in fp32")
+        .rank(1)
+        .optional(),
+    read("residual", "added last [..., N]; x's dtype, or fp32 with y in fp32").rows().optional().strided(),
+    write("y", "[..., N], in x's dtype or fp32; a partial sum is fp32").rows().strided());
+enum {
+  kX = index_of(kForward, "x"),
+  kWeight = index_of(kForward, "weight"),
+  kBias = index_of(kForward, "bias"),
+  kResidual = index_of(kForward, "residual"),
+  kY = index_of(kForward, "y")
+};
+
+constexpr auto kBackwardAttributes = attributes(
+    integer("d_x_leaf_first", "the first of the leaves of n_total that d_y and weight hold", 0),
+    integer("d_x_leaf_count", "how many they hold: 8 is the whole, 1, 2 and 4 make d_x a partial sum", 8),
+    integer("n_total", "the whole N, of which this call has its leaves; 0: N of d_y", 0));
+
+constexpr auto kBackward =
+    arguments(read("d_y", "gradient of y [..., N]; x's dtype or fp32").rows().strided(),
+              read("x", "as in the forward [..., K]").rows().strided(),
+              read("weight", "as in the forward [N, K]").rank(2).strided(),
+              write("d_x", "d_y * weight [..., K]; a partial sum is fp32").rows().optional().strided(),
+              write("d_weight", "d_y^T * x [N, K]").rank(2).optional().strided(),
+              write("d_bias", "column sums of d_y [N]").rank(1).optional(),
+              write("d_residual", "d_y in the residual's dtype [..., N]").rows().optional().strided());
+enum {
+  kDY = index_of(kBackward, "d_y"),
+  kXB = index_of(kBackward, "x"),
+  kWeightB = index_of(kBackward, "weight"),
+  kDX = index_of(kBackward, "d_x"),
+  kDWeight = index_of(kBackward, "d_weight"),
+  kDBias = index_of(kBackward, "d_bias"),
+  kDResidual = index_of(kBackward, "d_residual")
+};
+
+// The dimensions of `t` but the last are those of x.
+int32_t expect_rows(const rlk_host* host, const char* op, const char* name, const DLTensor* t,
+                    const DLTensor* x) {
+  if (t->ndim != x->ndim) return fail(host, "{}: {} has rank {}, x has rank {}", op, name, t->ndim, x->ndim);
+  for (int32_t i = 0; i + 1 < x->ndim; ++i)
+    if (dim(t, i) != dim(x, i))
+      return fail(host, "{}: {} has size {} in dimension {}, x has {}", op, name, dim(t, i), i, dim(x, i));
+  return RLK_OK;
+}
+
+int32_t expect_dtype(const rlk_host* host, const char* op, const char* name, const DLTensor* t,
+                     const DLTensor* x) {
+  if (dtype(t) == dtype(x) || dtype(t) == DType::f32) return RLK_OK;
+  return fail(host, "{}: {} is {}, x is {}: it takes x's dtype or fp32", op, name, name_of(dtype(t)),
+              name_of(dtype(x)));
+}
+
+int32_t check_product(const rlk_host* host, const char* op, const DLTensor* x, const DLTensor* weight) {
+  if (dtype(weight) != dtype(x))
+    return fail(host, "{}: weight is {}, x is {}", op, name_of(dtype(weight)), name_of(dtype(x)));
+  const int64_t k = dim(x, -1);
+  if (dim(weight, 1) == k) return RLK_OK;
+  if (dim(weight, 0) == k)
+    return fail(host,
+                "{}: x has K={}, weight has K={}: weight [{}, {}] fits only as [K, N], this op takes [N, K]",
+                op, k, dim(weight, 1), dim(weight, 0), dim(weight, 1));
+  return fail(host, "{}: x has K={}, weight has K={}", op, k, dim(weight, 1));
+}
+
+// `length` is what the call holds of `total`, which is its name's `dimension`. The three attributes lie in a row.
+int32_t check_leaves(const rlk_host* host, const char* op, const rlk_attribute* names, const rlk_slot* a,
+                     const char* dimension, int64_t length, bool& partial) {
+  const int64_t first = a[0].i, count = a[1].i, total = a[2].i;
+  if (count != 1 && count != 2 && count != 4 && count != 8)
+    return fail(host, "{}: {} is {}, it must be 1, 2, 4 or 8", op, names[1].name, count);
+  if (first < 0 || first >= leaves::kLeaves || first % count)
+    return fail(host, "{}: {} is {}, with {}={} it must be a multiple of that from 0 to {}", op,
+                names[0].name, first, names[1].name, count, leaves::kLeaves - count);
+  if (total < 0 || total > leaves::kMost)
+    return fail(host, "{}: {} is {}, it must be from 0 to 2^53", op, names[2].name, total);
+  if (length > leaves::kMost)
+    return fail(host, "{}: {} is {}, it must be at most 2^53", op, dimension, length);
+  partial = count != leaves::kLeaves;
+  if (!partial && total == 0) return RLK_OK;
+  if (const int64_t held = leaves::length(total, first, count); held != length)
+    return fail(host, "{}: {}={}, but leaves {} to {} of {}={} have {}", op, dimension, length, first,
+                first + count - 1, names[2].name, total, held);
+  return RLK_OK;
+}
+
+int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
+  static constexpr const char* op = "linear";
+  const DLTensor *x = s[kX].tensor, *weight = s[kWeight].tensor, *bias = s[kBias].tensor,
+                 *residual = s[kResidual].tensor;
+  if (int32_t code = check_product(host, op, x, weight)) return code;
+  const int64_t n = dim(weight, 0);
+  bool partial = false, wide = false;
+  if (int32_t code =
+          check_leaves(host, op, kAttributes.data(), s + kForward.size(), "K", dim(x, -1), partial))
+    return code;
+  if (bias) {
+    if (partial)
+      return fail(host, "{}: bias is given with leaf_count={}: tp_sum adds it to the whole sum", op,
+                  s[kForward.size() + 1].i);
+    if (dim(bias, 0) != n) return fail(host, "{}: bias has N={}, weight has N={}", op, dim(bias, 0), n);
+    if (int32_t code = expect_dtype(host, op, "bias", bias, x)) return code;
+    wide = dtype(bias) == DType::f32;
+  }
+  if (residual) {
+    if (partial)
+      return fail(host, "{}: residual is given with leaf_count={}: tp_sum adds it to the whole sum", op,
+                  s[kForward.size() + 1].i);
+    if (int32_t code = expect_rows(host, op, "residual", residual, x)) return code;
+    if (dim(residual, -1) != n)
+      return fail(host, "{}: residual has N={}, weight has N={}", op, dim(residual, -1), n);
+    if (int32_t code = expect_dtype(host, op, "residual", residual, x)) return code;
+    wide |= dtype(residual) == DType::f32;
+  }
+  const DType least = partial || wide ? DType::f32 : dtype(x);
+  shapes[kY] = with_last(x, n, static_cast<uint32_t>(least) | RLK_F32, least);
+  return RLK_OK;
+}
+
+int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
+  static constexpr const char* op = "linear_bwd";
+  const DLTensor *d_y = s[kDY].tensor, *x = s[kXB].tensor, *weight = s[kWeightB].tensor;
+  if (int32_t code = check_product(host, op, x, weight)) return code;
+  const int64_t n = dim(weight, 0), k = dim(weight, 1);
+  if (dim(d_y, -1) != n) return fail(host, "{}: d_y has N={}, weight has N={}", op, dim(d_y, -1), n);
+  if (int32_t code = expect_rows(host, op, "d_y", d_y, x)) return code;
+  if (int32_t code = expect_dtype(host, op, "d_y", d_y, x)) return code;
+  bool partial = false;
+  if (int32_t code =
+          check_leaves(host, op, kBackwardAttributes.data(), s + kBackward.size(), "N", n, partial))
+    return code;
+  const uint32_t dtypes = static_cast<uint32_t>(dtype(x)) | RLK_F32;
+  const DType least = partial ? DType::f32 : dtype(x);
+  shapes[kDX] = like(x, static_cast<uint32_t>(least) | RLK_F32, least);
+  shapes[kDWeight] = shape_of({n, k}, dtypes, dtype(x));
+  shapes[kDBias] = shape_of({n}, dtypes, dtype(x));
+  shapes[kDResidual] = like(d_y, dtypes, dtype(x));
+  return RLK_OK;
+}
+
+}  // namespace
+
+extern const rlk_op_schema linear_schema =
+    Schema("linear", "y = x * weight^T (+ bias) (+ residual), or a partial sum of it", kForward, kAttributes,
+           infer)
+        .gradient("linear_bwd");
+extern const rlk_op_schema linear_bwd_schema =
+    Schema("linear_bwd", "gradients of linear", kBackward, kBackwardAttributes, infer_bwd);
+
+}  // namespace rlk::registry

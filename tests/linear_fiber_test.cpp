@@ -1,0 +1,117 @@
+// labels: conformance fibers
+// The portable GPU kernels of linear and tp_sum on fibers: the bits of the native backend, at both wave sizes and in any
+// thread order.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "arithmetic/tp_sum/bind.hpp"
+#include "lm_head_simt.hpp"
+#include "registry/linear/geometry.hpp"
+#include "simt/linear/bind.hpp"
+#include "simt/lm_head/kernel.hpp"
+#include "simt/tp_sum/kernels.hpp"
+
+namespace {
+
+using namespace lm_head_simt;
+namespace linear = rlk::simt::linear;
+
+// launch() at every wave size and order gives the bytes of `want`, which native left there.
+template <class Launch>
+void same_on_fibers(std::vector<Array*> results, const Launch& launch) {
+  std::vector<std::vector<std::uint8_t>> want;
+  for (Array* r : results) want.push_back(r->bytes);
+  const auto turn = [&](int wave, rlk_fiber::Order order) {
+    for (Array* r : results) std::fill(r->bytes.begin(), r->bytes.end(), 0xff);
+    rlk_fiber::wave_size = wave;
+    rlk_fiber::order = order;
+    launch();
+    CAPTURE(wave);
+    for (std::size_t i = 0; i < results.size(); ++i) CHECK(results[i]->bytes == want[i]);
+  };
+  turn(32, rlk_fiber::Order::shuffled);
+  turn(64, rlk_fiber::Order::descending);
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+void run(const Product& p) { REQUIRE(kernels::launch(p, Sum::fma32, nullptr) == hipSuccess); }
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+const rlk::Options kNative{.backend = "native"};
+
+}  // namespace
+
+TEST_CASE(
+    "linear on fibers is native's bits: leaves short, empty and long, whole and in part, with what is "
+    "added") {
+  struct Size {
+    std::int64_t m, k, n;
+  };
+  for (const DType type : kTypes)
+    for (const auto& [m, k, n] : {Size{1, 1, 1}, Size{3, 300, 70}, Size{17, 1050, 3}, Size{66, 33, 130},
+                                  Size{5, 0, 7}, Size{2, 8300, 3}})
+      for (const bool added : {false, true}) {
+        CAPTURE(rlk::name_of(type));
+        CAPTURE(k);
+        Array x = normal(type, {m, k}, 1), weight = normal(type, {n, k}, 2), bias = normal(type, {n}, 3),
+              residual = normal(type, {m, n}, 4, {n + 5, 1});
+        Array y(added ? type : DType::f32, {m, n}, {n + 3, 1});
+        const Tensor tx = x.view(), tw = weight.view(), tb = bias.view(), tr = residual.view(), ty = y.view();
+        rlk::Linear a{.x = tx, .weight = tw, .y = ty};
+        if (added) a.bias = tb, a.residual = tr;
+        REQUIRE(rlk::linear(a, kNative));
+        same_on_fibers({&y}, [&] { run(linear::forward_product(a)); });
+      }
+  for (const std::int64_t count : {1, 2, 4}) {
+    CAPTURE(count);
+    const std::int64_t k = rlk::leaves::length(100, 8 - count, count);  // the last leaf is empty
+    Array x = normal(DType::f32, {3, k}, 1), weight = normal(DType::f32, {9, k}, 2), y(DType::f32, {3, 9});
+    const Tensor tx = x.view(), tw = weight.view(), ty = y.view();
+    rlk::Linear a{.x = tx, .weight = tw, .y = ty};
+    a.leaf_first = 8 - count, a.leaf_count = count, a.k_total = 100;
+    REQUIRE(rlk::linear(a, kNative));
+    same_on_fibers({&y}, [&] { run(linear::forward_product(a)); });
+  }
+}
+
+TEST_CASE("linear_bwd on fibers is native's bits, over more tokens than one block") {
+  struct Size {
+    std::int64_t m, k, n;
+  };
+  for (const DType type : kTypes)
+    for (const auto& [m, k, n] : {Size{5, 70, 300}, Size{4100, 2, 3}, Size{0, 4, 5}}) {
+      CAPTURE(rlk::name_of(type));
+      CAPTURE(m);
+      Array d_y = normal(type, {m, n}, 1), x = normal(type, {m, k}, 2), weight = normal(type, {n, k}, 3),
+            d_x(type, {m, k}), d_weight(DType::f32, {n, k}), d_bias(type, {n}), d_residual(type, {m, n});
+      const Tensor t1 = d_y.view(), t2 = x.view(), t3 = weight.view(), t4 = d_x.view(), t5 = d_weight.view(),
+                   t6 = d_bias.view(), t7 = d_residual.view();
+      const rlk::LinearBwd a{
+          .d_y = t1, .x = t2, .weight = t3, .d_x = t4, .d_weight = t5, .d_bias = t6, .d_residual = t7};
+      REQUIRE(rlk::linear_bwd(a, kNative));
+      same_on_fibers({&d_x, &d_weight, &d_bias, &d_residual}, [&] {
+        run(linear::d_x_product(a));
+        run(linear::d_weight_product(a));
+        run(linear::d_bias_product(a));
+        run(linear::d_residual_product(a));
+      });
+    }
+}
+
+TEST_CASE("tp_sum on fibers is native's bits, at every number of partial sums") {
+  for (const DType type : kTypes)
+    for (const std::int64_t ranks : {1, 2, 4, 8})
+      for (const std::int64_t n : {5, 1100}) {
+        CAPTURE(rlk::name_of(type));
+        CAPTURE(ranks);
+        constexpr std::int64_t m = 3;
+        Array partials = normal(DType::f32, {ranks, m, n}, 1, {m * (n + 2) + 7, n + 2, 1}),
+              bias = normal(type, {n}, 2), residual = normal(type, {m, n}, 3), y(type, {m, n});
+        const Tensor tp = partials.view(), tb = bias.view(), tr = residual.view(), ty = y.view();
+        const rlk::TpSum a{.partials = tp, .bias = tb, .residual = tr, .y = ty};
+        REQUIRE(rlk::tp_sum(a, {.backend = "native.tiles"}));
+        same_on_fibers({&y}, [&] { rlk::simt::tp_sum::launch(rlk::tree8::problem_of(a), nullptr); });
+      }
+}
