@@ -197,13 +197,26 @@ std::string notes_json(const Snapshot& s) {
 }
 
 std::string case_json(const registry::Case& c) {
+  using registry::Fill;
   JsonArray tensors;
-  for (const registry::CaseTensor& t : c.inputs)
-    tensors.raw(JsonObject()
-                    .text("name", t.argument)
-                    .raw("shape", fmt::format("[{}]", fmt::join(t.shape, ", ")))
-                    .text("dtype", name_of(t.dtype))
-                    .str());
+  for (const registry::CaseTensor& t : c.inputs) {
+    JsonObject one;
+    one.text("name", t.argument)
+        .raw("shape", fmt::format("[{}]", fmt::join(t.shape, ", ")))
+        .text("dtype", name_of(t.dtype));
+    if (t.dtype != DType::i32 && t.dtype != DType::i64) {
+      tensors.raw(one.str());
+      continue;
+    }
+    // A call is right with some integers only: offsets ascend, positions are rows of a table.
+    std::vector<int64_t> list;
+    for (const double value : t.fill.list) list.push_back(static_cast<int64_t>(value));
+    if (t.fill.kind == Fill::values) one.raw("values", fmt::format("[{}]", fmt::join(list, ", ")));
+    if (t.fill.kind == Fill::integers)
+      one.raw("range",
+              fmt::format("[{}, {}]", static_cast<int64_t>(t.fill.a), static_cast<int64_t>(t.fill.b)));
+    tensors.raw(one.str());
+  }
   JsonArray results;
   for (const auto& [name, dtype] : c.results)
     results.raw(JsonObject().text("name", name).text("dtype", name_of(dtype)).str());

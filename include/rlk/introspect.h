@@ -15,8 +15,9 @@ extern "C" {
 RLK_API char* rlk_probe_json(const char* path);
 
 /** Small calls of an op that are known to be right, one for each dtype of its first argument: a list of
- * {name, tensors:
- *  [{name, shape, dtype}], attributes: {name: value}}. Empty for ops that a plugin added. */
+ * {name, tensors: [{name, shape, dtype}], results: [{name, dtype}], attributes: {name: value}}. Integers say which
+ * ones are right: `values`, repeated to the tensor's end, or `range`, from the first to below the second. Empty for
+ * ops that a plugin added. */
 RLK_API char* rlk_examples_json(const char* op);
 
 #ifdef __cplusplus

@@ -17,7 +17,7 @@ def examples(op, dtypes):
     out = []
     for e in json.loads(_C.examples_json(op))["examples"]:
         if all(t["dtype"] in dtypes for t in e["tensors"]):
-            tensors = {t["name"]: data(t["name"], t["shape"], t["dtype"]) for t in e["tensors"]}
+            tensors = {t["name"]: data(t["name"], t["shape"], t["dtype"], t.get("values"), t.get("range")) for t in e["tensors"]}
             out.append((e["name"], tensors, [r["name"] for r in e["results"]], attributes(op, e["attributes"])))
     return out
 
@@ -27,8 +27,12 @@ def attributes(op, given):
     return {n: bool(v) if kinds[n] == "flag" else float(v) if kinds[n] == "float" else v for n, v in given.items()}
 
 
-def data(name, shape, dtype):
+def data(name, shape, dtype, values=None, range=None):
     random = numpy.random.default_rng(len(name))
+    if values:
+        return numpy.resize(values, shape).astype(dtype)
+    if range:
+        return random.integers(*range, shape, dtype)
     if dtype.startswith("int"):
         return numpy.arange(numpy.prod(shape), dtype=dtype).reshape(shape)
     values = random.uniform(-1, 1, shape)

@@ -29,7 +29,7 @@ def test_every_op_and_alias_is_a_function(op):
 
 @pytest.mark.parametrize("op", BUILT_IN)
 def test_the_jax_face_gives_the_bits_of_the_plain_face_with_and_without_jit(op):
-    _, arrays, results, attributes = examples(op, ("fp32", "int32"))[0]
+    _, arrays, results, attributes = examples(op, ("fp32", "int32", "int64"))[0]
     asked = {r: True for r in results}
     changed = [a["name"] for a in _C.schema(op)["arguments"] if a["role"] == 2]
     given = {n: a.copy() for n, a in arrays.items()}
