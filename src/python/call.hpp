@@ -32,7 +32,7 @@ struct Op {
 
 struct TorchOp {
   Op* op;
-  PyObject* dispatched;
+  PyObject *dispatched, *recorded;
   PyMethodDef definition;
 };
 

@@ -50,10 +50,12 @@ PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
   return call.run();
 }
 
-// The same for rlk.torch: what only torch's dispatcher can do goes to the function that was given with it.
+// The same for rlk.torch: what only torch's dispatcher or its autograd can do goes to the functions that were given with it.
 PyObject* call_torch_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
   const auto& entry = *static_cast<TorchOp*>(PyCapsule_GetPointer(self, "rlk.torch_op"));
+  PyObject* other = entry.dispatched;
   if (!torch_modes_active()) {
+    other = entry.recorded;
     Call call(*entry.op, Call::Face::torch);
     if (call.read(args, nargs, names)) return call.run();
     if (!call.needs_dispatcher()) return nullptr;
@@ -69,7 +71,7 @@ PyObject* call_torch_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
   }
   for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
     if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
-  return PyObject_Call(entry.dispatched, tuple.get(), keywords.get());
+  return PyObject_Call(other, tuple.get(), keywords.get());
 }
 
 template <auto Function>
@@ -94,12 +96,13 @@ PyObject* make_recorded(PyObject*, PyObject* name) {
 }
 
 PyObject* make_torch_op(PyObject*, PyObject* args) {
-  PyObject *name, *dispatched;
-  if (!PyArg_ParseTuple(args, "OO", &name, &dispatched)) return nullptr;
+  PyObject *name, *dispatched, *recorded;
+  if (!PyArg_ParseTuple(args, "OOO", &name, &dispatched, &recorded)) return nullptr;
   Op* op = op_of(name);
   if (!op) return nullptr;
   Py_INCREF(dispatched);
-  auto* entry = new TorchOp{op, dispatched, {}};
+  Py_INCREF(recorded);
+  auto* entry = new TorchOp{op, dispatched, recorded, {}};
   entry->definition = {op->name.c_str(), fast<call_torch_op>(), METH_FASTCALL | METH_KEYWORDS,
                        op->doc.c_str()};
   const Owned self(PyCapsule_New(entry, "rlk.torch_op", nullptr));
@@ -176,6 +179,33 @@ PyObject* release(PyObject*, PyObject* ticket) {
   Py_RETURN_NONE;
 }
 
+// Saves several tensors, by a tuple of names and one of tensors or None, until the capsule is given back.
+using Tickets = std::vector<uint64_t>;
+void release_all(PyObject* capsule) {
+  auto* tickets = static_cast<Tickets*>(PyCapsule_GetPointer(capsule, "rlk.guard"));
+  for (const uint64_t ticket : *tickets) rlk_release(ticket);
+  delete tickets;
+}
+PyObject* guard(PyObject*, PyObject* args) {
+  PyObject *given, *tensors;
+  if (!PyArg_ParseTuple(args, "OO", &given, &tensors)) return nullptr;
+  const Owned capsule(PyCapsule_New(new Tickets, "rlk.guard", release_all));
+  const Py_ssize_t count = PyTuple_Size(tensors);
+  if (!capsule || count < 0) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const tensor = PyTuple_GetItem(tensors, i);
+    if (tensor == Py_None) continue;
+    PyObject* const name = PyTuple_GetItem(given, i);
+    const char* text = name ? PyUnicode_AsUTF8AndSize(name, nullptr) : nullptr;
+    TensorView view;
+    if (!text || !view.take(tensor, TensorView::Use::look, "save", text)) return nullptr;
+    static_cast<Tickets*>(PyCapsule_GetPointer(capsule.get(), "rlk.guard"))
+        ->push_back(rlk_save(&view.tensor(), text));
+  }
+  Py_INCREF(capsule.get());
+  return capsule.get();
+}
+
 PyObject* load_evidence(PyObject*, PyObject* path) {
   const char* text = PyUnicode_AsUTF8AndSize(path, nullptr);
   return text ? none_or_raise(rlk_load_evidence(text)) : nullptr;
@@ -205,7 +235,7 @@ PyObject* set_hooks(PyObject*, PyObject* args) {
 PyMethodDef kMethods[] = {
     {"op", make_op, METH_O, "The function of an op or alias."},
     {"torch_op", make_torch_op, METH_VARARGS,
-     "The same, with the function that goes through torch's dispatcher."},
+     "The same, with the functions that go through torch's dispatcher, and through its autograd alone."},
     {"recorded_op", make_recorded, METH_O, "The same, for tensors that torch's autograd has seen."},
     {"infer", fast<ask<&Call::infer>>(), METH_FASTCALL | METH_KEYWORDS,
      "Shape, dtype and admissible dtypes of every result."},
@@ -218,6 +248,7 @@ PyMethodDef kMethods[] = {
     {"scope_enter", scope_enter, METH_VARARGS, "Enters a scope of this thread."},
     {"scope_leave", scope_leave, METH_NOARGS, "Leaves it."},
     {"save", save, METH_VARARGS, "Marks a tensor's bytes as saved for a backward."},
+    {"guard", guard, METH_VARARGS, "Saves several tensors for as long as the result lives."},
     {"release", release, METH_O, "Releases what save marked."},
     {"load_evidence", load_evidence, METH_O, "Reads a certificate."},
     {"clear_evidence", clear_evidence, METH_NOARGS, "Forgets all certificates."},

@@ -174,21 +174,31 @@ def _fake(schema):
 # ---- gradients --------------------------------------------------------------------------------------------------------------
 
 
-class _Guard:
-    """Marks what a backward will read: until it has run, an op that would write there fails."""
+class _Plan:
+    """All of a call but its tensors, worked out once: what results it has, and what its backward will want."""
 
-    def __init__(self, named):
-        self._tickets = [_C.save(tensor, name) for name, tensor in named]
+    def __init__(self, schema, keywords):
+        self.keywords, self.asked = keywords, _asked(keywords["results"])
+        optional = {a["name"] for a in schema.results if a["optional"]}
+        self.direct = {k: v for k, v in keywords.items() if k != "results" and v is not None}
+        self.direct |= {n: word for n, word in self.asked.items() if word is not True or n in optional}
+        self.all_asked = len(self.asked) == len(schema.results)
+        self.picks = [schema.result_names.index(n) for n in self.asked]
+        everything = (*schema.input_names, *schema.result_names)
+        # Of what was given, then what came out, then None: what is kept for the backward.
+        self.kept_names = tuple(schema.saved)
+        self.kept = [everything.index(n) if n in schema.input_names or n in self.asked else -1 for n in schema.saved]
+        self._for_backward = None
 
-    def release(self):
-        while self._tickets:
-            _C.release(self._tickets.pop())
+    def for_backward(self, backward):
+        """The same call's keywords for its backward, without results."""
+        if self._for_backward is None:
+            mine = {k: v for k, v in self.keywords.items() if k in backward.attribute_names}
+            self._for_backward = mine | _for_backward(backward.name, {k: v for k, v in self.keywords.items() if k in _OPTIONS})
+        return self._for_backward
 
-    __del__ = release
 
-
-def _guardable(tensor):
-    return tensor is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def _packed_elsewhere():
@@ -218,21 +228,20 @@ def _implementations(op):
 
 
 def _setup(schema, backward):
-    def setup(ctx, inputs, keywords, output):
-        results = dict(zip(schema.result_names, _as_tuple(output)))
-        asked = _asked(keywords["results"])
-        given = dict(zip(schema.input_names, inputs))
-        kept = {n: given[n] if n in given else results[n] if n in asked else None for n in schema.saved}
-        ctx.save_for_backward(*kept.values())
-        ctx.kept_names, ctx.keywords, ctx.asked = list(kept), keywords, list(asked)
-        ctx.scopes = _scopes.options_of_scopes()
-        ctx.shapes = {}
-        if len(results) > 1:  # of which some may come back without a gradient
-            ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in asked}
+    def setup(ctx, plan, inputs, output):
+        outputs = _as_tuple(output)
+        everything = (*inputs, *outputs, None)
+        kept = tuple([everything[i] for i in plan.kept])
+        ctx.save_for_backward(*kept)
+        ctx.plan, ctx.scopes, ctx.shapes = plan, _scopes.options_of_scopes(), {}
+        if len(outputs) > 1:  # of which some may come back without a gradient
+            results = dict(zip(schema.result_names, outputs))
+            ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in plan.asked}
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in asked or f"d_{n}" not in backward))
-        named = [(n, t) for n, t in kept.items() if t is not None]
-        ctx.guard = _Guard(named) if all(_guardable(t) for _, t in named) and not _packed_elsewhere() else None
+            ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in plan.asked or f"d_{n}" not in backward))
+        # Until the backward has run, an op that would write there fails.
+        guardable = all([type(t) in _PLAIN for t in kept]) and not _packed_elsewhere()
+        ctx.guard = _C.guard(plan.kept_names, kept) if guardable else None
 
     return setup
 
@@ -250,8 +259,9 @@ def _gradient(schema, backward):
     op = getattr(torch.ops.rlk, backward.name)
 
     def gradient(ctx, *gradients):
-        kept = dict(zip(ctx.kept_names, ctx.saved_tensors))
-        grads = {f"d_{n}": g for n, g in zip(schema.result_names, gradients) if n in ctx.asked}
+        plan = ctx.plan
+        kept = dict(zip(plan.kept_names, ctx.saved_tensors))
+        grads = {f"d_{n}": g for n, g in zip(schema.result_names, gradients) if n in plan.asked}
         needed = dict(zip(schema.input_names, ctx.needs_input_grad[1:]))
         follows = {a["name"]: a["follows"] for a in backward.results}
         wanted = [n for n in follows if needed.get(n[2:]) and (not follows[n] or grads.get(follows[n]) is not None)]
@@ -271,16 +281,14 @@ def _gradient(schema, backward):
                 inputs.append(_readable(gradient, a))
         if not wanted:
             return (None,) * len(needed)
-        keywords = {k: v for k, v in ctx.keywords.items() if k in backward.attribute_names}
-        keywords |= _for_backward(backward.name, {k: v for k, v in ctx.keywords.items() if k in _OPTIONS})
+        keywords = plan.for_backward(backward)
         required = [a["name"] for a in backward.results if not a["optional"]]
         names = [n for n in backward.result_names if n in wanted or n in required]
         traced = torch.compiler.is_compiling() or torch.is_grad_enabled()
         run = op if traced or not _only_recorded(inputs) else backward.kernel
         with _scopes.within(ctx.scopes) if ctx.scopes else nullcontext():
             found = dict(zip(backward.result_names, _as_tuple(run(*inputs, results=",".join(names), **keywords))))
-        if ctx.guard:
-            ctx.guard.release()
+        ctx.guard = None
         return tuple(found[f"d_{n}"] if f"d_{n}" in wanted else None for n in schema.input_names)
 
     return gradient
@@ -298,30 +306,41 @@ def _refuse_gradient(schema):
 # ---- the functions ----------------------------------------------------------------------------------------------------------
 
 
+def _understood(schema, args, keywords, preset):
+    """A call's arguments by name, and the rest of it as the op takes it below the dispatcher."""
+    given = dict(zip(schema.input_names, args))
+    asked, rest = {}, dict(preset)
+    for name, value in keywords.items():
+        if name in schema.input_names:
+            given[name] = value
+        elif name in schema.result_names:
+            if isinstance(value, torch.Tensor):
+                raise _errors.Unsupported(f"{schema.name}: {name} is given to be written, which neither autograd nor "
+                                          "torch.compile can follow: leave it out, or use torch.no_grad()")
+            asked[name] = value
+        elif name in schema.attribute_names or name in _OPTIONS:
+            rest[name] = value
+        else:
+            raise _errors.UnknownName(f"{schema.name}: no argument, attribute or option is called '{name}'")
+    for name in schema.required:
+        if given.get(name) is None:
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is missing")
+    if schema.results:
+        rest["results"] = schema.wanted(given, asked)
+        if not rest["results"]:
+            raise _errors.InvalidArgument(
+                f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
+    return given, rest
+
+
 def _dispatched(schema):
-    """A call of which a gradient is recorded or that torch must see for another reason."""
+    """A call that torch must see for another reason than a gradient."""
     op = getattr(torch.ops.rlk, schema.op)
     recorded = _RECORDED.get(schema.op)
     preset, autocasts = _preset(schema), schema.name in _AUTOCAST
 
     def call(*args, **keywords):
-        given = dict(zip(schema.input_names, args))
-        asked, rest = {}, dict(preset)
-        for name, value in keywords.items():
-            if name in schema.input_names:
-                given[name] = value
-            elif name in schema.result_names:
-                if isinstance(value, torch.Tensor):
-                    raise _errors.Unsupported(f"{schema.name}: {name} is given to be written, which neither autograd nor "
-                                              "torch.compile can follow: leave it out, or use torch.no_grad()")
-                asked[name] = value
-            elif name in schema.attribute_names or name in _OPTIONS:
-                rest[name] = value
-            else:
-                raise _errors.UnknownName(f"{schema.name}: no argument, attribute or option is called '{name}'")
-        for name in schema.required:
-            if given.get(name) is None:
-                raise _errors.InvalidArgument(f"{schema.name}: {name} is missing")
+        given, rest = _understood(schema, args, keywords, preset)
         if autocasts and torch._C._is_any_autocast_enabled():
             given = _autocast(given)
         inputs = [given.get(n) for n in schema.input_names]
@@ -330,21 +349,51 @@ def _dispatched(schema):
                 raise _errors.Unsupported(f"{schema.name}: a tensor requires grad, an op in place has no gradient")
             op(*inputs, **rest)
             out = [given[n] for n in schema.changed if given.get(n) is not None]
+            return tuple(out) if len(out) > 1 else out[0]
+        if not torch.compiler.is_compiling() and _only_recorded(inputs):
+            output = recorded.apply(_Plan(schema, rest), *inputs)
         else:
-            results = schema.wanted(given, asked)
-            if not results:
-                raise _errors.InvalidArgument(
-                    f"{schema.name}: no result is asked for, each is optional: name=True asks for one")
-            rest["results"] = results
-            if not torch.compiler.is_compiling() and _only_recorded(inputs):
-                output = recorded.apply(rest, *inputs)
+            output = op(*inputs, **rest)
+        if len(schema.results) == 1:
+            return output
+        found = dict(zip(schema.result_names, output))
+        out = [found[part.partition("=")[0]] for part in rest["results"].split(",")]
+        return tuple(out) if len(out) > 1 else out[0]
+
+    return call
+
+
+def _recorded(schema, dispatched):
+    """A call of which a gradient is recorded, and that torch need not see for any other reason: calls that differ in their tensors
+    alone are understood once."""
+    if not schema.results:
+        return dispatched
+    preset, plans, single = _preset(schema), {}, len(schema.results) == 1
+    apply, count = _RECORDED[schema.op].apply, len(schema.input_names)
+    places = {n: i for i, n in enumerate(schema.input_names)}
+
+    def call(*args, **keywords):
+        inputs, key = [*args, *(None,) * (count - len(args))], []
+        for name, value in keywords.items():
+            if name in places:
+                inputs[places[name]] = value
             else:
-                output = op(*inputs, **rest)
-            if len(schema.results) == 1:
-                return output
-            found = dict(zip(schema.result_names, output))
-            out = [found[part.partition("=")[0]] for part in results.split(",")]
-        return tuple(out) if len(out) > 1 else out[0] if out else None
+                key.append((name, value))
+        for t in inputs:
+            if type(t) not in _PLAIN:
+                return dispatched(*args, **keywords)
+            key.append(t is None)
+        key = tuple(key)
+        plan = plans.get(key)
+        if plan is None:
+            _, rest = _understood(schema, args, keywords, preset)
+            plan = _Plan(schema, rest)
+            if len(plans) < 256:
+                plans[key] = plan
+        output = apply(plan, *inputs)
+        if single:
+            return output
+        return tuple([output[i] for i in plan.picks]) if len(plan.picks) > 1 else output[plan.picks[0]]
 
     return call
 
@@ -368,7 +417,7 @@ def _autocast(given):
 
 def _function(schema):
     dispatched = _dispatched(schema)
-    direct = _C.torch_op(schema.name, dispatched)
+    direct = _C.torch_op(schema.name, dispatched, _recorded(schema, dispatched))
     if all(a["optional"] for a in schema.inputs):  # perhaps no tensor says that results are torch's
         direct = dispatched
     is_compiling = torch.compiler.is_compiling
@@ -416,13 +465,13 @@ def _differentiate(schema, schemas):
     backward = schemas.get(schema.backward)
     setup = _setup(schema, set(backward.input_names)) if backward else lambda *_: None
     gradient = _gradient(schema, backward) if backward else _refuse_gradient(schema)
-    def record(below, context):
+
+    def record(below):
         class Recorded(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, keywords, *inputs):
-                with context():
-                    output = below(*inputs, **keywords)
-                setup(ctx, inputs, keywords, output)
+            def forward(ctx, plan, *inputs):
+                output = below(plan, inputs)
+                setup(ctx, plan, inputs, output)
                 return output
 
             @staticmethod
@@ -432,13 +481,26 @@ def _differentiate(schema, schemas):
         Recorded.__name__ = Recorded.__qualname__ = schema.name
         return Recorded
 
-    below = torch._C._AutoDispatchBelowAutograd
-    dispatched = record(op, below)
-    _RECORDED[schema.name] = record(schema.kernel, nullcontext)
+    run, below = _C.recorded_op(schema.name), torch._C._AutoDispatchBelowAutograd
+
+    as_they_come = bool(schema.required)  # else perhaps no tensor says that results are torch's
+
+    def directly(plan, inputs):
+        if plan.all_asked and as_they_come:
+            return run(*inputs, **plan.direct)
+        return schema.kernel(*inputs, **plan.keywords)
+
+    def through_dispatcher(plan, inputs):
+        with below():
+            return op(*inputs, **plan.keywords)
+
+    dispatched = record(through_dispatcher)
+    _RECORDED[schema.name] = record(directly)
 
     def kernel(*inputs, **keywords):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return dispatched.apply(keywords, *inputs)
+            inputs += (None,) * (len(schema.input_names) - len(inputs))  # of which the dispatcher leaves trailing ones out
+            return dispatched.apply(_Plan(schema, keywords), *inputs)
         with below():
             return op(*inputs, **keywords)
 
