@@ -95,4 +95,15 @@ inline float log1p32(float x) {
   return ln32_of(n, std::fma(scale, x, scale - 1));
 }
 
+// With a = |x|: (e^2a - 1) / (e^2a - 1 + 2) by exp_32's polynomial below 11/64, (1 - e^-2a) / (1 + e^-2a) from there on.
+inline float tanh32(float x) {
+  const float a = std::fabs(x), r = a + a;
+  if (!(a < 0.171875f)) return std::copysign((1 - exp32(-r)) / (exp32(-r) + 1), x);
+  float tail = 1.9875691500e-4f;
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    tail = std::fma(tail, r, c);
+  const float less = std::fma(tail * r, r, r);
+  return std::copysign(less / (less + 2), x);
+}
+
 }  // namespace rlk::registry

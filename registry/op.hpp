@@ -96,15 +96,16 @@ class CaseSink {
 // How far one result may be from the reference (numerics.md section 3).
 struct Bound {
   enum Metric {
-    peak,         // max |err| / peak of the row
-    elementwise,  // every element within `ulps` of the result dtype plus `value` times the row's peak
+    peak,  // max |err| / peak of the row
+    elementwise,  // every element within `ulps` of the result dtype plus `value` times the row's peak plus `absolute`
     rms,          // RMS(err) / RMS(truth)
-    bits,         // equal to the reference rounded once
-    none          // not judged by distance
+    bits,  // equal to the reference rounded once
+    none   // not judged by distance
   } metric = peak;
   double value = 0;
   double ulps = 0;
   bool flushes = false;  // the arithmetic counts subnormal inputs and results as zero
+  double absolute = 0;   // of logarithms, which may be as close to zero as they like
 };
 struct BoundQuery {
   std::string_view result;      // argument name

@@ -155,8 +155,8 @@ class Distance::Comparison {
         if (bound_.ulps > 0 && std::fabs(y) >= peak_ / 64) rounded(i, ulps);
         break;
       case Bound::elementwise:
-        good = error <= bound_.ulps * ulp(type_, y) + bound_.value * peak_;
-        metric = error / (ulp(type_, y) + bound_.value * peak_);
+        good = error <= bound_.ulps * ulp(type_, y) + bound_.value * peak_ + bound_.absolute;
+        metric = error / (ulp(type_, y) + bound_.value * peak_ + bound_.absolute);
         break;
       case Bound::bits:
         good = ulps == 0;

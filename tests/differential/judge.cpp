@@ -27,7 +27,7 @@ double allowance(const Bound& bound, DType t, double truth, double peak) {
     case Bound::bits:
       return 0.5 * ulp(t, truth);
     case Bound::elementwise:
-      return bound.ulps * ulp(t, truth) + bound.value * peak;
+      return bound.ulps * ulp(t, truth) + bound.value * peak + bound.absolute;
     default:
       return std::max(bound.value * peak, 0.5 * ulp(t, truth));
   }
