@@ -513,6 +513,39 @@ void group_advantage(Call& c, Random& r) {
   c.write("advantages", DType::f32);
 }
 
+// ---- sample
+
+void sample_like(Call& c, Random& r, bool verify) {
+  const int64_t n = r.chance(3) ? 0 : r.pick<int64_t>({1, 2, 3, 7, 20}),
+                v = r.pick<int64_t>({0, 1, 2, 16, 50, 129, 300, 1100});
+  c.read("logits", {n, v}, float_type(r), {Values::normal, 0, 3});
+  const auto numbers = [&](const char* name, double from, double to) {
+    if (r.chance(50)) c.read(name, {n}, DType::f32, {Values::uniform, from, to});
+  };
+  numbers("temperature", 0, 2);
+  numbers("top_p", 0, 1.2);
+  numbers("min_p", -0.1, 0.3);
+  if (r.chance(50)) c.read("top_k", {n}, index_type(r), {Values::integers, -2, static_cast<double>(v + 3)});
+  c.read("seed", {n}, index_type(r), {Values::integers, -1e9, 1e9});
+  for (const char* name : {"stream", "position"})
+    if (r.chance(50)) c.read(name, {n}, index_type(r), {Values::integers, 0, 100000});
+  c.set("filter_order", r.below(2)), c.set("logits_round", r.below(3)), c.set("raw_temperature", r.below(2));
+  if (r.chance(20)) c.set_real("softcap", 5);
+  if (r.chance(20)) c.set("vocab", r.below(v + 1));
+  c.reduction = v;
+  if (verify) {
+    c.read("token", {n}, index_type(r), {Values::integers, -2, static_cast<double>(v + 2)});
+    for (const char* name : {"logp", "logp_raw"})
+      if (r.chance(30)) c.read(name, {n}, DType::f32);
+    return c.write("status", DType::i32);
+  }
+  c.write("token", DType::i64);
+  for (const char* name : {"logp", "logp_raw"})
+    if (r.chance(60)) c.write(name, DType::f32);
+  for (const char* name : {"count", "keep", "bad_count"})
+    if (r.chance(60)) c.write(name, DType::i32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -536,6 +569,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"ratio_kl", [](Call& c, Random& r) { ratio_kl_like(c, r, false); }},
       {"ratio_kl_bwd", [](Call& c, Random& r) { ratio_kl_like(c, r, true); }},
       {"group_advantage", group_advantage},
+      {"sample", [](Call& c, Random& r) { sample_like(c, r, false); }},
+      {"sample_verify", [](Call& c, Random& r) { sample_like(c, r, true); }},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

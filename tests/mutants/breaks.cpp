@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "mutants.hpp"
@@ -108,6 +109,10 @@ template <>
 constexpr const char* kBase<RatioKlBwd> = "native.tokens";
 template <>
 constexpr const char* kBase<TpSum> = "native.tiles";
+template <>
+constexpr const char* kBase<Sample> = "native.rows";
+template <>
+constexpr const char* kBase<SampleVerify> = "native.rows";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -269,7 +274,85 @@ struct Wide {
   }
 };
 
+// The integer of row `n`.
+template <class T>
+T& integer(const Out& t, int64_t n) {
+  return t.data<T>()[n * t.stride(0)];
+}
+
+// Draws with every row's entries in the order of their size, so that noise belongs to a rank.
+void draw_by_rank(const Sample& a) {
+  const int64_t v = a.logits.dim(1);
+  Wide sorted(a.logits);
+  std::vector<std::vector<int64_t>> ids;
+  for (int64_t m = 0; m < a.logits.dim(0); ++m) {
+    std::vector<int64_t>& order = ids.emplace_back(static_cast<std::size_t>(v));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) {
+      return get(a.logits, m * v + x) > get(a.logits, m * v + y);
+    });
+    for (std::size_t i = 0; i < order.size(); ++i)
+      sorted.numbers[static_cast<std::size_t>(m * v) + i] =
+          static_cast<float>(get(a.logits, m * v + order[i]));
+  }
+  Sample b = a;
+  b.logits = sorted.tensor;
+  if (honest(b, "native.rows") != RLK_OK) return;
+  for (int64_t m = 0; m < a.logits.dim(0); ++m)
+    if (int64_t& token = integer<int64_t>(a.token, m); token >= 0)
+      token = ids[static_cast<std::size_t>(m)][static_cast<std::size_t>(token)];
+}
+
+// What stays is what both filters leave of the whole row.
+void keep_of_whole_mass(const Sample& a) {
+  if (!a.keep || !a.top_k || !a.top_p) return;
+  std::vector<int32_t> words(static_cast<std::size_t>(a.keep.numel()));
+  const Tensor other(words.data(), {a.keep.dim(0), a.keep.dim(1)}, DType::i32);
+  Sample b = a;
+  b.top_k = {}, b.keep = other;
+  if (honest(b, "native.rows") != RLK_OK) return;
+  Sample c = a;
+  c.top_p = {};
+  if (honest(c, "native.rows") != RLK_OK) return;
+  for (int64_t m = 0; m < a.keep.dim(0); ++m)
+    for (int64_t w = 0; w < a.keep.dim(1); ++w)
+      a.keep.data<int32_t>()[m * a.keep.stride(0) + w] &=
+          words[static_cast<std::size_t>(m * a.keep.dim(1) + w)];
+}
+
 constinit const Entry kEntries[] = {
+    // sample
+    LIES(Sample, noise_by_rank, "sample/philox-g1", "plain [7,100] fp32",
+         "noise belongs to the rank of an entry, not to its id", { draw_by_rank(a); }),
+    LIES(Sample, whole_mass, "sample/philox-g1", "all filters [6,600] fp32",
+         "top_p counts mass that top_k took away", { keep_of_whole_mass(a); }),
+    LIES(Sample, filter_order, "sample/philox-g1", "min_p first [6,600] fp32", "min_p always comes last",
+         {
+           Sample b = a;
+           b.filter_order = Sample::FilterOrder::min_p_last;
+           (void)honest(b, "native.rows");
+         }),
+    LIES(Sample, last_of_equals, "sample/philox-g1", "ties [7,400] fp32",
+         "temperature 0 takes the last of equal entries",
+         {
+           const int64_t v = a.logits.dim(1);
+           for (int64_t m = 0; a.temperature && m < a.logits.dim(0); ++m) {
+             int64_t& token = integer<int64_t>(a.token, m);
+             if (token < 0 || get(a.temperature, m) != 0) continue;
+             const double most = get(a.logits, m * v + token);
+             for (int64_t i = token; i < v; ++i)
+               if (get(a.logits, m * v + i) == most) token = i;
+           }
+         }),
+    WRONG(Sample, own_count, "accuracy", "special [8,8] fp32", "counts rows without a token twice",
+          {
+            if (a.bad_count) *a.bad_count.data<int32_t>() *= 2;
+          }),
+    LIES(SampleVerify, any_token, "sample/philox-g1", "records fp32", "takes any token that stays",
+         {
+           for (int64_t m = 0; m < a.status.numel(); ++m)
+             if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
+         }),
     // ratio_kl
     WRONG(RatioKl, literal_k3, "accuracy", "on policy k3 [400]", "computes k3 as exp(d) - d - 1",
           {
@@ -750,7 +833,8 @@ constinit const rlk_implementation kControls[] = {
     control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
     control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
     control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
-    control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control")};
+    control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control"),
+    control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control")};
 
 }  // namespace
 

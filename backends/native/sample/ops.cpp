@@ -1,0 +1,100 @@
+// sample and sample_verify on the CPU: sample/philox-g1 by instruction set, and golden, whose log-probabilities are in fp64.
+//
+// Bytes: a row is read once; what is kept of it, twelve bytes an entry, lies in a worker's scratch.
+#include <cmath>
+
+#include "arithmetic/sample/bind.hpp"
+#include "native/sample/engine.hpp"
+#include "rlk/workers.hpp"
+
+namespace rlk::native {
+namespace {
+
+using sample::engine_for;
+using sample::Room;
+using sample::RowResult;
+using sampling::Problem;
+using sampling::problem_of;
+
+constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+template <class Args>
+std::uint64_t workspace(const Args& a, const rlk_request& r) {
+  const Problem p = problem_of(a);
+  return workers::workspace_for(r.threads, p.rows, sample::room_bytes(p));
+}
+
+// finish(row, what was drawn, the row's room) before results are written.
+template <Isa I, class Finish>
+void draw_rows(const Problem& p, const Call& call, Finish finish) {
+  std::atomic<std::int32_t> bad{0};
+  workers::run_tasks(call, p.rows, sample::room_bytes(p), 0, [&](std::int64_t row, std::byte* scratch) {
+    const Room room = sample::room_in(scratch, p);
+    RowResult result = engine_for(I).draw(p, row, room);
+    finish(row, result, room);
+    sampling::write(p, row, result.drawn);
+    if (result.drawn.token < 0) bad.fetch_add(1, std::memory_order_relaxed);
+  });
+  if (p.bad_count) *p.bad_count = bad.load();
+}
+
+template <class Args, Isa I>
+rlk_code run(const Args& a, const Call& call) {
+  draw_rows<I>(problem_of(a), call, [](std::int64_t, RowResult&, const Room&) {});
+  return RLK_OK;
+}
+
+// ---- golden
+
+// Of the token among the kept entries.
+double log_probability(const Problem& p, const RowResult& r, const Room& room, const sampling::Kept& kept,
+                       float tau) {
+  const auto distance = [&](std::int64_t i) { return (double{room.z[i]} - double{r.most}) * double{tau}; };
+  double sum = 0;
+  for (std::int64_t i = 0; i < p.vocab; ++i)
+    if (kept.has(room.z[i], static_cast<std::int32_t>(i)) &&
+        (kept.least <= 0 || room.weight[i] >= kept.least))
+      sum += std::exp(distance(i));
+  return distance(r.drawn.token) - std::log(sum);
+}
+
+rlk_code run_golden(const Sample& a, const Call& call) {
+  const Problem p = problem_of(a);
+  draw_rows<Isa::scalar>(p, call, [&](std::int64_t row, RowResult& r, const Room& room) {
+    if (r.drawn.token < 0) return;
+    const sampling::Parameters at = sampling::parameters_of(p, row);
+    if (p.logp) r.drawn.logp = static_cast<float>(log_probability(p, r, room, r.kept, at.tau));
+    if (p.logp_raw) r.drawn.logp_raw = static_cast<float>(log_probability(p, r, room, {}, at.raw_tau));
+  });
+  return RLK_OK;
+}
+
+constexpr Facts kRows{.id = "",
+                      .doc = "a row in cache, radix selects, vectors of scores",
+                      .priority = 100,
+                      .arithmetic = "sample/philox-g1",
+                      .dtypes = kTypes,
+                      .traits = kTraits};
+
+}  // namespace
+
+extern const Levels sample_rows, sample_verify_rows;
+constinit const Levels sample_rows = by_level([]<Isa I>() {
+  return implement<Sample, run<Sample, I>, nullptr, workspace<Sample>>(facts_at<"native.rows", I>(kRows));
+});
+constinit const Levels sample_verify_rows = by_level([]<Isa I>() {
+  return implement<SampleVerify, run<SampleVerify, I>, nullptr, workspace<SampleVerify>>(
+      facts_at<"native.rows", I>(kRows));
+});
+
+extern const rlk_implementation sample_golden;
+constinit const rlk_implementation sample_golden =
+    implement<Sample, run_golden, nullptr, workspace<Sample>>({.id = "native.golden",
+                                                               .doc = "log-probabilities in fp64",
+                                                               .priority = 0,
+                                                               .arithmetic = "fma64",
+                                                               .dtypes = kTypes,
+                                                               .traits = kTraits | RLK_GOLDEN});
+
+}  // namespace rlk::native

@@ -1,0 +1,13 @@
+// The seam between sample's implementations on a GPU and their kernels, which different compilers build. A launch returns the
+// error's text, or null.
+#pragma once
+
+#include "arithmetic/sample/sample.hpp"
+
+namespace rlk::simt::sample {
+
+using sampling::Problem;
+
+const char* run(const Problem& p, void* stream, int device);
+
+}  // namespace rlk::simt::sample

@@ -1,0 +1,33 @@
+// sample and sample_verify on any GPU by the portable kernels: the tokens of the native backend.
+#include "arithmetic/sample/bind.hpp"
+#include "simt/portable.hpp"
+#include "simt/sample/launchers.hpp"
+
+namespace rlk::simt::sample {
+namespace {
+
+using sampling::problem_of;
+
+rlk_code draw(const Sample& a, const Call& call) {
+  return finished(call, "sample", run(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code verify(const SampleVerify& a, const Call& call) {
+  return finished(call, "sample_verify", run(problem_of(a), call.stream(), call.device().id));
+}
+
+constexpr Facts kFacts{.id = kId,
+                       .doc = "a block a row, integer histograms",
+                       .priority = 100,
+                       .arithmetic = "sample/philox-g1",
+                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                       .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {implement<Sample, draw>(kFacts),
+                                                   implement<SampleVerify, verify>(kFacts)};
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::sample
