@@ -64,9 +64,15 @@ TensorType::Kind kind_of(PyTypeObject* type) {
   const char* text = module ? PyUnicode_AsUTF8AndSize(module.get(), nullptr) : nullptr;
   PyErr_Clear();
   if (text && std::strncmp(text, "jax", 3) == 0) return TensorType::immutable;
+  auto* object = reinterpret_cast<PyObject*>(type);
+  if (text && std::strcmp(text, "numpy") == 0) {
+    const Owned name(PyObject_GetAttrString(object, "__name__"));
+    const char* word = name ? PyUnicode_AsUTF8AndSize(name.get(), nullptr) : nullptr;
+    if (word && std::strcmp(word, "ndarray") == 0) return TensorType::numpy;
+    PyErr_Clear();
+  }
   const Torch* t = torch();
   if (!t) return TensorType::other;
-  auto* object = reinterpret_cast<PyObject*>(type);
   if (object == t->tensor || object == t->parameter) return TensorType::torch;
   const int is = PyObject_IsSubclass(object, t->tensor);
   if (is < 0) PyErr_Clear();
@@ -82,6 +88,28 @@ const TensorType* type_of(PyObject* object) {
   Py_INCREF(reinterpret_cast<PyObject*>(type));
   known.push_back(new TensorType{type, api_of(type), kind_of(type)});
   return known.back();
+}
+
+// The dtype of a buffer's format; no bits: none that is known here.
+DLDataType dtype_of_format(const char* format, Py_ssize_t size) {
+  if (!format || !format[0] || format[1]) return {};
+  const auto bits = static_cast<uint8_t>(8 * size);
+  switch (format[0]) {
+    case 'e':
+    case 'f':
+    case 'd':
+      return {kDLFloat, bits, 1};
+    case 'i':
+    case 'l':
+    case 'q':
+      return {kDLInt, bits, 1};
+    case 'B':
+      return {kDLUInt, bits, 1};
+    case '?':
+      return {6, bits, 1};
+    default:
+      return {};
+  }
 }
 
 // "torch.Tensor", for messages.
@@ -141,6 +169,7 @@ bool TensorView::take(PyObject* object, Use use, const char* op, const char* arg
   argument_ = argument;
   type_ = type_of(object);
   if (type_->api) return take_exchanged(object, use);
+  if (type_->kind == TensorType::numpy && take_buffer(object, use)) return true;
   if (use == Use::look)
     if (const Owned shape(PyObject_GetAttr(object, names().spec_shape)); shape)
       return take_spec(shape.get(), object);
@@ -200,6 +229,23 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
   }
   if (!PyCapsule_IsValid(capsule_, "dltensor")) return refuse(object, "gave no DLPack capsule");
   tensor_ = static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule_, "dltensor"))->tensor;
+  return true;
+}
+
+// A quarter of what a capsule costs. False without an exception: then the capsule's way takes it, or says why not.
+bool TensorView::take_buffer(PyObject* object, Use use) {
+  const int how = PyBUF_STRIDES | PyBUF_FORMAT | (use == Use::write ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object, &buffer_, how) != 0) return PyErr_Clear(), false;
+  buffered_ = true;
+  const DLDataType dtype = dtype_of_format(buffer_.format, buffer_.itemsize);
+  if (!dtype.bits || buffer_.ndim > RLK_MAX_RANK) return false;
+  for (int i = 0; i < buffer_.ndim; ++i) {
+    if (buffer_.strides[i] % buffer_.itemsize != 0) return false;
+    strides_[i] = buffer_.strides[i] / buffer_.itemsize;
+  }
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  tensor_ = {
+      buffer_.buf, {kDLCPU, 0}, buffer_.ndim, dtype, reinterpret_cast<int64_t*>(buffer_.shape), strides_, 0};
   return true;
 }
 

@@ -9,8 +9,8 @@ namespace rlk::python {
 // What is known of a type of tensors.
 struct TensorType {
   PyTypeObject* type;
-  const ExchangeApi* api;  // null: through __dlpack__
-  enum Kind { other, torch, torch_subclass, immutable } kind;
+  const ExchangeApi* api;  // null: through __dlpack__, or Python's buffers for numpy's own arrays
+  enum Kind { other, numpy, torch, torch_subclass, immutable } kind;
 };
 
 // Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on. With an exception set it
@@ -28,7 +28,10 @@ class TensorView {
   enum class Use { read, write, look, torch, recorded };
 
   TensorView() noexcept {}
-  ~TensorView() { Py_XDECREF(capsule_); }
+  ~TensorView() {
+    Py_XDECREF(capsule_);
+    if (buffered_) PyBuffer_Release(&buffer_);
+  }
   TensorView(const TensorView&) = delete;
   TensorView& operator=(const TensorView&) = delete;
 
@@ -45,14 +48,17 @@ class TensorView {
   bool refuse_as_raised(PyObject* object) const;
   bool take_exchanged(PyObject* object, Use use);
   bool take_capsule(PyObject* object, Use use);
+  bool take_buffer(PyObject* object, Use use);
   bool take_spec(PyObject* shape, PyObject* object);
 
   DLTensor tensor_;
   const TensorType* type_ = nullptr;
   const char *op_ = "", *argument_ = "";
   PyObject* capsule_ = nullptr;
-  int64_t shape_[RLK_MAX_RANK];  // of a spec
-  bool wants_dispatcher_ = false;
+  int64_t shape_[RLK_MAX_RANK];    // of a spec
+  int64_t strides_[RLK_MAX_RANK];  // of a buffer, in elements
+  Py_buffer buffer_;
+  bool wants_dispatcher_ = false, buffered_ = false;
 };
 
 }  // namespace rlk::python

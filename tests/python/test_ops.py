@@ -177,6 +177,25 @@ def test_bad_input_raises_the_librarys_line(call, kind, code, text):
     assert str(caught.value).startswith(text)
 
 
+@pytest.mark.parametrize("hidden", [
+    numpy.asfortranarray(HIDDEN), HIDDEN[::-1], HIDDEN[:, ::-1], numpy.ascontiguousarray(HIDDEN).view(numpy.recarray),
+    numpy.broadcast_to(HIDDEN[:1], HIDDEN.shape), HIDDEN.astype(numpy.float16), numpy.empty((0, 4), numpy.float32)])
+def test_arrays_of_any_strides_and_dtypes_are_read_as_they_lie_or_refused(hidden):
+    weight = WEIGHT.astype(hidden.dtype)
+    try:
+        got = rlk.lm_head(hidden, weight)
+    except rlk.InvalidArgument as error:
+        assert "stride" in str(error)
+        return
+    assert got.tobytes() == rlk.lm_head(numpy.array(hidden, order="C", copy=True, subok=False), weight).tobytes()
+
+
+def test_a_view_of_a_record_is_refused():
+    records = numpy.zeros(4, [("a", "u1"), ("b", "f4")])["b"].reshape(1, 4)  # strides that are no whole elements
+    with pytest.raises(rlk.InvalidArgument, match="hidden is of type ndarray, which gives no DLPack view"):
+        rlk.lm_head(records, WEIGHT)
+
+
 def test_what_cannot_be_written_is_refused():
     with pytest.raises(rlk.InvalidArgument, match="out is of type ndarray, which is read-only"):
         rlk.lm_head(HIDDEN, WEIGHT, out=read_only())
