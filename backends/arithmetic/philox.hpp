@@ -6,8 +6,9 @@
 
 namespace rlk::philox {
 
-inline constexpr std::uint32_t kMultiplier[2] = {0xd2511f53u, 0xcd9e8d57u};
-inline constexpr std::uint32_t kWeyl[2] = {0x9e3779b9u, 0xbb67ae85u};
+// Numbers and not arrays, which device code would not see.
+inline constexpr std::uint32_t kMultiplier0 = 0xd2511f53u, kMultiplier1 = 0xcd9e8d57u;
+inline constexpr std::uint32_t kWeyl0 = 0x9e3779b9u, kWeyl1 = 0xbb67ae85u;
 inline constexpr int kRounds = 10;
 
 struct Counter {
@@ -19,14 +20,14 @@ RLK_HD std::uint32_t high(std::uint32_t a, std::uint32_t b) {
 }
 
 RLK_HD Counter round(Counter c, std::uint32_t key0, std::uint32_t key1) {
-  return {high(kMultiplier[1], c.z) ^ c.y ^ key0, kMultiplier[1] * c.z,
-          high(kMultiplier[0], c.x) ^ c.w ^ key1, kMultiplier[0] * c.x};
+  return {high(kMultiplier1, c.z) ^ c.y ^ key0, kMultiplier1 * c.z, high(kMultiplier0, c.x) ^ c.w ^ key1,
+          kMultiplier0 * c.x};
 }
 
 RLK_HD Counter words(Counter c, std::uint32_t key0, std::uint32_t key1) {
   for (int i = 0; i < kRounds; ++i) {
     c = round(c, key0, key1);
-    key0 += kWeyl[0], key1 += kWeyl[1];
+    key0 += kWeyl0, key1 += kWeyl1;
   }
   return c;
 }

@@ -172,7 +172,7 @@ class Drawer {
         const philox::Counter c = philox::round({x[i], y[i], z[i], w[i]}, key0, key1);
         x[i] = c.x, y[i] = c.y, z[i] = c.z, w[i] = c.w;
       }
-      key0 += philox::kWeyl[0], key1 += philox::kWeyl[1];
+      key0 += philox::kWeyl0, key1 += philox::kWeyl1;
     }
     for (int i = 0; i < kGroups; ++i) {
       const std::uint32_t words[4] = {x[i], y[i], z[i], w[i]};
