@@ -256,6 +256,12 @@ def test_fla_delta_attention():
     gate = -rate.exp()[:, None] * F.softplus(g + bias.view(4, 16))
     agree(fla.chunk_kda(q, k, v, g, beta, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, A_log=rate, dt_bias=bias)[0],
           delta_attention(q, k, v, gate, beta.sigmoid(), state * 0, 0.25)[0], (q, g, rate, bias), 1e-4)
+    agree(fla.fused_kda_gate(g, rate, bias), gate, (g, rate, bias))
+    agree(fla.fused_kda_gate(g, None, bias, -5.0), -5 * torch.sigmoid(g + bias.view(4, 16)), (g, bias))
+    mine = state.detach().clone()
+    out, final = fla.fused_recurrent_kda_fwd(*(t.detach() for t in (q, k, v, g, beta)), initial_state=mine)
+    assert final is mine
+    agree((out, mine), [t.detach() for t in want], tolerance=1e-4)
     with pytest.raises(rlk.Unsupported, match="cp_context"):
         fla.chunk_kda(q, k, v, g, beta, cp_context=object())
 
@@ -296,9 +302,14 @@ def test_fla_patched_and_put_back():
         assert registry.get_active().backend_type == "rlk"
         agree(kda.chunk_kda(q, k, v, g, beta, initial_state=state, output_final_state=True),
               naive(q, k, v, g, beta, initial_state=state, output_final_state=True), inputs, 1e-4)
+        agree(kda.fused_recurrent_kda(q, k, v, g, beta, initial_state=state, output_final_state=True),
+              naive(q, k, v, g, beta, initial_state=state, output_final_state=True), tolerance=1e-4)
+        gates = importlib.import_module("fla.ops.kda.gate")
+        rate, bias = random(4, seed=6), random(64, seed=7)
+        agree(gates.fused_kda_gate(g, rate, bias), gates.naive_kda_gate(g, rate, bias), (g, rate, bias))
         wide = torch.cat((freqs, freqs), -1)
         agree(rotary.rotary_embedding(x, freqs.cos(), freqs.sin()), half(x, wide.cos()[:, None], wide.sin()[:, None]), (x,))
-    assert "rlk" not in registry._backends
+    assert "rlk" not in registry._backends and "rlk" not in backends._get_operation_registry("kda")._backends
 
 
 def test_a_version_that_is_not_known_is_refused():

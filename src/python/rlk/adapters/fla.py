@@ -35,6 +35,31 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     return found if output_final_state else (found, None)
 
 
+def fused_recurrent_kda_fwd(q, k, v, g, beta, A_log=None, dt_bias=None, initial_state=None, scale=None, output_final_state=False,
+                            inplace_final_state=True, state_v_first=False, cu_seqlens=None, ssm_state_indices=None,
+                            num_accepted_tokens=None, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
+                            use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, out=None):
+    """FLA's, as (o, final_state or None); with inplace_final_state the initial state becomes the final one."""
+    reason = _unserved(ssm_state_indices=ssm_state_indices is not None, num_accepted_tokens=num_accepted_tokens is not None)
+    if reason:
+        raise _errors.Unsupported(f"fused_recurrent_kda_fwd: {reason}")
+    found, state = chunk_kda(
+        q, k, v, g, beta, scale, initial_state, output_final_state or inplace_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound=lower_bound, state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias)
+    if inplace_final_state:
+        state = initial_state.copy_(state)
+    return found if out is None else out.copy_(found), state
+
+
+def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
+    """FLA's: the log decay of a raw gate [.., HV, K]."""
+    how = {"gate": "softplus"} if lower_bound is None else {"gate": "bounded", "lower_bound": float(lower_bound)}
+    a_log = None if A_log is None else A_log.reshape(-1).float()
+    bias = None if dt_bias is None else dt_bias.reshape(-1).float()
+    return rlk.torch.kda_gate(g, a_log, bias, **how).to(output_dtype)
+
+
 def _step(scale, l2norm, gate, sigmoid, negative, lower_bound, v_first):
     how = {"scale": float(scale or 0), "qk_l2norm": bool(l2norm), "beta_sigmoid": bool(sigmoid),
            "allow_neg_eigval": bool(negative), "state_v_first": bool(v_first)}
@@ -76,9 +101,10 @@ def rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets=0, cu_seqlens=None, inte
 
 
 def patch():
-    """Makes rlk the first backend of FLA's chunk_kda and rotary_embedding. Returns what undoes it."""
+    """Makes rlk the first backend of FLA's chunk_kda, fused_recurrent_kda, fused_kda_gate and rotary_embedding. Returns what undoes
+    it."""
     try:
-        from fla.backends import BaseBackend, _function_registries, register
+        from fla.backends import BaseBackend, _function_registries, _get_operation_registry, register
     except ImportError:
         raise _errors.Unsupported("fla has no fla.backends with a registry by function: this adapter knows fla 0.6") from None
     from inspect import unwrap
@@ -91,7 +117,22 @@ def patch():
         package_name = "rlk"
         priority = -1
 
+    class RlkDelta(RlkBackend):
+        # A call that these refuse goes on to the next backend: what they do not take is a reason.
+        fused_recurrent_kda_fwd = staticmethod(fused_recurrent_kda_fwd)
+        fused_kda_gate = staticmethod(fused_kda_gate)
+
+        @staticmethod
+        def fused_recurrent_kda_fwd_verifier(q, k, v, g, beta, *args, **keywords):
+            unserved = ("ssm_state_indices", "num_accepted_tokens", "transpose_state_layout")
+            reason = next((f"{n} is given, rlk has nothing for it" for n in unserved if keywords.get(n) is not None), None)
+            if args:
+                reason = reason or "options by position"
+            return (False, reason) if reason else verify_chunk_kda(q, k, v, g, beta)
+
     patch = Patch()
+    register("kda")(RlkDelta)
+    patch.undo(lambda: _get_operation_registry("kda")._backends.pop("rlk", None))
     for function, mine, verifier in ((chunk.chunk_kda, chunk_kda, verify_chunk_kda),
                                      (rotary.rotary_embedding_fwdbwd, rotary_embedding_fwdbwd, None)):
         register(function, backend=RlkBackend, verifier=verifier)(mine)
