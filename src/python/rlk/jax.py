@@ -26,6 +26,8 @@ _DTYPES = {"fp16": jnp.float16, "bf16": jnp.bfloat16, "fp32": jnp.float32, "fp64
 _NAMES = {jnp.dtype(d): n for n, d in _DTYPES.items()}
 _OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads")
 
+if not hasattr(jax, "ffi"):
+    raise _errors.Unsupported(f"rlk.jax needs jax 0.5 or newer, this is {jax.__version__}")
 jax.ffi.register_ffi_target("rlk", _C.xla_handler(), platform="cpu")
 
 
