@@ -151,6 +151,26 @@ def test_kept_results_serve_the_backward_and_carry_no_gradient():
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_calls_of_one_kind_are_not_taken_for_another():
+    q, k, (cos, sin) = leaf(1, 2, 6, 8), leaf(1, 1, 6, 8), tables()
+    plain = {}
+    with torch.no_grad():
+        for turned in (False, True):
+            plain[turned] = rlk.torch.rope(q, cos, sin, k=k, transpose=turned)
+    for turned in (False, True, False):
+        both = rlk.torch.rope(q, cos, sin, k=k, transpose=turned)
+        alone = rlk.torch.rope(q, cos, sin, transpose=turned)
+        by_place = rlk.torch.rope(q, cos, sin, k, transpose=turned)
+        assert torch.equal(alone, plain[turned][0]) and alone.grad_fn is not None
+        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(both, plain[turned], by_place))
+    x = leaf(3, 8)
+    y, rstd = rlk.torch.rms_norm(x, rstd=True)
+    assert isinstance(rlk.torch.rms_norm(x), torch.Tensor) and rstd.shape == (3, 1) and not rstd.requires_grad
+    with pytest.raises(rlk.UnknownName, match="'espilon'"):
+        rlk.torch.rms_norm(x, espilon=1.0)
+    assert torch.equal(rlk.torch.rms_norm(x), y)
+
+
 def test_only_wanted_gradients_are_computed():
     h, w = leaf(2, 4), leaf(3, 4).detach()
     out = rlk.torch.lm_head(h, w)
