@@ -47,9 +47,9 @@ Case base(int64_t n, int64_t v, DType t, const Config& o) {
   column("top_k", o.top_k, DType::i32);
   column("top_p", o.top_p, DType::f32);
   column("min_p", o.min_p, DType::f32);
-  column("seed", {1, 0x1p40 + 7, -5, 123456789, 0}, DType::i64);
+  column("seed", o.brief ? List{1, 0x1p40 + 7, -5, 0x1p52 + 1, 0} : List{1, 7, -5, 123456789, 0}, DType::i64);
   if (o.brief) column("stream", {0, 1, 77, -1}, DType::i32);
-  column("position", {0, 1, 2, 0x1p33, 5, 6, 4096}, DType::i64);
+  column("position", o.brief ? List{0, 1, 0x1p33, 5, 6, 4096} : List{0, 1, 2, 3, 5, 6, 4096}, DType::i64);
   c.brief = o.brief;
   c.large = o.large;
   c.reduction = v;
@@ -58,8 +58,12 @@ Case base(int64_t n, int64_t v, DType t, const Config& o) {
 
 void one(const CaseSink& sink, int64_t n, int64_t v, DType t, const Config& o) {
   Case c = base(n, v, t, o);
-  c.results = {{"token", DType::i64}, {"logp", DType::f32}, {"logp_raw", DType::f32},
-               {"count", DType::i32}, {"keep", DType::i32}, {"bad_count", DType::i32}};
+  c.results = {{"token", o.brief ? DType::i32 : DType::i64},
+               {"logp", DType::f32},
+               {"logp_raw", DType::f32},
+               {"count", DType::i32},
+               {"keep", DType::i32},
+               {"bad_count", DType::i32}};
   sink(std::move(c));
 }
 

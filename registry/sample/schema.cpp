@@ -31,7 +31,7 @@ constexpr auto kRecorded = arguments(integers("token", "[N], as sample gave it")
                                      numbers("logp_raw", "[N], likewise"));
 
 constexpr auto kSample =
-    arguments(kInputs, column(write("token", "[N]; -1: the row has none")).of(RLK_I64),
+    arguments(kInputs, column(write("token", "[N]; -1: the row has none")).of(kIntegers),
               log_probabilities("logp", "[N]: of the token among the entries that stay"),
               log_probabilities("logp_raw", "[N]: of the token among all entries"),
               column(write("count", "[N]: entries that stay")).of(RLK_I32).optional(),
@@ -78,7 +78,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   int64_t vocab = 0;
   if (int32_t code = check(host, "sample", kSample, s, vocab)) return code;
   const int64_t n = dim(s[0].tensor, 0);
-  shapes[index_of(kSample, "token")] = shape_of({n}, RLK_I64, DType::i64);
+  shapes[index_of(kSample, "token")] = shape_of({n}, kIntegers, DType::i64);
   shapes[index_of(kSample, "logp")] = shapes[index_of(kSample, "logp_raw")] =
       shape_of({n}, RLK_F32, DType::f32);
   shapes[index_of(kSample, "count")] = shape_of({n}, RLK_I32, DType::i32);

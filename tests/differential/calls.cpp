@@ -539,7 +539,7 @@ void sample_like(Call& c, Random& r, bool verify) {
       if (r.chance(30)) c.read(name, {n}, DType::f32);
     return c.write("status", DType::i32);
   }
-  c.write("token", DType::i64);
+  c.write("token", index_type(r));
   for (const char* name : {"logp", "logp_raw"})
     if (r.chance(60)) c.write(name, DType::f32);
   for (const char* name : {"count", "keep", "bad_count"})

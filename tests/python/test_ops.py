@@ -358,3 +358,20 @@ keep = Last()
 threading.Thread(target=lambda: [rlk.lm_head(a, a) for _ in range(2000)], daemon=True).start()
 rlk.lm_head(a, a)
 """)
+
+
+def test_sample_gives_tokens_that_sample_verify_finds_again():
+    random = numpy.random.default_rng(5)
+    logits = random.normal(0, 2, (6, 300)).astype(numpy.float32)
+    seed, position = numpy.full(6, 7, numpy.int64), numpy.arange(6, dtype=numpy.int64)
+    top_k = numpy.full(6, 20, numpy.int32)
+    token, logp, keep = rlk.sample(logits, top_k=top_k, seed=seed, position=position, logp=True, keep=True)
+    assert token.dtype == numpy.int64 and (logp <= 0).all()
+    kept = numpy.unpackbits(keep.view(numpy.uint8), axis=1, bitorder="little")[:, :300]
+    assert (kept.sum(1) == 20).all() and kept[numpy.arange(6), token].all()
+    assert numpy.array_equal(numpy.sort(logits, 1)[:, -20], numpy.where(kept, logits, numpy.inf).min(1))
+    given = {"top_k": top_k, "seed": seed, "position": position}
+    assert (rlk.sample_verify(logits, token=token, logp=logp, **given) == 0).all()
+    assert numpy.array_equal(rlk.sample(logits, token="int32", **given), token)
+    token[2] = logits[2].argmin()
+    assert rlk.sample_verify(logits, token=token, **given).tolist() == [0, 0, 3, 0, 0, 0]

@@ -36,6 +36,20 @@ struct IntegerColumn {
   }
 };
 
+struct TokenColumn {
+  void* data = nullptr;
+  bool wide = false;
+  std::int64_t stride = 0;
+  RLK_HD explicit operator bool() const { return data != nullptr; }
+  RLK_HD void put(std::int64_t row, std::int64_t token) const {
+    if (wide)
+      static_cast<std::int64_t*>(data)[row * stride] = token;
+    else
+      static_cast<std::int32_t*>(data)[row * stride] = static_cast<std::int32_t>(token);
+  }
+  RLK_HD bool none(std::int64_t row) const { return IntegerColumn{data, wide, stride}[row] < 0; }
+};
+
 enum class Audit : std::int32_t { ok, token_differs, logp_differs, not_kept, logp_raw_differs };
 
 struct Problem {
@@ -49,7 +63,7 @@ struct Problem {
   Column<const float> temperature, top_p, min_p;
   IntegerColumn top_k, seed, stream, position;
   // sample
-  Column<std::int64_t> token;
+  TokenColumn token;
   Column<float> logp, logp_raw;
   Column<std::int32_t> count;
   std::int32_t* keep = nullptr;
@@ -230,7 +244,7 @@ RLK_HD Audit compared(const Problem& p, std::int64_t row, const Drawn& d) {
   return Audit::ok;
 }
 RLK_HD void write(const Problem& p, std::int64_t row, const Drawn& d) {
-  if (p.token) p.token[row] = d.token;
+  if (p.token) p.token.put(row, d.token);
   if (p.logp) p.logp[row] = simt::from_float<float>(d.logp);
   if (p.logp_raw) p.logp_raw[row] = simt::from_float<float>(d.logp_raw);
   if (p.count) p.count[row] = d.count;

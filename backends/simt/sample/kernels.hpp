@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kThreads) draw(Problem p) {
 __global__ void __launch_bounds__(kThreads) count_bad(Problem p) {
   std::int32_t* counts = dynamic_shared<std::int32_t>();
   std::int32_t bad = 0;
-  for (std::int64_t row = threadIdx.x; row < p.rows; row += kThreads) bad += p.token[row] < 0;
+  for (std::int64_t row = threadIdx.x; row < p.rows; row += kThreads) bad += p.token.none(row);
   counts[threadIdx.x] = bad;
   __syncthreads();
   if (threadIdx.x != 0) return;
