@@ -185,6 +185,7 @@ TEST_CASE("neighbouring positions, streams, seeds and ids draw independently") {
   std::fill(d.stream.begin(), d.stream.end(), 0);
   std::fill(d.seed.begin(), d.seed.end(), 43);
   CHECK(independent(first, d.run(), 0));
+  std::fill(d.seed.begin(), d.seed.end(), 42);
   for (int64_t& position : d.position) position += int64_t{1} << 32;
   CHECK(independent(first, d.run(), 0));
 }
