@@ -184,3 +184,18 @@ TEST_CASE("linear_bwd is the slope of linear, with bias and residual") {
   is_slope("bias", bias, d_bias, loss);
   is_slope("residual", residual, d_residual, loss);
 }
+
+TEST_CASE("embedding_bwd is the slope of embedding, with a scale and ids that repeat") {
+  std::mt19937 random(6);
+  std::vector<int64_t> ids{2, 0, 2, 5, -1, 2};
+  const Tensor t(ids.data(), {6}, DType::i64);
+  Numbers weight({4, 3}, random), out({6, 3}, random), d_out({6, 3}, random), d_weight({4, 3}, random);
+  rlk::Embedding f{.ids = t, .weight = weight.f64, .out = out.f64};
+  rlk::EmbeddingBwd b{.ids = t, .d_out = d_out.f64, .weight = weight.f64, .d_weight = d_weight.f64};
+  f.scale = b.scale = 1.5;
+  reference(b);
+  is_slope("weight", weight, d_weight, [&] {
+    reference(f);
+    return dot(out, d_out);
+  });
+}

@@ -120,6 +120,28 @@ void tp_sum(Call& c, Random& r) {
   c.write("y", type);
 }
 
+// ---- embedding
+
+void embedding_like(Call& c, Random& r, bool backward) {
+  Shape ids;
+  for (int64_t rank = r.between(1, 3); rank > 0; --rank) ids.push_back(r.between(1, 6));
+  if (r.chance(3)) ids[0] = 0;
+  const int64_t v = r.pick<int64_t>({0, 1, 2, 9, 40}), h = r.pick<int64_t>({0, 1, 2, 16, 33, 100, 1030});
+  const int64_t first = r.chance(30) ? r.below(1000) : 0;
+  const DType type = float_type(r);
+  c.read("ids", ids, index_type(r),
+         {Values::integers, static_cast<double>(first - 2), static_cast<double>(first + v + 2)});
+  c.read("weight", {v, h}, type);
+  c.set("vocab_start", first);
+  if (r.chance(30)) c.set("padding_idx", first + r.below(v + 1));
+  if (r.chance(40)) c.set_real("scale", r.pick({2.0, 0.3, 45.25}));
+  if (!backward) return c.write("out", type);
+  c.reduction = 1;
+  for (int64_t n : ids) c.reduction *= n;
+  c.read("d_out", with_last(ids, h), or_f32(r, type));
+  c.write("d_weight", or_f32(r, type));
+}
+
 // ---- rope
 
 enum Layout { bhsd, bshd, sbhd, thd };
@@ -554,6 +576,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"linear", linear},
       {"linear_bwd", linear_bwd},
       {"tp_sum", tp_sum},
+      {"embedding", [](Call& c, Random& r) { embedding_like(c, r, false); }},
+      {"embedding_bwd", [](Call& c, Random& r) { embedding_like(c, r, true); }},
       {"rope", [](Call& c, Random& r) { rope_like(c, r, "x", "k", "out", "k_out"); }},
       {"rope_bwd", [](Call& c, Random& r) { rope_like(c, r, "d_out", "d_k_out", "d_x", "d_k"); }},
       {"rope_", [](Call& c, Random& r) { rope_like(c, r, "x", "k", nullptr, nullptr); }},

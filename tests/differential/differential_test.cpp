@@ -223,9 +223,10 @@ double furthest_position(const Case& c) {
 std::vector<double> scale_of(const Case& c, std::size_t result, const Array& truth) {
   const std::string_view op = c.call.schema().name;
   std::vector<double> scale(static_cast<std::size_t>(truth.count()));
-  if (op.starts_with("lm_head") || op.starts_with("linear") || op == "tp_sum") {
+  if (op.starts_with("lm_head") || op.starts_with("linear") || op == "tp_sum" || op == "embedding_bwd") {
     const Truth sums = reference(c, [](double x) { return std::fabs(x); });
-    for (std::size_t i = 0; i < scale.size(); ++i) scale[i] = sums.results[result][static_cast<int64_t>(i)];
+    for (std::size_t i = 0; i < scale.size(); ++i)
+      scale[i] = std::fabs(sums.results[result][static_cast<int64_t>(i)]);
     return scale;
   }
   double floor = op.starts_with("kda_") && !op.starts_with("kda_gate") ? 0.01 : 0;

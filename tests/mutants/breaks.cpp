@@ -113,6 +113,10 @@ template <>
 constexpr const char* kBase<Sample> = "native.rows";
 template <>
 constexpr const char* kBase<SampleVerify> = "native.rows";
+template <>
+constexpr const char* kBase<Embedding> = "native.rows";
+template <>
+constexpr const char* kBase<EmbeddingBwd> = "native.rows";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -262,6 +266,11 @@ constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "spe
   entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
               "mutant." #name, arithmetic, "equal bits", error, where, RLK_BF16)
 
+// An op whose first argument are ids.
+#define WRONG_BY_IDS(Args, name, arithmetic, promise, where, error, ...)                         \
+  entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
+              "mutant." #name, arithmetic, promise, error, where, RLK_I32)
+
 // A tensor's numbers as a dense fp32 one.
 struct Wide {
   std::vector<float> numbers;
@@ -353,6 +362,34 @@ constinit const Entry kEntries[] = {
            for (int64_t m = 0; m < a.status.numel(); ++m)
              if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
          }),
+    // embedding
+    WRONG_BY_IDS(Embedding, from_the_end, "mutant/from_the_end", "accuracy",
+                 "far ids ids=6 int32 v=5 h=8 fp32", "takes id -1 for the last row",
+                 {
+                   const int64_t h = a.weight.dim(1), v = a.weight.dim(0);
+                   for (int64_t n = 0; n < a.out.numel(); ++n)
+                     if (v > 0 && get(a.ids, n / h) == -1) put(a.out, n, get(a.weight, (v - 1) * h + n % h));
+                 }),
+    WRONG_BY_IDS(EmbeddingBwd, padding_learns, "mutant/padding_learns", "accuracy",
+                 "padding ids=2x3x4 int32 v=7 h=16 fp32", "gives padding_idx a gradient",
+                 {
+                   EmbeddingBwd b = a;
+                   b.padding_idx = -1;
+                   (void)honest(b, "native.rows");
+                 }),
+    WRONG_BY_IDS(EmbeddingBwd, last_first, "embed32", "equal bits", "one id ids=50 int32 v=9 h=40 fp32",
+                 "adds the gradients of tokens in descending order",
+                 {
+                   const int64_t h = a.weight.dim(1), tokens = a.ids.numel();
+                   for (int64_t n = 0; n < a.d_weight.numel() && a.scale == 1; ++n) {
+                     const int64_t id = a.vocab_start + n / h;
+                     float sum = 0;
+                     for (int64_t t = tokens - 1; t >= 0 && id != a.padding_idx; --t)
+                       if (get(a.ids, t) == static_cast<double>(id))
+                         sum += static_cast<float>(get(a.d_out, t * h + n % h));
+                     put(a.d_weight, n, sum);
+                   }
+                 }),
     // ratio_kl
     WRONG(RatioKl, literal_k3, "accuracy", "on policy k3 [400]", "computes k3 as exp(d) - d - 1",
           {

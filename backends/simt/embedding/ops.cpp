@@ -1,0 +1,38 @@
+// embedding on any GPU by the portable kernels: the bits of the native backend.
+#include "arithmetic/embedding/bind.hpp"
+#include "simt/embedding/launchers.hpp"
+#include "simt/portable.hpp"
+
+namespace rlk::simt::embedding {
+namespace {
+
+using embed32::problem_of;
+
+std::uint64_t workspace(const EmbeddingBwd& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(backward_workspace(a.ids.numel()));
+}
+
+rlk_code forward(const Embedding& a, const Call& call) {
+  return finished(call, "embedding", run_forward(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code backward(const EmbeddingBwd& a, const Call& call) {
+  return finished(call, "embedding_bwd",
+                  run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+
+constexpr Facts kFacts{.id = kId,
+                       .doc = "rows by token, gradients by row in the order of tokens",
+                       .priority = 100,
+                       .arithmetic = "embed32",
+                       .dtypes = RLK_I32 | RLK_I64,
+                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                       .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {
+    implement<Embedding, forward>(kFacts), implement<EmbeddingBwd, backward, nullptr, workspace>(kFacts)};
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::embedding
