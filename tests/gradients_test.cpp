@@ -30,6 +30,9 @@ struct Numbers {
     for (double& v : x) v = normal(random);
     f64 = Tensor(x.data(), std::span(shape), DType::f64);
   }
+  Numbers(Shape s, std::vector<double> numbers) : shape(std::move(s)), x(std::move(numbers)) {
+    f64 = Tensor(x.data(), std::span(shape), DType::f64);
+  }
   Numbers(const Numbers&) = delete;
 };
 
@@ -197,5 +200,88 @@ TEST_CASE("embedding_bwd is the slope of embedding, with a scale and ids that re
   is_slope("weight", weight, d_weight, [&] {
     reference(f);
     return dot(out, d_out);
+  });
+}
+
+namespace {
+
+// A packed batch of policy_loss in fp64, and what the reference makes of it.
+struct Policy {
+  Shape shape{14};
+  std::vector<int64_t> bounds{0, 5, 5, 14};
+  Tensor cu{bounds.data(), {4}, DType::i64};
+  Numbers logp, old, advantages, rollout, ref, entropy, mask, loss, totals, factor, entropy_factor;
+  rlk::PolicyLoss a;
+  explicit Policy(std::mt19937& random)
+      : logp(shape, random, 0.3),
+        old(shape, random, 0.3),
+        advantages({3}, random),
+        rollout(shape, random, 0.3),
+        ref(shape, random, 0.3),
+        entropy(shape, random),
+        mask(shape, random),
+        loss({1}, random),
+        totals({3, 5}, random),
+        factor(shape, random),
+        entropy_factor(shape, random) {
+    for (double& m : mask.x) m = m > -1;
+    a.logp = logp.f64, a.old_logp = old.f64, a.advantages = advantages.f64, a.mask = mask.f64,
+    a.cu_seqlens = cu;
+    a.rollout_logp = rollout.f64, a.ref_logp = ref.f64, a.entropy = entropy.f64;
+    a.loss = loss.f64, a.totals = totals.f64, a.factor = factor.f64, a.entropy_factor = entropy_factor.f64;
+    a.advantages_per = rlk::PolicyLoss::AdvantagesPer::sequence;
+    a.kl_coef = 0.1, a.entropy_coef = 0.05;
+  }
+  double value() {
+    reference(a);
+    return loss.x[0];
+  }
+};
+
+}  // namespace
+
+TEST_CASE("policy_loss's factors are the slopes of its loss, at both levels and in every aggregation") {
+  using rlk::PolicyLoss;
+  std::mt19937 random(18);
+  for (auto form : {PolicyLoss::Form::clip, PolicyLoss::Form::reinforce, PolicyLoss::Form::soft_gate})
+    for (int agg = 0; agg < 3; ++agg)
+      for (auto level : {PolicyLoss::Level::token, PolicyLoss::Level::sequence}) {
+        CAPTURE(static_cast<int>(form));
+        CAPTURE(agg);
+        CAPTURE(static_cast<int>(level));
+        Policy p(random);
+        p.a.form = form, p.a.agg = static_cast<PolicyLoss::Agg>(agg), p.a.level = level;
+        p.a.kl = PolicyLoss::Kl::k3, p.a.is_mode = PolicyLoss::IsMode::truncate;
+        // A ratio of the sequence moves all its terms alike where they weigh alike.
+        if (level == PolicyLoss::Level::sequence) p.a.is_level = PolicyLoss::IsLevel::geometric;
+        // Nothing near a border: differences do not see across one.
+        p.a.clip_low = 0.9, p.a.clip_high = 9;
+        p.value();
+        std::vector<double> kept = p.factor.x;
+        is_slope("logp", p.logp, Numbers(p.shape, kept), [&] { return p.value(); });
+        kept = p.entropy_factor.x;
+        is_slope("entropy", p.entropy, Numbers(p.shape, kept), [&] { return p.value(); });
+      }
+}
+
+TEST_CASE("a term that is clipped has no slope, and cispo's is that of logp alone") {
+  using rlk::PolicyLoss;
+  std::mt19937 random(19);
+  Policy p(random);
+  for (std::size_t i = 0; i < p.logp.x.size(); ++i) p.logp.x[i] = p.old.x[i] + (i % 2 ? 0.7 : -0.7);
+  p.a.kl_coef = 0;
+  p.value();
+  for (std::size_t i = 0; i < p.logp.x.size(); ++i) {
+    const double advantage = p.advantages.x[i < 5 ? 0 : 2];
+    const bool clipped = p.mask.x[i] == 0 || (i % 2 ? advantage > 0 : advantage < 0);
+    CHECK((p.factor.x[i] == 0) == clipped);
+  }
+  // Ratios stay as they are where old_logp moves with logp.
+  p.a.form = PolicyLoss::Form::cispo;
+  p.value();
+  const std::vector<double> kept = p.factor.x, old = p.old.x, logp = p.logp.x;
+  is_slope("logp", p.logp, Numbers(p.shape, kept), [&] {
+    for (std::size_t i = 0; i < old.size(); ++i) p.old.x[i] = old[i] + (p.logp.x[i] - logp[i]);
+    return p.value();
   });
 }

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "arithmetic/group_advantage/bind.hpp"
+#include "arithmetic/policy_loss/bind.hpp"
 #include "arithmetic/ratio_kl/bind.hpp"
 #include "rlk/ops.hpp"
 #include "simt/group_advantage/kernels.hpp"
+#include "simt/policy_loss/kernels.hpp"
 #include "simt/ratio_kl/kernels.hpp"
 
 namespace {
@@ -130,4 +132,60 @@ TEST_CASE("group_advantage on fibers is native's bits, and offsets that fall sta
       launch();
       CHECK(advantages.x.back() == std::bit_cast<float>(0x7f7f7f7f));
     }
+}
+
+TEST_CASE("policy_loss and its gradient on fibers are native's bits, for every form, level and weight") {
+  using rlk::PolicyLoss;
+  std::mt19937 random(9);
+  const Shape shape{400};
+  std::vector<int32_t> bounds{0, 130, 130, 131, 390};
+  const Tensor cu(bounds.data(), {5}, DType::i32);
+  for (int form = 0; form < 4; ++form)
+    for (int mode = 0; mode < 4; ++mode)
+      for (int level = 0; level < 2; ++level) {
+        CAPTURE(form);
+        CAPTURE(mode);
+        CAPTURE(level);
+        Owned logp(shape, random, -1, 0.5f), old(shape, random, -1, 0.5f), advantages(shape, random),
+            rollout(shape, random, -1, 0.5f), ref(shape, random, -1, 0.5f), entropy(shape, random, 2),
+            mask(shape, random);
+        const Owned d_loss({1}, random);
+        mask_some(mask, {&logp, &old, &advantages, &rollout, &ref, &entropy});
+        Owned loss({1}), metrics({7}), totals({4, 5}), factor(shape), entropy_factor(shape), d_logp(shape),
+            d_entropy(shape);
+        PolicyLoss a{.logp = logp.tensor, .old_logp = old.tensor, .advantages = advantages.tensor};
+        a.mask = mask.tensor, a.cu_seqlens = cu, a.rollout_logp = rollout.tensor, a.ref_logp = ref.tensor;
+        a.entropy = entropy.tensor;
+        a.loss = loss.tensor, a.metrics = metrics.tensor, a.totals = totals.tensor, a.factor = factor.tensor;
+        a.entropy_factor = entropy_factor.tensor;
+        a.form = static_cast<PolicyLoss::Form>(form), a.is_mode = static_cast<PolicyLoss::IsMode>(mode);
+        a.level = static_cast<PolicyLoss::Level>(level),
+        a.is_level = static_cast<PolicyLoss::IsLevel>(mode % 3);
+        a.agg = static_cast<PolicyLoss::Agg>(form % 3), a.kl = static_cast<PolicyLoss::Kl>(1 + mode);
+        a.kl_coef = 0.1, a.entropy_coef = 0.02, a.dual_clip = level ? 1.5 : 0, a.is_low = 0.6;
+        REQUIRE(rlk::policy_loss(a, {.backend = "native.sequences"}));
+        same_on_fibers({&loss, &metrics, &totals, &factor, &entropy_factor}, [&] {
+          const rlk::loss32::PolicyProblem p = rlk::loss32::problem_of(a);
+          std::vector<double> workspace(
+              static_cast<std::size_t>(rlk::simt::policy_loss::workspace_bytes(p.sequences)) / 8 + 1, NAN);
+          rlk::simt::policy_loss::launch_forward(p, workspace.data(), nullptr);
+        });
+        rlk::PolicyLossBwd b{.d_loss = d_loss.tensor,
+                             .factor = factor.tensor,
+                             .entropy_factor = entropy_factor.tensor,
+                             .d_logp = d_logp.tensor,
+                             .d_entropy = d_entropy.tensor};
+        REQUIRE(rlk::policy_loss_bwd(b));
+        same_on_fibers({&d_logp, &d_entropy},
+                       [&] { rlk::simt::policy_loss::launch_backward(rlk::loss32::problem_of(b), nullptr); });
+        rlk::LossReduce r{.totals = totals.tensor, .loss = loss.tensor};
+        r.agg = static_cast<rlk::LossReduce::Agg>(form % 3), r.kl_coef = 0.1, r.entropy_coef = 0.02;
+        const float before = loss.x[0];
+        REQUIRE(rlk::loss_reduce(r));
+        CHECK(loss.x[0] == before);
+        same_on_fibers({&loss}, [&] {
+          rlk::simt::policy_loss::launch_reduce(rlk::loss32::weighting_of(r), totals.x.data(), 4,
+                                                loss.x.data(), nullptr, nullptr);
+        });
+      }
 }

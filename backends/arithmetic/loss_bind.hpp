@@ -17,8 +17,8 @@ inline Mask mask_of(const In& t) { return t ? Mask{t.data<char>(), t.dtype() != 
 inline Bounds bounds_of(const In& t, std::int64_t limit) {
   return {t.data<char>(), t.dtype() == DType::i64, t.dim(0) - 1, limit};
 }
-// On the CPU: from 0, never falling, and up to the limit, or just to it. Otherwise what is wrong.
-inline std::string wrong_bounds(const char* op, const char* name, const Bounds& b, bool whole) {
+// On the CPU: from 0, never falling, and to no more than the limit. Otherwise what is wrong.
+inline std::string wrong_bounds(const char* op, const char* name, const Bounds& b) {
   const auto wrong = [&](std::int64_t i, const std::string& want) {
     return std::string(op) + ": " + name + "[" + std::to_string(i) + "] is " + std::to_string(b.raw(i)) +
            ", expected " + want;
@@ -26,9 +26,7 @@ inline std::string wrong_bounds(const char* op, const char* name, const Bounds& 
   if (b.raw(0) != 0) return wrong(0, "0");
   for (std::int64_t i = 1; i <= b.parts; ++i)
     if (b.raw(i) < b.raw(i - 1)) return wrong(i, "at least " + std::to_string(b.raw(i - 1)));
-  const std::int64_t last = b.raw(b.parts);
-  if (whole ? last != b.limit : last > b.limit)
-    return wrong(b.parts, (whole ? "" : "at most ") + std::to_string(b.limit));
+  if (b.raw(b.parts) > b.limit) return wrong(b.parts, "at most " + std::to_string(b.limit));
   return {};
 }
 

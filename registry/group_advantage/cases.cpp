@@ -14,14 +14,15 @@ struct Options {
   const char *center = "mean", *scale = "population_std", *eps_use = "add", *singleton = "zero";
   double eps = 1e-6;
   std::vector<double> offsets{0, 8, 16, 24, 40};
-  DType index = DType::i64;
+  int64_t more = 0;  // rewards behind the last group
+  DType index = DType::i32;
   Fill rewards{};
   bool brief = false;
 };
 
 void emit(const CaseSink& sink, const Options& o) {
   Case c;
-  const auto n = static_cast<int64_t>(o.offsets.back());
+  const auto n = static_cast<int64_t>(o.offsets.back()) + o.more;
   c.name = fmt::format("{} {} {} {} {} B={}", o.name, o.center, o.scale, o.eps_use, o.singleton, n);
   c.attributes = {{"center", std::string(o.center)},
                   {"scale", std::string(o.scale)},
@@ -49,7 +50,7 @@ void group_advantage_cases(const CaseSink& sink) {
                   .singleton = "raw",
                   .eps = 0.5,
                   .offsets = {0, 0, 1, 3, 3, 20, 21, 64},
-                  .index = DType::i32,
+                  .index = DType::i64,
                   .brief = true});
       emit(sink, {.name = "right or wrong",
                   .center = center,
@@ -73,6 +74,7 @@ void group_advantage_cases(const CaseSink& sink) {
         .brief = true});
   emit(sink, {.name = "large mean", .rewards = {Fill::normal, 1e4, 1e-2}, .brief = true});
   emit(sink, {.name = "no groups", .offsets = {0}, .brief = true});
+  emit(sink, {.name = "rewards of no group", .offsets = {0, 8, 20}, .more = 30, .brief = true});
   std::vector<double> many{0};
   for (int g = 0; g < 600; ++g) many.push_back(many.back() + static_cast<double>(sink.draw(0, 16)));
   emit(sink, {.name = "drawn", .scale = "sample_std", .offsets = many, .brief = true});

@@ -44,6 +44,7 @@ Group advantages_of(const GroupAdvantage& a, const Group& rewards) {
 
 int32_t group_advantage_reference(const rlk_slot* slots, const rlk_host*) {
   const auto& a = *reinterpret_cast<const GroupAdvantage*>(slots);
+  for (int64_t i = 0; i < a.advantages.numel(); ++i) set(a.advantages, i, 0);  // of no group
   for (int64_t g = 0; g + 1 < a.group_offsets.numel(); ++g) {
     const auto first = static_cast<int64_t>(at(a.group_offsets, g)),
                last = static_cast<int64_t>(at(a.group_offsets, g + 1));

@@ -568,6 +568,55 @@ void sample_like(Call& c, Random& r, bool verify) {
     if (r.chance(60)) c.write(name, DType::i32);
 }
 
+// [T] with cu_seqlens, or [B, S].
+void policy_loss(Call& c, Random& r) {
+  const bool packed = r.chance(60);
+  const int64_t sequences = r.between(1, 6), tokens = r.pick<int64_t>({1, 7, 33, 130, 600});
+  const Shape shape = packed ? Shape{tokens} : Shape{sequences, r.pick<int64_t>({1, 7, 20, 65})};
+  c.reduction = shape.back();
+  if (packed) {
+    const std::vector<int64_t> cu = bounds(r, sequences, tokens);
+    c.read("cu_seqlens", {sequences + 1}, index_type(r), {Values::list, 0, 0, cu});
+  }
+  for (const char* logs : {"logp", "old_logp"}) c.read(logs, shape, DType::f32, kLogs);
+  const bool each = r.chance(50);
+  c.set("advantages_per", each ? 1 : 0);
+  c.read("advantages", each ? Shape{sequences} : shape, DType::f32, {Values::uniform, 0.2, 2});
+  mask_of(c, r, shape);
+  c.set("form", r.below(4)), c.set("level", r.below(2)), c.set("agg", r.below(3));
+  if (r.chance(60)) {
+    c.read("rollout_logp", shape, DType::f32, kLogs);
+    c.set("is_mode", r.below(4)), c.set("is_level", r.below(3)), c.set_real("is_low", 0.4);
+  }
+  if (r.chance(60)) {
+    c.read("ref_logp", shape, DType::f32, kLogs);
+    c.set("kl", r.below(5)), c.set_real("kl_coef", r.pick({0.0, 0.02}));
+  }
+  if (r.chance(50))
+    c.read("entropy", shape, DType::f32, {Values::uniform, 0, 3}), c.set_real("entropy_coef", 0.01);
+  if (r.chance(40)) c.read("denominator", {1}, r.pick({DType::f32, DType::i64}), {Values::integers, 1, 99});
+  if (r.chance(30)) c.set_real("dual_clip", 3);
+  c.write("loss", DType::f32), c.write("totals", DType::f32);
+  for (const char* result : {"metrics", "factor", "entropy_factor"})
+    if (r.chance(70)) c.write(result, DType::f32);
+}
+
+void policy_loss_bwd(Call& c, Random& r) {
+  const Shape shape{r.pick<int64_t>({0, 1, 40, 700})};
+  c.read("d_loss", {1}, DType::f32);
+  c.read("factor", shape, DType::f32), c.read("entropy_factor", shape, DType::f32);
+  for (const char* result : {"d_logp", "d_entropy"})
+    if (r.chance(80)) c.write(result, DType::f32);
+}
+
+void loss_reduce(Call& c, Random& r) {
+  c.read("totals", {r.pick<int64_t>({0, 1, 2, 33, 300}), 5}, DType::f32, {Values::integers, 0, 5});
+  c.set("agg", r.below(3)), c.set_real("kl_coef", 0.02), c.set_real("entropy_coef", r.pick({0.0, 0.01}));
+  if (r.chance(50)) c.read("denominator", {1}, r.pick({DType::f32, DType::i32}), {Values::integers, 0, 99});
+  c.write("loss", DType::f32);
+  if (r.chance(70)) c.write("metrics", DType::f32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -595,6 +644,9 @@ const std::map<std::string_view, Generator>& generators() {
       {"group_advantage", group_advantage},
       {"sample", [](Call& c, Random& r) { sample_like(c, r, false); }},
       {"sample_verify", [](Call& c, Random& r) { sample_like(c, r, true); }},
+      {"policy_loss", policy_loss},
+      {"policy_loss_bwd", policy_loss_bwd},
+      {"loss_reduce", loss_reduce},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -117,6 +117,8 @@ template <>
 constexpr const char* kBase<Embedding> = "native.rows";
 template <>
 constexpr const char* kBase<EmbeddingBwd> = "native.rows";
+template <>
+constexpr const char* kBase<PolicyLoss> = "native.sequences";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -337,79 +339,79 @@ constinit const Entry kEntries[] = {
          "top_p counts mass that top_k took away", { keep_of_whole_mass(a); }),
     LIES(Sample, filter_order, "sample/philox-g1", "min_p first [6,600] fp32", "min_p always comes last",
          {
-           Sample b = a;
-           b.filter_order = Sample::FilterOrder::min_p_last;
-           (void)honest(b, "native.rows");
+          Sample b = a;
+          b.filter_order = Sample::FilterOrder::min_p_last;
+          (void)honest(b, "native.rows");
          }),
     LIES(Sample, last_of_equals, "sample/philox-g1", "ties [7,400] fp32",
          "temperature 0 takes the last of equal entries",
          {
-           const int64_t v = a.logits.dim(1);
-           for (int64_t m = 0; a.temperature && m < a.logits.dim(0); ++m) {
-             int64_t& token = integer<int64_t>(a.token, m);
-             if (token < 0 || get(a.temperature, m) != 0) continue;
-             const double most = get(a.logits, m * v + token);
-             for (int64_t i = token; i < v; ++i)
-               if (get(a.logits, m * v + i) == most) token = i;
-           }
+          const int64_t v = a.logits.dim(1);
+          for (int64_t m = 0; a.temperature && m < a.logits.dim(0); ++m) {
+            int64_t& token = integer<int64_t>(a.token, m);
+            if (token < 0 || get(a.temperature, m) != 0) continue;
+            const double most = get(a.logits, m * v + token);
+            for (int64_t i = token; i < v; ++i)
+              if (get(a.logits, m * v + i) == most) token = i;
+          }
          }),
     WRONG(Sample, own_count, "accuracy", "special [8,8] fp32", "counts rows without a token twice",
           {
-            if (a.bad_count) *a.bad_count.data<int32_t>() *= 2;
+          if (a.bad_count) *a.bad_count.data<int32_t>() *= 2;
           }),
     LIES(SampleVerify, any_token, "sample/philox-g1", "records fp32", "takes any token that stays",
          {
-           for (int64_t m = 0; m < a.status.numel(); ++m)
-             if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
+          for (int64_t m = 0; m < a.status.numel(); ++m)
+            if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
          }),
     // embedding
     WRONG_BY_IDS(Embedding, from_the_end, "mutant/from_the_end", "accuracy",
                  "far ids ids=6 int32 v=5 h=8 fp32", "takes id -1 for the last row",
                  {
-                   const int64_t h = a.weight.dim(1), v = a.weight.dim(0);
-                   for (int64_t n = 0; n < a.out.numel(); ++n)
-                     if (v > 0 && get(a.ids, n / h) == -1) put(a.out, n, get(a.weight, (v - 1) * h + n % h));
+          const int64_t h = a.weight.dim(1), v = a.weight.dim(0);
+          for (int64_t n = 0; n < a.out.numel(); ++n)
+            if (v > 0 && get(a.ids, n / h) == -1) put(a.out, n, get(a.weight, (v - 1) * h + n % h));
                  }),
     WRONG_BY_IDS(EmbeddingBwd, padding_learns, "mutant/padding_learns", "accuracy",
                  "padding ids=2x3x4 int32 v=7 h=16 fp32", "gives padding_idx a gradient",
                  {
-                   EmbeddingBwd b = a;
-                   b.padding_idx = -1;
-                   (void)honest(b, "native.rows");
+          EmbeddingBwd b = a;
+          b.padding_idx = -1;
+          (void)honest(b, "native.rows");
                  }),
     WRONG_BY_IDS(EmbeddingBwd, last_first, "embed32", "equal bits", "one id ids=50 int32 v=9 h=40 fp32",
                  "adds the gradients of tokens in descending order",
                  {
-                   const int64_t h = a.weight.dim(1), tokens = a.ids.numel();
-                   for (int64_t n = 0; n < a.d_weight.numel() && a.scale == 1; ++n) {
-                     const int64_t id = a.vocab_start + n / h;
-                     float sum = 0;
-                     for (int64_t t = tokens - 1; t >= 0 && id != a.padding_idx; --t)
-                       if (get(a.ids, t) == static_cast<double>(id))
-                         sum += static_cast<float>(get(a.d_out, t * h + n % h));
-                     put(a.d_weight, n, sum);
-                   }
+          const int64_t h = a.weight.dim(1), tokens = a.ids.numel();
+          for (int64_t n = 0; n < a.d_weight.numel() && a.scale == 1; ++n) {
+            const int64_t id = a.vocab_start + n / h;
+            float sum = 0;
+            for (int64_t t = tokens - 1; t >= 0 && id != a.padding_idx; --t)
+              if (get(a.ids, t) == static_cast<double>(id))
+                sum += static_cast<float>(get(a.d_out, t * h + n % h));
+            put(a.d_weight, n, sum);
+          }
                  }),
     // ratio_kl
     WRONG(RatioKl, literal_k3, "accuracy", "on policy k3 [400]", "computes k3 as exp(d) - d - 1",
           {
-            for (int64_t n = 0; a.kl && a.estimator == RatioKl::Estimator::k3 && n < a.kl.numel(); ++n)
-              if (!a.mask || get(a.mask, n) != 0) {
-                const auto d = static_cast<float>(get(a.ref_logp, n)) - static_cast<float>(get(a.logp, n));
-                put(a.kl, n, std::exp(d) - d - 1);
-              }
+          for (int64_t n = 0; a.kl && a.estimator == RatioKl::Estimator::k3 && n < a.kl.numel(); ++n)
+            if (!a.mask || get(a.mask, n) != 0) {
+              const auto d = static_cast<float>(get(a.ref_logp, n)) - static_cast<float>(get(a.logp, n));
+              put(a.kl, n, std::exp(d) - d - 1);
+            }
           }),
     WRONG(RatioKl, masked_by_product, "accuracy", "special k3 [32]",
           "multiplies a masked token's estimate by 0 where it should not be read",
           {
-            for (int64_t n = 0; a.kl && a.mask && n < a.kl.numel(); ++n)
-              if (get(a.mask, n) == 0) put(a.kl, n, 0 * (get(a.ref_logp, n) - get(a.logp, n)));
+          for (int64_t n = 0; a.kl && a.mask && n < a.kl.numel(); ++n)
+            if (get(a.mask, n) == 0) put(a.kl, n, 0 * (get(a.ref_logp, n) - get(a.logp, n)));
           }),
     LIES(RatioKlBwd, slope_of_value, "loss32/f64", "plain k3_st [75]", "k3_st with the gradient of k3",
          {
-           RatioKlBwd b = a;
-           b.estimator = RatioKlBwd::Estimator::k3;
-           if (a.estimator == RatioKlBwd::Estimator::k3_st) (void)honest(b, "native.tokens");
+          RatioKlBwd b = a;
+          b.estimator = RatioKlBwd::Estimator::k3;
+          if (a.estimator == RatioKlBwd::Estimator::k3_st) (void)honest(b, "native.tokens");
          }),
     // linear, tp_sum
     LIES(Linear, no_tree, "fma32/tree8", "m=4 k=2049 n=31 fp32->fp32 normal", "sums in one chain",
@@ -420,301 +422,347 @@ constinit const Entry kEntries[] = {
     LIES_BF16(Linear, rounded_nodes, "fma32/tree8", "m=4 k=2049 n=31 bf16->fp32 normal",
               "rounds the nodes of the tree to bf16",
               {
-                by_tree(a, (a.weight.dim(1) + 127) / 128 * 16,
-                        [](float x) { return bf16_to_float(float_to_bf16(x)); });
+          by_tree(
+              a, (a.weight.dim(1) + 127) / 128 * 16, [](float x) { return bf16_to_float(float_to_bf16(x)); });
               }),
     LIES_BF16(Linear, early_bias, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias",
               "adds the bias before the sum is rounded",
               {
-                if (!a.bias || a.residual || a.y.dtype() == DType::f32) return;
-                Wide y(a.y);
-                Linear b = a;
-                b.bias = {}, b.y = y.tensor;
-                if (honest(b, "native")) return;
-                for (std::size_t n = 0; n < y.numbers.size(); ++n) {
-                  const auto i = static_cast<int64_t>(n);
-                  put(a.y, i, y.numbers[n] + static_cast<float>(get(a.bias, i % a.bias.numel())));
-                }
+          if (!a.bias || a.residual || a.y.dtype() == DType::f32) return;
+          Wide y(a.y);
+          Linear b = a;
+          b.bias = {}, b.y = y.tensor;
+          if (honest(b, "native")) return;
+          for (std::size_t n = 0; n < y.numbers.size(); ++n) {
+            const auto i = static_cast<int64_t>(n);
+            put(a.y, i, y.numbers[n] + static_cast<float>(get(a.bias, i % a.bias.numel())));
+          }
               }),
     LIES_BF16(Linear, residual_first, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias, residual",
               "adds the residual before the bias",
               {
-                if (!a.bias || !a.residual || a.y.dtype() == DType::f32) return;
-                Linear b = a;
-                b.bias = {};
-                if (honest(b, "native")) return;
-                for (int64_t n = 0; n < a.y.numel(); ++n)
-                  put(a.y, n, get(a.y, n) + get(a.bias, n % a.bias.numel()));
+          if (!a.bias || !a.residual || a.y.dtype() == DType::f32) return;
+          Linear b = a;
+          b.bias = {};
+          if (honest(b, "native")) return;
+          for (int64_t n = 0; n < a.y.numel(); ++n)
+            put(a.y, n, get(a.y, n) + get(a.bias, n % a.bias.numel()));
               }),
     LIES(LinearBwd, short_blocks, "fma32/tree8", "m=4100 k=5 n=7 fp32->fp32 normal",
          "sums d_bias in blocks of 1024 tokens",
          {
-           const int64_t n = a.weight.dim(0), m = n ? a.d_y.numel() / n : 0;
-           for (int64_t i = 0; a.d_bias && i < n; ++i) {
-             float total = 0;
-             for (int64_t first = 0; first < m; first += 1024) {
-               float sum = 0;
-               for (int64_t row = first; row < std::min(m, first + 1024); ++row)
-                 sum += static_cast<float>(get(a.d_y, row * n + i));
-               total = first == 0 ? sum : total + sum;
-             }
-             put(a.d_bias, i, total);
-           }
+          const int64_t n = a.weight.dim(0), m = n ? a.d_y.numel() / n : 0;
+          for (int64_t i = 0; a.d_bias && i < n; ++i) {
+            float total = 0;
+            for (int64_t first = 0; first < m; first += 1024) {
+              float sum = 0;
+              for (int64_t row = first; row < std::min(m, first + 1024); ++row)
+                sum += static_cast<float>(get(a.d_y, row * n + i));
+              total = first == 0 ? sum : total + sum;
+            }
+            put(a.d_bias, i, total);
+          }
          }),
     LIES(TpSum, ascending, "tree8", "t=8 m=5 n=70 fp32 normal", "adds the partial sums in order",
          {
-           const int64_t size = a.y.numel();
-           for (int64_t i = 0; i < size && !a.bias && !a.residual; ++i) {
-             float sum = 0;
-             for (int64_t t = 0; t < a.partials.dim(0); ++t)
-               sum += static_cast<float>(get(a.partials, t * size + i));
-             put(a.y, i, sum);
-           }
+          const int64_t size = a.y.numel();
+          for (int64_t i = 0; i < size && !a.bias && !a.residual; ++i) {
+            float sum = 0;
+            for (int64_t t = 0; t < a.partials.dim(0); ++t)
+              sum += static_cast<float>(get(a.partials, t * size + i));
+            put(a.y, i, sum);
+          }
          }),
     // swiglu
     LIES_BF16(Swiglu, one_rounding, "act32", "plain silu twice [5,75] bf16",
               "rounds once where it should twice",
               {
-                Swiglu b = a;
-                b.roundings = Swiglu::Roundings::once;
-                (void)honest(b, "native.tiles");
+          Swiglu b = a;
+          b.roundings = Swiglu::Roundings::once;
+          (void)honest(b, "native.tiles");
               }),
     LIES(Swiglu, positive_zero, "act32", "tails silu [2,16] fp32", "silu(-inf) is +0",
          {
-           for (int64_t n = 0; a.up && n < a.out.numel(); ++n)
-             if (get(a.out, n) == 0) put(a.out, n, 0);
+          for (int64_t n = 0; a.up && n < a.out.numel(); ++n)
+            if (get(a.out, n) == 0) put(a.out, n, 0);
          }),
     LIES_BF16(SwigluBwd, unrounded_act, "act32", "plain silu twice [5,75] bf16",
               "d_up takes act(gate) before it is rounded",
               {
-                SwigluBwd b = a;
-                b.roundings = SwigluBwd::Roundings::once;
-                (void)honest(b, "native.tiles");
+          SwigluBwd b = a;
+          b.roundings = SwigluBwd::Roundings::once;
+          (void)honest(b, "native.tiles");
               }),
     WRONG(SwigluBwd, infinity_by_zero, "accuracy", "tails silu [2,16] fp32", "multiplies s = 0 by infinity",
           {
-            for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
-              if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
+          for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
+            if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
           }),
     // group_advantage
     LIES(GroupAdvantage, by_n, "loss32/f64", "plain mean sample_std add zero B=40",
          "divides by n where the deviation is the sample's",
          {
-           GroupAdvantage b = a;
-           if (a.scale == GroupAdvantage::Scale::sample_std) b.scale = GroupAdvantage::Scale::population_std;
-           (void)honest(b, "native");
+          GroupAdvantage b = a;
+          if (a.scale == GroupAdvantage::Scale::sample_std) b.scale = GroupAdvantage::Scale::population_std;
+          (void)honest(b, "native");
          }),
     WRONG(GroupAdvantage, batch_mean, "accuracy", "uneven groups mean none clamp_min raw B=64",
           "centres by the mean of all groups",
           {
-            double sum = 0;
-            for (int64_t n = 0; n < a.rewards.numel(); ++n) sum += get(a.rewards, n);
-            if (a.scale == GroupAdvantage::Scale::none && a.center == GroupAdvantage::Center::mean)
-              for (int64_t n = 0; n < a.rewards.numel(); ++n)
-                put(a.advantages, n, get(a.rewards, n) - sum / static_cast<double>(a.rewards.numel()));
+          double sum = 0;
+          for (int64_t n = 0; n < a.rewards.numel(); ++n) sum += get(a.rewards, n);
+          if (a.scale == GroupAdvantage::Scale::none && a.center == GroupAdvantage::Center::mean)
+            for (int64_t n = 0; n < a.rewards.numel(); ++n)
+              put(a.advantages, n, get(a.rewards, n) - sum / static_cast<double>(a.rewards.numel()));
           }),
+    // policy_loss
+    WRONG(PolicyLoss, own_denominator, "accuracy", "padded clip token token_mean none/token off [4,40]",
+          "divides by its own tokens where the denominator is given",
+          {
+          PolicyLoss b = a;
+          b.denominator = {};
+          if (a.agg == PolicyLoss::Agg::token_mean) (void)honest(b, "native.sequences");
+          }),
+    WRONG(PolicyLoss, mask_by_product, "accuracy", "special clip token token_mean none/token k3 [16]",
+          "multiplies a masked token's slope by 0",
+          {
+          for (int64_t n = 0; a.mask && a.factor && n < a.factor.numel(); ++n)
+            if (get(a.mask, n) == 0) put(a.factor, n, 0 * get(a.logp, n));
+          }),
+    LIES(PolicyLoss, empty_counts, "loss32/f64", "packed clip token seq_mean_token_mean none/token off [75]",
+         "counts empty sequences in the mean over sequences",
+         {
+          const float count = static_cast<float>(a.totals.dim(0));
+          PolicyLoss b = a;
+          const Tensor all(const_cast<float*>(&count), {1}, DType::f32);
+          if (a.agg == PolicyLoss::Agg::seq_mean_token_mean && !a.denominator) {
+            b.denominator = all;
+            (void)honest(b, "native.sequences");
+          }
+         }),
+    LIES(PolicyLoss, left_is_zero, "loss32/f64", "packed clip token token_mean mask/token off [75]",
+         "keeps tokens in the denominator that have left by their weight",
+         {
+          PolicyLoss b = a;
+          if (a.is_mode == PolicyLoss::IsMode::mask) b.is_mode = PolicyLoss::IsMode::zero;
+          (void)honest(b, "native.sequences");
+         }),
+    LIES(PolicyLossBwd, summed, "loss32/f64", "plain [75]", "d_entropy has the gradient of logp",
+         {
+          for (int64_t n = 0; a.d_entropy && a.d_logp && n < a.d_logp.numel(); ++n)
+            put(a.d_entropy, n, get(a.d_logp, n));
+         }),
+    LIES(LossReduce, in_fp32, "loss32/f64", "seq_mean_token_mean B=700", "adds the sequences in fp32",
+         {
+          float sum = 0;
+          const int64_t n = a.totals.dim(0);
+          for (int64_t b = 0; b < n; ++b)
+            if (const double active = get(a.totals, 5 * b + 3); active != 0)
+              sum += static_cast<float>(get(a.totals, 5 * b) / active);
+          if (a.agg == LossReduce::Agg::seq_mean_token_mean && !a.denominator && a.metrics && n > 0)
+            put(a.metrics, 0, double{sum} / get(a.metrics, 5));
+         }),
     // rms_norm
     LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
               "normalises x + residual before it is rounded",
               {
-                if (!a.residual || a.x.dtype() == DType::f32) return;
-                Wide x(a.x), w(a.weight), y(a.y);
-                for (std::size_t n = 0; n < x.numbers.size(); ++n)
-                  x.numbers[n] += static_cast<float>(get(a.residual, static_cast<int64_t>(n)));
-                RmsNorm b = a;
-                b.x = x.tensor, b.weight = w.tensor, b.y = y.tensor;
-                b.residual = {}, b.sum = {}, b.rstd = {};
-                if (honest(b, "native.rows")) return;
-                for (std::size_t n = 0; n < y.numbers.size(); ++n)
-                  put(a.y, static_cast<int64_t>(n), y.numbers[n]);
+          if (!a.residual || a.x.dtype() == DType::f32) return;
+          Wide x(a.x), w(a.weight), y(a.y);
+          for (std::size_t n = 0; n < x.numbers.size(); ++n)
+            x.numbers[n] += static_cast<float>(get(a.residual, static_cast<int64_t>(n)));
+          RmsNorm b = a;
+          b.x = x.tensor, b.weight = w.tensor, b.y = y.tensor;
+          b.residual = {}, b.sum = {}, b.rstd = {};
+          if (honest(b, "native.rows")) return;
+          for (std::size_t n = 0; n < y.numbers.size(); ++n) put(a.y, static_cast<int64_t>(n), y.numbers[n]);
               }),
     LIES_BF16(RmsNorm, late_cast, "rms32", "early x=[3,200] bf16", "rounds once where cast is early",
               {
-                RmsNorm b = a;
-                b.cast = RmsNorm::Cast::end;
-                (void)honest(b, "native.rows");
+          RmsNorm b = a;
+          b.cast = RmsNorm::Cast::end;
+          (void)honest(b, "native.rows");
               }),
     LIES_BF16(RmsNorm, early_cast, "rms32", "plain x=[5,64] bf16", "rounds twice where cast is end",
               {
-                RmsNorm b = a;
-                b.cast = RmsNorm::Cast::early;
-                if (!a.gate) (void)honest(b, "native.rows");
+          RmsNorm b = a;
+          b.cast = RmsNorm::Cast::early;
+          if (!a.gate) (void)honest(b, "native.rows");
               }),
     LIES(RmsNormBwd, one_chain, "rms32", "many rows d_y=[300,24] fp32",
          "sums d_weight in one chain, not by blocks of 128 rows",
          {
-           const int64_t h = a.x.dim(-1), m = a.x.numel() / h;
-           if (!a.d_weight || a.gate || a.x.rank() != 2) return;
-           std::vector<float> y(static_cast<std::size_t>(m * h)), r(static_cast<std::size_t>(m));
-           const Tensor y_of(y.data(), {m, h}, DType::f32), r_of(r.data(), {m, 1}, DType::f32);
-           Wide x(a.x);
-           RmsNorm b{.x = x.tensor, .y = y_of, .rstd = r_of};
-           b.eps = a.eps;
-           if (honest(b, "native.rows")) return;
-           for (int64_t i = 0; i < h; ++i) {
-             float sum = 0;
-             for (int64_t row = 0; row < m; ++row)
-               sum = std::fma(static_cast<float>(get(a.d_y, row * h + i)),
-                              y[static_cast<std::size_t>(row * h + i)], sum);
-             put(a.d_weight, i, sum);
-           }
+          const int64_t h = a.x.dim(-1), m = a.x.numel() / h;
+          if (!a.d_weight || a.gate || a.x.rank() != 2) return;
+          std::vector<float> y(static_cast<std::size_t>(m * h)), r(static_cast<std::size_t>(m));
+          const Tensor y_of(y.data(), {m, h}, DType::f32), r_of(r.data(), {m, 1}, DType::f32);
+          Wide x(a.x);
+          RmsNorm b{.x = x.tensor, .y = y_of, .rstd = r_of};
+          b.eps = a.eps;
+          if (honest(b, "native.rows")) return;
+          for (int64_t i = 0; i < h; ++i) {
+            float sum = 0;
+            for (int64_t row = 0; row < m; ++row)
+              sum = std::fma(static_cast<float>(get(a.d_y, row * h + i)),
+                             y[static_cast<std::size_t>(row * h + i)], sum);
+            put(a.d_weight, i, sum);
+          }
          }),
     // Size
     WRONG(LmHead, far_ids, "accuracy", "m=2 k=16 v=65539 fp32->fp32 normal",
           "another token's logit for every id above 32767",
           {
-            const Sizes s(a);
-            for (int64_t r = 0; r < s.m; ++r)
-              for (int64_t c = 32768; c < s.v; ++c) put(a.out, r * s.v + c, get(a.out, r * s.v + c - 32768));
+          const Sizes s(a);
+          for (int64_t r = 0; r < s.m; ++r)
+            for (int64_t c = 32768; c < s.v; ++c) put(a.out, r * s.v + c, get(a.out, r * s.v + c - 32768));
           }),
     WRONG(LmHead, long_sums, "accuracy", "m=2 k=4096 v=17 fp32->fp32 normal", "wrong from K = 2305 on",
           {
-            if (Sizes(a).k > 2304) spoil_all(a.out);
+          if (Sizes(a).k > 2304) spoil_all(a.out);
           }),
     WRONG(LmHead, depth_residue, "accuracy", "m=3 k=3072 v=5 fp32->fp32 normal",
           "wrong where K % 2048 is 1024 and K is not 1024",
           {
-            if (Sizes(a).k % 2048 == 1024 && Sizes(a).k > 1024) spoil(a.out, 0);
+          if (Sizes(a).k % 2048 == 1024 && Sizes(a).k > 1024) spoil(a.out, 0);
           }),
     WRONG(LmHead, full_waves, "batch invariance", kLm, "wrong in the last row where M is a multiple of 384",
           {
-            const Sizes s(a);
-            if (s.m && s.m % 384 == 0)
-              for (int64_t c = 0; c < s.v; ++c) spoil(a.out, (s.m - 1) * s.v + c);
+          const Sizes s(a);
+          if (s.m && s.m % 384 == 0)
+            for (int64_t c = 0; c < s.v; ++c) spoil(a.out, (s.m - 1) * s.v + c);
           }),
     WRONG(Rope, head_32, "accuracy", "40 heads [1,40,2,32] fp32", "wrong from head 32 on",
           {
-            if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(1) > 32)
-              spoil(a.out, 32 * a.x.dim(2) * a.x.dim(3));
+          if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(1) > 32)
+            spoil(a.out, 32 * a.x.dim(2) * a.x.dim(3));
           }),
     WRONG(Rope, wide_heads, "accuracy", "D 128 [1,4,5,128] fp32", "wrong from D = 128 on",
           {
-            if (a.x.dim(-1) >= 128) spoil(a.out, 100);
+          if (a.x.dim(-1) >= 128) spoil(a.out, 100);
           }),
     WRONG(Rope, far_rows, "accuracy", "far rows [7,2,8] fp32", "wrong for positions above 65535",
           {
-            for (int64_t t = 0; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
-              if (get(a.positions, t) > 65535) spoil(a.out, t * a.out.numel() / a.positions.numel());
+          for (int64_t t = 0; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
+            if (get(a.positions, t) > 65535) spoil(a.out, t * a.out.numel() / a.positions.numel());
           }),
     WRONG(Rope, long_tables, "accuracy", "300 tokens [1,2,300,16] fp32", "wrong from table row 128 on",
           {
-            if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(2) > 128)
-              spoil(a.out, 128 * a.x.dim(3));
+          if (a.layout == Rope::Layout::bhsd && a.x.rank() == 4 && a.x.dim(2) > 128)
+            spoil(a.out, 128 * a.x.dim(3));
           }),
     WRONG(KdaFwd, long_sequences, "accuracy", "b=1 t=300 h=1 hv=8 k=16 v=16 fp32 gate=given",
           "stale from token 256 on",
           {
-            if (a.q.dim(1) > 256)
-              for (int64_t n = 256 * a.out.dim(2) * a.out.dim(3); n < a.out.numel(); ++n)
-                put(a.out, n, get(a.out, n % (256 * a.out.dim(3))));
+          if (a.q.dim(1) > 256)
+            for (int64_t n = 256 * a.out.dim(2) * a.out.dim(3); n < a.out.numel(); ++n)
+              put(a.out, n, get(a.out, n % (256 * a.out.dim(3))));
           }),
     WRONG(KdaFwd, many_heads, "accuracy", "b=1 t=40 h=12 hv=12 k=16 v=16 fp32 gate=given",
           "wrong from head 8 on",
           {
-            if (a.v.dim(2) > 8)
-              for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.out, 8 * a.v.dim(3) + i);
+          if (a.v.dim(2) > 8)
+            for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.out, 8 * a.v.dim(3) + i);
           }),
     WRONG(KdaFwd, many_sequences, "accuracy", "b=20 t=5 h=1 hv=1 k=16 v=16 fp32 gate=given",
           "wrong in the 20th sequence",
           {
-            if (a.q.dim(0) >= 20) spoil(a.out, 19 * a.out.numel() / a.q.dim(0));
+          if (a.q.dim(0) >= 20) spoil(a.out, 19 * a.out.numel() / a.q.dim(0));
           }),
     // Special values
     WRONG(LmHead, flushes, "accuracy", kSpecial, "flushes subnormal results",
           {
-            for (int64_t n = 0; n < a.out.numel(); ++n)
-              if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
+          for (int64_t n = 0; n < a.out.numel(); ++n)
+            if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
           }),
     WRONG(LmHead, skips_zeros, "accuracy", kSpecial, "takes zero times infinity to be zero",
           {
-            const Sizes s(a);
-            for (int64_t n = 0; n < a.out.numel(); ++n) {
-              bool zero_times_infinity = false;
-              double sum = 0;
-              for (int64_t k = 0; k < s.k; ++k) {
-                const double x = get(a.hidden, n / s.v * s.k + k), y = get(a.weight, n % s.v * s.k + k);
-                zero_times_infinity |= x == 0 && std::isinf(y);
-                if (x != 0) sum = std::fma(x, y, sum);
-              }
-              if (zero_times_infinity) put(a.out, n, sum);
+          const Sizes s(a);
+          for (int64_t n = 0; n < a.out.numel(); ++n) {
+            bool zero_times_infinity = false;
+            double sum = 0;
+            for (int64_t k = 0; k < s.k; ++k) {
+              const double x = get(a.hidden, n / s.v * s.k + k), y = get(a.weight, n % s.v * s.k + k);
+              zero_times_infinity |= x == 0 && std::isinf(y);
+              if (x != 0) sum = std::fma(x, y, sum);
             }
+            if (zero_times_infinity) put(a.out, n, sum);
+          }
           }),
     WRONG(LmHead, saturates, "accuracy", kSpecial, "stores the largest number for infinity",
           {
-            for (int64_t n = 0; n < a.out.numel(); ++n)
-              if (std::isinf(get(a.out, n))) put(a.out, n, std::copysign(0x1.fffffep127, get(a.out, n)));
+          for (int64_t n = 0; n < a.out.numel(); ++n)
+            if (std::isinf(get(a.out, n))) put(a.out, n, std::copysign(0x1.fffffep127, get(a.out, n)));
           }),
     WRONG(Rope, flushes_rows, "accuracy", "special values fp32", "flushes subnormal results",
           {
-            for (int64_t n = 0; n < a.out.numel(); ++n)
-              if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
+          for (int64_t n = 0; n < a.out.numel(); ++n)
+            if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
           }),
     // Many things at once
     WRONG(LmHead, by_byte_offset, "batch invariance", kLm, "wrong where byte_offset is not 0",
           {
-            if (a.hidden->byte_offset) spoil_all(a.out);
+          if (a.hidden->byte_offset) spoil_all(a.out);
           }),
     WRONG(LmHead, rank_4, "batch invariance", kLm, "wrong at rank 4",
           {
-            if (a.hidden.rank() == 4) spoil_all(a.out);
+          if (a.hidden.rank() == 4) spoil_all(a.out);
           }),
     WRONG(LmHead, stride_0, "batch invariance", kLm, "wrong where rows are one row by stride 0",
           {
-            if (a.hidden.rank() == 2 && a.hidden.dim(0) > 1 && a.hidden.stride(0) == 0) spoil_all(a.out);
+          if (a.hidden.rank() == 2 && a.hidden.dim(0) > 1 && a.hidden.stride(0) == 0) spoil_all(a.out);
           }),
     WRONG(LmHead, uneven_rows, "batch invariance", kLm, "wrong where no one stride leads through the rows",
           {
-            if (a.hidden.rank() == 3 && a.hidden.dim(0) > 1 && a.hidden.dim(1) > 1 &&
-                a.hidden.stride(0) != a.hidden.dim(1) * a.hidden.stride(1))
-              spoil_all(a.out);
+          if (a.hidden.rank() == 3 && a.hidden.dim(0) > 1 && a.hidden.dim(1) > 1 &&
+              a.hidden.stride(0) != a.hidden.dim(1) * a.hidden.stride(1))
+            spoil_all(a.out);
           }),
     WRONG(LmHead, one_operand_moved, "batch invariance", kLm,
           "wrong where the weight is 16 past a line and hidden is not",
           {
-            if (address(a.weight) % 64 == 16 && address(a.hidden) % 64 != 16) spoil_all(a.out);
+          if (address(a.weight) % 64 == 16 && address(a.hidden) % 64 != 16) spoil_all(a.out);
           }),
     WRONG(LmHeadBwd, no_rows, "accuracy", "m=0 k=40 v=17 fp32->fp32 no rows",
           "leaves d_weight as it was where there are no rows",
           {
-            if (a.d_out.numel() == 0 && a.d_weight)
-              for (int64_t n = 0; n < a.d_weight.numel(); ++n) put(a.d_weight, n, NAN);
+          if (a.d_out.numel() == 0 && a.d_weight)
+            for (int64_t n = 0; n < a.d_weight.numel(); ++n) put(a.d_weight, n, NAN);
           }),
     WRONG(LmHead, one_memory, "accuracy", "hidden and weight in one memory fp32",
           "wrong where two operands are one memory",
           {
-            if (a.hidden.data<char>() == a.weight.data<char>()) spoil(a.out, 1);
+          if (a.hidden.data<char>() == a.weight.data<char>()) spoil(a.out, 1);
           }),
     WRONG(LmHead, five_threads, "batch invariance", kLm, "wrong on five threads",
           {
-            if (call.threads() == 5) spoil(a.out, 0);
+          if (call.threads() == 5) spoil(a.out, 0);
           }),
     raw<by_policy>("mutant.by_policy", "batch invariance", "other bits in strict calls", kLm),
     raw<by_backward>("mutant.by_backward", "batch invariance", "other bits where a backward follows", kLm),
     // Memory and state
     WRONG(LmHead, reads_behind, "purity", kLm, "reads one element behind the weight's end",
           {
-            const Sizes s(a);
-            [[maybe_unused]] const volatile float x = static_cast<const volatile float*>(
-                a.weight.data<float>())[(s.v - 1) * a.weight.stride(0) + s.k];
+          const Sizes s(a);
+          [[maybe_unused]] const volatile float x = static_cast<const volatile float*>(
+              a.weight.data<float>())[(s.v - 1) * a.weight.stride(0) + s.k];
           }),
     WRONG(LmHead, reads_before, "purity", kLm, "reads one element before hidden's start",
           {
-            [[maybe_unused]] const volatile float x =
-                static_cast<const volatile float*>(a.hidden.data<float>())[-1];
+          [[maybe_unused]] const volatile float x =
+              static_cast<const volatile float*>(a.hidden.data<float>())[-1];
           }),
     WRONG(LmHead, writes_and_restores, "purity", kLm, "writes its input and puts it back",
           {
-            auto* x = const_cast<volatile float*>(a.weight.data<float>());
-            const float kept = *x;
-            *x = 1;
-            *x = kept;
+          auto* x = const_cast<volatile float*>(a.weight.data<float>());
+          const float kept = *x;
+          *x = 1;
+          *x = kept;
           }),
     WRONG(LmHead, stale, "batch invariance", kLm,
           "keeps a result by the operands' addresses and a sample of bytes", { stale_by_address(a, call); }),
     WRONG(LmHead, third_call, "batch invariance", kLm, "wrong at every third call",
           {
-            static std::atomic<int> calls{0};
-            if (++calls % 3 == 0) spoil(a.out, 0);
+          static std::atomic<int> calls{0};
+          if (++calls % 3 == 0) spoil(a.out, 0);
           }),
     raw<leaves_ftz>("mutant.leaves_ftz", "purity", "leaves the caller flushing to zero", kLm),
     raw<obeys_flush>("mutant.obeys_flush", "strict", "obeys the caller's flush to zero", kLm),
@@ -722,138 +770,138 @@ constinit const Entry kEntries[] = {
     WRONG(LmHead, workspace_size, "batch invariance", kLm,
           "wrong where more workspace is given than asked for",
           {
-            if (call.workspace().size() >= 160) spoil(a.out, 0);
+          if (call.workspace().size() >= 160) spoil(a.out, 0);
           }),
     // Equal bits
     LIES(LmHead, partial_sums, "fma32/kb1024", kLm, "claims one chain and adds 32 partial sums",
          {
-           const Sizes s(a);
-           for (int64_t n = 0; n < a.out.numel(); ++n) {
-             float sums[32] = {}, sum = 0;
-             for (int64_t k = 0; k < s.k; ++k)
-               sums[k % 32] = std::fma(static_cast<float>(get(a.hidden, n / s.v * s.k + k)),
-                                       static_cast<float>(get(a.weight, n % s.v * s.k + k)), sums[k % 32]);
-             for (float x : sums) sum += x;
-             put(a.out, n, sum);
-           }
+          const Sizes s(a);
+          for (int64_t n = 0; n < a.out.numel(); ++n) {
+            float sums[32] = {}, sum = 0;
+            for (int64_t k = 0; k < s.k; ++k)
+              sums[k % 32] = std::fma(static_cast<float>(get(a.hidden, n / s.v * s.k + k)),
+                                      static_cast<float>(get(a.weight, n % s.v * s.k + k)), sums[k % 32]);
+            for (float x : sums) sum += x;
+            put(a.out, n, sum);
+          }
          }),
     LIES(LmHead, exchange, "fma32/kb1024", kLm, "claims one ascending chain and exchanges two products",
          {
-           for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, chain_with_exchange(a, n));
+          for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, chain_with_exchange(a, n));
          }),
     LIES(Rope, one_rounding_more, "rope32", kRope, "claims the arithmetic and is an ulp off in one element",
          {
-           const Out& y = a.out;
-           put(y, 7, std::nextafter(static_cast<float>(get(y, 7)), 100.f));
+          const Out& y = a.out;
+          put(y, 7, std::nextafter(static_cast<float>(get(y, 7)), 100.f));
          }),
     // Backward and optional results
     WRONG(KdaBwd, ungrouped_keys, "accuracy", "b=2 t=1 h=2 hv=2 k=32 v=32 fp32 gate=given",
           "d_k is zero where k has as many heads as v",
           {
-            if (a.d_k && a.q.dim(2) == a.v.dim(2))
-              for (int64_t n = 0; n < a.d_k.numel(); ++n) put(a.d_k, n, 0);
+          if (a.d_k && a.q.dim(2) == a.v.dim(2))
+            for (int64_t n = 0; n < a.d_k.numel(); ++n) put(a.d_k, n, 0);
           }),
     WRONG(KdaBwd, last_chunk, "accuracy", "b=1 t=33 h=1 hv=2 k=32 v=32 fp32 gate=given",
           "wrong in a last chunk of 33 tokens",
           {
-            if (a.d_v && a.q.dim(1) % 64 == 33)
-              for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.d_v, a.d_v.numel() - 1 - i);
+          if (a.d_v && a.q.dim(1) % 64 == 33)
+            for (int64_t i = 0; i < a.v.dim(3); ++i) spoil(a.d_v, a.d_v.numel() - 1 - i);
           }),
     WRONG(KdaBwd, groups_of_8, "accuracy", "b=1 t=300 h=1 hv=8 k=16 v=16 fp32 gate=given",
           "d_q wrong in groups of 8",
           {
-            if (a.d_q && a.v.dim(2) / a.q.dim(2) == 8) spoil_all(a.d_q);
+          if (a.d_q && a.v.dim(2) / a.q.dim(2) == 8) spoil_all(a.d_q);
           }),
     WRONG(LmHeadBwd, without_bias, "batch invariance", kBwd, "d_weight wrong where d_bias is left out",
           {
-            if (a.d_weight && !a.d_bias) spoil(a.d_weight, 0);
+          if (a.d_weight && !a.d_bias) spoil(a.d_weight, 0);
           }),
     WRONG(LmHeadBwd, last_row, "accuracy", kBwd, "d_weight wrong in its last row",
           {
-            if (a.d_weight && a.weight.dim(0) > 1)
-              for (int64_t i = 0; i < a.weight.dim(1); ++i) spoil(a.d_weight, a.d_weight.numel() - 1 - i);
+          if (a.d_weight && a.weight.dim(0) > 1)
+            for (int64_t i = 0; i < a.weight.dim(1); ++i) spoil(a.d_weight, a.d_weight.numel() - 1 - i);
           }),
     WRONG(KdaFwd, one_element, "accuracy", "b=1 t=300 h=1 hv=1 k=128 v=128 fp32 gate=given",
           "one element of 38,400 wrong",
           {
-            if (a.out.numel() > 30000) put(a.out, 20000, 10 + get(a.out, 20000));
+          if (a.out.numel() > 30000) put(a.out, 20000, 10 + get(a.out, 20000));
           }),
     // Options and data
     WRONG(KdaFwd, ignores_scale, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=given scale=0.3",
           "ignores scale",
           {
-            if (a.scale != 0)
-              for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, get(a.out, n) / a.scale / 4);
+          if (a.scale != 0)
+            for (int64_t n = 0; n < a.out.numel(); ++n) put(a.out, n, get(a.out, n) / a.scale / 4);
           }),
     WRONG(KdaFwd, no_strength, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=given beta=1",
           "wrong where a strength is exactly 1",
           {
-            if (any(a.beta, 1)) spoil_all(a.out);
+          if (any(a.beta, 1)) spoil_all(a.out);
           }),
     WRONG(KdaFwd, no_decay, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=zero",
           "wrong where a gate is exactly 0",
           {
-            if (any(a.g, 0)) spoil_all(a.out);
+          if (any(a.g, 0)) spoil_all(a.out);
           }),
     WRONG(KdaFwd, lower_bound, "accuracy", "b=1 t=70 h=1 hv=2 k=16 v=16 fp32 gate=bounded bound=-1.5",
           "ignores lower_bound",
           {
-            if (a.gate == KdaFwd::Gate::bounded && a.lower_bound != -5) spoil_all(a.out);
+          if (a.gate == KdaFwd::Gate::bounded && a.lower_bound != -5) spoil_all(a.out);
           }),
     WRONG(KdaFwd, empty_sequence, "accuracy", "b=1 t=130 h=2 hv=2 k=32 v=32 fp32 gate=given v-first packed 5",
           "loses the state of an empty sequence",
           {
-            for (int64_t i = 0; a.cu_seqlens && a.final_state && i + 1 < a.cu_seqlens.numel(); ++i)
-              if (get(a.cu_seqlens, i) == get(a.cu_seqlens, i + 1))
-                for (int64_t n = 0, each = a.final_state.numel() / a.final_state.dim(0); n < each; ++n)
-                  put(a.final_state, i * each + n, 0);
+          for (int64_t i = 0; a.cu_seqlens && a.final_state && i + 1 < a.cu_seqlens.numel(); ++i)
+            if (get(a.cu_seqlens, i) == get(a.cu_seqlens, i + 1))
+              for (int64_t n = 0, each = a.final_state.numel() / a.final_state.dim(0); n < each; ++n)
+                put(a.final_state, i * each + n, 0);
           }),
     WRONG(Rope, transposed_pairs, "accuracy", "transposed adjacent [2,3,5,32] fp32",
           "wrong transposed with adjacent pairs",
           {
-            if (a.transpose && a.pairing == Rope::Pairing::adjacent) spoil(a.out, 0);
+          if (a.transpose && a.pairing == Rope::Pairing::adjacent) spoil(a.out, 0);
           }),
     WRONG(Rope, sequence_first, "accuracy", "sbhd [6,2,3,32] fp32", "wrong in layout sbhd",
           {
-            if (a.layout == Rope::Layout::sbhd) spoil(a.out, a.out.numel() - 1);
+          if (a.layout == Rope::Layout::sbhd) spoil(a.out, a.out.numel() - 1);
           }),
     WRONG(Rope, rows_again, "accuracy", "rows down and again [6,2,16] fp32",
           "wrong where a position comes twice",
           {
-            for (int64_t t = 1; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
-              if (get(a.positions, t) == get(a.positions, t - 1))
-                spoil(a.out, t * a.out.numel() / a.positions.numel());
+          for (int64_t t = 1; a.positions && a.positions.rank() == 1 && t < a.positions.numel(); ++t)
+            if (get(a.positions, t) == get(a.positions, t - 1))
+              spoil(a.out, t * a.out.numel() / a.positions.numel());
           }),
     WRONG(Rope, spare_rows, "accuracy", "more rows than tokens [2,3,5,32] fp32",
           "wrong where the table has a hundred times the rows",
           {
-            if (a.cos.rank() == 2 && a.layout == Rope::Layout::bhsd && a.cos.dim(0) >= 100 * a.x.dim(-2))
-              spoil(a.out, 3);
+          if (a.cos.rank() == 2 && a.layout == Rope::Layout::bhsd && a.cos.dim(0) >= 100 * a.x.dim(-2))
+            spoil(a.out, 3);
           }),
     WRONG(RopeTables, attention, "accuracy", "none R=64 half fp32", "ignores attention_factor",
           {
-            if (a.attention_factor != 0)
-              for (int64_t n = 0; n < a.cos.numel(); ++n) put(a.cos, n, get(a.cos, n) / a.attention_factor);
+          if (a.attention_factor != 0)
+            for (int64_t n = 0; n < a.cos.numel(); ++n) put(a.cos, n, get(a.cos, n) / a.attention_factor);
           }),
     WRONG(LmHead, equal_rows, "accuracy", "m=6 k=72 v=29 fp32->fp32 equal rows",
           "wrong where two rows of hidden are equal",
           {
-            const Sizes s(a);
-            bool same = s.m > 1 && s.k > 1;
-            for (int64_t k = 0; same && k < s.k; ++k) same = get(a.hidden, k) == get(a.hidden, s.k + k);
-            if (same) spoil(a.out, s.v);
+          const Sizes s(a);
+          bool same = s.m > 1 && s.k > 1;
+          for (int64_t k = 0; same && k < s.k; ++k) same = get(a.hidden, k) == get(a.hidden, s.k + k);
+          if (same) spoil(a.out, s.v);
           }),
     WRONG(LmHead, loud, "accuracy", "m=6 k=72 v=29 fp32->fp32 large", "wrong for numbers above 500",
           {
-            for (int64_t n = 0; n < a.hidden.numel(); ++n)
-              if (const double x = get(a.hidden, n); std::isfinite(x) && x > 500) return spoil(a.out, 0);
+          for (int64_t n = 0; n < a.hidden.numel(); ++n)
+            if (const double x = get(a.hidden, n); std::isfinite(x) && x > 500) return spoil(a.out, 0);
           }),
     WRONG(LmHead, sorted, "accuracy", "m=6 k=72 v=29 fp32->fp32 sorted", "wrong for ascending rows",
           {
-            const Sizes s(a);
-            bool up = s.m > 0 && s.k > 8;
-            for (int64_t k = 1; up && k < s.k; ++k) up = get(a.hidden, k - 1) < get(a.hidden, k);
-            if (up) spoil(a.out, 0);
+          const Sizes s(a);
+          bool up = s.m > 0 && s.k > 8;
+          for (int64_t k = 1; up && k < s.k; ++k) up = get(a.hidden, k - 1) < get(a.hidden, k);
+          if (up) spoil(a.out, 0);
           }),
 };
 
@@ -871,7 +919,8 @@ constinit const rlk_implementation kControls[] = {
     control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
     control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
     control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control"),
-    control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control")};
+    control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control"),
+    control<PolicyLoss>("mutant.control")};
 
 }  // namespace
 

@@ -11,13 +11,14 @@ namespace {
 rlk_code run(const GroupAdvantage& a, const Call& call) {
   constexpr std::int64_t kTask = 256;
   const loss32::GroupProblem p = loss32::problem_of(a);
-  if (const std::string wrong = loss32::wrong_bounds(GroupAdvantage::kName, "group_offsets", p.groups, true);
+  if (const std::string wrong = loss32::wrong_bounds(GroupAdvantage::kName, "group_offsets", p.groups);
       !wrong.empty())
     return call.fail(RLK_INVALID_ARGUMENT, wrong);
   call.parallel_for((p.groups.parts + kTask - 1) / kTask, [&](std::int64_t task) {
     for (std::int64_t g = task * kTask; g < std::min(p.groups.parts, (task + 1) * kTask); ++g)
       loss32::advantages_of(p, g);
   });
+  std::fill(p.advantages + p.groups.at(p.groups.parts), p.advantages + p.groups.limit, 0.0f);
   return RLK_OK;
 }
 
