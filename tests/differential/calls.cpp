@@ -617,6 +617,44 @@ void loss_reduce(Call& c, Random& r) {
   if (r.chance(70)) c.write("metrics", DType::f32);
 }
 
+// ---- attention
+
+void attention(Call& c, Random& r) {
+  const DType type = float_type(r);
+  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 3), d = 16 * r.between(1, 3),
+                dv = 16 * r.between(1, 3), n = r.between(1, 3), queries = r.below(7),
+                keys = r.pick<int64_t>({1, 9, 40, 130});
+  const bool packed = r.chance(30), paged = r.chance(40);
+  const auto rows = [](Shape shape, int64_t h, int64_t w) { return shape.push_back(h), with_last(shape, w); };
+  if (packed) {
+    c.read("q", rows({queries}, heads, d), type);
+    c.read("cu_q", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, queries)});
+  } else {
+    c.read("q", rows({n, queries}, heads, d), type);
+  }
+  Shape held{n, keys};
+  if (paged) {
+    const int64_t page = r.pick<int64_t>({7, 16, 32}), most = (keys + page - 1) / page,
+                  pages = r.between(1, 5);
+    held = {pages, page};
+    c.read("block_table", {n, most}, index_type(r), {Values::integers, 0, static_cast<double>(pages)});
+  } else if (packed && r.chance(60)) {
+    held = {keys};
+    c.read("cu_k", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, keys)});
+  }
+  c.read("k", rows(held, kv_heads, d), type);
+  c.read("v", rows(held, kv_heads, dv), type);
+  if (paged || (held.size() == 2 && r.chance(40)))
+    c.read("kv_len", {n}, index_type(r), {Values::integers, 0, static_cast<double>(keys + 1)});
+  if (r.chance(30)) c.read("sinks", {heads}, DType::f32);
+  c.set("causal", r.below(2));
+  if (r.chance(30)) c.set("causal", 1), c.set("window", r.between(1, 50));
+  if (r.chance(20)) c.set_real("softcap", 3);
+  if (r.chance(30)) c.set("split", r.pick<int64_t>({0, 512, 2048, 4096}));
+  c.write("out", or_f32(r, type));
+  if (r.chance(70)) c.write("lse", DType::f32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -647,6 +685,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"policy_loss", policy_loss},
       {"policy_loss_bwd", policy_loss_bwd},
       {"loss_reduce", loss_reduce},
+      {"attention", attention},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -498,6 +498,55 @@ constinit const Entry kEntries[] = {
           for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
             if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
           }),
+    // attention
+    LIES(Attention, split_by_length, "fma32/attn128/s1024",
+         "split b=1 s=2 l=1025 h=2/1 d=16/16 split=1024 fp32", "cuts long sequences into more splits",
+         {
+           Attention b = a;
+           b.split = 512;
+           if (a.k.dim(-3) > 1024) (void)honest(b, "native");
+         }),
+    LIES_BF16(Attention, unrounded_weights, "fma32/attn128/s1024",
+              "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16", "keeps the weights in fp32",
+              {
+                if (a.block_table || a.cu_q || a.kv_len) return;
+                Wide q(a.q), k(a.k), v(a.v), out(a.out);
+                Attention b = a;
+                b.q = q.tensor, b.k = k.tensor, b.v = v.tensor, b.out = out.tensor;
+                if (honest(b, "native")) return;
+                for (std::size_t n = 0; n < out.numbers.size(); ++n)
+                  put(a.out, static_cast<int64_t>(n), out.numbers[n]);
+              }),
+    WRONG(Attention, masked_by_number, "accuracy",
+          "more queries than keys b=2 s=4 l=3 h=2/1 d=32/16 split=1024 fp32",
+          "gives masked keys a score of -1e30, so that rows without keys have some",
+          {
+            for (int64_t n = 0; a.lse && n < a.lse.numel(); ++n)
+              if (get(a.lse, n) == -INFINITY) put(a.lse, n, -1e30);
+          }),
+    WRONG(Attention, window_and_one, "accuracy",
+          "window b=2 s=140 l=140 h=1/1 d=16/16 split=1024 window=1 fp32",
+          "sees one key more than the window",
+          {
+            Attention b = a;
+            b.window = a.window + 1;
+            if (a.window > 0) (void)honest(b, "native");
+          }),
+    WRONG(Attention, no_sinks, "accuracy", "sinks b=2 s=5 l=150 h=7/1 d=16/48 split=1024 fp32",
+          "leaves the sinks out of the sum",
+          {
+            Attention b = a;
+            b.sinks = {};
+            (void)honest(b, "native");
+          }),
+    WRONG(Attention, one_query_sees_all, "accuracy",
+          "paged b=2 s=2 l=200 h=2/1 d=16/16 split=1024 page=100 fp32",
+          "takes few queries for one, which needs no mask",
+          {
+            Attention b = a;
+            b.causal = false;
+            if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
+          }),
     // group_advantage
     LIES(GroupAdvantage, by_n, "loss32/f64", "plain mean sample_std add zero B=40",
          "divides by n where the deviation is the sample's",

@@ -1,0 +1,121 @@
+// attention as plain data, and the fp32 steps of its rule (arithmetic ids fma32/attn128/s<S>): one source for native code and
+// GPU kernels. Templates take float or a GCC vector of float.
+//
+// Positions of keys are absolute: tiles of kTile keys and splits of `split` keys are counted from the sequence's first key,
+// wherever it lies and whatever part of the queries a call holds.
+#pragma once
+
+#include "arithmetic/math.hpp"
+#include "arithmetic/rows.hpp"
+
+namespace rlk::attn128 {
+
+using rows::Type;
+
+inline constexpr int kTile = 128;
+inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147182f;
+
+// int32 or int64, absent when data is null.
+struct Integers {
+  const void* data = nullptr;
+  bool wide = false;
+  std::int64_t stride[2] = {};
+
+  RLK_HD explicit operator bool() const { return data != nullptr; }
+  RLK_HD std::int64_t get(std::int64_t i, std::int64_t j = 0) const {
+    const std::int64_t at = i * stride[0] + j * stride[1];
+    return wide ? static_cast<const std::int64_t*>(data)[at] : static_cast<const std::int32_t*>(data)[at];
+  }
+};
+
+// [.., heads, width]: a packed token has no sequence stride; keys have theirs by sequence or by page.
+struct Tensor {
+  void* data = nullptr;
+  Type type = Type::f32;
+  std::int64_t sequence = 0, token = 0, head = 0;
+
+  RLK_HD explicit operator bool() const { return data != nullptr; }
+  RLK_HD void* at(std::int64_t n, std::int64_t t, std::int64_t h) const {
+    return static_cast<char*>(data) + (n * sequence + t * token + h * head) * rows::size_of(type);
+  }
+};
+
+// The keys that a query sees: [first, last).
+struct Visible {
+  std::int64_t first, last;
+};
+
+struct Problem {
+  std::int64_t sequences = 0;
+  std::int64_t queries = 0;   // rows of q in all, or of each sequence where cu_q is absent
+  std::int64_t room = 0;      // keys there is memory for: in all where cu_k is there, else of each sequence
+  std::int64_t page_size = 0, pages = 0;
+  int heads = 1, group = 1, width = 0, value_width = 0;  // heads of k and v; heads of q to each
+  Tensor q, k, v, out, lse;
+  Integers cu_q, cu_k, kv_len, block_table;
+  const float* sinks = nullptr;
+  bool causal = true;
+  std::int64_t window = 0, split = 0;
+  double scale64 = 1, cap64 = 0;
+  float scale = 1, cap = 0, c = 1;
+
+  // What bounds of another size than the memory say is held to the memory, so that no kernel leaves it.
+  RLK_HD static std::int64_t held(std::int64_t x, std::int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
+  RLK_HD std::int64_t q_begin(std::int64_t n) const { return cu_q ? held(cu_q.get(n), queries) : 0; }
+  RLK_HD std::int64_t q_len(std::int64_t n) const {
+    if (!cu_q) return queries;
+    const std::int64_t begin = q_begin(n), end = held(cu_q.get(n + 1), queries);
+    return end > begin ? end - begin : 0;
+  }
+  RLK_HD std::int64_t k_begin(std::int64_t n) const { return cu_k ? held(cu_k.get(n), room) : 0; }
+  RLK_HD std::int64_t kv_count(std::int64_t n) const {
+    std::int64_t most = room;
+    if (cu_k) most = held(cu_k.get(n + 1), room) - k_begin(n);
+    return held(kv_len ? kv_len.get(n) : most, most < 0 ? 0 : most);
+  }
+  // Row of k or v that holds key j of sequence n, whose first key is in row `begin`.
+  RLK_HD const void* key(const Tensor& t, std::int64_t n, std::int64_t begin, std::int64_t j,
+                         std::int64_t h) const {
+    if (!block_table) return t.at(n, begin + j, h);
+    const std::int64_t page = held(block_table.get(n, j / page_size), pages - 1);
+    return t.at(page, j % page_size, h);
+  }
+  RLK_HD Visible visible(std::int64_t position, std::int64_t keys) const {
+    Visible v{0, keys};
+    if (causal && position + 1 < keys) v.last = position + 1;
+    if (window > 0 && position + 1 > window) v.first = position + 1 - window;
+    if (v.last < v.first) v.last = v.first;
+    return v;
+  }
+  RLK_HD std::int64_t split_of(std::int64_t tile) const { return split == 0 ? 0 : tile * kTile / split; }
+};
+
+// A score as it takes part.
+template <class T>
+RLK_HD T capped(const Problem& p, T score) {
+  if (p.cap == 0) return score;
+  const T inner = score * p.scale / p.cap;
+  return simt::tanh<T>(inner) * p.cap;
+}
+
+// Maxima are those of score * c. -inf stands for no score yet, where 0 takes its place in differences.
+RLK_HD float base_of(float m) { return m == -__builtin_inff() ? 0.0f : m; }
+
+template <class T>
+RLK_HD T weight(T score, T c, T minus_base) {
+  return simt::exp2<T>(simt::fused(score, c, minus_base));
+}
+
+// What the sums of two sides are multiplied by when they are joined.
+struct Join {
+  float m, a, b;
+};
+RLK_HD Join join(float m, float other) {
+  const float most = m > other ? m : other, base = base_of(most);
+  return {most, simt::exp2(m - base), simt::exp2(other - base)};
+}
+RLK_HD float joined(float x, float a, float y, float b) { return simt::fused(x, a, y * b); }
+
+RLK_HD float lse_of(float m, float l) { return simt::fused(m, kLn2, simt::ln(l)); }
+
+}  // namespace rlk::attn128

@@ -1,0 +1,36 @@
+// attention on the CPU (arithmetic fma32/attn128/s<S>), compiled once per instruction set; the choice changes no bit.
+#pragma once
+
+#include "arithmetic/attention/problem.hpp"
+#include "native/levels.hpp"
+
+namespace rlk::native::attn {
+
+using attn128::kTile;
+using attn128::Problem;
+
+// Rows of a task: the queries of one head of k and v, those that share a key side by side. They share a tile of keys, which
+// is turned once for all of them. A multiple of 6, which is what the widest product holds in registers.
+inline constexpr int kRows = 96;
+
+// A task: rows [first, first + count) of sequence n and head h.
+struct Block {
+  std::int64_t n, h, first;
+  int count;
+};
+
+struct Engine {
+  void (*forward)(const Problem& p, const Block& block, float* scratch);
+};
+extern const Engine kScalar, kAvx2, kAvx512;
+
+constexpr const Engine& engine_for(Isa isa) {
+  return isa == Isa::avx512 ? kAvx512 : isa == Isa::avx2 ? kAvx2 : kScalar;
+}
+
+inline std::int64_t scratch_floats(const Problem& p) {
+  const std::int64_t d = p.width, dv = p.value_width;
+  return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 6 * kRows;
+}
+
+}  // namespace rlk::native::attn

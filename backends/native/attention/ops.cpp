@@ -1,0 +1,208 @@
+// attention on the CPU: fma32/attn128/s<S> by instruction set, an implementation for every S.
+//
+// The attribute `split` chooses among the ids and each implementation refuses the others: so an id says all there is to
+// know of the bits, to policies, certificates and replays alike, and the dispatcher needs to know nothing of splits.
+//
+// Operations: 2 (D + Dv) per query head and key that the tile grid holds for it. A task is up to 96 rows (queries of the heads
+// that share keys) and reads each of their tiles of K and V once.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "arithmetic/attention/bind.hpp"
+#include "native/attention/engine.hpp"
+#include "rlk/workers.hpp"
+
+namespace rlk::native {
+namespace {
+
+using attn128::Problem;
+using attn128::problem_of;
+
+constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+std::int64_t blocks_of(const Problem& p, std::int64_t queries) {
+  return (queries * p.group + attn::kRows - 1) / attn::kRows;
+}
+
+std::uint64_t scratch_bytes(const Problem& p) {
+  return static_cast<std::uint64_t>(attn::scratch_floats(p)) * sizeof(float);
+}
+
+// Packed sequences may each leave a block that is not full.
+std::uint64_t workspace(const Attention& a, const rlk_request& r) {
+  const Problem p = problem_of(a);
+  const std::int64_t blocks =
+      p.cu_q ? blocks_of(p, p.queries) + p.sequences : blocks_of(p, p.queries) * p.sequences;
+  return workers::workspace_for(r.threads, blocks * p.heads, scratch_bytes(p));
+}
+
+template <int S>
+rlk_verdict supports(const Attention& a, const rlk_request&) {
+  if (a.split == S) return kAccept;
+  return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
+                "set split, or take another arithmetic");
+}
+
+// ---- bounds, lengths and pages
+
+rlk_code fail(const Call& call, const char* name, std::int64_t i, std::int64_t is, const char* relation,
+              std::int64_t expected) {
+  return call.fail(RLK_INVALID_ARGUMENT, std::string("attention: ") + name + "[" + std::to_string(i) +
+                                             "] is " + std::to_string(is) + ", expected " + relation +
+                                             std::to_string(expected));
+}
+
+rlk_code check_bounds(const char* name, const attn128::Integers& bounds, std::int64_t sequences,
+                      std::int64_t rows, const Call& call) {
+  if (!bounds) return RLK_OK;
+  if (bounds.get(0) != 0) return fail(call, name, 0, bounds.get(0), "", 0);
+  for (std::int64_t n = 1; n <= sequences; ++n) {
+    if (bounds.get(n) < bounds.get(n - 1))
+      return fail(call, name, n, bounds.get(n), "at least ", bounds.get(n - 1));
+    if (bounds.get(n) > rows) return fail(call, name, n, bounds.get(n), "at most ", rows);
+  }
+  return RLK_OK;
+}
+
+rlk_code check_keys(const Problem& p, const Call& call) {
+  for (std::int64_t n = 0; p.kv_len && n < p.sequences; ++n) {
+    const std::int64_t length = p.kv_len.get(n), most = p.cu_k ? p.cu_k.get(n + 1) - p.cu_k.get(n) : p.room;
+    if (length < 0) return fail(call, "kv_len", n, length, "at least ", 0);
+    if (length > most) return fail(call, "kv_len", n, length, "at most ", most);
+    for (std::int64_t i = 0; p.block_table && i * p.page_size < length; ++i) {
+      const std::int64_t page = p.block_table.get(n, i);
+      if (page >= 0 && page < p.pages) continue;
+      return call.fail(RLK_INVALID_ARGUMENT, "attention: block_table[" + std::to_string(n) + ", " +
+                                                 std::to_string(i) + "] is " + std::to_string(page) +
+                                                 ", k has " + std::to_string(p.pages) + " pages");
+    }
+  }
+  return RLK_OK;
+}
+
+rlk_code check(const Problem& p, const Call& call) {
+  if (const rlk_code code = check_bounds("cu_q", p.cu_q, p.sequences, p.queries, call)) return code;
+  if (const rlk_code code = check_bounds("cu_k", p.cu_k, p.sequences, p.room, call)) return code;
+  return check_keys(p, call);
+}
+
+// ---- blocks of rows
+
+template <Isa I, int S>
+rlk_code run(const Attention& a, const Call& call) {
+  const Problem p = problem_of(a);
+  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
+  if (const rlk_code code = check(p, call)) return code;
+  std::vector<attn::Block> blocks;
+  // The last queries of a causal sequence see the most keys: they go first.
+  for (std::int64_t n = 0; n < p.sequences; ++n)
+    for (std::int64_t rows = p.q_len(n) * p.group, b = blocks_of(p, p.q_len(n)) - 1; b >= 0; --b)
+      for (std::int64_t h = 0; h < p.heads; ++h)
+        blocks.push_back({n, h, b * attn::kRows,
+                          static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
+  workers::run_tasks(call, static_cast<std::int64_t>(blocks.size()), scratch_bytes(p), 0,
+                     [&](std::int64_t task, std::byte* scratch) {
+                       attn::engine_for(I).forward(p, blocks[static_cast<std::size_t>(task)],
+                                                   reinterpret_cast<float*>(scratch));
+                     });
+  return RLK_OK;
+}
+
+// ---- golden
+
+void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t head) {
+  const std::int64_t begin = p.k_begin(n), keys = p.kv_count(n), token = p.q_begin(n) + i;
+  const std::int64_t kv_head = head / p.group;
+  const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
+  const void* q = p.q.at(n, token, head);
+  std::vector<double> scores, out(static_cast<std::size_t>(p.value_width));
+  double top = -__builtin_inf(), sum = 0;
+  bool any = false;
+  for (std::int64_t j = seen.first; j < seen.last; ++j) {
+    const void* k = p.key(p.k, n, begin, j, kv_head);
+    double x = 0;
+    for (std::int64_t d = 0; d < p.width; ++d)
+      x = simt::fused(double{rows::load(p.q.type, q, d)}, double{rows::load(p.k.type, k, d)}, x);
+    x *= p.scale64;
+    if (p.cap64 != 0) x = p.cap64 * simt::tanh<double>(x / p.cap64);
+    scores.push_back(x);
+    if (x > top) top = x;
+    any = any || x != -__builtin_inf();
+  }
+  double lse = p.sinks != nullptr ? double{p.sinks[head]} : -__builtin_inf();
+  if (any) {
+    const double sink = lse;
+    if (!(top > sink)) top = sink;
+    const double base = top == -__builtin_inf() ? 0 : top;
+    for (double& x : scores) sum += x = simt::exp<double>(x - base);
+    if (p.sinks != nullptr) sum += simt::exp<double>(sink - base);
+    for (std::int64_t j = seen.first; j < seen.last; ++j) {
+      const void* v = p.key(p.v, n, begin, j, kv_head);
+      const double weight = scores[static_cast<std::size_t>(j - seen.first)];
+      for (std::size_t d = 0; d < out.size(); ++d)
+        out[d] = simt::fused(weight, double{rows::load(p.v.type, v, static_cast<std::int64_t>(d))}, out[d]);
+    }
+    for (double& x : out) x /= sum;
+    lse = base + simt::ln<double>(sum);
+  }
+  for (std::size_t d = 0; d < out.size(); ++d)
+    rows::store(p.out.type, p.out.at(n, token, head), static_cast<std::int64_t>(d), out[d]);
+  if (p.lse) rows::store(rows::Type::f32, p.lse.at(n, token, head), 0, lse);
+}
+
+rlk_code run_golden(const Attention& a, const Call& call) {
+  const Problem p = problem_of(a);
+  if (const rlk_code code = check(p, call)) return code;
+  const std::int64_t heads = std::int64_t{p.heads} * p.group;
+  for (std::int64_t n = 0; n < p.sequences; ++n)
+    call.parallel_for(p.q_len(n) * heads,
+                      [&](std::int64_t row) { golden_row(p, n, row / heads, row % heads); });
+  return RLK_OK;
+}
+
+template <int S>
+constexpr const char* kArithmetic = "fma32/attn128/s1024";
+template <>
+constexpr const char* kArithmetic<512> = "fma32/attn128/s512";
+template <>
+constexpr const char* kArithmetic<2048> = "fma32/attn128/s2048";
+template <>
+constexpr const char* kArithmetic<4096> = "fma32/attn128/s4096";
+template <>
+constexpr const char* kArithmetic<0> = "fma32/attn128/snone";
+
+// Priorities only put them in an order, the default first: a call has one split.
+template <Family F, int S, int Order>
+constexpr Levels tiles() {
+  return by_level([]<Isa I>() {
+    return implement<Attention, run<I, S>, supports<S>, workspace>(
+        facts_at<F, I>({.id = "",
+                        .doc = "96 rows share a tile of 128 keys",
+                        .priority = 112 - 3 * Order,
+                        .arithmetic = kArithmetic<S>,
+                        .dtypes = kTypes,
+                        .traits = kTraits}));
+  });
+}
+
+}  // namespace
+
+extern const Levels attention_s1024, attention_s512, attention_s2048, attention_s4096, attention_snone;
+constinit const Levels attention_s1024 = tiles<"native.tiles_s1024", 1024, 0>();
+constinit const Levels attention_s512 = tiles<"native.tiles_s512", 512, 1>();
+constinit const Levels attention_s2048 = tiles<"native.tiles_s2048", 2048, 2>();
+constinit const Levels attention_s4096 = tiles<"native.tiles_s4096", 4096, 3>();
+constinit const Levels attention_snone = tiles<"native.tiles_snone", 0, 4>();
+
+extern const rlk_implementation attention_golden;
+constinit const rlk_implementation attention_golden =
+    implement<Attention, run_golden>({.id = "native.golden",
+                                      .doc = "ascending fp64 sums, one rounding",
+                                      .priority = 0,
+                                      .arithmetic = "fma64",
+                                      .dtypes = kTypes,
+                                      .traits = kTraits | RLK_GOLDEN});
+
+}  // namespace rlk::native

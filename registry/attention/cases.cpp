@@ -1,0 +1,172 @@
+// Calls of attention worth trying: lengths around tiles and splits, groups of heads, windows, pages, sinks, and data
+// whose scores are Inf, NaN, or far apart; dense and paged batches, whose sequences are rows, and packed ones.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "registry/op.hpp"
+
+namespace rlk::registry {
+namespace {
+
+constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+struct Shape {
+  int64_t batch, queries, keys, heads, kv_heads, d, dv;
+};
+
+struct Options {
+  const char* name = "dense";
+  bool causal = true, sinks = false, brief = false, sampled = false;
+  int64_t window = 0, split = 1024, page = 0;
+  double softcap = 0, scale = 0;
+  Fill q{}, k{}, v{};
+  std::vector<double> lengths{};  // kv_len
+};
+
+void set_options(Case& c, const Options& o) {
+  c.attributes = {{"causal", int64_t{o.causal}},
+                  {"window", o.window},
+                  {"split", o.split},
+                  {"softcap", o.softcap},
+                  {"scale", o.scale}};
+  c.brief = o.brief;
+  c.sampled = o.sampled;
+  if (o.sinks) c.inputs.push_back({"sinks", {c.inputs[0].shape[c.inputs[0].shape.size() - 2]}, DType::f32});
+}
+
+// Every second page of a pool, last one first, so that half of the pool is nobody's and holds NaN.
+void use_pages(Case& c, const Shape& s, int64_t page) {
+  const int64_t most = (s.keys + page - 1) / page, used = s.batch * most;
+  Fill table{Fill::values};
+  for (int64_t i = 0; i < used; ++i) table.list.push_back(static_cast<double>(2 * (used - 1 - i)));
+  for (std::size_t t : {1, 2}) {
+    c.inputs[t].shape = {2 * used, page, s.kv_heads, c.inputs[t].shape.back()};
+    const int64_t room = page * s.kv_heads * c.inputs[t].shape.back();
+    Fill& fill = c.inputs[t].fill;
+    if (fill.kind == Fill::normal && 2 * used * room < 200'000) {
+      fill.kind = Fill::values;
+      for (int64_t i = 0; i < 2 * used * room; ++i)
+        fill.list.push_back(i / room % 2 ? std::nan("") : std::sin(static_cast<double>(i * 37 + i / 11)));
+    }
+  }
+  c.inputs.push_back({"block_table", {s.batch, most}, DType::i32, table});
+  c.batch_axes = {{"k", -1}, {"v", -1}};
+}
+
+void dense(const CaseSink& sink, const Shape& s, DType t, const Options& o) {
+  Case c;
+  c.name = fmt::format("{} b={} s={} l={} h={}/{} d={}/{} split={}{}{}{} {}", o.name, s.batch, s.queries,
+                       s.keys, s.heads, s.kv_heads, s.d, s.dv, o.split, o.causal ? "" : " whole",
+                       o.window ? fmt::format(" window={}", o.window) : "",
+                       o.page ? fmt::format(" page={}", o.page) : "", name_of(t));
+  c.inputs = {{"q", {s.batch, s.queries, s.heads, s.d}, t, o.q},
+              {"k", {s.batch, s.keys, s.kv_heads, s.d}, t, o.k},
+              {"v", {s.batch, s.keys, s.kv_heads, s.dv}, t, o.v}};
+  set_options(c, o);
+  std::vector<double> lengths = o.lengths;
+  if (o.page) use_pages(c, s, o.page);
+  if (o.page && lengths.empty()) lengths = {static_cast<double>(s.keys)};
+  if (!lengths.empty()) c.inputs.push_back({"kv_len", {s.batch}, DType::i32, {Fill::values, 0, 0, lengths}});
+  c.results = {{"out", t}, {"lse", DType::f32}};
+  c.reduction = s.keys;
+  c.large = s.batch * s.queries * s.keys * s.heads * (s.d + s.dv) > 20'000'000;
+  c.most_rows = std::max<int64_t>(5, 4'000'000 / (s.queries * s.keys * s.heads * (s.d + s.dv) / 4 + 1));
+  sink(std::move(c));
+}
+
+// Sequences of different lengths in one batch, with an empty one and more keys than queries.
+void packed(const CaseSink& sink, DType t, const Options& o) {
+  const Shape s{4, 150, 290, 4, 2, 64, 48};
+  Case c;
+  c.name = fmt::format("{} packed h={}/{} d={}/{} split={}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
+                       o.split, o.causal ? "" : " whole", name_of(t));
+  c.inputs = {{"q", {s.queries, s.heads, s.d}, t},
+              {"k", {s.keys, s.kv_heads, s.d}, t},
+              {"v", {s.keys, s.kv_heads, s.dv}, t},
+              {"cu_q", {s.batch + 1}, DType::i64, {Fill::values, 0, 0, {0, 130, 130, 131, 150}}},
+              {"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, {0, 130, 135, 264, 290}}}};
+  set_options(c, o);
+  c.results = {{"out", t}, {"lse", DType::f32}};
+  c.reduction = s.keys;
+  c.batch_axes = {{"q", -1}, {"k", -1}, {"v", -1}, {"out", -1}, {"lse", -1}};
+  c.brief = true;
+  sink(std::move(c));
+}
+
+// Scores of -inf, NaN and Inf in some rows, far apart in others.
+Fill special() {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  Fill fill{Fill::values};
+  for (int i = 0; i < 16 * 17; ++i) fill.list.push_back(std::cos(i * 3.7));
+  fill.list[16 * 3] = inf, fill.list[16 * 6 + 1] = -inf, fill.list[16 * 9] = NAN;
+  for (std::size_t d = 0; d < 16; ++d) fill.list[16 * 11 + d] = 0;
+  return fill;
+}
+
+Options filled(const char* name, const Fill& q, const Fill& k) {
+  Options o;
+  o.name = name, o.brief = true, o.q = q, o.k = k;
+  return o;
+}
+Options with_lengths(const char* name, int64_t page, const std::vector<double>& lengths) {
+  Options o;
+  o.name = name, o.sinks = page == 0, o.page = page, o.lengths = lengths;
+  return o;
+}
+
+void small_cases(const CaseSink& sink, DType t) {
+  // One for each id comes first: that is what other processes compute too.
+  for (int64_t split : {1024, 0, 512, 2048, 4096}) dense(sink, {2, 2, 33, 2, 1, 16, 16}, t, {.split = split});
+  for (int64_t keys : {1, 127, 128, 129}) dense(sink, {3, 2, keys, 2, 1, 32, 32}, t, {.name = "dense"});
+  dense(sink, {2, 20, 20, 4, 4, 64, 64}, t, {.name = "prefill"});
+  dense(sink, {2, 5, 150, 7, 1, 16, 48}, t, {.name = "sinks", .sinks = true});
+  dense(sink, {2, 3, 130, 2, 2, 16, 16}, t, {.name = "whole", .causal = false});
+  dense(sink, {2, 3, 40, 2, 2, 16, 16}, t, {.name = "cap", .brief = true, .softcap = 2, .scale = 0.7});
+  dense(sink, {2, 3, 300, 2, 1, 16, 16}, t, {.name = "window", .sinks = true, .brief = true, .window = 128});
+  dense(sink, {2, 140, 140, 1, 1, 16, 16}, t, {.name = "window", .brief = true, .window = 1});
+  dense(sink, {3, 4, 20, 2, 1, 32, 16}, t, with_lengths("lengths", 0, {20, 0, 2}));
+  dense(sink, {2, 4, 3, 2, 1, 32, 16}, t, {.name = "more queries than keys", .brief = true});
+  dense(sink, {2, 0, 3, 2, 1, 32, 16}, t, {.name = "no queries", .brief = true});
+  dense(sink, {3, 2, 70, 8, 1, 16, 32}, t, with_lengths("paged", 16, {70, 5, 33}));
+  dense(sink, {2, 2, 200, 2, 1, 16, 16}, t, {.name = "paged", .brief = true, .page = 100});
+  dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, filled("special", {}, special()));
+  dense(sink, {2, 6, 40, 1, 1, 16, 16}, t, filled("far apart", {Fill::normal, 0, 30}, {Fill::normal, 0, 30}));
+  packed(sink, t, {});
+  packed(sink, t, {.name = "bare", .causal = false, .sinks = true, .split = 0});
+  for (int64_t split : {0, 512, 2048, 4096})
+    for (int64_t keys : {split == 0 ? 1100 : split - 1, split + 130})
+      dense(sink, {1, 2, keys, 1, 1, 16, 16}, t, {.name = "split", .brief = true, .split = split});
+  for (int64_t keys : {1023, 1024, 1025, 2049})
+    dense(sink, {1, 2, keys, 2, 1, 16, 16}, t, {.name = "split", .brief = true});
+  dense(sink, {1, 3, 1500, 1, 1, 16, 16}, t, {.name = "window", .brief = true, .window = 1024, .split = 512});
+  dense(sink, {1, sink.draw(1, 9), sink.draw(1, 700), 4, 2, 48, 80}, t,
+        {.name = "drawn", .brief = true, .split = 512});
+}
+
+}  // namespace
+
+void attention_cases(const CaseSink& sink) {
+  for (DType t : kDTypes) small_cases(sink, t);
+  for (DType t : {DType::bf16, DType::f16}) {
+    constexpr int64_t kWidths[][2] = {{96, 96}, {128, 128}, {256, 256}, {192, 128}, {576, 512}};
+    for (const auto& [d, dv] : kWidths)
+      dense(sink, {1, 3, 260, 2, 1, d, dv}, t, {.name = "width", .brief = true});
+  }
+  Options production{.name = "production", .sampled = true, .page = 64};
+  production.q.kind = production.k.kind = production.v.kind = Fill::quick;
+  dense(sink, {2, 1, 3000, 32, 8, 128, 128}, DType::bf16, production);
+  production.page = 0;
+  dense(sink, {1, 60, 1100, 4, 1, 128, 128}, DType::bf16, production);
+}
+
+// P is rounded to v's dtype, which an average over keys smooths; fp32 scores lose a few
+// ulps of their terms' magnitude.
+Bound attention_bound(const BoundQuery& q) {
+  if (q.result == "lse") return {.metric = Bound::elementwise, .ulps = 8, .absolute = 1e-6};
+  const double value = q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5;
+  return {Bound::peak, value};
+}
+
+}  // namespace rlk::registry

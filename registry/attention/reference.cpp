@@ -1,0 +1,83 @@
+// attention as plainly as it can be said: the maximum, the weights, their sum, the weighted values; all ascending in fp64.
+#include "registry/attention/reference.hpp"
+
+#include <cmath>
+
+namespace rlk::registry {
+namespace attention {
+namespace {
+
+RLK_FUSED double dot(const std::vector<double>& x, const std::vector<double>& y) {
+  double sum = 0;
+  for (std::size_t d = 0; d < x.size(); ++d) sum = std::fma(x[d], y[d], sum);
+  return sum;
+}
+RLK_FUSED void accumulate(double p, const std::vector<double>& v, std::vector<double>& out) {
+  for (std::size_t d = 0; d < v.size(); ++d) out[d] = std::fma(p, v[d], out[d]);
+}
+
+}  // namespace
+
+TrueRow true_row(const Attention& a, const Sequences<Attention>& all, const Sequence& s, int64_t i,
+                 int64_t head) {
+  const int64_t kv_head = head / (a.q.dim(-2) / a.k.dim(-2));
+  const double scale = scale_of(a.scale, a.q.dim(-1));
+  const Visible seen = all.visible(s, i);
+  std::vector<double> q, key, scores;
+  all.query(a.q, s, i, head, q);
+  double most = -INFINITY;
+  for (int64_t j = seen.first; j < seen.last; ++j) {
+    all.key(a.k, s, j, kv_head, key);
+    double x = dot(q, key) * scale;
+    if (a.softcap != 0) x = a.softcap * std::tanh(x / a.softcap);
+    scores.push_back(x);
+    if (x > most) most = x;
+  }
+  TrueRow row{std::vector<double>(static_cast<std::size_t>(a.v.dim(-1))), -INFINITY};
+  const double sink = a.sinks ? load(DType::f32, a.sinks.data<char>(), head * a.sinks.stride(0)) : -INFINITY;
+  // Scores of -inf are as good as no key.
+  bool any = false;
+  for (double x : scores) any = any || x != -INFINITY;
+  if (!any) {
+    row.lse = sink;
+    return row;
+  }
+  if (!(most > sink)) most = sink;
+  if (most == -INFINITY) most = 0;  // only where a score is NaN
+  double sum = 0;
+  for (double& x : scores) {
+    x = std::exp(x - most);
+    sum += x;
+  }
+  if (a.sinks) sum += std::exp(sink - most);
+  for (int64_t j = seen.first; j < seen.last; ++j) {
+    all.key(a.v, s, j, kv_head, key);
+    accumulate(scores[static_cast<std::size_t>(j - seen.first)], key, row.out);
+  }
+  for (double& x : row.out) x /= sum;
+  row.lse = most + std::log(sum);
+  return row;
+}
+
+}  // namespace attention
+
+int32_t attention_reference(const rlk_slot* slots, const rlk_host* host) {
+  const auto& a = *reinterpret_cast<const Attention*>(slots);
+  const attention::Sequences all(a);
+  if (!all.valid())
+    return host->fail(RLK_INVALID_ARGUMENT,
+                      "attention: cu_q, cu_k, kv_len or block_table point outside the tensors");
+  const Rows out(a.out);
+  const int64_t heads = a.q.dim(-2);
+  for (const attention::Sequence& s : all.all())
+    for (int64_t i = 0; i < s.q_len; ++i)
+      for (int64_t head = 0; head < heads; ++head) {
+        const attention::TrueRow row = attention::true_row(a, all, s, i, head);
+        for (std::size_t d = 0; d < row.out.size(); ++d)
+          out.set(all.row(s, i) * heads + head, static_cast<int64_t>(d), row.out[d]);
+        if (a.lse) Rows(a.lse).set(all.row(s, i), head, row.lse);
+      }
+  return RLK_OK;
+}
+
+}  // namespace rlk::registry

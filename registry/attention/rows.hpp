@@ -1,0 +1,109 @@
+// The sequences of a call of attention, for the reference and the written rule: which keys a query sees, and where they lie.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "registry/reference.hpp"
+
+namespace rlk::registry::attention {
+
+inline int64_t integer(const In& t, int64_t i, int64_t j = 0) {
+  const int64_t at = i * t.stride(0) + (t.rank() > 1 ? j * t.stride(1) : 0);
+  return static_cast<int64_t>(load(t.dtype(), t.data<char>(), at));
+}
+
+// Of sequence n: queries [q_begin, q_begin + q_len) of the packed ones, or all of row n; kv_len keys.
+struct Sequence {
+  int64_t n, q_begin, q_len, kv_len;
+};
+
+// The keys that one query sees: [first, last) by absolute position.
+struct Visible {
+  int64_t first, last;
+};
+
+template <class Args>
+class Sequences {
+ public:
+  explicit Sequences(const Args& a) : a_(a) {
+    const int64_t count = a.q.numel() == 0 ? 0 : a.cu_q ? a.cu_q.dim(0) - 1 : a.q.dim(0);
+    for (int64_t n = 0; n < count; ++n) {
+      Sequence s{n, 0, a.q.dim(1), a.k.dim(1)};
+      if (a.cu_q) s.q_begin = integer(a.cu_q, n), s.q_len = integer(a.cu_q, n + 1) - s.q_begin;
+      if (a.cu_k) s.kv_len = integer(a.cu_k, n + 1) - integer(a.cu_k, n);
+      if (a.kv_len) s.kv_len = integer(a.kv_len, n);
+      all_.push_back(s);
+    }
+  }
+  const std::vector<Sequence>& all() const { return all_; }
+
+  // Whether bounds, lengths and pages stay inside the tensors.
+  bool valid() const {
+    if (all_.empty()) return true;
+    if ((a_.cu_q && integer(a_.cu_q, 0) != 0) || (a_.cu_k && integer(a_.cu_k, 0) != 0)) return false;
+    for (const Sequence& s : all_) {
+      if (s.q_len < 0 || s.kv_len < 0) return false;
+      if (a_.cu_q && s.q_begin + s.q_len > a_.q.dim(0)) return false;
+      if (a_.cu_k) {
+        const int64_t begin = integer(a_.cu_k, s.n), end = integer(a_.cu_k, s.n + 1);
+        if (begin > end || end > a_.k.dim(0) || s.kv_len > end - begin) return false;
+      } else if (!a_.block_table && s.kv_len > a_.k.dim(1)) {
+        return false;
+      }
+      if (!a_.block_table) continue;
+      const int64_t used = s.kv_len / a_.k.dim(1) + (s.kv_len % a_.k.dim(1) != 0);
+      if (used > a_.block_table.dim(1)) return false;
+      for (int64_t i = 0; i < used; ++i)
+        if (const int64_t page = integer(a_.block_table, s.n, i); page < 0 || page >= a_.k.dim(0))
+          return false;
+    }
+    return true;
+  }
+
+  // The row of q [.., Hq] flattened that query i of a sequence is.
+  int64_t row(const Sequence& s, int64_t i) const { return a_.cu_q ? s.q_begin + i : s.n * a_.q.dim(1) + i; }
+
+  Visible visible(const Sequence& s, int64_t i) const {
+    const int64_t position = s.kv_len - s.q_len + i;
+    Visible v{0, s.kv_len};
+    if (a_.causal) v.last = std::min(s.kv_len, position + 1);
+    if (a_.window > 0) v.first = std::max<int64_t>(0, position - a_.window + 1);
+    return v;
+  }
+
+  // Key (or value) j of a head as fp64.
+  void key(const In& t, const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
+    int64_t at = head * t.stride(-2);
+    if (a_.block_table) {
+      const int64_t size = t.dim(1);
+      at += integer(a_.block_table, s.n, j / size) * t.stride(0) + j % size * t.stride(1);
+    } else if (a_.cu_k) {
+      at += (integer(a_.cu_k, s.n) + j) * t.stride(0);
+    } else {
+      at += s.n * t.stride(0) + j * t.stride(1);
+    }
+    read(t, at, to);
+  }
+  void query(const In& t, const Sequence& s, int64_t i, int64_t head, std::vector<double>& to) const {
+    read(
+        t,
+        head * t.stride(-2) + (a_.cu_q ? (s.q_begin + i) * t.stride(0) : s.n * t.stride(0) + i * t.stride(1)),
+        to);
+  }
+
+ private:
+  static void read(const In& t, int64_t at, std::vector<double>& to) {
+    to.resize(static_cast<std::size_t>(t.dim(-1)));
+    for (std::size_t d = 0; d < to.size(); ++d)
+      to[d] = load(t.dtype(), t.data<char>(), at + static_cast<int64_t>(d));
+  }
+  const Args& a_;
+  std::vector<Sequence> all_;
+};
+
+inline double scale_of(double scale, int64_t d) {
+  return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(d));
+}
+
+}  // namespace rlk::registry::attention

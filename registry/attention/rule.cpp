@@ -1,0 +1,223 @@
+// fma32/attn128/s<S> as the page has it, in plain loops, independent of every kernel. fma64 has no rule here: another
+// exponential in fp64 may differ in its last bit.
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "registry/attention/reference.hpp"
+#include "registry/exp32.hpp"
+#include "registry/op.hpp"
+#include "rlk/float_guard.hpp"
+
+namespace rlk::registry {
+namespace {
+
+using namespace attention;
+
+constexpr int64_t kTile = 128;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147182f;
+
+using Row = std::vector<float>;
+
+RLK_FUSED float dot(const std::vector<double>& x, const std::vector<double>& y) {
+  float sum = 0;
+  for (std::size_t d = 0; d < x.size(); ++d)
+    sum = std::fma(static_cast<float>(x[d]), static_cast<float>(y[d]), sum);
+  return sum;
+}
+RLK_FUSED void accumulate(float p, const std::vector<double>& v, Row& out) {
+  for (std::size_t d = 0; d < v.size(); ++d) out[d] = std::fma(p, static_cast<float>(v[d]), out[d]);
+}
+
+// Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5.
+float tree(std::array<float, kTile> v) {
+  for (unsigned bit : {6u, 3u, 0u, 1u, 2u, 4u, 5u})
+    for (unsigned j = 0; j < kTile; ++j)
+      if ((j >> bit & 1) == 0) v[j] = v[j] + v[j + (1u << bit)];
+  return v[0];
+}
+
+// The sums so far: their maximum times c, the sum of weights, the weighted values.
+struct Sums {
+  float m = -INFINITY, l = 0;
+  Row o;
+};
+
+float finite_or_zero(float m) { return m == -INFINITY ? 0 : m; }
+
+void merge(Sums& all, float m, float l, const Row& o) {
+  const float most = all.m > m ? all.m : m, base = finite_or_zero(most);
+  const float a = exp2_32(all.m - base), b = exp2_32(m - base);
+  all.l = std::fma(all.l, a, l * b);
+  for (std::size_t d = 0; d < o.size(); ++d) all.o[d] = std::fma(all.o[d], a, o[d] * b);
+  all.m = most;
+}
+
+class Rule {
+ public:
+  Rule(const Attention& a, int64_t split)
+      : a_(a),
+        all_(a),
+        split_(split),
+        scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
+        cap_(static_cast<float>(a.softcap)),
+        c_(cap_ != 0 ? kLog2e : scale_ * kLog2e) {}
+
+  const Sequences<Attention>& sequences() const { return all_; }
+
+  void row(const Sequence& s, int64_t i, int64_t head, bool with_values, Row& out, float& lse) const {
+    const int64_t kv_head = head / (a_.q.dim(-2) / a_.k.dim(-2));
+    const auto width = with_values ? static_cast<std::size_t>(a_.v.dim(-1)) : 0;
+    const Visible seen = all_.visible(s, i);
+    std::vector<double> q;
+    all_.query(a_.q, s, i, head, q);
+    std::optional<Sums> total;
+    Sums part{-INFINITY, 0, Row(width)};
+    for (int64_t tile = seen.first / kTile; tile * kTile < seen.last; ++tile) {
+      one_tile(s, q, kv_head, seen, tile, with_values, part);
+      const bool ends = (tile + 1) * kTile >= seen.last || (split_ != 0 && (tile + 1) * kTile % split_ == 0);
+      if (!ends) continue;
+      if (total)
+        merge(*total, part.m, part.l, part.o);
+      else
+        total = part;
+      part = {-INFINITY, 0, Row(width)};
+    }
+    finish(total, head, width, out, lse);
+  }
+
+ private:
+  void one_tile(const Sequence& s, const std::vector<double>& q, int64_t kv_head, const Visible& seen,
+                int64_t tile, bool with_values, Sums& at) const {
+    std::array<float, kTile> x{};
+    std::vector<double> key;
+    const int64_t first = std::max(seen.first, tile * kTile), last = std::min(seen.last, (tile + 1) * kTile);
+    float m = at.m;
+    for (int64_t j = first; j < last; ++j) {
+      all_.key(a_.k, s, j, kv_head, key);
+      float score = dot(q, key);
+      if (cap_ != 0) score = cap_ * tanh32(score * scale_ / cap_);
+      x[static_cast<std::size_t>(j % kTile)] = score;
+      if (score * c_ > m) m = score * c_;
+    }
+    const float base = finite_or_zero(m);
+    for (int64_t j = first; j < last; ++j) {
+      float& p = x[static_cast<std::size_t>(j % kTile)];
+      p = exp2_32(std::fma(p, c_, -base));
+    }
+    const float a = exp2_32(at.m - base);
+    at.l = std::fma(at.l, a, tree(x));
+    at.m = m;
+    if (!with_values) return;
+    for (float& o : at.o) o = o * a;
+    for (int64_t j = first; j < last; ++j) {
+      all_.key(a_.v, s, j, kv_head, key);
+      accumulate(static_cast<float>(round_to(a_.v.dtype(), x[static_cast<std::size_t>(j % kTile)])), key,
+                 at.o);
+    }
+    for (float& o : at.o) o = o + 0.0f;
+  }
+
+  void finish(std::optional<Sums>& total, int64_t head, std::size_t width, Row& out, float& lse) const {
+    const float sink =
+        a_.sinks ? static_cast<float>(load(DType::f32, a_.sinks.data<char>(), head * a_.sinks.stride(0)))
+                 : -INFINITY;
+    out.assign(width, 0.0f);
+    lse = sink;
+    if (!total || total->l == 0) return;
+    if (a_.sinks) merge(*total, sink * kLog2e, 1, Row(width));
+    for (std::size_t d = 0; d < width; ++d) out[d] = total->o[d] * (1 / total->l);
+    lse = std::fma(total->m, kLn2, ln32(total->l));
+  }
+
+  const Attention& a_;
+  const Sequences<Attention> all_;
+  const int64_t split_;
+  const float scale_, cap_, c_;
+};
+
+// The split of an id; nothing when it is none of ours.
+std::optional<int64_t> split_of(std::string_view id) {
+  constexpr std::string_view kFamily = "fma32/attn128/s";
+  if (!id.starts_with(kFamily)) return {};
+  id.remove_prefix(kFamily.size());
+  if (id == "none") return 0;
+  int64_t split = 0;
+  const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), split);
+  if (error != std::errc() || end != id.data() + id.size()) return {};
+  return split;
+}
+
+void put(const DLTensor& t, int64_t element, float x) {
+  const DType type = dtype_of(t.dtype);
+  store(type, t.data, element, type == DType::f32 ? canonical(x) : x);
+}
+
+enum { kOut = 8, kLse = 9 };
+
+// body(row of q flattened over heads, its elements of out and of lse) for every row that is looked at.
+template <class Body>
+void for_rows(const RuleQuery& q, int64_t rows, int64_t width, Body body) {
+  std::vector<std::vector<int64_t>> out(static_cast<std::size_t>(rows));
+  std::vector<bool> lse(static_cast<std::size_t>(rows), q.sample.empty());
+  for (int64_t r = 0; q.sample.empty() && r < rows; ++r)
+    for (int64_t d = 0; d < width; ++d) out[static_cast<std::size_t>(r)].push_back(r * width + d);
+  for (const Sample& s : q.sample)
+    for (int64_t e : s.elements)
+      if (s.argument == kOut)
+        out[static_cast<std::size_t>(e / width)].push_back(e);
+      else if (s.argument == kLse)
+        lse[static_cast<std::size_t>(e)] = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto& elements = out[static_cast<std::size_t>(r)];
+    if (!elements.empty() || lse[static_cast<std::size_t>(r)]) body(r, elements);
+  }
+}
+
+// take(sequence, query, head) where flattened row r of q lies in a sequence.
+template <class Take>
+void with_row(const Sequences<Attention>& all, int64_t heads, int64_t r, Take take) {
+  for (const Sequence& s : all.all()) {
+    const int64_t i = r / heads - all.row(s, 0);
+    if (i >= 0 && i < s.q_len) return take(s, i, r % heads);
+  }
+}
+
+}  // namespace
+
+bool attention_rule(const RuleQuery& q) {
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const Attention*>(q.slots);
+  const DLTensor *out = q.slots[kOut].tensor, *lse = q.slots[kLse].tensor;
+  const int64_t heads = a.q.dim(-2), width = a.v.dim(-1), rows = a.q.numel() / a.q.dim(-1);
+  // The truth of a large call, in fp64.
+  if (q.arithmetic == "fma64" && dtype_of(out->dtype) == DType::f64) {
+    const Sequences all(a);
+    for_rows(q, rows, width, [&](int64_t r, const std::vector<int64_t>& elements) {
+      with_row(all, heads, r, [&](const Sequence& s, int64_t i, int64_t head) {
+        const TrueRow row = true_row(a, all, s, i, head);
+        for (int64_t e : elements)
+          store(DType::f64, out->data, e, row.out[static_cast<std::size_t>(e % width)]);
+        if (lse) store(DType::f64, lse->data, r, row.lse);
+      });
+    });
+    return true;
+  }
+  const auto split = split_of(q.arithmetic);
+  if (!split || *split != a.split) return false;
+  const Rule rule(a, *split);
+  if (!rule.sequences().valid()) return false;
+  Row values;
+  for_rows(q, rows, width, [&](int64_t r, const std::vector<int64_t>& elements) {
+    with_row(rule.sequences(), heads, r, [&](const Sequence& s, int64_t i, int64_t head) {
+      float sum = 0;
+      rule.row(s, i, head, !elements.empty(), values, sum);
+      for (int64_t e : elements) put(*out, e, values[static_cast<std::size_t>(e % width)]);
+      if (lse) put(*lse, r, sum);
+    });
+  });
+  return true;
+}
+
+}  // namespace rlk::registry
