@@ -1,0 +1,14 @@
+// Launchers of the portable attention kernels.
+#include "simt/attention/kernels.hpp"
+#include "simt/attention/launchers.hpp"
+#include "simt/on_device.hpp"
+
+namespace rlk::simt::attention {
+
+std::int64_t forward_workspace(const Problem& p) { return workspace_bytes_of(p); }
+
+const char* run_forward(const Problem& p, void* workspace, void* stream, int device) {
+  return on_device(device, [&] { launch_forward(p, workspace, static_cast<hipStream_t>(stream)); });
+}
+
+}  // namespace rlk::simt::attention

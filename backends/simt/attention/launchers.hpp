@@ -1,0 +1,14 @@
+// The seam between attention's implementations on a GPU and their kernels, which different compilers build. A launch returns
+// the error's text, or null.
+#pragma once
+
+#include "arithmetic/attention/problem.hpp"
+
+namespace rlk::simt::attention {
+
+using attn128::Problem;
+
+std::int64_t forward_workspace(const Problem& p);
+const char* run_forward(const Problem& p, void* workspace, void* stream, int device);
+
+}  // namespace rlk::simt::attention

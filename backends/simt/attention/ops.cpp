@@ -1,0 +1,59 @@
+// attention on any GPU by the portable kernels: the bits of the native backend, an implementation for every split.
+#include "arithmetic/attention/bind.hpp"
+#include "simt/attention/launchers.hpp"
+#include "simt/portable.hpp"
+
+namespace rlk::simt::attention {
+namespace {
+
+using attn128::problem_of;
+
+std::uint64_t workspace(const Attention& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(forward_workspace(problem_of(a)));
+}
+
+template <int S>
+rlk_verdict supports(const Attention& a, const rlk_request&) {
+  const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
+  if (rows > INT32_MAX) return refuse("q has {0} rows, the grid has {1}", {rows, INT32_MAX});
+  if (a.split == S) return kAccept;
+  return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
+                "set split, or take another arithmetic");
+}
+
+template <int S>
+rlk_code forward(const Attention& a, const Call& call) {
+  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
+  return finished(call, "attention",
+                  run_forward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+
+template <int S>
+constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
+  return implement<Attention, forward<S>, supports<S>, workspace>(
+      {.id = id,
+       .doc = "a block a query and head, and a split where queries are few",
+       .priority = 100,
+       .arithmetic = arithmetic,
+       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+       .device_type = kDevice});
+}
+
+#if defined(__HIP_PLATFORM_AMD__)
+#  define RLK_ID(split) "hip.simt_" split
+#else
+#  define RLK_ID(split) "cuda.simt_" split
+#endif
+constexpr rlk_implementation kImplementations[] = {with_split<1024>(RLK_ID("s1024"), "fma32/attn128/s1024"),
+                                                   with_split<2048>(RLK_ID("s2048"), "fma32/attn128/s2048"),
+                                                   with_split<4096>(RLK_ID("s4096"), "fma32/attn128/s4096"),
+                                                   with_split<512>(RLK_ID("s512"), "fma32/attn128/s512"),
+                                                   with_split<0>(RLK_ID("snone"), "fma32/attn128/snone")};
+#undef RLK_ID
+
+}  // namespace
+
+constinit const std::span<const rlk_implementation> implementations = kImplementations;
+
+}  // namespace rlk::simt::attention
