@@ -94,10 +94,10 @@ class Tallies {
 // Distance from the reference of one result, over all cases.
 struct Accuracy {
   std::string result, dtype, metric;
-  double bound = 0, bound_ulps = 0;  // as the op's bound says
-  double worst = 0;                  // in the bound's metric
-  double p999 = 0;                   // of each case, 99.9% of the elements are within this
-  double share_exact = 0;            // elements at 0 ulp
+  double bound = 0, bound_ulps = 0, bound_absolute = 0;  // as the op's bound says
+  double worst = 0;                                      // in the bound's metric
+  double p999 = 0;         // of each case, 99.9% of the elements are within this
+  double share_exact = 0;  // elements at 0 ulp
   double worst_ulps = 0;
   int64_t elements = 0;
   std::array<int64_t, 16> ulps{};                       // 0, 1, 2, 3-4, 5-8, ... per power of two

@@ -72,6 +72,7 @@ std::string accuracy_json(const Accuracy& a) {
       .text("metric", a.metric)
       .raw("bound", real(a.bound))
       .raw("bound_ulps", real(a.bound_ulps))
+      .raw("bound_absolute", real(a.bound_absolute))
       .raw("worst", real(a.worst))
       .raw("p99_9", real(a.p999))
       .raw("share_at_0_ulp", real(a.share_exact))

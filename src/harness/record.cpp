@@ -25,8 +25,8 @@ template <class Wire>
 void fields(Wire& w, auto& a)
   requires std::is_same_v<std::remove_const_t<std::remove_reference_t<decltype(a)>>, Accuracy>
 {
-  w(a.result, a.dtype, a.metric, a.bound, a.bound_ulps, a.worst, a.p999, a.share_exact, a.worst_ulps,
-    a.elements, a.ulps, a.over_length);
+  w(a.result, a.dtype, a.metric, a.bound, a.bound_ulps, a.bound_absolute, a.worst, a.p999, a.share_exact,
+    a.worst_ulps, a.elements, a.ulps, a.over_length);
 }
 template <class Wire>
 void fields(Wire& w, auto& o)

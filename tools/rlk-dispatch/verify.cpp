@@ -73,7 +73,8 @@ std::string distance_text(const harness::Accuracy& a, bool failed) {
   if (a.metric == "bits") return short_number(a.worst) + " ulp of exact";
   if (a.metric == "elementwise")
     return short_number(a.worst) + " of what is allowed (" + short_number(a.bound_ulps) + " ulp + " +
-           short_number(a.bound) + " of the peak)";
+           short_number(a.bound) + " of the peak" +
+           (a.bound_absolute > 0 ? " + " + short_number(a.bound_absolute) : "") + ")";
   // A result that was rounded once may be half of its last place off, whatever the bound.
   const bool rounding = a.worst > a.bound && !failed;
   return short_number(a.worst) + (a.metric == "rms" ? " of the RMS" : " of the peak") + " (bound " +

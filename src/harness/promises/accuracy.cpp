@@ -17,6 +17,7 @@ void judge_accuracy(Trial& t, const Problem& p, const Outcome& out) {
         distance.add(got, truth.results[i], bound, p.exact ? 0 : p.reduction, where, scale);
     Accuracy summary = distance.summary();
     summary.bound_ulps = bound.ulps;
+    summary.bound_absolute = bound.absolute;
     t.record().accuracy(summary);
     if (!problem.empty()) t.fail(Promise::accuracy, p, "", name, &where, problem);
   }
