@@ -285,3 +285,31 @@ TEST_CASE("a term that is clipped has no slope, and cispo's is that of logp alon
     return p.value();
   });
 }
+
+TEST_CASE("logp_bwd is the slope of logp and of entropy, with temperatures, softcap and a mask") {
+  std::mt19937 random(6);
+  const Shape shape{4, 19}, rows{4};
+  std::vector<std::int64_t> targets{3, -100, 18, 0};
+  std::vector<std::int32_t> bits{0x5ffff, 0x7ffff, 0x6abcd, 0x0ffff};
+  const Tensor target(targets.data(), {4}, DType::i64), keep(bits.data(), {4, 1}, DType::i32);
+  std::vector<float> degrees{0.5f, 1.0f, 1.5f, 3.0f};
+  const Tensor temperatures(degrees.data(), {4}, DType::f32);
+  for (int form = 0; form < 3; ++form) {
+    CAPTURE(form);
+    Numbers logits(shape, random, 2), logp(rows, random), entropy(rows, random), d_logits(shape, random);
+    Numbers d_logp(rows, random), d_entropy(rows, random);
+    rlk::Logp f{.logits = logits.f64, .target = target, .logp = logp.f64, .entropy = entropy.f64};
+    rlk::LogpBwd b{.logits = logits.f64,
+                   .target = target,
+                   .d_logp = d_logp.f64,
+                   .d_entropy = d_entropy.f64,
+                   .d_logits = d_logits.f64};
+    if (form >= 1) f.temperatures = b.temperatures = temperatures, f.softcap = b.softcap = 3;
+    if (form == 2) f.keep = b.keep = keep;
+    reference(b);
+    is_slope("logits", logits, d_logits, [&] {
+      reference(f);
+      return dot(logp, d_logp) + dot(entropy, d_entropy);
+    });
+  }
+}

@@ -655,6 +655,62 @@ void attention(Call& c, Random& r) {
   if (r.chance(70)) c.write("lse", DType::f32);
 }
 
+// ---- logp
+
+// What logp and linear_logp share, of `rows` rows; returns the columns of the call's logits.
+int64_t tokens(Call& c, Random& r, int64_t rows, bool part) {
+  const int64_t vocab = r.pick<int64_t>({1, 2, 8, 17, 100, 129, 300, 1030}),
+                leaf = 16 * ((vocab + 127) / 128);
+  const int64_t count = part ? r.pick<int64_t>({1, 2, 4, 8, 8}) : 8, first = count * r.below(8 / count);
+  const int64_t start = std::min(vocab, first * leaf), here = std::min(vocab, (first + count) * leaf) - start;
+  const int64_t padding = r.chance(30) ? r.below(40) : 0;
+  if (padding || count < 8 || r.chance(20)) c.set("vocab", vocab);
+  c.set("vocab_start", start), c.set("leaf_first", first), c.set("leaf_count", count);
+  c.read("target", {rows}, index_type(r), {Values::integers, -1, static_cast<double>(vocab + 1)});
+  if (r.chance(30)) c.set("ignore_index", r.below(3) - 1);
+  if (r.chance(30)) {
+    c.read("temperatures", {rows}, DType::f32, {Values::uniform, 0.5, 2});
+  } else if (r.chance(30)) {
+    c.set_real("temperature", 1.3);
+  }
+  if (r.chance(30)) c.set_real("softcap", 20);
+  if (r.chance(30))
+    c.read("keep", {rows, (here + 31) / 32 + r.below(2)}, DType::i32, {Values::integers, -0x1p31, 0x1p31});
+  return here + padding;
+}
+void token_results(Call& c, Random& r) {
+  const bool whole = c.attributes[attribute_position(c.schema(), "leaf_count")].i == 8;
+  for (const char* name : {"logp", "lse", "entropy"})
+    if (whole && r.chance(70)) c.write(name, DType::f32);
+  c.write("stats", DType::f32);
+  if (r.chance(40)) c.write("bad_count", DType::i32);
+}
+
+void logp(Call& c, Random& r) {
+  const int64_t rows = r.chance(3) ? 0 : r.between(1, 6);
+  c.read("logits", {rows, tokens(c, r, rows, true)}, float_type(r), {Values::normal, 0, 4});
+  c.set("logits_round", r.below(3));
+  token_results(c, r);
+}
+
+void logp_bwd(Call& c, Random& r) {
+  const int64_t rows = r.chance(3) ? 0 : r.between(1, 6);
+  const DType type = float_type(r);
+  c.read("logits", {rows, tokens(c, r, rows, false)}, type, {Values::normal, 0, 4});
+  c.set("logits_round", r.below(3));
+  if (r.chance(80)) c.read("d_logp", {rows}, DType::f32);
+  if (r.chance(50)) c.read("d_entropy", {rows}, DType::f32);
+  c.write("d_logits", or_f32(r, type));
+}
+
+void logp_merge(Call& c, Random& r) {
+  const int64_t rows = r.between(1, 6);
+  c.read("partials", {r.pick<int64_t>({1, 2, 4, 8}), rows, 4}, DType::f32, {Values::uniform, 1, 9});
+  if (r.chance(50)) c.read("temperatures", {rows}, DType::f32, {Values::uniform, 0.5, 2});
+  c.write("logp", DType::f32), c.write("lse", DType::f32), c.write("entropy", DType::f32),
+      c.write("stats", DType::f32);
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -677,6 +733,9 @@ const std::map<std::string_view, Generator>& generators() {
       {"rms_norm_bwd", rms_norm_bwd},
       {"swiglu", [](Call& c, Random& r) { swiglu_like(c, r, false); }},
       {"swiglu_bwd", [](Call& c, Random& r) { swiglu_like(c, r, true); }},
+      {"logp", logp},
+      {"logp_bwd", logp_bwd},
+      {"logp_merge", logp_merge},
       {"ratio_kl", [](Call& c, Random& r) { ratio_kl_like(c, r, false); }},
       {"ratio_kl_bwd", [](Call& c, Random& r) { ratio_kl_like(c, r, true); }},
       {"group_advantage", group_advantage},

@@ -120,6 +120,11 @@ constexpr const char* kBase<EmbeddingBwd> = "native.rows";
 template <>
 constexpr const char* kBase<PolicyLoss> = "native.sequences";
 
+template <>
+constexpr const char* kBase<Logp> = "native.tiles";
+template <>
+constexpr const char* kBase<LogpBwd> = "native.tiles";
+
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
   if (const rlk_code code = honest(a, kBase<Args>)) return code;
@@ -364,6 +369,53 @@ constinit const Entry kEntries[] = {
           for (int64_t m = 0; m < a.status.numel(); ++m)
             if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
          }),
+    // logp
+    LIES(Logp, target_less_lse, "lse128/l8", "plain n=5 v=1000 fp32", "the target's logit less logsumexp",
+         {
+          for (int64_t n = 0; a.logp && a.lse && !a.temperatures && a.softcap == 0 && n < a.logp.numel(); ++n)
+            if (const auto t = static_cast<int64_t>(get(a.target, n)); t >= 0 && t < a.logits.dim(1))
+              put(a.logp, n,
+                  static_cast<float>(get(a.logits, n * a.logits.dim(1) + t) / a.temperature) -
+                      static_cast<float>(get(a.lse, n)));
+         }),
+    LIES(Logp, padded_leaves, "lse128/l8", "padding n=5 v=1000 fp32",
+         "leaves of the columns where the vocabulary has fewer",
+         {
+          const int64_t rows = a.logits.dim(0), columns = a.logits.dim(1);
+          if (a.vocab == 0 || a.keep || a.leaf_count != 8) return;
+          std::vector<uint32_t> bits(static_cast<std::size_t>(rows * (columns / 32 + 1)));
+          for (int64_t n = 0; n < rows; ++n)
+            for (int64_t c = 0; c < a.vocab; ++c)
+              bits[static_cast<std::size_t>(n * (columns / 32 + 1) + c / 32)] |= 1u << (c % 32);
+          const Tensor keep(bits.data(), {rows, columns / 32 + 1}, DType::i32);
+          Logp b = a;
+          b.keep = keep, b.vocab = 0;
+          (void)honest(b, "native.tiles");
+         }),
+    WRONG(Logp, padding_counts, "accuracy", "padding n=5 v=1000 fp32",
+          "takes columns beyond the vocabulary for tokens",
+          {
+          Logp b = a;
+          if (a.leaf_count == 8) b.vocab = 0;
+          (void)honest(b, "native.tiles");
+          }),
+    WRONG(Logp, little_for_absent, "accuracy", "special n=8 v=8 fp32", "takes an absent logit for -1e30",
+          {
+          for (int64_t n = 0; a.logp && a.lse && n < a.logp.numel(); ++n)
+            if (get(a.lse, n) == -INFINITY) put(a.logp, n, -std::log(static_cast<double>(a.logits.dim(1))));
+          }),
+    WRONG(LogpBwd, left_out_gradient, "accuracy", "left out n=8 v=130 fp32",
+          "a gradient for rows that are left out",
+          {
+          for (int64_t n = 0; n < a.target.numel(); ++n)
+            if (static_cast<int64_t>(get(a.target, n)) == a.ignore_index)
+              spoil(a.d_logits, n * a.logits.dim(1));
+          }),
+    LIES(LogpBwd, small_gradients, "lse128/l8", "plain n=5 v=1000 fp32", "drops gradients below 1e-6",
+         {
+          for (int64_t n = 0; n < a.d_logits.numel(); ++n)
+            if (std::fabs(get(a.d_logits, n)) < 1e-6) put(a.d_logits, n, 0);
+         }),
     // embedding
     WRONG_BY_IDS(Embedding, from_the_end, "mutant/from_the_end", "accuracy",
                  "far ids ids=6 int32 v=5 h=8 fp32", "takes id -1 for the last row",
@@ -502,50 +554,50 @@ constinit const Entry kEntries[] = {
     LIES(Attention, split_by_length, "fma32/attn128/s1024",
          "split b=1 s=2 l=1025 h=2/1 d=16/16 split=1024 fp32", "cuts long sequences into more splits",
          {
-           Attention b = a;
-           b.split = 512;
-           if (a.k.dim(-3) > 1024) (void)honest(b, "native");
+          Attention b = a;
+          b.split = 512;
+          if (a.k.dim(-3) > 1024) (void)honest(b, "native");
          }),
     LIES_BF16(Attention, unrounded_weights, "fma32/attn128/s1024",
               "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16", "keeps the weights in fp32",
               {
-                if (a.block_table || a.cu_q || a.kv_len) return;
-                Wide q(a.q), k(a.k), v(a.v), out(a.out);
-                Attention b = a;
-                b.q = q.tensor, b.k = k.tensor, b.v = v.tensor, b.out = out.tensor;
-                if (honest(b, "native")) return;
-                for (std::size_t n = 0; n < out.numbers.size(); ++n)
-                  put(a.out, static_cast<int64_t>(n), out.numbers[n]);
+          if (a.block_table || a.cu_q || a.kv_len) return;
+          Wide q(a.q), k(a.k), v(a.v), out(a.out);
+          Attention b = a;
+          b.q = q.tensor, b.k = k.tensor, b.v = v.tensor, b.out = out.tensor;
+          if (honest(b, "native")) return;
+          for (std::size_t n = 0; n < out.numbers.size(); ++n)
+            put(a.out, static_cast<int64_t>(n), out.numbers[n]);
               }),
     WRONG(Attention, masked_by_number, "accuracy",
           "more queries than keys b=2 s=4 l=3 h=2/1 d=32/16 split=1024 fp32",
           "gives masked keys a score of -1e30, so that rows without keys have some",
           {
-            for (int64_t n = 0; a.lse && n < a.lse.numel(); ++n)
-              if (get(a.lse, n) == -INFINITY) put(a.lse, n, -1e30);
+          for (int64_t n = 0; a.lse && n < a.lse.numel(); ++n)
+            if (get(a.lse, n) == -INFINITY) put(a.lse, n, -1e30);
           }),
     WRONG(Attention, window_and_one, "accuracy",
           "window b=2 s=140 l=140 h=1/1 d=16/16 split=1024 window=1 fp32",
           "sees one key more than the window",
           {
-            Attention b = a;
-            b.window = a.window + 1;
-            if (a.window > 0) (void)honest(b, "native");
+          Attention b = a;
+          b.window = a.window + 1;
+          if (a.window > 0) (void)honest(b, "native");
           }),
     WRONG(Attention, no_sinks, "accuracy", "sinks b=2 s=5 l=150 h=7/1 d=16/48 split=1024 fp32",
           "leaves the sinks out of the sum",
           {
-            Attention b = a;
-            b.sinks = {};
-            (void)honest(b, "native");
+          Attention b = a;
+          b.sinks = {};
+          (void)honest(b, "native");
           }),
     WRONG(Attention, one_query_sees_all, "accuracy",
           "paged b=2 s=2 l=200 h=2/1 d=16/16 split=1024 page=100 fp32",
           "takes few queries for one, which needs no mask",
           {
-            Attention b = a;
-            b.causal = false;
-            if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
+          Attention b = a;
+          b.causal = false;
+          if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
           }),
     // group_advantage
     LIES(GroupAdvantage, by_n, "loss32/f64", "plain mean sample_std add zero B=40",
@@ -966,6 +1018,7 @@ constinit const rlk_implementation kControls[] = {
     control<LmHead>("mutant.control"),     control<LmHeadBwd>("mutant.control"),
     control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
     control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
+    control<Logp>("mutant.control"),       control<LogpBwd>("mutant.control"),
     control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
     control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control"),
     control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control"),

@@ -1,0 +1,9 @@
+#include "native/logp/tiles.hpp"
+
+namespace rlk::native::logp {
+#if defined(__AVX512F__)
+constinit const Engine kAvx512 = engine<simt::Float16, 16>();
+#else
+constinit const Engine kAvx512 = engine<float, 1>();
+#endif
+}  // namespace rlk::native::logp

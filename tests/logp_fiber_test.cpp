@@ -1,0 +1,130 @@
+// labels: conformance fibers
+// The portable GPU kernels of logp, on fibers: the bits of the native backend, at both wave sizes and in any thread order.
+#include <doctest/doctest.h>
+
+#include "arithmetic/logp/bind.hpp"
+#include "fiber_rows.hpp"
+#include "simt/logp/kernels.hpp"
+
+namespace {
+
+using namespace fiberrows;
+using rlk::Logp;
+using rlk::LogpBwd;
+
+const rlk::Options kTiles{.backend = "native.tiles"};
+
+// Rows with everything that a row may have; targets of all kinds.
+struct Inputs {
+  Shape rows;
+  Owned logits, target, temperatures, keep;
+
+  Inputs(std::int64_t n, std::int64_t columns, std::int64_t vocab, DType t, std::mt19937& random)
+      : rows{n},
+        logits({n, columns}, t, random, 4),
+        target({n}, DType::i64),
+        temperatures({n}, DType::f32),
+        keep({n, columns / 32 + 1}, DType::i32) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t id = i == 1   ? -100
+                              : i == 2 ? vocab
+                                       : static_cast<std::int64_t>(random() % static_cast<unsigned>(vocab));
+      std::memcpy(target.bytes.data() + 8 * i, &id, 8);
+      const float temperature = 0.5f + 0.25f * static_cast<float>(i);
+      std::memcpy(temperatures.bytes.data() + 4 * i, &temperature, 4);
+    }
+    for (std::size_t i = 0; i + 4 < keep.bytes.size(); i += 4) {
+      const auto bits = static_cast<std::uint32_t>(random());
+      std::memcpy(keep.bytes.data() + i, &bits, 4);
+    }
+  }
+  template <class Args>
+  void give(Args& a, int form) const {
+    a.logits = logits.tensor, a.target = target.tensor;
+    if (form >= 1) a.temperatures = temperatures.tensor;
+    if (form >= 2) a.keep = keep.tensor, a.softcap = 20;
+    if (form == 3) a.logits_round = Args::LogitsRound::bf16;
+  }
+};
+
+template <class Launch>
+void on_fibers(const std::vector<Owned*>& results, const rlk::lse128::Problem& p, Launch launch) {
+  std::vector<std::byte> states(static_cast<std::size_t>(rlk::simt::logp::states_bytes(p)) + 1);
+  same_on_fibers(results, copies(results), [&] {
+    std::fill(states.begin(), states.end(), std::byte{0x7f});
+    launch(p, states.data(), nullptr);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("logp on fibers is native's bits, with every option") {
+  std::mt19937 random(11);
+  for (DType t : kTypes)
+    for (std::int64_t vocab : {7, 1100, 2500})
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(vocab);
+        CAPTURE(form);
+        const std::int64_t padding = form == 3 ? 5 : 0;
+        const Inputs in(4, vocab + padding, vocab, t, random);
+        Owned logp(in.rows, DType::f32), lse(in.rows, DType::f32), entropy(in.rows, DType::f32),
+            stats({4, 4}, DType::f32), bad({1}, DType::i32);
+        Logp a{.logp = logp.tensor,
+               .lse = lse.tensor,
+               .entropy = entropy.tensor,
+               .stats = stats.tensor,
+               .bad_count = bad.tensor};
+        in.give(a, form);
+        if (padding) a.vocab = vocab;
+        REQUIRE(rlk::logp(a, kTiles));
+        on_fibers({&logp, &lse, &entropy, &stats, &bad}, rlk::lse128::problem_of(a),
+                  rlk::simt::logp::launch_reduction);
+      }
+}
+
+TEST_CASE("parts of a vocabulary on fibers are native's, and so is what they are merged to") {
+  std::mt19937 random(12);
+  const std::int64_t vocab = 1000, leaf = 128;
+  Owned partials({4, 5, 4}, DType::f32);
+  for (std::int64_t part = 0; part < 4; ++part) {
+    const std::int64_t begin = 2 * part * leaf, end = std::min(vocab, begin + 2 * leaf);
+    const Inputs in(5, end - begin, vocab, DType::bf16, random);
+    Owned stats({5, 4}, DType::f32);
+    Logp a{
+        .stats = stats.tensor, .vocab = vocab, .vocab_start = begin, .leaf_first = 2 * part, .leaf_count = 2};
+    in.give(a, 1);
+    REQUIRE(rlk::logp(a, kTiles));
+    on_fibers({&stats}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_reduction);
+    std::memcpy(partials.bytes.data() + part * 80, stats.bytes.data(), 80);
+  }
+  Owned logp({5}, DType::f32), stats({5, 4}, DType::f32);
+  const rlk::LogpMerge m{.partials = partials.tensor, .logp = logp.tensor, .stats = stats.tensor};
+  REQUIRE(rlk::logp_merge(m, {.backend = "native.rows"}));
+  std::vector<Owned*> results{&logp, &stats};
+  same_on_fibers(results, copies(results),
+                 [&] { rlk::simt::logp::launch_merge(rlk::lse128::merge_of(m), nullptr); });
+}
+
+TEST_CASE("logp_bwd on fibers is native's bits, with stats and without") {
+  std::mt19937 random(13);
+  for (DType t : kTypes)
+    for (std::int64_t vocab : {7, 1100})
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(vocab);
+        CAPTURE(form);
+        const Inputs in(4, vocab + 3, vocab, t, random);
+        const Owned d_logp(in.rows, DType::f32, random), d_entropy(in.rows, DType::f32, random);
+        Owned stats({4, 4}, DType::f32), d_logits({4, vocab + 3}, t);
+        Logp f{.stats = stats.tensor, .vocab = vocab};
+        in.give(f, form);
+        REQUIRE(rlk::logp(f, kTiles));
+        LogpBwd a{.d_logp = d_logp.tensor, .d_logits = d_logits.tensor, .vocab = vocab};
+        in.give(a, form);
+        if (form % 2) a.d_entropy = d_entropy.tensor;
+        for (bool given : {true, false}) {
+          a.stats = given ? rlk::In(stats.tensor) : rlk::In();
+          REQUIRE(rlk::logp_bwd(a, kTiles));
+          on_fibers({&d_logits}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_backward);
+        }
+      }
+}
