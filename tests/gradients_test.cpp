@@ -313,3 +313,47 @@ TEST_CASE("logp_bwd is the slope of logp and of entropy, with temperatures, soft
     });
   }
 }
+
+TEST_CASE("linear_logp_bwd is the slope of linear_logp, with bias, temperatures, softcap and a mask") {
+  std::mt19937 random(7);
+  constexpr int64_t n = 3, k = 6, v = 11;
+  std::vector<std::int64_t> targets{3, -100, 10};
+  std::vector<std::int32_t> bits{0x5fd, 0x7ff, 0x7bf};
+  const Tensor target(targets.data(), {n}, DType::i64), keep(bits.data(), {n, 1}, DType::i32);
+  std::vector<float> degrees{0.5f, 1.0f, 1.5f};
+  const Tensor temperatures(degrees.data(), {n}, DType::f32);
+  for (int form = 0; form < 2; ++form) {
+    CAPTURE(form);
+    Numbers hidden({n, k}, random), weight({v, k}, random), bias({v}, random), logp({n}, random),
+        entropy({n}, random);
+    Numbers d_hidden({n, k}, random), d_weight({v, k}, random), d_bias({v}, random), d_logp({n}, random),
+        d_entropy({n}, random);
+    rlk::LinearLogp f{.hidden = hidden.f64,
+                      .weight = weight.f64,
+                      .bias = bias.f64,
+                      .target = target,
+                      .logp = logp.f64,
+                      .entropy = entropy.f64};
+    rlk::LinearLogpBwd b{.hidden = hidden.f64,
+                         .weight = weight.f64,
+                         .bias = bias.f64,
+                         .target = target,
+                         .d_logp = d_logp.f64,
+                         .d_entropy = d_entropy.f64,
+                         .d_hidden = d_hidden.f64,
+                         .d_weight = d_weight.f64,
+                         .d_bias = d_bias.f64};
+    if (form == 1) {
+      f.temperatures = b.temperatures = temperatures, f.keep = b.keep = keep;
+      f.softcap = b.softcap = 3;
+    }
+    const auto loss = [&] {
+      reference(f);
+      return dot(logp, d_logp) + dot(entropy, d_entropy);
+    };
+    reference(b);
+    is_slope("hidden", hidden, d_hidden, loss);
+    is_slope("weight", weight, d_weight, loss);
+    is_slope("bias", bias, d_bias, loss);
+  }
+}

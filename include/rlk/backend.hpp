@@ -54,6 +54,16 @@ class Call {
   }
   void log(int level, const std::string& text) const { c_.host->log(level, text.c_str()); }
 
+  // Runs another implementation as a part of this one, in a part of this one's workspace.
+  template <class Args>
+  rlk_code run(const rlk_implementation& part, const Args& a, std::span<std::byte> workspace) const {
+    rlk_call c = c_;
+    c.struct_size = sizeof c;
+    c.workspace = workspace.data(), c.workspace_bytes = workspace.size();
+    c.needs_backward = 0;
+    return static_cast<rlk_code>(part.run(reinterpret_cast<const rlk_slot*>(&a), &c));
+  }
+
   // body(i) for i in [0, n), in any order, on any thread: results must not depend on either. body must not
   // throw.
   template <class Body>

@@ -711,6 +711,22 @@ void logp_merge(Call& c, Random& r) {
       c.write("stats", DType::f32);
 }
 
+// Logits in fp32: those of 16 bits may be rounded to either side of where the truth is.
+void linear_logp_like(Call& c, Random& r, bool backward) {
+  const DType type = float_type(r);
+  const int64_t rows = r.chance(3) ? 0 : r.between(1, 6), k = r.pick<int64_t>({1, 8, 17, 64}),
+                columns = tokens(c, r, rows, !backward);
+  c.read("hidden", {rows, k}, type);
+  c.read("weight", {columns, k}, type, {Values::normal, 0, 1 / std::sqrt(static_cast<double>(k))});
+  if (r.chance(30)) c.read("bias", {columns}, type);
+  if (!backward) return token_results(c, r);
+  if (r.chance(80)) c.read("d_logp", {rows}, DType::f32);
+  if (r.chance(50)) c.read("d_entropy", {rows}, DType::f32);
+  if (r.chance(80)) c.write("d_hidden", or_f32(r, type));
+  if (r.chance(80)) c.write("d_weight", or_f32(r, type));
+  if (r.chance(50)) c.write("d_bias", or_f32(r, type));
+}
+
 using Generator = std::function<void(Call&, Random&)>;
 const std::map<std::string_view, Generator>& generators() {
   static const std::map<std::string_view, Generator> all = {
@@ -736,6 +752,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"logp", logp},
       {"logp_bwd", logp_bwd},
       {"logp_merge", logp_merge},
+      {"linear_logp", [](Call& c, Random& r) { linear_logp_like(c, r, false); }},
+      {"linear_logp_bwd", [](Call& c, Random& r) { linear_logp_like(c, r, true); }},
       {"ratio_kl", [](Call& c, Random& r) { ratio_kl_like(c, r, false); }},
       {"ratio_kl_bwd", [](Call& c, Random& r) { ratio_kl_like(c, r, true); }},
       {"group_advantage", group_advantage},

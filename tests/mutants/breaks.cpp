@@ -124,6 +124,10 @@ template <>
 constexpr const char* kBase<Logp> = "native.tiles";
 template <>
 constexpr const char* kBase<LogpBwd> = "native.tiles";
+template <>
+constexpr const char* kBase<LinearLogp> = "native.kb256";
+template <>
+constexpr const char* kBase<LinearLogpBwd> = "native.kb256";
 
 template <class Args, class Break>
 rlk_code run(const Args& a, const Call& call) {
@@ -336,6 +340,23 @@ void keep_of_whole_mass(const Sample& a) {
           words[static_cast<std::size_t>(m * a.keep.dim(1) + w)];
 }
 
+// linear_logp's row results of these logits.
+void rows_of(const LinearLogp& a, const Tensor& logits) {
+  Logp b{.logits = logits,
+         .target = a.target,
+         .temperatures = a.temperatures,
+         .keep = a.keep,
+         .logp = a.logp,
+         .lse = a.lse,
+         .entropy = a.entropy,
+         .stats = a.stats};
+  b.temperature = a.temperature, b.softcap = a.softcap, b.ignore_index = a.ignore_index;
+  b.logits_round = a.logits_round, b.vocab = a.vocab ? a.vocab : a.weight.dim(0),
+  b.vocab_start = a.vocab_start;
+  b.leaf_first = a.leaf_first, b.leaf_count = a.leaf_count;
+  (void)honest(b, "native.tiles");
+}
+
 constinit const Entry kEntries[] = {
     // sample
     LIES(Sample, noise_by_rank, "sample/philox-g1", "plain [7,100] fp32",
@@ -369,6 +390,53 @@ constinit const Entry kEntries[] = {
           for (int64_t m = 0; m < a.status.numel(); ++m)
             if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
          }),
+    // linear_logp
+    LIES_BF16(LinearLogp, bias_first, "fma32/kb256/lse128/l8", "bias n=4 k=33 v=1000 bf16",
+              "adds the bias before the product is rounded",
+              {
+          const int64_t n = a.hidden.dim(0), v = a.weight.dim(0);
+          std::vector<float> z(static_cast<std::size_t>(n * v));
+          const Tensor logits(z.data(), {n, v}, DType::f32);
+          if (!a.bias || honest(LmHead{.hidden = a.hidden, .weight = a.weight, .bias = a.bias, .out = logits},
+                                "native.kb256"))
+            return;
+          rows_of(a, logits);
+              }),
+    LIES_BF16(LinearLogp, unrounded_logits, "fma32/kb256/lse128/l8", "bias n=4 k=33 v=1000 bf16",
+              "keeps fp32 logits where they are bf16",
+              {
+          LinearLogp b = a;
+          b.logits_round = LinearLogp::LogitsRound::fp32;
+          (void)honest(b, "native.kb256");
+              }),
+    LIES_BF16(LinearLogpBwd, unrounded_gradient, "fma32/kb256/lse128/l8", "bias n=4 k=33 v=1000 bf16",
+              "keeps the logits' gradient in fp32 where they are bf16",
+              {
+          const int64_t n = a.hidden.dim(0), v = a.weight.dim(0);
+          std::vector<uint16_t> z(static_cast<std::size_t>(n * v));
+          std::vector<float> d(z.size());
+          const Tensor logits(z.data(), {n, v}, DType::bf16), gradient(d.data(), {n, v}, DType::f32);
+          if (honest(LmHead{.hidden = a.hidden, .weight = a.weight, .bias = a.bias, .out = logits},
+                     "native.kb256"))
+            return;
+          LogpBwd b{.logits = logits,
+                    .target = a.target,
+                    .temperatures = a.temperatures,
+                    .keep = a.keep,
+                    .stats = a.stats,
+                    .d_logp = a.d_logp,
+                    .d_entropy = a.d_entropy,
+                    .d_logits = gradient};
+          b.softcap = a.softcap, b.vocab = a.vocab;
+          if (honest(b, "native.tiles")) return;
+          (void)honest(LmHeadBwd{.d_out = gradient,
+                                 .hidden = a.hidden,
+                                 .weight = a.weight,
+                                 .d_hidden = a.d_hidden,
+                                 .d_weight = a.d_weight,
+                                 .d_bias = a.d_bias},
+                       "native.kb256");
+              }),
     // logp
     LIES(Logp, target_less_lse, "lse128/l8", "plain n=5 v=1000 fp32", "the target's logit less logsumexp",
          {
@@ -1019,6 +1087,7 @@ constinit const rlk_implementation kControls[] = {
     control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
     control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
     control<Logp>("mutant.control"),       control<LogpBwd>("mutant.control"),
+    control<LinearLogp>("mutant.control"), control<LinearLogpBwd>("mutant.control"),
     control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
     control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control"),
     control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control"),

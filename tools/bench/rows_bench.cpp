@@ -92,6 +92,48 @@ void measure(Room& room, DType type, const Entry& e, int rounds) {
              1e-6 * static_cast<double>(room.bytes()) * e.tensors / median(times), median(ratios));
 }
 
+// What logp has for each row; tokens are all 0.
+struct Tokens {
+  std::vector<std::int64_t> target;
+  std::vector<float> results;
+  std::int64_t rows;
+  explicit Tokens(std::int64_t n)
+      : target(static_cast<std::size_t>(n)), results(static_cast<std::size_t>(6 * n)), rows(n) {}
+  Tensor targets() { return {target.data(), {rows}, DType::i64}; }
+  Tensor stats() { return {results.data(), {rows, 4}, DType::f32}; }
+  Tensor logp() { return {results.data() + 4 * rows, {rows}, DType::f32}; }
+  Tensor entropy() { return {results.data() + 5 * rows, {rows}, DType::f32}; }
+};
+
+// The logits are read, and by the gradient, which has the stats, read and written.
+std::vector<Entry> logp_entries(Tokens& t) {
+  return {
+      {"logp", 1,
+       [&t](Room& r) {
+         rlk::check(rlk::logp({.logits = r.tensor(), .target = t.targets(), .logp = t.logp()}, kOneThread));
+       }},
+      {"logp, entropy, stats", 1,
+       [&t](Room& r) {
+         rlk::check(rlk::logp({.logits = r.tensor(),
+                               .target = t.targets(),
+                               .logp = t.logp(),
+                               .entropy = t.entropy(),
+                               .stats = t.stats()},
+                              kOneThread));
+       }},
+      {"logp_bwd", 2,
+       [&t](Room& r) {
+         const Tensor logits = r.tensor(), d_logits = r.tensor();
+         rlk::check(rlk::logp_bwd({.logits = logits,
+                                   .target = t.targets(),
+                                   .stats = t.stats(),
+                                   .d_logp = t.logp(),
+                                   .d_logits = d_logits},
+                                  kOneThread));
+       }},
+  };
+}
+
 std::vector<Entry> entries(std::int64_t width, DType type, std::vector<float>& numbers) {
   const Tensor weight(numbers.data(), {width}, type);
   return {
@@ -146,5 +188,7 @@ int main(int argc, char** argv) {
     Room room(rows, width, type);
     std::vector<float> numbers(static_cast<std::size_t>(2 * width), 1.0f);
     for (const Entry& e : entries(width, type, numbers)) measure(room, type, e, rounds);
+    Tokens tokens(rows);
+    for (const Entry& e : logp_entries(tokens)) measure(room, type, e, rounds);
   }
 }

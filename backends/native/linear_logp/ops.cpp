@@ -1,0 +1,126 @@
+// linear_logp and its gradients on the CPU (composed.hpp), an implementation per chain of lm_head and instruction set:
+//
+//   native              fma32/kb1024/lse128/l8
+//   native.kb256        fma32/kb256/lse128/l8
+//   native.amx          amx/k32/lse128/l8
+//   native.replay_sm90  sm90/t25k16/lse128/l8, forward alone
+#include "native/linear_logp/composed.hpp"
+
+namespace rlk::native {
+
+extern const Levels lm_head_fma32, lm_head_kb256, lm_head_bwd_fma32, lm_head_bwd_kb256;
+extern const rlk_implementation lm_head_amx, lm_head_bwd_amx, lm_head_replay_sm90_avx512,
+    lm_head_replay_sm90_scalar;
+
+namespace {
+
+constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+using Get = const rlk_implementation& (*)();
+
+template <const Levels* All, Isa I>
+const rlk_implementation& at_level() {
+  return (*All)[static_cast<std::size_t>(I)];
+}
+template <const rlk_implementation* Only>
+const rlk_implementation& only() {
+  return *Only;
+}
+
+// What lm_head, or its backward, says to these operands; its arguments are not ours.
+template <class Args>
+rlk_verdict verdict(const rlk_implementation& head, const Args& call, const rlk_request& r) {
+  if (!head.supports) return kAccept;
+  rlk_verdict v = head.supports(reinterpret_cast<const rlk_slot*>(&call), &r);
+  v.argument = -1;
+  return v;
+}
+
+template <Isa I, Get Head, Get HeadBwd = nullptr>
+struct Forms {
+  static rlk_verdict supports(const LinearLogp& a, const rlk_request& r) {
+    return verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
+  }
+  static std::uint64_t workspace(const LinearLogp& a, const rlk_request& r) {
+    return linear_logp::workspace(a, Head(), r);
+  }
+  static rlk_code run(const LinearLogp& a, const Call& call) {
+    return linear_logp::run(a, call, logp::engine_for(I), Head());
+  }
+  static rlk_verdict supports_bwd(const LinearLogpBwd& a, const rlk_request& r) {
+    const rlk_verdict v = verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
+    if (v.code != RLK_OK) return v;
+    linear_logp::BackwardCut::Logits l;
+    linear_logp::BackwardCut(a).logits(0, a.hidden.dim(0), 0, 0, nullptr, l);
+    return verdict(HeadBwd(), LmHeadBwd{.d_out = l.out, .hidden = a.hidden, .weight = a.weight}, r);
+  }
+  static std::uint64_t workspace_bwd(const LinearLogpBwd& a, const rlk_request& r) {
+    return linear_logp::workspace(a, Head(), HeadBwd(), r);
+  }
+  static rlk_code run_bwd(const LinearLogpBwd& a, const Call& call) {
+    return linear_logp::run(a, call, logp::engine_for(I), Head(), HeadBwd());
+  }
+
+  static constexpr rlk_implementation forward(const Facts& f) {
+    return implement<LinearLogp, run, supports, workspace>(f);
+  }
+  static constexpr rlk_implementation backward(const Facts& f) {
+    return implement<LinearLogpBwd, run_bwd, supports_bwd, workspace_bwd>(f);
+  }
+};
+
+constexpr Facts facts(const char* id, const char* arithmetic, std::int32_t priority, const char* doc) {
+  return {.id = id,
+          .doc = doc,
+          .priority = priority,
+          .arithmetic = arithmetic,
+          .dtypes = kTypes,
+          .traits = kTraits};
+}
+constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, "a panel of lm_head's logits at a time");
+constexpr Facts kKb256 = facts("", "fma32/kb256/lse128/l8", 20, "the same by chains in blocks of 256");
+constexpr Facts kAmx{.id = "native.amx",
+                     .doc = "a panel of lm_head's logits on Intel's matrix unit at a time",
+                     .priority = 210,
+                     .arithmetic = "amx/k32/lse128/l8",
+                     .dtypes = RLK_BF16,
+                     .traits = kTraits,
+                     .min_arch = RLK_CPU_AMX};
+constexpr Facts kReplay{.id = "",
+                        .doc = "a Hopper tensor core's logits on the CPU",
+                        .priority = 10,
+                        .arithmetic = "sm90/t25k16/lse128/l8",
+                        .dtypes = RLK_BF16 | RLK_F16,
+                        .traits = kTraits};
+
+}  // namespace
+
+extern const Levels linear_logp_fma32, linear_logp_kb256, linear_logp_bwd_fma32, linear_logp_bwd_kb256;
+constinit const Levels linear_logp_fma32 = by_level(
+    []<Isa I>() { return Forms<I, at_level<&lm_head_fma32, I>>::forward(facts_at<"native", I>(kFma32)); });
+constinit const Levels linear_logp_kb256 = by_level([]<Isa I>() {
+  return Forms<I, at_level<&lm_head_kb256, I>>::forward(facts_at<"native.kb256", I>(kKb256));
+});
+constinit const Levels linear_logp_bwd_fma32 = by_level([]<Isa I>() {
+  return Forms<I, at_level<&lm_head_fma32, I>, at_level<&lm_head_bwd_fma32, I>>::backward(
+      facts_at<"native", I>(kFma32));
+});
+constinit const Levels linear_logp_bwd_kb256 = by_level([]<Isa I>() {
+  return Forms<I, at_level<&lm_head_kb256, I>, at_level<&lm_head_bwd_kb256, I>>::backward(
+      facts_at<"native.kb256", I>(kKb256));
+});
+
+extern const rlk_implementation linear_logp_amx, linear_logp_bwd_amx, linear_logp_replay_sm90_scalar,
+    linear_logp_replay_sm90_avx512;
+constinit const rlk_implementation linear_logp_amx = Forms<Isa::avx512, only<&lm_head_amx>>::forward(kAmx);
+constinit const rlk_implementation linear_logp_bwd_amx =
+    Forms<Isa::avx512, only<&lm_head_amx>, only<&lm_head_bwd_amx>>::backward(kAmx);
+constinit const rlk_implementation linear_logp_replay_sm90_scalar =
+    Forms<Isa::scalar, only<&lm_head_replay_sm90_scalar>>::forward(
+        facts_at<"native.replay_sm90", Isa::scalar>(kReplay));
+constinit const rlk_implementation linear_logp_replay_sm90_avx512 =
+    Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>>::forward(
+        facts_at<"native.replay_sm90", Isa::avx512>(kReplay));
+
+}  // namespace rlk::native

@@ -1,0 +1,94 @@
+// linear_logp as what it is defined by: lm_head, then logp; backward logp_bwd, then lm_head_bwd. The logits and their gradient
+// are tensors here, of the entries that the call has.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "rlk/ops.hpp"
+
+namespace rlk::registry {
+
+template <class Args>
+class Composed {
+ public:
+  // Logits and their gradient are of dtype `wide` where logits_round is fp32.
+  Composed(const Args& a, DType wide) : a_(a) {
+    using Round = typename Args::LogitsRound;
+    const int64_t rows = a.hidden.dim(0), columns = a.weight.dim(0), vocab = a.vocab ? a.vocab : columns,
+                  leaf = 16 * ((vocab + 127) / 128);
+    here_ = std::min(vocab, (a.leaf_first + a.leaf_count) * leaf) - std::min(vocab, a.leaf_first * leaf);
+    vocab_ = vocab;
+    const DType type = a.logits_round == Round::bf16   ? DType::bf16
+                       : a.logits_round == Round::fp16 ? DType::f16
+                                                       : wide;
+    for (auto* memory : {&memory_, &gradient_memory_})
+      memory->resize(static_cast<std::size_t>(rows * here_ * size_of(type)));
+    logits_ = Tensor(memory_.data(), {rows, here_}, type);
+    gradient_ = Tensor(gradient_memory_.data(), {rows, here_}, type);
+    weight_ = first(a.weight, here_);
+    if (a.bias) bias_ = first(a.bias, here_);
+  }
+
+  LmHead head() const {
+    LmHead h{.hidden = a_.hidden, .weight = weight_, .out = logits_};
+    if (a_.bias) h.bias = bias_;
+    return h;
+  }
+  Logp rows() const {
+    Logp p{.logits = logits_};
+    share(p);
+    if constexpr (requires { a_.logp; })
+      p.logp = a_.logp, p.lse = a_.lse, p.entropy = a_.entropy, p.stats = a_.stats,
+      p.bad_count = a_.bad_count;
+    return p;
+  }
+  LogpBwd rows_bwd() const {
+    LogpBwd p{.logits = logits_};
+    share(p);
+    if constexpr (requires { a_.d_logp; })
+      p.stats = a_.stats, p.d_logp = a_.d_logp, p.d_entropy = a_.d_entropy;
+    p.d_logits = gradient_;
+    return p;
+  }
+  // `d_weight` and `d_bias` have the rows of the call's entries.
+  LmHeadBwd head_bwd(const Out& d_weight, const Out& d_bias) const {
+    return {.d_out = gradient_,
+            .hidden = a_.hidden,
+            .weight = weight_,
+            .d_hidden = a_.d_hidden,
+            .d_weight = d_weight,
+            .d_bias = d_bias};
+  }
+  int64_t here() const { return here_; }
+
+  // The first n rows of a tensor.
+  template <class View>
+  static Tensor first(const View& t, int64_t n) {
+    std::vector<int64_t> shape(static_cast<std::size_t>(t.rank())), strides = shape;
+    for (int32_t i = 0; i < t.rank(); ++i) {
+      shape[static_cast<std::size_t>(i)] = t.dim(i);
+      strides[static_cast<std::size_t>(i)] = t.stride(i);
+    }
+    shape[0] = n;
+    return Tensor(const_cast<void*>(static_cast<const void*>(t.template data<char>())), std::span(shape),
+                  t.dtype(), {kDLCPU, 0}, std::span(strides));
+  }
+
+ private:
+  template <class To>
+  void share(To& p) const {
+    p.target = a_.target, p.temperatures = a_.temperatures, p.keep = a_.keep;
+    p.temperature = a_.temperature, p.softcap = a_.softcap, p.ignore_index = a_.ignore_index;
+    p.logits_round = static_cast<typename To::LogitsRound>(a_.logits_round);
+    p.vocab = vocab_, p.vocab_start = a_.vocab_start, p.leaf_first = a_.leaf_first,
+    p.leaf_count = a_.leaf_count;
+  }
+
+  const Args& a_;
+  int64_t here_, vocab_;
+  std::vector<std::byte> memory_, gradient_memory_;
+  Tensor logits_, gradient_, weight_, bias_;
+};
+
+}  // namespace rlk::registry

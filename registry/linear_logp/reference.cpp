@@ -1,0 +1,49 @@
+// linear_logp in fp64: the references of lm_head and logp, one after another.
+#include "registry/reference.hpp"
+
+#include "registry/linear_logp/composed.hpp"
+
+namespace rlk::registry {
+
+int32_t lm_head_reference(const rlk_slot* slots, const rlk_host*);
+int32_t lm_head_bwd_reference(const rlk_slot* slots, const rlk_host*);
+int32_t logp_reference(const rlk_slot* slots, const rlk_host*);
+int32_t logp_bwd_reference(const rlk_slot* slots, const rlk_host*);
+
+namespace {
+
+template <class Args>
+int32_t run(int32_t (*reference)(const rlk_slot*, const rlk_host*), const Args& a) {
+  return reference(reinterpret_cast<const rlk_slot*>(&a), nullptr);
+}
+
+// +0 in the rows of a gradient that belong to no entry of the call.
+void clear_from(const Out& t, int64_t row) {
+  const Rows rows(t);
+  for (int64_t r = row; t.rank() == 2 && r < t.dim(0); ++r)
+    for (int64_t i = 0; i < t.dim(1); ++i) rows.set(r, i, 0);
+  for (int64_t i = row; t.rank() == 1 && i < t.dim(0); ++i) rows.set(0, i, 0);
+}
+
+}  // namespace
+
+int32_t linear_logp_reference(const rlk_slot* slots, const rlk_host*) {
+  const auto& a = *reinterpret_cast<const LinearLogp*>(slots);
+  const Composed call(a, DType::f64);
+  const int32_t code = run(lm_head_reference, call.head());
+  return code ? code : run(logp_reference, call.rows());
+}
+
+int32_t linear_logp_bwd_reference(const rlk_slot* slots, const rlk_host*) {
+  const auto& a = *reinterpret_cast<const LinearLogpBwd*>(slots);
+  const Composed call(a, DType::f64);
+  Tensor d_weight, d_bias;
+  if (a.d_weight) d_weight = call.first(a.d_weight, call.here()), clear_from(a.d_weight, call.here());
+  if (a.d_bias) d_bias = call.first(a.d_bias, call.here()), clear_from(a.d_bias, call.here());
+  if (const int32_t code = run(lm_head_reference, call.head())) return code;
+  if (const int32_t code = run(logp_bwd_reference, call.rows_bwd())) return code;
+  return run(lm_head_bwd_reference,
+             call.head_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()));
+}
+
+}  // namespace rlk::registry

@@ -1,0 +1,163 @@
+// labels: conformance
+// linear_logp is logp(lm_head(..)), and its gradients are lm_head_bwd(logp_bwd(..)), to the bit, with every chain that lm_head
+// has here; and no tensor of logits comes into being.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+
+namespace {
+
+using rlk::DType;
+using rlk::Tensor;
+
+// A dense tensor that owns its bytes.
+struct Owned {
+  std::vector<std::byte> bytes;
+  Tensor tensor;
+  Owned(std::initializer_list<std::int64_t> shape, DType t) {
+    std::int64_t n = 1;
+    for (std::int64_t d : shape) n *= d;
+    bytes.assign(static_cast<std::size_t>(n * rlk::size_of(t)), std::byte{0x7f});
+    tensor = Tensor(bytes.data(), shape, t);
+  }
+  Owned(std::initializer_list<std::int64_t> shape, DType t, std::mt19937& random, float deviation)
+      : Owned(shape, t) {
+    std::normal_distribution<float> normal(0, deviation);
+    for (std::size_t i = 0; i < bytes.size(); i += static_cast<std::size_t>(rlk::size_of(t))) {
+      const float x = normal(random);
+      const std::uint16_t half = t == DType::bf16 ? rlk::float_to_bf16(x) : rlk::float_to_f16(x);
+      if (t == DType::f32)
+        std::memcpy(bytes.data() + i, &x, 4);
+      else
+        std::memcpy(bytes.data() + i, &half, 2);
+    }
+  }
+  Owned(const Owned&) = delete;
+  bool operator==(const Owned& b) const { return bytes == b.bytes; }
+};
+
+// Operands of one size, and targets with rows that are left out.
+struct Inputs {
+  Owned hidden, weight, bias, target, d_logp, d_entropy;
+  Inputs(std::int64_t n, std::int64_t k, std::int64_t v, DType t, std::mt19937& random)
+      : hidden({n, k}, t, random, 1),
+        weight({v, k}, t, random, 0.5f),
+        bias({v}, t, random, 1),
+        target({n}, DType::i64),
+        d_logp({n}, DType::f32, random, 1),
+        d_entropy({n}, DType::f32, random, 1) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t id = i == 1 ? -100 : static_cast<std::int64_t>(random() % static_cast<unsigned>(v));
+      std::memcpy(target.bytes.data() + 8 * i, &id, 8);
+    }
+  }
+};
+
+struct Size {
+  std::int64_t n, k, v;
+};
+
+}  // namespace
+
+TEST_CASE("linear_logp is logp of lm_head's logits, with every chain, across panels and runs of rows") {
+  std::mt19937 random(21);
+  int tried = 0;
+  for (const char* backend :
+       {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx", "native.replay_sm90"})
+    for (DType t : {DType::f32, DType::bf16, DType::f16})
+      for (Size s : {Size{5, 70, 300}, Size{520, 5, 8300}})
+        for (bool narrow : {false, true}) {
+          if (s.n > 5 && std::string(backend) == "native.replay_sm90") continue;  // slow
+          CAPTURE(backend);
+          CAPTURE(rlk::name_of(t));
+          CAPTURE(s.n);
+          const Inputs in(s.n, s.k, s.v, t, random);
+          using Round = rlk::LinearLogp::LogitsRound;
+          const DType wide = narrow ? t : DType::f32;
+          Owned logits({s.n, s.v}, wide), logp({s.n}, DType::f32), fused({s.n}, DType::f32),
+              stats({s.n, 4}, DType::f32), fused_stats({s.n, 4}, DType::f32);
+          const rlk::Options with{.backend = backend};
+          if (!rlk::lm_head({.hidden = in.hidden.tensor,
+                             .weight = in.weight.tensor,
+                             .bias = in.bias.tensor,
+                             .out = logits.tensor},
+                            with))
+            continue;
+          REQUIRE(rlk::logp({.logits = logits.tensor,
+                             .target = in.target.tensor,
+                             .logp = logp.tensor,
+                             .stats = stats.tensor}));
+          rlk::LinearLogp a{.hidden = in.hidden.tensor,
+                            .weight = in.weight.tensor,
+                            .bias = in.bias.tensor,
+                            .target = in.target.tensor,
+                            .logp = fused.tensor,
+                            .stats = fused_stats.tensor};
+          a.logits_round = wide == DType::f32 ? Round::fp32 : wide == DType::bf16 ? Round::bf16 : Round::fp16;
+          REQUIRE(rlk::linear_logp(a, with));
+          CHECK(fused == logp);
+          CHECK(fused_stats == stats);
+          ++tried;
+        }
+  CHECK(tried >= 12);
+}
+
+TEST_CASE("linear_logp_bwd is lm_head_bwd of logp_bwd, with every chain, across runs of rows and columns") {
+  std::mt19937 random(22);
+  int tried = 0;
+  for (const char* backend : {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx"})
+    for (DType t : {DType::f32, DType::bf16})
+      for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}})
+        for (bool given : {false, true}) {
+          CAPTURE(backend);
+          CAPTURE(rlk::name_of(t));
+          CAPTURE(s.n);
+          const Inputs in(s.n, s.k, s.v, t, random);
+          Owned logits({s.n, s.v}, t), d_logits({s.n, s.v}, t), stats({s.n, 4}, DType::f32);
+          Owned d_hidden({s.n, s.k}, t), d_weight({s.v, s.k}, t), d_bias({s.v}, t),
+              fused_hidden({s.n, s.k}, t), fused_weight({s.v, s.k}, t), fused_bias({s.v}, t);
+          const rlk::Options with{.backend = backend};
+          if (!rlk::lm_head({.hidden = in.hidden.tensor,
+                             .weight = in.weight.tensor,
+                             .bias = in.bias.tensor,
+                             .out = logits.tensor},
+                            with))
+            continue;
+          REQUIRE(rlk::logp({.logits = logits.tensor, .target = in.target.tensor, .stats = stats.tensor}));
+          REQUIRE(rlk::logp_bwd({.logits = logits.tensor,
+                                 .target = in.target.tensor,
+                                 .d_logp = in.d_logp.tensor,
+                                 .d_entropy = in.d_entropy.tensor,
+                                 .d_logits = d_logits.tensor}));
+          REQUIRE(rlk::lm_head_bwd({.d_out = d_logits.tensor,
+                                    .hidden = in.hidden.tensor,
+                                    .weight = in.weight.tensor,
+                                    .d_hidden = d_hidden.tensor,
+                                    .d_weight = d_weight.tensor,
+                                    .d_bias = d_bias.tensor},
+                                   with));
+          rlk::LinearLogpBwd a{.hidden = in.hidden.tensor,
+                               .weight = in.weight.tensor,
+                               .bias = in.bias.tensor,
+                               .target = in.target.tensor,
+                               .d_logp = in.d_logp.tensor,
+                               .d_entropy = in.d_entropy.tensor,
+                               .d_hidden = fused_hidden.tensor,
+                               .d_weight = fused_weight.tensor,
+                               .d_bias = fused_bias.tensor};
+          if (given) a.stats = stats.tensor;
+          if (t == DType::bf16) a.logits_round = rlk::LinearLogpBwd::LogitsRound::bf16;
+          REQUIRE(rlk::linear_logp_bwd(a, with));
+          CHECK(fused_hidden == d_hidden);
+          CHECK(fused_weight == d_weight);
+          CHECK(fused_bias == d_bias);
+          ++tried;
+        }
+  CHECK(tried >= 8);
+}
