@@ -16,7 +16,8 @@ namespace {
 
 using rlk::harness::Promise;
 
-constexpr const char* kFamilies[] = {"lm_head", "lm_head_bwd", "kda_fwd", "kda_bwd", "kda_[dg]*", "rope*"};
+constexpr const char* kFamilies[] = {"lm_head", "lm_head_bwd", "kda_fwd", "kda_bwd", "kda_[dg]*",
+                                     "rope*",   "linear*",     "*logp*",  "sample*", "attention*"};
 
 void expect_good(const rlk::harness::Report& r) {
   for (std::size_t i = 0; i < r.failures.size() && i < 20; ++i) MESSAGE(r.failures[i].line());
@@ -59,6 +60,10 @@ TEST_CASE("every native implementation of kda_fwd keeps its promises") { verify_
 TEST_CASE("every native implementation of kda_bwd keeps its promises") { verify_native("kda_bwd"); }
 TEST_CASE("every native implementation of kda's other ops keeps its promises") { verify_native("kda_[dg]*"); }
 TEST_CASE("every native implementation of rope keeps its promises") { verify_native("rope*"); }
+TEST_CASE("every native implementation of linear keeps its promises") { verify_native("linear*"); }
+TEST_CASE("every native implementation of log-probabilities keeps its promises") { verify_native("*logp*"); }
+TEST_CASE("every native implementation of sample keeps its promises") { verify_native("sample*"); }
+TEST_CASE("every native implementation of attention keeps its promises") { verify_native("attention*"); }
 
 TEST_CASE("every native implementation of every other op keeps its promises") {
   for (const rlk::OpEntry& op : rlk::snapshot().ops) {

@@ -16,7 +16,7 @@ struct Shape {
   int64_t batch, queries, keys, heads, kv_heads, d, dv;
 };
 
-struct Options {
+struct Config {
   const char* name = "dense";
   bool causal = true, sinks = false, brief = false, sampled = false;
   int64_t window = 0, split = 1024, page = 0;
@@ -25,7 +25,7 @@ struct Options {
   std::vector<double> lengths{};  // kv_len
 };
 
-void set_options(Case& c, const Options& o) {
+void set_options(Case& c, const Config& o) {
   c.attributes = {{"causal", int64_t{o.causal}},
                   {"window", o.window},
                   {"split", o.split},
@@ -55,7 +55,7 @@ void use_pages(Case& c, const Shape& s, int64_t page) {
   c.batch_axes = {{"k", -1}, {"v", -1}};
 }
 
-void dense(const CaseSink& sink, const Shape& s, DType t, const Options& o) {
+void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} b={} s={} l={} h={}/{} d={}/{} split={}{}{}{} {}", o.name, s.batch, s.queries,
                        s.keys, s.heads, s.kv_heads, s.d, s.dv, o.split, o.causal ? "" : " whole",
@@ -77,7 +77,7 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Options& o) {
 }
 
 // Sequences of different lengths in one batch, with an empty one and more keys than queries.
-void packed(const CaseSink& sink, DType t, const Options& o) {
+void packed(const CaseSink& sink, DType t, const Config& o) {
   const Shape s{4, 150, 290, 4, 2, 64, 48};
   Case c;
   c.name = fmt::format("{} packed h={}/{} d={}/{} split={}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
@@ -105,13 +105,13 @@ Fill special() {
   return fill;
 }
 
-Options filled(const char* name, const Fill& q, const Fill& k) {
-  Options o;
+Config filled(const char* name, const Fill& q, const Fill& k) {
+  Config o;
   o.name = name, o.brief = true, o.q = q, o.k = k;
   return o;
 }
-Options with_lengths(const char* name, int64_t page, const std::vector<double>& lengths) {
-  Options o;
+Config with_lengths(const char* name, int64_t page, const std::vector<double>& lengths) {
+  Config o;
   o.name = name, o.sinks = page == 0, o.page = page, o.lengths = lengths;
   return o;
 }
@@ -154,7 +154,7 @@ void attention_cases(const CaseSink& sink) {
     for (const auto& [d, dv] : kWidths)
       dense(sink, {1, 3, 260, 2, 1, d, dv}, t, {.name = "width", .brief = true});
   }
-  Options production{.name = "production", .sampled = true, .page = 64};
+  Config production{.name = "production", .sampled = true, .page = 64};
   production.q.kind = production.k.kind = production.v.kind = Fill::quick;
   dense(sink, {2, 1, 3000, 32, 8, 128, 128}, DType::bf16, production);
   production.page = 0;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-struct Options {
+struct Config {
   const char* name = "plain";
   double scale = 1;
   int64_t padding = -1, start = 0;
@@ -21,7 +21,7 @@ struct Options {
 };
 
 // `wide`: fp32 beside 16 bits.
-Case base(std::vector<int64_t> tokens, int64_t v, int64_t h, DType ids, DType t, const Options& o) {
+Case base(std::vector<int64_t> tokens, int64_t v, int64_t h, DType ids, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} ids={} {} v={} h={} {}", o.name, fmt::join(tokens, "x"), name_of(ids), v, h,
                        name_of(t));
@@ -33,14 +33,14 @@ Case base(std::vector<int64_t> tokens, int64_t v, int64_t h, DType ids, DType t,
 }
 
 void forward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t v, int64_t h, DType ids,
-             DType t, const Options& o = {}) {
+             DType t, const Config& o = {}) {
   Case c = base(tokens, v, h, ids, t, o);
   c.inputs.push_back({"weight", {v, h}, t, o.values});
   c.results = {{"out", t}};
   sink(std::move(c));
 }
 void backward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t v, int64_t h, DType ids,
-              DType t, const Options& o = {}) {
+              DType t, const Config& o = {}) {
   Case c = base(tokens, v, h, ids, t, o);
   std::vector<int64_t> shape = tokens;
   shape.push_back(h);
@@ -58,28 +58,27 @@ void all_cases(const CaseSink& sink, Make make) {
   constexpr double inf = std::numeric_limits<double>::infinity();
   for (DType ids : {DType::i32, DType::i64})
     for (DType t : kDTypes) {
-      make(sink, {9}, 5, 70, ids, t, Options{});
-      make(sink, {3, 7}, 40, 33, ids, t, Options{.name = "scale", .scale = 3.1});
-      make(sink, {2, 3, 4}, 7, 16, ids, t, Options{.name = "padding", .padding = 3});
-      make(sink, {20}, 6, 24, ids, t,
-           Options{.name = "shard", .scale = -0.5, .padding = 1001, .start = 1000});
-      make(sink, {50}, 9, 40, ids, t, Options{.name = "one id", .ids = {Fill::constant, 4}});
-      make(sink, {30}, 4, 12, ids, t, Options{.name = "fp32 gradients", .brief = true, .wide = true});
-      make(sink, {11}, 3, 2100, ids, t, Options{.name = "several tiles", .brief = true});
+      make(sink, {9}, 5, 70, ids, t, Config{});
+      make(sink, {3, 7}, 40, 33, ids, t, Config{.name = "scale", .scale = 3.1});
+      make(sink, {2, 3, 4}, 7, 16, ids, t, Config{.name = "padding", .padding = 3});
+      make(sink, {20}, 6, 24, ids, t, Config{.name = "shard", .scale = -0.5, .padding = 1001, .start = 1000});
+      make(sink, {50}, 9, 40, ids, t, Config{.name = "one id", .ids = {Fill::constant, 4}});
+      make(sink, {30}, 4, 12, ids, t, Config{.name = "fp32 gradients", .brief = true, .wide = true});
+      make(sink, {11}, 3, 2100, ids, t, Config{.name = "several tiles", .brief = true});
       make(sink, {8}, 8, 6, ids, t,
-           Options{.name = "special values",
-                   .values = {Fill::values, 0, 0, {-0.0, inf, -inf, NAN, 1e-40, 3e38, 1}},
-                   .brief = true});
+           Config{.name = "special values",
+                  .values = {Fill::values, 0, 0, {-0.0, inf, -inf, NAN, 1e-40, 3e38, 1}},
+                  .brief = true});
       make(sink, {6}, 5, 8, ids, t,
-           Options{.name = "far ids",
-                   .ids = {Fill::values, 0, 0, {-1, 5, 2147483647, -2147483648.0, 4, 0}},
-                   .brief = true});
-      make(sink, {0}, 5, 8, ids, t, Options{.name = "no tokens", .brief = true});
-      make(sink, {5}, 0, 8, ids, t, Options{.name = "no rows", .brief = true});
-      make(sink, {5}, 4, 0, ids, t, Options{.name = "no columns", .brief = true});
+           Config{.name = "far ids",
+                  .ids = {Fill::values, 0, 0, {-1, 5, 2147483647, -2147483648.0, 4, 0}},
+                  .brief = true});
+      make(sink, {0}, 5, 8, ids, t, Config{.name = "no tokens", .brief = true});
+      make(sink, {5}, 0, 8, ids, t, Config{.name = "no rows", .brief = true});
+      make(sink, {5}, 4, 0, ids, t, Config{.name = "no columns", .brief = true});
       if (ids == DType::i32)
         make(sink, {12}, 33001, 40, ids, t,
-             Options{.name = "served", .values = {Fill::quick}, .sampled = true});
+             Config{.name = "served", .values = {Fill::quick}, .sampled = true});
     }
 }
 

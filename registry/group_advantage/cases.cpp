@@ -9,7 +9,7 @@
 namespace rlk::registry {
 namespace {
 
-struct Options {
+struct Config {
   const char* name = "plain";
   const char *center = "mean", *scale = "population_std", *eps_use = "add", *singleton = "zero";
   double eps = 1e-6;
@@ -20,7 +20,7 @@ struct Options {
   bool brief = false;
 };
 
-void emit(const CaseSink& sink, const Options& o) {
+void emit(const CaseSink& sink, const Config& o) {
   Case c;
   const auto n = static_cast<int64_t>(o.offsets.back()) + o.more;
   c.name = fmt::format("{} {} {} {} {} B={}", o.name, o.center, o.scale, o.eps_use, o.singleton, n);

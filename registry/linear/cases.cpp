@@ -19,7 +19,7 @@ constexpr Size kSizes[] = {{1, 1, 1},    {1, 64, 17},   {2, 127, 16},  {3, 128, 
                            {7, 100, 65}, {4, 2049, 31}, {17, 256, 96}, {33, 96, 48}, {61, 320, 70}};
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-struct Options {
+struct Config {
   const char* name = "normal";
   Fill fill{};
   DType bias = DType::none, residual = DType::none;
@@ -28,17 +28,17 @@ struct Options {
 };
 
 // Small integers sum exactly in any order, so the roundings of what is added have one right answer.
-Fill fill_of(const Options& o) {
+Fill fill_of(const Config& o) {
   const bool adds = o.bias != DType::none || o.residual != DType::none;
   return adds ? Fill{Fill::integers, -40, 41} : o.fill;
 }
 
-void judge(Case& c, const Options& o, int64_t work) {
+void judge(Case& c, const Config& o, int64_t work) {
   c.brief = o.brief, c.sampled = o.sampled, c.ruled = o.ruled, c.cancels = o.cancels;
   c.large = o.sampled || (!o.brief && work > 4'000'000);
 }
 
-void forward(const CaseSink& sink, Size s, DType t, DType y, const Options& o = {}) {
+void forward(const CaseSink& sink, Size s, DType t, DType y, const Config& o = {}) {
   Case c;
   const Fill fill = fill_of(o);
   c.name = fmt::format("m={} k={} n={} {}->{} {}", s.m, s.k, s.n, name_of(t), name_of(y), o.name);
@@ -54,7 +54,7 @@ void forward(const CaseSink& sink, Size s, DType t, DType y, const Options& o = 
   sink(std::move(c));
 }
 
-void backward(const CaseSink& sink, Size s, DType t, DType result, const Options& o = {}, bool wide = false) {
+void backward(const CaseSink& sink, Size s, DType t, DType result, const Config& o = {}, bool wide = false) {
   Case c;
   c.name = fmt::format("m={} k={} n={} {}->{} {}", s.m, s.k, s.n, name_of(t), name_of(result), o.name);
   c.inputs = {{"d_y", {s.m, s.n}, wide ? DType::f32 : t, o.fill},
@@ -82,7 +82,7 @@ void parts(int64_t total, Run run) {
                              {7, 1, "leaf 7"}};
   for (const auto& [first, count, name] : kParts)
     run(leaves::length(total, first, count),
-        Options{.name = name, .first = first, .count = count, .total = total});
+        Config{.name = name, .first = first, .count = count, .total = total});
 }
 
 void data_cases(const CaseSink& sink) {
@@ -144,8 +144,8 @@ void linear_cases(const CaseSink& sink) {
     }
     forward(sink, {3, 70, 18}, t, DType::f32,
             {.name = "fp32 bias, residual", .bias = DType::f32, .residual = DType::f32});
-    parts(300, [&](int64_t k, Options o) { forward(sink, {6, k, 21}, t, DType::f32, o); });
-    parts(100, [&](int64_t k, Options o) { forward(sink, {3, k, 9}, t, DType::f32, o); });
+    parts(300, [&](int64_t k, const Config& o) { forward(sink, {6, k, 21}, t, DType::f32, o); });
+    parts(100, [&](int64_t k, const Config& o) { forward(sink, {3, k, 9}, t, DType::f32, o); });
     forward(sink, {0, 64, 17}, t, t, {.name = "no rows", .brief = true});
     forward(sink, {3, 0, 17}, t, t, {.name = "no depth", .bias = t, .residual = t, .brief = true});
     // Long leaves, in one kernel's pieces; what is served.
@@ -172,7 +172,7 @@ void linear_bwd_cases(const CaseSink& sink) {
                                      {"equal rows", {Fill::same_rows}}})
       backward(sink, {9, 40, 137}, t, DType::f32, {.name = name, .fill = fill});
     if (t != DType::f32) backward(sink, {7, 48, 133}, t, t, {.name = "fp32 cotangent"}, true);
-    parts(300, [&](int64_t n, Options o) { backward(sink, {4, 11, n}, t, t, o); });
+    parts(300, [&](int64_t n, const Config& o) { backward(sink, {4, 11, n}, t, t, o); });
     // Blocks of tokens, and long leaves.
     backward(sink, {4100, 5, 7}, t, DType::f32, {.brief = true});
     backward(sink, {2, 9, 8300}, t, DType::f32, {.brief = true});

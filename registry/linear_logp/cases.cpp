@@ -15,7 +15,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-struct Options {
+struct Config {
   const char* name = "plain";
   int64_t padding = 0;  // rows of the weight beyond the vocabulary
   bool bias = false, temperatures = false, keep = false, entropy = true,
@@ -25,11 +25,11 @@ struct Options {
   bool brief = false;
 };
 
-const char* round_of(DType t, const Options& o) {
+const char* round_of(DType t, const Config& o) {
   return !o.narrow || t == DType::f32 ? "fp32" : t == DType::bf16 ? "bf16" : "fp16";
 }
 
-Case base(int64_t n, int64_t k, int64_t vocab, DType t, const Options& o) {
+Case base(int64_t n, int64_t k, int64_t vocab, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} n={} k={} v={} {}", o.name, n, k, vocab, name_of(t));
   const int64_t leaf = 16 * ((vocab + 127) / 128), start = std::min(vocab, o.first * leaf),
@@ -58,7 +58,7 @@ Case base(int64_t n, int64_t k, int64_t vocab, DType t, const Options& o) {
   return c;
 }
 
-void forward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t, const Options& o) {
+void forward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t, const Config& o) {
   Case c = base(n, k, vocab, t, o);
   c.results = {{"stats", DType::f32}, {"bad_count", DType::i32}};
   if (o.count == 8)
@@ -66,7 +66,7 @@ void forward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t,
   sink(std::move(c));
 }
 
-void backward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t, const Options& o) {
+void backward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t, const Config& o) {
   if (o.count != 8 || vocab > 30000) return;  // a d_weight of that many rows takes the written rule seconds
   Case c = base(n, k, vocab, t, o);
   c.inputs.push_back({"d_logp", {n}, DType::f32, {}});
@@ -79,7 +79,7 @@ void backward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t
 template <class Make>
 void all_cases(const CaseSink& sink, Make make) {
   for (DType t : kDTypes) {
-    make(sink, 5, 40, 130, t, Options{});
+    make(sink, 5, 40, 130, t, Config{});
     make(sink, 3, 1030, 70, t, {.name = "deep", .brief = true});
     make(sink, 4, 33, 1000, t, {.name = "bias", .bias = true, .narrow = true});
     make(sink, 4, 33, 300, t, {.name = "bias in fp32", .bias = true});

@@ -13,7 +13,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-struct Options {
+struct Config {
   const char* name = "plain";
   const Fill* logits = nullptr;  // null: normal
   double spread = 3;
@@ -26,12 +26,12 @@ struct Options {
   bool brief = false;
 };
 
-int64_t here(int64_t vocab, const Options& o) {
+int64_t here(int64_t vocab, const Config& o) {
   const int64_t leaf = 16 * ((vocab + 127) / 128);
   return std::min(vocab, (o.first + o.count) * leaf) - std::min(vocab, o.first * leaf);
 }
 
-Case base(int64_t n, int64_t vocab, DType t, const Options& o) {
+Case base(int64_t n, int64_t vocab, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} n={} v={} {}", o.name, n, vocab, name_of(t));
   const int64_t leaf = 16 * ((vocab + 127) / 128);
@@ -55,7 +55,7 @@ Case base(int64_t n, int64_t vocab, DType t, const Options& o) {
   return c;
 }
 
-void forward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Options& o) {
+void forward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Config& o) {
   Case c = base(n, vocab, t, o);
   c.results = {{"stats", DType::f32}, {"bad_count", DType::i32}};
   if (o.count == 8)
@@ -63,7 +63,7 @@ void forward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Opti
   sink(std::move(c));
 }
 
-void backward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Options& o) {
+void backward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Config& o) {
   if (o.count != 8) return;
   Case c = base(n, vocab, t, o);
   c.inputs.push_back({"d_logp", {n}, DType::f32, {}});
@@ -104,7 +104,7 @@ void all_cases(const CaseSink& sink, Make make) {
   Fill tail{Fill::values};
   tail.list = {-19.7, -19.7, -19.7, -19.7, 0.0, -19.7, -19.7};
   for (DType t : kDTypes) {
-    for (int64_t v : {1, 8, 127, 129, 1000}) make(sink, 5, v, t, Options{});
+    for (int64_t v : {1, 8, 127, 129, 1000}) make(sink, 5, v, t, Config{});
     make(sink, 4, 2049, t, {.name = "temperatures", .temperatures = true});
     make(sink, 3, 700, t, {.name = "temperature", .temperature = 0.7});
     make(sink, 3, 700, t, {.name = "softcap", .spread = 20, .softcap = 15});

@@ -19,7 +19,7 @@ constexpr const char *kForms[] = {"clip", "cispo", "reinforce", "soft_gate"},
                      *kModes[] = {"none", "truncate", "mask", "zero"},
                      *kEstimators[] = {"off", "k1", "k2", "k3", "k3_st"};
 
-struct Options {
+struct Config {
   const char* name = "packed";
   const char *form = "clip", *level = "token", *agg = "token_mean", *is_mode = "none", *is_level = "token",
              *kl = "off";
@@ -29,10 +29,11 @@ struct Options {
   double denominator = 0;  // 0: absent
   double dual_clip = 0, moved = 0.3;
   bool per_sequence = false, entropy = false, brief = true, large = false;
+  bool held = false;  // d and the estimate of the divergence, far inside the data
   DType mask = DType::f32;
 };
 
-Case base(const Options& o) {
+Case base(const Config& o) {
   Case c;
   const bool packed = o.width == 0;
   const auto tokens = static_cast<int64_t>(o.bounds.back());
@@ -71,6 +72,7 @@ Case base(const Options& o) {
   if (o.kl != std::string_view("off")) {
     c.inputs.push_back({"ref_logp", shape, DType::f32, logs});
     c.attributes.push_back({"kl_coef", 0.05});
+    if (o.held) c.attributes.insert(c.attributes.end(), {{"d_clamp", 0.5}, {"kl_clamp", 0.1}});
   }
   if (o.entropy) {
     c.inputs.push_back({"entropy", shape, DType::f32, {Fill::uniform, 0, 3}});
@@ -103,6 +105,8 @@ void every_way(const CaseSink& sink) {
                      .agg = agg,
                      .is_mode = is_mode,
                      .denominator = agg == std::string_view("constant") ? 64.0 : 0}));
+  for (const char* kl : kEstimators)
+    if (kl != std::string_view("off")) sink(base({.name = "held", .kl = kl, .held = true}));
   for (const char* is_level : {"sequence", "geometric"})
     for (const char* is_mode : {"truncate", "mask", "zero"})
       sink(base({.name = "weights of sequences",

@@ -13,20 +13,20 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-struct Options {
+struct Config {
   const char* name = "plain";
   const char* estimator = "k3";
   bool ref = true, large = false, brief = false;
   double moved = 0.3;  // deviation of the differences
   DType mask = DType::none;
-  double limits = -1;  // d_clamp and kl_clamp; -1: the preset ones
+  bool held = false;  // d to +-20 and kl to +-10
 };
 
-Case base(const std::vector<int64_t>& shape, const Options& o) {
+Case base(const std::vector<int64_t>& shape, const Config& o) {
   Case c;
   c.name = fmt::format("{} {} [{}]", o.name, o.estimator, fmt::join(shape, ","));
   c.attributes = {{"estimator", std::string(o.estimator)}};
-  if (o.limits >= 0) c.attributes.insert(c.attributes.end(), {{"d_clamp", o.limits}, {"kl_clamp", o.limits}});
+  if (o.held) c.attributes.insert(c.attributes.end(), {{"d_clamp", 20.0}, {"kl_clamp", 10.0}});
   // Far differences are exact: of others as large, rounding alone changes the exponential by many ulps.
   const Fill logs = o.moved > 1 ? Fill{Fill::integers, -12, 0} : Fill{Fill::normal, -1, o.moved};
   c.inputs = {{"logp", shape, DType::f32, logs}, {"old_logp", shape, DType::f32, logs}};
@@ -51,12 +51,12 @@ void backward(const CaseSink& sink, Case c) {
 }
 
 // Both ends of every clamp, infinities on either side and on both, NaN; and all of them once more where the mask is 0.
-Case special(const char* estimator, double limits) {
-  Case c = base({32}, {.name = limits < 0 ? "special" : "special, unlimited",
+Case special(const char* estimator, bool held) {
+  Case c = base({32}, {.name = held ? "special" : "special, unlimited",
                        .estimator = estimator,
                        .brief = true,
                        .mask = DType::f32,
-                       .limits = limits});
+                       .held = held});
   const std::vector<double> logp = {-1,  -30, 0,  -0.0, -kInf, -1,    -kInf, NAN,
                                     -25, -1,  -3, -1e4, -1,    -1e-7, -2,    -104};
   const std::vector<double> old = {-30, -1,  -0.0, 0,  -1,   -kInf, -kInf, -1,
@@ -78,9 +78,14 @@ void all_cases(const CaseSink& sink, Make make) {
          base({75}, {.name = "bool mask", .estimator = estimator, .brief = true, .mask = DType::boolean}));
     make(sink, base({400}, {.name = "on policy", .estimator = estimator, .brief = true, .moved = 1e-4}));
     make(sink, base({400}, {.name = "hardly moved", .estimator = estimator, .brief = true, .moved = 1e-7}));
-    make(sink, base({300}, {.name = "far", .estimator = estimator, .brief = true, .moved = 8}));
-    make(sink, special(estimator, -1));
-    make(sink, special(estimator, 0));
+    for (bool held : {false, true})
+      make(sink, base({300}, {.name = held ? "far, held" : "far",
+                              .estimator = estimator,
+                              .brief = true,
+                              .moved = 8,
+                              .held = held}));
+    make(sink, special(estimator, true));
+    make(sink, special(estimator, false));
   }
   make(sink, base({5, 33}, {.name = "fp32 mask", .mask = DType::f32}));
   make(sink, base({64}, {.name = "no reference", .ref = false}));

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "registry/op.hpp"
 
@@ -68,27 +69,9 @@ CaseTensor heads_of(const char* name, const std::vector<int64_t>& shape, DType t
   return t;
 }
 
-const std::vector<Config>& configs() {
-  static const std::vector<Config> all = {
-      {"plain q and k", {3, 4, 9, 64}, 2, 16, 32},
-      {"24 heads", {2, 24, 3, 32}, 1, 8, 16},
-      {"odd head size", {2, 3, 5, 20}, 0, 5, 6, {{"rotary_dim", int64_t{12}}, {"rotary_offset", int64_t{3}}}},
-      {"partial", {2, 5, 6, 96}, 1, 6, 16, {{"rotary_dim", int64_t{32}}, {"rotary_offset", int64_t{16}}}},
-      {"transposed", {2, 3, 4, 32}, 0, 4, 16, {{"transpose", int64_t{1}}}},
-      {"bshd adjacent", {2, 6, 3, 48}, 1, 7, 24, {{"layout", "bshd"}, {"pairing", "adjacent"}}},
-      {"bshd adjacent to half",
-       {2, 6, 3, 48},
-       1,
-       7,
-       24,
-       {{"layout", "bshd"}, {"pairing", "adjacent_to_half"}}},
-      {"full width, unequal halves", {2, 3, 6, 32}, 0, 6, 32, {{"table", "full"}}},
-      {"full width adjacent",
-       {2, 6, 3, 32},
-       2,
-       6,
-       32,
-       {{"layout", "bshd"}, {"pairing", "adjacent"}, {"table", "full"}}},
+// Whose tokens say which row of the table they want.
+std::vector<Config> positioned() {
+  return {
       {"starts",
        {3, 5, 2, 32},
        0,
@@ -147,6 +130,30 @@ const std::vector<Config>& configs() {
         {"mrope_w", int64_t{4}},
         {"mrope_interleaved", int64_t{1}}},
        {positions({3, 2, 6}, 30, 1)}},
+  };
+}
+
+std::vector<Config> plain() {
+  return {
+      {"plain q and k", {3, 4, 9, 64}, 2, 16, 32},
+      {"24 heads", {2, 24, 3, 32}, 1, 8, 16},
+      {"odd head size", {2, 3, 5, 20}, 0, 5, 6, {{"rotary_dim", int64_t{12}}, {"rotary_offset", int64_t{3}}}},
+      {"partial", {2, 5, 6, 96}, 1, 6, 16, {{"rotary_dim", int64_t{32}}, {"rotary_offset", int64_t{16}}}},
+      {"transposed", {2, 3, 4, 32}, 0, 4, 16, {{"transpose", int64_t{1}}}},
+      {"bshd adjacent", {2, 6, 3, 48}, 1, 7, 24, {{"layout", "bshd"}, {"pairing", "adjacent"}}},
+      {"bshd adjacent to half",
+       {2, 6, 3, 48},
+       1,
+       7,
+       24,
+       {{"layout", "bshd"}, {"pairing", "adjacent_to_half"}}},
+      {"full width, unequal halves", {2, 3, 6, 32}, 0, 6, 32, {{"table", "full"}}},
+      {"full width adjacent",
+       {2, 6, 3, 32},
+       2,
+       6,
+       32,
+       {{"layout", "bshd"}, {"pairing", "adjacent"}, {"table", "full"}}},
       {"tables of the data's dtype", {2, 3, 6, 64}, 1, 8, 32, {}, {}, true},
       {"bf16 tables", {2, 3, 6, 64}, 1, 8, 32, {}, {}, false, DType::bf16},
       {"fp16 tables", {2, 3, 6, 64}, 1, 8, 32, {}, {}, false, DType::f16},
@@ -196,6 +203,14 @@ const std::vector<Config>& configs() {
        {{"layout", "bshd"}, {"cp_rank", int64_t{3}}, {"cp_size", int64_t{4}}}},
       {"one head, one pair", {4, 1, 3, 2}, 1, 3, 1},
   };
+}
+
+const std::vector<Config>& configs() {
+  static const std::vector<Config> all = [] {
+    std::vector<Config> list = plain();
+    for (Config& c : positioned()) list.push_back(std::move(c));
+    return list;
+  }();
   return all;
 }
 

@@ -9,13 +9,13 @@
 namespace rlk::registry {
 namespace {
 
-struct Options {
+struct Config {
   const char* name = "normal";
   Fill fill{};
   bool bias = false, residual = false, brief = false;
 };
 
-void one(const CaseSink& sink, int64_t t, int64_t m, int64_t n, DType y, const Options& o = {}) {
+void one(const CaseSink& sink, int64_t t, int64_t m, int64_t n, DType y, const Config& o = {}) {
   Case c;
   c.name = fmt::format("t={} m={} n={} {} {}", t, m, n, name_of(y), o.name);
   // Small integers sum exactly in any order, so the roundings of what is added have one right answer.
