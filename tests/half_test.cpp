@@ -122,7 +122,7 @@ TEST_CASE("16-bit types: rope's kernels round and store as host code does, in ev
   for (Float type : {Float::bf16, Float::f16, Float::f32})
     for (Pairing pairing : {Pairing::half, Pairing::adjacent, Pairing::adjacent_to_half}) {
       const auto member = [&](std::int64_t p, bool adjacent) { return adjacent ? 2 * p : p; };
-      s.options.pairing = pairing;
+      s.attributes.pairing = pairing;
       Tensor x(type_of(type), {1, 1, tokens, 2 * pairs}), y = x;
       for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, 0);
       for (std::int64_t t = 0; t < tokens; ++t)
@@ -130,7 +130,7 @@ TEST_CASE("16-bit types: rope's kernels round and store as host code does, in ev
           x.set(t * 2 * pairs + member(p, pairing != Pairing::half), 1);
       Tensors in = s.tensors();
       in.x = x.dl();
-      REQUIRE(run_all(s.options, in, y) == "");
+      REQUIRE(run_all(s.attributes, in, y) == "");
       int differ = 0;
       for (std::int64_t i = 0; i < std::int64_t(all.size()); ++i) {
         const float c = all[std::size_t(i)];

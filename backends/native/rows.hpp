@@ -9,7 +9,8 @@
 
 #if !defined(__clang__)
 #  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own _mm512_undefined_*
-#  pragma GCC diagnostic ignored "-Waggressive-loop-optimizations"  // tails of constant lengths that have none
+#  pragma GCC diagnostic ignored \
+      "-Waggressive-loop-optimizations"  // tails of constant lengths that have none
 #endif
 
 namespace rlk::native {

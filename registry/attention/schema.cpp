@@ -25,37 +25,37 @@ enum {
   kSplit = index_of(kAttributes, "split")
 };
 
-constexpr auto kForward = arguments(
-    read("q", "queries: packed [T, Hq, D], or [B, S, Hq, D]").rank(3, 4).rows(0).strided(),
-    read("k", "keys: packed [Tk, Hkv, D], or [B, L, Hkv, D], or pages [pages, page_size, Hkv, D]")
-        .rank(3, 4)
-        .rows(0)
-        .strided(),
-    read("v", "values, as k [.., Hkv, Dv]").rank(3, 4).rows(0).strided(),
-    read("cu_q", "[N + 1] bounds of packed queries").of(kIntegers).rank(1).optional().no_gradient(),
-    read("cu_k", "[N + 1] bounds of packed keys").of(kIntegers).rank(1).optional().no_gradient(),
-    read("kv_len", "[N] keys of every sequence; absent: all there is room for")
-        .of(kIntegers)
-        .rank(1)
-        .rows(0)
-        .optional()
-        .no_gradient(),
-    read("block_table", "[N, most pages] the pages of every sequence, in order")
-        .of(kIntegers)
-        .rank(2)
-        .rows(0)
-        .optional()
-        .no_gradient(),
-    read("sinks", "[Hq] a score that takes part in every softmax and has no value")
-        .of(RLK_F32)
-        .rank(1)
-        .optional(),
-    write("out", "[T, Hq, Dv], or [B, S, Hq, Dv]").rank(3, 4).rows(0).strided(),
-    write("lse", "log of the sum of exp(score), natural [T, Hq], or [B, S, Hq]")
-        .of(RLK_F32 | RLK_F64)
-        .rank(2, 3)
-        .rows(0)
-        .optional());
+constexpr auto kForward =
+    arguments(read("q", "queries: packed [T, Hq, D], or [B, S, Hq, D]").rank(3, 4).rows(0).strided(),
+              read("k", "keys: packed [Tk, Hkv, D], or [B, L, Hkv, D], or pages [pages, page_size, Hkv, D]")
+                  .rank(3, 4)
+                  .rows(0)
+                  .strided(),
+              read("v", "values, as k [.., Hkv, Dv]").rank(3, 4).rows(0).strided(),
+              read("cu_q", "[N + 1] bounds of packed queries").of(kIntegers).rank(1).optional().no_gradient(),
+              read("cu_k", "[N + 1] bounds of packed keys").of(kIntegers).rank(1).optional().no_gradient(),
+              read("kv_len", "[N] keys of every sequence; absent: all there is room for")
+                  .of(kIntegers)
+                  .rank(1)
+                  .rows(0)
+                  .optional()
+                  .no_gradient(),
+              read("block_table", "[N, most pages] the pages of every sequence, in order")
+                  .of(kIntegers)
+                  .rank(2)
+                  .rows(0)
+                  .optional()
+                  .no_gradient(),
+              read("sinks", "[Hq] a score that takes part in every softmax and has no value")
+                  .of(RLK_F32)
+                  .rank(1)
+                  .optional(),
+              write("out", "[T, Hq, Dv], or [B, S, Hq, Dv]").rank(3, 4).rows(0).strided(),
+              write("lse", "log of the sum of exp(score), natural [T, Hq], or [B, S, Hq]")
+                  .of(RLK_F32 | RLK_F64)
+                  .rank(2, 3)
+                  .rows(0)
+                  .optional());
 enum {
   kQ = index_of(kForward, "q"),
   kK = index_of(kForward, "k"),
@@ -112,7 +112,8 @@ int32_t check_sequences(const rlk_host* host, const rlk_slot* s) {
   if (int32_t code = expect_size(host, "kv_len", kv_len, sequences)) return code;
   if (int32_t code = expect_size(host, "block_table", table, sequences)) return code;
   if (table && !kv_len) return fail(host, "{}: block_table is given, kv_len is absent", kOp);
-  if (table && dim(k, 1) < 1) return fail(host, "{}: k has page_size={}, it must be 1 or more", kOp, dim(k, 1));
+  if (table && dim(k, 1) < 1)
+    return fail(host, "{}: k has page_size={}, it must be 1 or more", kOp, dim(k, 1));
   if (k->ndim == 4 && !table && dim(k, 0) != sequences)
     return fail(host, "{}: k has B={}, q has {} sequences", kOp, dim(k, 0), sequences);
   return RLK_OK;

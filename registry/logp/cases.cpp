@@ -176,6 +176,7 @@ void logp_merge_cases(const CaseSink& sink) {
   for (std::size_t i = 0; i + 3 < holes.list.size(); i += 12)
     holes.list[i] = -kInf, holes.list[i + 1] = 0, holes.list[i + 2] = 0, holes.list[i + 3] = -kInf;
   Fill nothing{Fill::values, 0, 0, {-kInf, 0, 0, -kInf}}, ends = all;
+  merge("every target", 1, {Fill::values, 0, 0, {3, 4, -0.3, -2, 5, 1.5, 0, 5}}, false, false);
   ends.list[0] = 3e38, ends.list[24] = -3e38, ends.list[4] = kInf, ends.list[9] = NAN, ends.list[12] = 200;
   for (int64_t parts : {1, 2, 4, 8}) {
     merge("plain", parts, all, parts == 4, false);

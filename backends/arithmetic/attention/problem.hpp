@@ -47,8 +47,8 @@ struct Visible {
 
 struct Problem {
   std::int64_t sequences = 0;
-  std::int64_t queries = 0;   // rows of q in all, or of each sequence where cu_q is absent
-  std::int64_t room = 0;      // keys there is memory for: in all where cu_k is there, else of each sequence
+  std::int64_t queries = 0;  // rows of q in all, or of each sequence where cu_q is absent
+  std::int64_t room = 0;     // keys there is memory for: in all where cu_k is there, else of each sequence
   std::int64_t page_size = 0, pages = 0;
   int heads = 1, group = 1, width = 0, value_width = 0;  // heads of k and v; heads of q to each
   Tensor q, k, v, out, lse;
@@ -60,7 +60,9 @@ struct Problem {
   float scale = 1, cap = 0, c = 1;
 
   // What bounds of another size than the memory say is held to the memory, so that no kernel leaves it.
-  RLK_HD static std::int64_t held(std::int64_t x, std::int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
+  RLK_HD static std::int64_t held(std::int64_t x, std::int64_t most) {
+    return x < 0 ? 0 : x > most ? most : x;
+  }
   RLK_HD std::int64_t q_begin(std::int64_t n) const { return cu_q ? held(cu_q.get(n), queries) : 0; }
   RLK_HD std::int64_t q_len(std::int64_t n) const {
     if (!cu_q) return queries;
