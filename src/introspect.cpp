@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "registry/op.hpp"
@@ -204,15 +205,12 @@ std::string case_json(const registry::Case& c) {
     one.text("name", t.argument)
         .raw("shape", fmt::format("[{}]", fmt::join(t.shape, ", ")))
         .text("dtype", name_of(t.dtype));
-    if (t.dtype != DType::i32 && t.dtype != DType::i64) {
-      tensors.raw(one.str());
-      continue;
-    }
-    // A call is right with some integers only: offsets ascend, positions are rows of a table.
-    std::vector<int64_t> list;
-    for (const double value : t.fill.list) list.push_back(static_cast<int64_t>(value));
-    if (t.fill.kind == Fill::values) one.raw("values", fmt::format("[{}]", fmt::join(list, ", ")));
-    if (t.fill.kind == Fill::integers)
+    // Some calls are right with some numbers only: offsets ascend, positions are rows of a table, sums are positive.
+    const std::vector<double>& list = t.fill.list;
+    if (t.fill.kind == Fill::values &&
+        std::all_of(list.begin(), list.end(), [](double x) { return std::isfinite(x); }))
+      one.raw("values", fmt::format("[{}]", fmt::join(list, ", ")));
+    if (t.fill.kind == Fill::integers && (t.dtype == DType::i32 || t.dtype == DType::i64))
       one.raw("range",
               fmt::format("[{}, {}]", static_cast<int64_t>(t.fill.a), static_cast<int64_t>(t.fill.b)));
     tensors.raw(one.str());

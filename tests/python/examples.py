@@ -29,8 +29,9 @@ def attributes(op, given):
 
 def data(name, shape, dtype, values=None, range=None):
     random = numpy.random.default_rng(len(name))
+    kind = {"fp32": "float32", "fp16": "float16", "bf16": "float32"}.get(dtype, dtype)
     if values:
-        return numpy.resize(values, shape).astype(dtype)
+        return numpy.resize(values, shape).astype(kind)
     if range:
         return random.integers(*range, shape, dtype)
     if dtype.startswith("int"):
@@ -38,4 +39,4 @@ def data(name, shape, dtype, values=None, range=None):
     values = random.uniform(-1, 1, shape)
     if name in ("g", "beta"):  # log decays and strengths
         values = -abs(values) if name == "g" else abs(values)
-    return values.astype({"fp32": "float32", "fp16": "float16", "bf16": "float32"}[dtype])
+    return values.astype(kind)
