@@ -342,10 +342,15 @@ Result<std::string> examples_json(std::string_view op) {
   JsonArray examples;
   const rlk_op_schema& schema = *snapshot().ops[static_cast<std::size_t>(*index)].schema;
   if (const registry::Op* known = registry::find(schema.name)) {
+    // One for each dtype of the first input, and for each that numbers of another may have.
     std::set<DType> seen;
     known->cases([&](const registry::Case& c) {
-      if (!c.inputs.empty() && fits_alias(c, schema.aliases, op) && seen.insert(c.inputs[0].dtype).second)
-        examples.raw(case_json(c));
+      if (!fits_alias(c, schema.aliases, op)) return;
+      bool news = false;
+      for (const registry::CaseTensor& t : c.inputs)
+        if (&t == c.inputs.data() || (static_cast<uint32_t>(t.dtype) & (RLK_F16 | RLK_BF16 | RLK_F32)))
+          news |= seen.insert(t.dtype).second;
+      if (news) examples.raw(case_json(c));
     });
   }
   return JsonObject()

@@ -34,7 +34,7 @@ constexpr auto kAttributes = attributes(
            "token|sequence|geometric"),
     real("is_low", "least weight that counts", 0), real("is_high", "most weight that counts", 2),
     choice("kl", "estimator of the divergence from ref, as in ratio_kl", "off|k1|k2|k3|k3_st"),
-    real("d_clamp", "ref - logp is held to +-d_clamp, with no gradient beyond; 0: not", 0),
+    real("d_clamp", "ref - logp is held to +-d_clamp, with no gradient beyond; 0: not", 20),
     real("kl_clamp", "an estimate is held to +-kl_clamp, with no gradient beyond; 0: not", 0));
 
 // Of tokens: [T] with cu_seqlens, or [B, S].

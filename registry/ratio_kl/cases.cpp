@@ -26,7 +26,8 @@ Case base(const std::vector<int64_t>& shape, const Config& o) {
   Case c;
   c.name = fmt::format("{} {} [{}]", o.name, o.estimator, fmt::join(shape, ","));
   c.attributes = {{"estimator", std::string(o.estimator)}};
-  if (o.held) c.attributes.insert(c.attributes.end(), {{"d_clamp", 20.0}, {"kl_clamp", 10.0}});
+  c.attributes.insert(c.attributes.end(),
+                      {{"d_clamp", o.held ? 20.0 : 0.0}, {"kl_clamp", o.held ? 10.0 : 0.0}});
   // Far differences are exact: of others as large, rounding alone changes the exponential by many ulps.
   const Fill logs = o.moved > 1 ? Fill{Fill::integers, -12, 0} : Fill{Fill::normal, -1, o.moved};
   c.inputs = {{"logp", shape, DType::f32, logs}, {"old_logp", shape, DType::f32, logs}};

@@ -8,7 +8,7 @@ constexpr auto kAttributes =
     attributes(real("clamp", "log-ratios are held to +-clamp, with no gradient beyond", 20),
                choice("estimator", "of the divergence from ref; k3_st: the value of k3, the gradient of k2",
                       "k1|k2|k3|k3_st", "k3"),
-               real("d_clamp", "ref - logp is held to +-d_clamp, with no gradient beyond; 0: not", 0),
+               real("d_clamp", "ref - logp is held to +-d_clamp, with no gradient beyond; 0: not", 20),
                real("kl_clamp", "an estimate is held to +-kl_clamp, with no gradient beyond; 0: not", 0));
 enum {
   kClamp = index_of(kAttributes, "clamp"),

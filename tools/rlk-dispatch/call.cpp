@@ -127,13 +127,19 @@ void ImaginedCall::take_example(const Options& options) {
   const Json all = parse(rlk_examples_json(options.op.c_str()));
   const Json& examples = all["examples"];
   if (examples.empty()) return;
-  const auto same = std::find_if(examples.begin(), examples.end(),
-                                 [&](const Json& e) { return e["tensors"][0]["dtype"] == dtype_; });
+  const auto is = [&](const Json& tensor) { return tensor["dtype"] == dtype_; };
+  auto same =
+      std::find_if(examples.begin(), examples.end(), [&](const Json& e) { return is(e["tensors"][0]); });
+  if (same == examples.end())
+    same = std::find_if(examples.begin(), examples.end(), [&](const Json& e) {
+      return std::any_of(e["tensors"].begin(), e["tensors"].end(), is);
+    });
   const Json& example = same != examples.end() ? *same : examples[0];
   example_ = example["name"];
   for (const Json& t : example["tensors"]) {
     const bool first = &t == &example["tensors"][0];
-    wanted_.push_back({t["name"], first && !dtype_.empty() ? "" : t["dtype"].get<std::string>(),
+    const bool asked = first && !dtype_.empty() && same == examples.end();
+    wanted_.push_back({t["name"], asked ? "" : t["dtype"].get<std::string>(),
                        t["shape"].get<std::vector<int64_t>>(), true});
   }
   const bool as_it_is = options.dtype.empty() || same != examples.end();
