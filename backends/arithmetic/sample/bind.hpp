@@ -45,7 +45,7 @@ Problem inputs_of(const Args& a) {
 
 inline Problem problem_of(const Sample& a) {
   Problem p = inputs_of(a);
-  p.token = {a.token.data<char>(), a.token.dtype() == DType::i64, a.token.stride(0)};
+  if (a.token) p.token = {a.token.data<char>(), a.token.dtype() == DType::i64, a.token.stride(0)};
   p.logp = column_of<float>(a.logp);
   p.logp_raw = column_of<float>(a.logp_raw);
   p.count = column_of<std::int32_t>(a.count);
