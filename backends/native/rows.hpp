@@ -58,6 +58,7 @@ struct Row {
 
   static void widen(Type type, const void* from, float* to, std::int64_t n) {
     if (type == Type::f32) {
+      if (n == 0) return;  // from null, perhaps
       std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
     } else if (type == Type::bf16) {
       widen(static_cast<const simt::bf16*>(from), to, n);
