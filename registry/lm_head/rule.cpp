@@ -2,11 +2,9 @@
 // numbers, independent of every kernel.
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <limits>
-#include <numeric>
 #include <optional>
 
+#include "registry/lm_head/chains.hpp"
 #include "registry/op.hpp"
 #include "registry/reference.hpp"
 #include "rlk/float_guard.hpp"
@@ -15,128 +13,15 @@
 namespace rlk::registry {
 namespace {
 
-// The two vectors an output is the product of, upcast exactly, and the dtype they came in.
-struct Operands {
-  std::vector<float> a, b;
-  DType type = DType::f32;
-};
-
-// ---- fma64, fma32/kb1024, fma32/kb256
-
-double chain64(const Operands& x) {
-  double sum = 0;
-  for (std::size_t k = 0; k < x.a.size(); ++k) sum = std::fma(double{x.a[k]}, double{x.b[k]}, sum);
-  return sum;
-}
-
-float blocks_of(std::size_t length, const Operands& x) {
-  float total = 0;
-  for (std::size_t first = 0; first < x.a.size(); first += length) {
-    float sum = 0;
-    for (std::size_t k = first; k < std::min(x.a.size(), first + length); ++k)
-      sum = std::fma(x.a[k], x.b[k], sum);
-    total = first == 0 ? sum : total + sum;
-  }
-  return total;
-}
-
-// ---- amx/k32
-
-float flush(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x; }
-
-float pairs_of_32(const Operands& x, std::size_t begin, std::size_t end) {
-  const auto at = [end](const std::vector<float>& v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
-  float total = 0;
-  for (std::size_t first = begin; first < end; first += 32) {
-    float even = 0, odd = 0;
-    for (std::size_t k = first; k < first + 32; k += 2) {
-      even = flush(std::fma(at(x.a, k), at(x.b, k), even));
-      odd = flush(std::fma(at(x.a, k + 1), at(x.b, k + 1), odd));
-    }
-    total = flush(total + flush(even + odd));
-  }
-  return total;
-}
-
-float matrix_unit(const Operands& x) {
-  constexpr std::size_t kBlock = 4096;
-  float total = 0;
-  for (std::size_t first = 0; first < x.a.size(); first += kBlock) {
-    const float sum = pairs_of_32(x, first, std::min(x.a.size(), first + kBlock));
-    total = first == 0 ? sum : total + sum;
-  }
-  return total;
-}
-
-// ---- sm90/t25k16
-
-// A finite number as significand * 2^(exponent - bits). Subnormals keep the least exponent, not normalised.
-struct Number {
-  int64_t significand = 0;
-  int exponent = 0;
-};
-Number unpack(float x, int bits, int least) {
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  exponent = std::max(exponent - 1, least);
-  return {static_cast<int64_t>(std::ldexp(double{x}, bits - exponent)), exponent};
-}
-
-// Towards zero; a magnitude from 2^128 on is infinite.
-float truncate(double x) {
-  if (std::fabs(x) >= 0x1p128)
-    return std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(x));
-  const auto nearest = static_cast<float>(x);
-  return std::fabs(double{nearest}) > std::fabs(x) ? std::nextafter(nearest, 0.f) : nearest;
-}
-
-float group_of_16(float sum, const Operands& x, std::size_t begin, std::size_t end) {
-  bool plus = std::isinf(sum) && sum > 0, minus = std::isinf(sum) && sum < 0, nan = std::isnan(sum);
-  for (std::size_t k = begin; k < end; ++k) {
-    const float product = x.a[k] * x.b[k];
-    if (!std::isinf(x.a[k]) && !std::isinf(x.b[k]) && !std::isnan(product)) continue;
-    nan |= std::isnan(product);
-    (product > 0 ? plus : minus) |= std::isinf(product);
-  }
-  if (nan || (plus && minus)) return canonical(std::numeric_limits<float>::quiet_NaN());
-  if (plus || minus) return std::copysign(std::numeric_limits<float>::infinity(), plus ? 1.f : -1.f);
-  const int bits = x.type == DType::f16 ? 10 : 7, least = x.type == DType::f16 ? -14 : -126;
-  Number terms[17];
-  int fraction[17], largest = std::numeric_limits<int>::min(), count = 0;
-  const auto join = [&](Number n, int f) {
-    if (n.significand == 0) return;  // a zero takes no part in the largest exponent
-    terms[count] = n, fraction[count++] = f;
-    largest = std::max(largest, n.exponent);
-  };
-  join(unpack(sum, 23, -126), 23);
-  for (std::size_t k = begin; k < end; ++k) {
-    const Number a = unpack(x.a[k], bits, least), b = unpack(x.b[k], bits, least);
-    join({a.significand * b.significand, a.exponent + b.exponent}, 2 * bits);
-  }
-  int64_t total = 0;
-  for (int i = 0; i < count; ++i) {
-    const int below = std::min(largest - terms[i].exponent, 62);
-    const int64_t magnitude = std::abs(terms[i].significand) << (25 - fraction[i]) >> below;
-    total += terms[i].significand < 0 ? -magnitude : magnitude;
-  }
-  return total == 0 ? 0.f : truncate(std::ldexp(static_cast<double>(total), largest - 25));
-}
-
-float tensor_core(const Operands& x, std::size_t begin, std::size_t end) {
-  float sum = 0;
-  for (std::size_t k = begin; k < end; k += 16) sum = group_of_16(sum, x, k, std::min(end, k + 16));
-  return sum;
-}
+using chains::Operands;
 
 float four_ranges(const Operands& x) {
   const std::size_t k = x.a.size(), length = 64 * ((k + 255) / 256);
   const auto range = [&](std::size_t i) {
-    return tensor_core(x, std::min(k, i * length), std::min(k, (i + 1) * length));
+    return chains::sm90(x, std::min(k, i * length), std::min(k, (i + 1) * length));
   };
   return ((range(0) + range(1)) + range(2)) + range(3);
 }
-
-// ---- from an id to a sum
 
 enum class Id { fma64, fma32, fma32_256, amx, sm90, sm90_ranges };
 std::optional<Id> id_of(std::string_view arithmetic) {
@@ -157,15 +42,15 @@ bool takes(Id id, DType type) {
 double sum_of(Id id, const Operands& x) {
   switch (id) {
     case Id::fma64:
-      return chain64(x);
+      return chains::fma64(x);
     case Id::fma32:
-      return double{blocks_of(1024, x)};
+      return double{chains::blocks(chains::fma32, x, 1024)};
     case Id::fma32_256:
-      return double{blocks_of(256, x)};
+      return double{chains::blocks(chains::fma32, x, 256)};
     case Id::amx:
-      return double{matrix_unit(x)};
+      return double{chains::blocks(chains::amx, x, 4096)};
     case Id::sm90:
-      return double{tensor_core(x, 0, x.a.size())};
+      return double{chains::sm90(x, 0, x.a.size())};
     case Id::sm90_ranges:
       return double{four_ranges(x)};
   }
