@@ -38,7 +38,13 @@ constexpr std::int64_t kLengths[] = {0, 1, 16, 100, 128, 129, 300, 1040, 2304, 8
 
 TEST_CASE("1, 2, 4 and 8 ranks: partial sums of linear, joined by tp_sum, are the bits of the whole") {
   constexpr std::int64_t n = 37;
-  for (const DType type : {DType::f32, DType::bf16})
+  struct Way {
+    DType type;
+    const char *whole, *part;
+  };
+  for (const auto& [type, whole_by, part_by] :
+       {Way{DType::f32, "native.scalar", "native"}, Way{DType::bf16, "native.scalar", "native"},
+        Way{DType::bf16, "native.replay_sm90.scalar", "native.replay_sm90"}})
     for (const std::int64_t k : kLengths)
       for (const std::int64_t m : {1, 14}) {
         if (k > 2304 && m > 1) continue;
@@ -46,17 +52,17 @@ TEST_CASE("1, 2, 4 and 8 ranks: partial sums of linear, joined by tp_sum, are th
               residual = normal(type, {m, n}, 4), whole(type, {m, n});
         const Tensor tx = x.view(), tw = weight.view(), tb = bias.view(), tr = residual.view(),
                      ty = whole.view();
-        REQUIRE(rlk::linear({.x = tx, .weight = tw, .bias = tb, .residual = tr, .y = ty},
-                            {.backend = "native.scalar"}));
+        REQUIRE(
+            rlk::linear({.x = tx, .weight = tw, .bias = tb, .residual = tr, .y = ty}, {.backend = whole_by}));
         for (const std::int64_t ranks : kRanks) {
-          INFO(rlk::name_of(type), " k=", k, " m=", m, " ranks ", ranks);
+          INFO(part_by, " ", rlk::name_of(type), " k=", k, " m=", m, " ranks ", ranks);
           Array partials(DType::f32, {ranks, m, n}), y(type, {m, n});
           for (std::int64_t r = 0; r < ranks; ++r) {
             const std::int64_t from = start(k, ranks, r), to = start(k, ranks, r + 1);
             const Tensor px = columns(x, from, to), pw = columns(weight, from, to), py = layer(partials, r);
             rlk::Linear part{.x = px, .weight = pw, .y = py};
             part.leaf_first = 8 / ranks * r, part.leaf_count = 8 / ranks, part.k_total = k;
-            const rlk::Status status = rlk::linear(part, {.backend = "native"});
+            const rlk::Status status = rlk::linear(part, {.backend = part_by});
             REQUIRE_MESSAGE(status, status.message());
           }
           const Tensor tp = partials.view(), tz = y.view();

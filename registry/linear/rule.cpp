@@ -24,6 +24,7 @@ std::optional<Id> id_of(std::string_view arithmetic) {
   if (arithmetic == "fma64") return Id{};
   if (arithmetic == "fma32/tree8") return Id{chains::fma32};
   if (arithmetic == "amx/k32/tree8") return Id{chains::amx, true};
+  if (arithmetic == "sm90/t25k16/tree8") return Id{chains::sm90, true};
   return {};
 }
 bool takes(const Id& id, DType type) { return !id.halves_alone || type != DType::f32; }
