@@ -183,6 +183,7 @@ void backward_case(const CaseSink& sink, Size s, DType t, DType out, Fill fill, 
               {"hidden", {s.m, s.k}, t, fill},
               {"weight", {s.v, s.k}, t, fill}};
   c.results = {{"d_hidden", out}, {"d_weight", out}, {"d_bias", out}};
+  c.reduction = s.v;
   c.large = s.m * s.k * s.v > 2'000'000;
   sink(std::move(c));
 }
@@ -236,6 +237,11 @@ Bound lm_head_bound(const BoundQuery& q) {
   const double length = std::max(1.0, static_cast<double>(q.reduction) / 4096);
   return {Bound::peak, length * (q.input == DType::f32 ? 4e-6 : 1e-5), 0};
 }
-Bound lm_head_bwd_bound(const BoundQuery& q) { return lm_head_bound(q); }
+// d_hidden sums over the vocabulary, as long as a case says; the others over its rows, never more than 4096.
+Bound lm_head_bwd_bound(const BoundQuery& q) {
+  BoundQuery own = q;
+  if (std::string_view(q.result) != "d_hidden") own.reduction = 0;
+  return lm_head_bound(own);
+}
 
 }  // namespace rlk::registry
