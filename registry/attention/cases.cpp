@@ -47,8 +47,10 @@ void use_pages(Case& c, const Shape& s, int64_t page) {
     Fill& fill = c.inputs[t].fill;
     if (fill.kind == Fill::normal && 2 * used * room < 200'000) {
       fill.kind = Fill::values;
-      for (int64_t i = 0; i < 2 * used * room; ++i)
-        fill.list.push_back(i / room % 2 ? std::nan("") : std::sin(static_cast<double>(i * 37 + i / 11)));
+      for (int64_t i = 0; i < 2 * used * room; ++i) {
+        const int64_t x = i * 37 + i / 11;
+        fill.list.push_back(i / room % 2 ? std::nan("") : std::sin(static_cast<double>(x)));
+      }
     }
   }
   c.inputs.push_back({"block_table", {s.batch, most}, DType::i32, table});

@@ -31,8 +31,10 @@ bool prepare_names() {
                                                     {&interned.spec_shape, "_rlk_shape"},
                                                     {&interned.spec_dtype, "_rlk_dtype"},
                                                     {&interned.spec_device, "_rlk_device"}};
-  for (const auto& [name, text] : all)
-    if (!(*name = PyUnicode_InternFromString(text))) return false;
+  for (const auto& [name, text] : all) {
+    *name = PyUnicode_InternFromString(text);
+    if (!*name) return false;
+  }
   interned.dlpack_version = Py_BuildValue("(ii)", 1, 1);
   return interned.dlpack_version;
 }

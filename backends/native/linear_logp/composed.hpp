@@ -151,7 +151,8 @@ rlk_code reduce(const Cut<Args>& cut, const Engine& engine, const rlk_implementa
       if (code != RLK_OK) return;
       typename Cut<Args>::Logits l;
       cut.logits(first, n, begin, end, at.logits, l);
-      if ((code = call.run(head, l.call, workspace)) != RLK_OK) return;
+      code = call.run(head, l.call, workspace);
+      if (code != RLK_OK) return;
       call.parallel_for((n + kEach - 1) / kEach, [&](std::int64_t block) {
         for (std::int64_t row = block * kEach; row < std::min(n, (block + 1) * kEach); ++row) {
           if (p.left_out(row)) continue;
@@ -298,7 +299,8 @@ inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engi
         BackwardCut::Logits l;
         Back b;
         cut.logits(first, n, begin, end, at.logits, l);
-        if ((code = call.run(head, l.call, workspace)) != RLK_OK) return;
+        code = call.run(head, l.call, workspace);
+        if (code != RLK_OK) return;
         const Problem p = cut.p.part(first, n);
         call.parallel_for((n + 7) / 8, [&](std::int64_t block) {
           for (std::int64_t row = 8 * block; row < std::min(n, 8 * (block + 1)); ++row) {
