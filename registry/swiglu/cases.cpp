@@ -84,9 +84,10 @@ void swiglu_cases(const CaseSink& sink) { all_cases(sink, forward); }
 void swiglu_bwd_cases(const CaseSink& sink) { all_cases(sink, backward); }
 
 // The exponential of a large argument is many ulps off by the rounding of the argument alone; against the row's peak that is
-// nothing. A value that is rounded twice may go either way the first time.
+// nothing. A value that is rounded twice may go either way the first time: two of the product's ulps at most, and half a one for
+// its own rounding.
 Bound swiglu_bound(const BoundQuery& q) {
-  return {Bound::elementwise, 0x1p-20, q.output == DType::f32 ? 8.0 : 2.0};
+  return {Bound::elementwise, 0x1p-20, q.output == DType::f32 ? 8.0 : 2.5};
 }
 Bound swiglu_bwd_bound(const BoundQuery& q) { return swiglu_bound(q); }
 

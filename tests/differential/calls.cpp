@@ -868,6 +868,9 @@ void Call::read(std::string_view name, Shape shape, DType dtype, Values values) 
   argument(name) = {true, std::move(shape), dtype, std::move(values)};
 }
 void Call::write(std::string_view name, DType dtype) { argument(name) = {true, {}, dtype, {}}; }
+int64_t Call::attribute(std::string_view name) const {
+  return attributes[attribute_position(schema(), name)].i;
+}
 void Call::set(std::string_view name, int64_t value) {
   attributes[attribute_position(schema(), name)].i = value;
 }

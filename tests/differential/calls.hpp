@@ -44,12 +44,16 @@ struct Call {
   void write(std::string_view name, DType dtype);
   void set(std::string_view attribute, int64_t value);
   void set_real(std::string_view attribute, double value);
+  int64_t attribute(std::string_view name) const;
   std::string text() const;
 };
 
 // A valid call of the op; nothing for ops that no generator knows.
 Call valid_call(const rlk::registry::Op& op, Random& random);
 bool known(const rlk::registry::Op& op);
+
+// Valid calls that every run tries.
+std::vector<Call> hard_calls();
 
 // One thing about the call changed so that it is probably wrong. Memory stays small enough to be given.
 void corrupt(Call& call, Random& random);
