@@ -122,7 +122,11 @@ Op::Op(const char* op, int32_t at) : name(op), index(at), schema(rlk_op_schema_a
   doc = doc_of(s, name);
   for (uint32_t i = 0; i < s.num_arguments; ++i) {
     names.push_back(PyUnicode_InternFromString(s.arguments[i].name));
-    if (s.arguments[i].role != RLK_WRITE) positional.push_back(i);
+    if (s.arguments[i].role == RLK_WRITE)
+      ++results;
+    else
+      positional.push_back(i);
+    if (s.arguments[i].flags & RLK_SAVED) saved.push_back(i);
     const bool result = s.arguments[i].role == RLK_WRITE && s.arguments[i].flags & RLK_OPTIONAL;
     follows.push_back(result ? followed(s, s.arguments[i]) : -1);
   }
@@ -240,6 +244,7 @@ bool Call::read_tensor(uint32_t i, PyObject* value) {
     needs_dispatcher_ |= part.view.wants_dispatcher();
     return false;
   }
+  needs_gradient_ |= part.view.needs_gradient();
   part.object = value;
   slots_[i].tensor = &part.view.tensor();
   if (!first_ && !(op_.argument(i).flags & RLK_HOST)) first_ = &part.view, like_ = value;
@@ -415,6 +420,20 @@ void* Call::give_workspace(void* context, uint64_t bytes) {
   return data;
 }
 
+// A call of so few elements is over before another thread could have taken the interpreter's lock.
+bool Call::is_small() const noexcept {
+  int64_t elements = 0;
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
+    const DLTensor* const t = slots_[i].tensor;
+    if (!t) continue;
+    int64_t mine = 1;
+    for (int32_t d = 0; d < t->ndim && mine <= kSmall; ++d) mine *= t->shape[d];
+    elements += mine;
+    if (elements > kSmall) return false;
+  }
+  return true;
+}
+
 PyObject* Call::run() {
   if (!want_results()) return nullptr;
   for (uint32_t i = 0; inferred_ && i < op_.schema->num_arguments; ++i)
@@ -426,7 +445,7 @@ PyObject* Call::run() {
     }
   if (!use_device()) return nullptr;
   rlk_code code;
-  if (options_.allocate) {  // a launch is short, and the allocator may need the interpreter
+  if (options_.allocate || is_small()) {  // a launch is short too, and its allocator may need the interpreter
     code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
   } else {
     Py_BEGIN_ALLOW_THREADS;
@@ -472,6 +491,88 @@ PyObject* Call::fail(rlk_code code) {
   raise(code, text.c_str(), op_.name.c_str(), resolution);
   rlk_free(resolution);
   return nullptr;
+}
+
+// ---- recorded calls --------------------------------------------------------------------------------------------------------
+
+const char* Call::text(std::size_t i) const noexcept {
+  const char* const all[kTexts] = {options_.backend, options_.arithmetic, options_.precision,
+                                   options_.gradients};
+  return all[i];
+}
+
+std::size_t Call::words(int64_t* out) const noexcept {
+  const uint32_t arguments = op_.schema->num_arguments;
+  for (uint32_t i = 0; i < arguments; ++i) {
+    const Part& part = parts()[i];
+    out[i] = (slots_[i].tensor != nullptr) | part.wanted << 1 | static_cast<int64_t>(part.dtype) << 2;
+  }
+  for (uint32_t i = arguments; i < op_.slots(); ++i) out[i] = slots_[i].i;
+  int64_t* const options = out + op_.slots();
+  options[0] = options_.deterministic, options[1] = options_.evidence, options[2] = options_.threads;
+  options[3] = 0;
+  for (std::size_t t = 0; t < kTexts; ++t) options[3] |= static_cast<int64_t>(text(t) != nullptr) << t;
+  return op_.slots() + kOptionWords;
+}
+
+bool Call::is(const Kind& kind) const noexcept {
+  int64_t mine[RLK_MAX_SLOTS + kOptionWords];
+  const std::size_t n = words(mine);
+  if (n != kind.words.size() || std::memcmp(mine, kind.words.data(), n * sizeof *mine) != 0) return false;
+  for (std::size_t t = 0; t < kTexts; ++t)
+    if (text(t) && kind.texts[t] != text(t)) return false;
+  return true;
+}
+
+Call::Kind Call::kind() const {
+  Kind kind{std::vector<int64_t>(op_.slots() + kOptionWords), std::vector<std::string>(kTexts)};
+  words(kind.words.data());
+  for (std::size_t t = 0; t < kTexts; ++t)
+    if (text(t)) kind.texts[t] = text(t);
+  return kind;
+}
+
+bool Call::can_be_recorded() const noexcept {
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i)
+    if (slots_[i].tensor &&
+        (op_.argument(i).role != RLK_READ || parts()[i].view.type()->kind != TensorType::torch))
+      return false;
+  return true;
+}
+
+PyObject* Call::inputs(PyObject* first) const {
+  PyObject* const tuple = PyTuple_New(1 + static_cast<Py_ssize_t>(op_.positional.size()));
+  if (!tuple) return nullptr;
+  Py_INCREF(first);
+  PyTuple_SetItem(tuple, 0, first);
+  for (std::size_t at = 0; at < op_.positional.size(); ++at) {
+    PyObject* const given = parts()[op_.positional[at]].object;
+    PyObject* const item = given ? given : Py_None;
+    Py_INCREF(item);
+    PyTuple_SetItem(tuple, 1 + static_cast<Py_ssize_t>(at), item);
+  }
+  return tuple;
+}
+
+PyObject* Call::object(uint32_t i) const noexcept {
+  return parts()[i].made ? parts()[i].made.get() : parts()[i].object;
+}
+
+PyObject* Call::kept() const {
+  const auto saved = static_cast<Py_ssize_t>(op_.saved.size());
+  PyObject* const tuple = PyTuple_New(saved);
+  for (Py_ssize_t at = 0; tuple && at < saved; ++at) {
+    PyObject* const found = object(op_.saved[static_cast<std::size_t>(at)]);
+    PyObject* const item = found ? found : Py_None;
+    Py_INCREF(item);
+    PyTuple_SetItem(tuple, at, item);
+  }
+  return tuple;
+}
+
+void Call::guard_kept(Tickets& tickets) const {
+  for (const uint32_t i : op_.saved)
+    if (slots_[i].tensor) tickets.add(*slots_[i].tensor, op_.argument(i).name);
 }
 
 // ---- questions ------------------------------------------------------------------------------------------------------------

@@ -24,16 +24,27 @@ struct Op {
   std::vector<PyObject*> names;                 // of all slots
   std::vector<std::vector<PyObject*>> choices;  // of each attribute
   std::vector<uint32_t> positional;             // arguments that are read, in order
+  std::vector<uint32_t> saved;                  // what the backward wants of the forward
+  uint32_t results = 0;                         // that are not given, but made
   // Of each argument: the argument whose presence asks for this optional result ("k" of "k_out"); -1: none.
   std::vector<int32_t> follows;
   rlk_slot defaults[RLK_MAX_SLOTS];
   PyMethodDef definition{};
 };
 
-struct TorchOp {
-  Op* op;
-  PyObject *dispatched, *recorded;
-  PyMethodDef definition;
+// Ranges that are saved for a backward, for as long as this lives.
+class Tickets {
+ public:
+  Tickets() = default;
+  Tickets(const Tickets&) = delete;
+  Tickets& operator=(const Tickets&) = delete;
+  ~Tickets() {
+    for (const uint64_t ticket : all_) rlk_release(ticket);
+  }
+  void add(const DLTensor& tensor, const char* name) { all_.push_back(rlk_save(&tensor, name)); }
+
+ private:
+  std::vector<uint64_t> all_;
 };
 
 class Call {
@@ -47,6 +58,23 @@ class Call {
   // False with an exception.
   bool read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords);
   bool needs_dispatcher() const noexcept { return needs_dispatcher_; }
+  // Whether autograd must record the call (the torch face alone looks), and whether it can: tensors of torch that are read,
+  // results that are torch's to make.
+  bool needs_gradient() const noexcept { return needs_gradient_; }
+  bool can_be_recorded() const noexcept;
+  // All of a call but its tensors.
+  struct Kind {
+    std::vector<int64_t> words;
+    std::vector<std::string> texts;
+    friend bool operator==(const Kind&, const Kind&) = default;
+  };
+  bool is(const Kind& kind) const noexcept;
+  Kind kind() const;
+  // A tuple of `first` and what was given for every argument that is no result, None where nothing was.
+  PyObject* inputs(PyObject* first) const;
+  // After run(): a tuple of what the schema saves for the backward, None where there is nothing; and the saved ranges.
+  PyObject* kept() const;
+  void guard_kept(Tickets& tickets) const;
 
   PyObject* run();
   PyObject* infer();
@@ -54,6 +82,12 @@ class Call {
   PyObject* explain();
 
  private:
+  // What a Kind holds, written out; their number.
+  std::size_t words(int64_t* out) const noexcept;
+  static constexpr std::size_t kOptionWords = 4, kTexts = 4;
+  const char* text(std::size_t i) const noexcept;
+  // What was given for an argument, or made for a result; null: neither.
+  PyObject* object(uint32_t i) const noexcept;
   bool read_argument(uint32_t i, PyObject* value);
   bool read_attribute(uint32_t i, PyObject* value);
   bool read_option(PyObject* keyword, PyObject* value);
@@ -61,6 +95,8 @@ class Call {
   bool want_results();
   bool allocate(uint32_t i);
   bool use_device();
+  static constexpr int64_t kSmall = 2048;
+  bool is_small() const noexcept;
   bool give_shapes();
   PyObject* results();
   PyObject* fail(rlk_code code);
@@ -76,12 +112,13 @@ class Call {
     TensorView view;
   };
   Part* parts() noexcept { return reinterpret_cast<Part*>(storage_); }
+  const Part* parts() const noexcept { return reinterpret_cast<const Part*>(storage_); }
 
   const Op& op_;
   const Face face_;
   const TensorView* first_ = nullptr;
   PyObject* like_ = nullptr;  // the first tensor
-  bool needs_dispatcher_ = false, inferred_ = false;
+  bool needs_dispatcher_ = false, needs_gradient_ = false, inferred_ = false;
   rlk_options options_{};
   Owned workspace_;
   rlk_slot slots_[RLK_MAX_SLOTS];

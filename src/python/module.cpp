@@ -5,12 +5,13 @@
 // __dlpack__. Whatever needs words (exceptions, allocation by numpy) is asked of the package, which gives its functions
 // to set_hooks().
 #include <cstring>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "rlk/introspect.h"
-#include "src/python/call.hpp"
+#include "src/python/record.hpp"
 #include "src/python/xla.hpp"
 
 namespace rlk::python {
@@ -50,28 +51,22 @@ PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
   return call.run();
 }
 
-// The same for rlk.torch: what only torch's dispatcher or its autograd can do goes to the functions that were given with it.
+// The same for rlk.torch, which records gradients, and whose functions go through torch's dispatcher where torch must see a call.
 PyObject* call_torch_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
-  const auto& entry = *static_cast<TorchOp*>(PyCapsule_GetPointer(self, "rlk.torch_op"));
-  PyObject* other = entry.dispatched;
+  auto& entry = *static_cast<TorchOp*>(PyCapsule_GetPointer(self, "rlk.torch_op"));
+  if (entry.autocast != Py_None) {
+    const int casts = torch_autocasts();
+    if (casts) return casts < 0 ? nullptr : call_with(entry.autocast, args, nargs, names);
+  }
   if (!torch_modes_active()) {
-    other = entry.recorded;
     Call call(*entry.op, Call::Face::torch);
-    if (call.read(args, nargs, names)) return call.run();
+    if (call.read(args, nargs, names))
+      return call.needs_gradient() ? record(entry, call, args, nargs, names) : call.run();
     if (!call.needs_dispatcher()) return nullptr;
   } else if (PyErr_Occurred()) {
     return nullptr;
   }
-  const Owned tuple(PyTuple_New(nargs));
-  const Owned keywords(names ? PyDict_New() : nullptr);
-  if (!tuple || (names && !keywords)) return nullptr;
-  for (Py_ssize_t i = 0; i < nargs; ++i) {
-    Py_INCREF(args[i]);
-    PyTuple_SetItem(tuple.get(), i, args[i]);
-  }
-  for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
-    if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
-  return PyObject_Call(other, tuple.get(), keywords.get());
+  return call_with(entry.dispatched, args, nargs, names);
 }
 
 template <auto Function>
@@ -96,13 +91,13 @@ PyObject* make_recorded(PyObject*, PyObject* name) {
 }
 
 PyObject* make_torch_op(PyObject*, PyObject* args) {
-  PyObject *name, *dispatched, *recorded;
-  if (!PyArg_ParseTuple(args, "OOO", &name, &dispatched, &recorded)) return nullptr;
+  PyObject *name, *dispatched, *apply, *plan, *several, *autocast;
+  if (!PyArg_ParseTuple(args, "OOOOOO", &name, &dispatched, &apply, &plan, &several, &autocast))
+    return nullptr;
   Op* op = op_of(name);
   if (!op) return nullptr;
-  Py_INCREF(dispatched);
-  Py_INCREF(recorded);
-  auto* entry = new TorchOp{op, dispatched, recorded, {}};
+  for (PyObject* held : {dispatched, apply, plan, several, autocast}) Py_INCREF(held);
+  auto* entry = new TorchOp{op, dispatched, apply, plan, several, autocast, {}, {}};
   entry->definition = {op->name.c_str(), fast<call_torch_op>(), METH_FASTCALL | METH_KEYWORDS,
                        op->doc.c_str()};
   const Owned self(PyCapsule_New(entry, "rlk.torch_op", nullptr));
@@ -159,9 +154,15 @@ PyObject* op_names(PyObject*, PyObject*) {
 PyObject* scope_enter(PyObject*, PyObject* args) {
   const char *precision, *backend;
   if (!PyArg_ParseTuple(args, "zz", &precision, &backend)) return nullptr;
-  return none_or_raise(rlk_scope_enter(precision, backend));
+  const rlk_code code = rlk_scope_enter(precision, backend);
+  if (code == RLK_OK) ++scopes_entered();
+  return none_or_raise(code);
 }
-PyObject* scope_leave(PyObject*, PyObject*) { return none_or_raise(rlk_scope_leave()); }
+PyObject* scope_leave(PyObject*, PyObject*) {
+  const rlk_code code = rlk_scope_leave();
+  if (code == RLK_OK) --scopes_entered();
+  return none_or_raise(code);
+}
 
 PyObject* save(PyObject*, PyObject* args) {
   PyObject* object;
@@ -179,19 +180,13 @@ PyObject* release(PyObject*, PyObject* ticket) {
   Py_RETURN_NONE;
 }
 
-// Saves several tensors, by a tuple of names and one of tensors or None, until the capsule is given back.
-using Tickets = std::vector<uint64_t>;
-void release_all(PyObject* capsule) {
-  auto* tickets = static_cast<Tickets*>(PyCapsule_GetPointer(capsule, "rlk.guard"));
-  for (const uint64_t ticket : *tickets) rlk_release(ticket);
-  delete tickets;
-}
+// Saves several tensors, by a tuple of names and one of tensors or None, until the result is given back.
 PyObject* guard(PyObject*, PyObject* args) {
   PyObject *given, *tensors;
   if (!PyArg_ParseTuple(args, "OO", &given, &tensors)) return nullptr;
-  const Owned capsule(PyCapsule_New(new Tickets, "rlk.guard", release_all));
+  auto tickets = std::make_unique<Tickets>();
   const Py_ssize_t count = PyTuple_Size(tensors);
-  if (!capsule || count < 0) return nullptr;
+  if (count < 0) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const tensor = PyTuple_GetItem(tensors, i);
     if (tensor == Py_None) continue;
@@ -199,11 +194,9 @@ PyObject* guard(PyObject*, PyObject* args) {
     const char* text = name ? PyUnicode_AsUTF8AndSize(name, nullptr) : nullptr;
     TensorView view;
     if (!text || !view.take(tensor, TensorView::Use::look, "save", text)) return nullptr;
-    static_cast<Tickets*>(PyCapsule_GetPointer(capsule.get(), "rlk.guard"))
-        ->push_back(rlk_save(&view.tensor(), text));
+    tickets->add(view.tensor(), text);
   }
-  Py_INCREF(capsule.get());
-  return capsule.get();
+  return make_guard(std::move(tickets));
 }
 
 PyObject* load_evidence(PyObject*, PyObject* path) {
@@ -226,16 +219,17 @@ PyObject* code_name(PyObject*, PyObject* code) {
 }
 
 PyObject* set_hooks(PyObject*, PyObject* args) {
-  PyObject *raise, *empty;
-  if (!PyArg_ParseTuple(args, "OO", &raise, &empty)) return nullptr;
-  set_hooks_to(raise, empty);
+  PyObject *raise, *empty, *scopes;
+  if (!PyArg_ParseTuple(args, "OOO", &raise, &empty, &scopes)) return nullptr;
+  set_hooks_to(raise, empty, scopes);
   Py_RETURN_NONE;
 }
 
 PyMethodDef kMethods[] = {
     {"op", make_op, METH_O, "The function of an op or alias."},
     {"torch_op", make_torch_op, METH_VARARGS,
-     "The same, with the functions that go through torch's dispatcher, and through its autograd alone."},
+     "The same with rlk.torch's functions: through the dispatcher, of the autograd.Function, of its plan."},
+    {"recorded_forward", recorded_forward, METH_VARARGS, "The forward of that autograd.Function."},
     {"recorded_op", make_recorded, METH_O, "The same, for tensors that torch's autograd has seen."},
     {"infer", fast<ask<&Call::infer>>(), METH_FASTCALL | METH_KEYWORDS,
      "Shape, dtype and admissible dtypes of every result."},

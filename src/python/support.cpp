@@ -7,7 +7,7 @@ namespace rlk::python {
 namespace {
 
 Names interned{};
-PyObject *raise_hook = nullptr, *empty_hook = nullptr;
+PyObject *raise_hook = nullptr, *empty_hook = nullptr, *scopes_hook = nullptr;
 
 }  // namespace
 
@@ -21,6 +21,8 @@ bool prepare_names() {
                                                     {&interned.stream, "stream"},
                                                     {&interned.requires_grad, "requires_grad"},
                                                     {&interned.is_neg, "is_neg"},
+                                                    {&interned.save_for_backward, "save_for_backward"},
+                                                    {&interned.rlk, "rlk"},
                                                     {&interned.backend, "backend"},
                                                     {&interned.arithmetic, "arithmetic"},
                                                     {&interned.precision, "precision"},
@@ -39,11 +41,11 @@ bool prepare_names() {
   return interned.dlpack_version;
 }
 
-void set_hooks_to(PyObject* raise, PyObject* empty) {
-  Py_INCREF(raise);
-  Py_INCREF(empty);
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes) {
+  for (PyObject* held : {raise, empty, scopes}) Py_INCREF(held);
   raise_hook = raise;
   empty_hook = empty;
+  scopes_hook = scopes;
 }
 
 void raise(rlk_code code, const char* text, const char* op, const char* resolution) {
@@ -68,5 +70,7 @@ Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {
   for (int32_t i = 0; i < shape.ndim; ++i) PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(shape.dim[i]));
   return Owned(PyObject_CallFunction(empty_hook, "OOs", like ? like : Py_None, sizes.get(), dtype));
 }
+
+Owned call_scopes() { return Owned(PyObject_CallNoArgs(scopes_hook)); }
 
 }  // namespace rlk::python

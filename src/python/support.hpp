@@ -34,7 +34,8 @@ class Owned {
 
 // Names that are looked up in every call, interned once.
 struct Names {
-  PyObject *exchange, *dlpack, *dlpack_device, *max_version, *stream, *requires_grad, *is_neg;
+  PyObject *exchange, *dlpack, *dlpack_device, *max_version, *stream, *requires_grad, *is_neg,
+      *save_for_backward, *rlk;
   PyObject *backend, *arithmetic, *precision, *deterministic, *threads, *evidence, *gradients;
   PyObject *spec_shape, *spec_dtype, *spec_device;
   PyObject* dlpack_version;  // the newest that is understood
@@ -43,8 +44,9 @@ const Names& names() noexcept;
 bool prepare_names();
 
 // The package's functions: raise(code, text, resolution JSON or None, op or None), which returns the exception to be
-// raised, and empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result.
-void set_hooks_to(PyObject* raise, PyObject* empty);
+// raised; empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result; and scopes(), what
+// this thread is in.
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes);
 
 // Sets the exception that stands for a failure.
 void raise(rlk_code code, const char* text, const char* op = nullptr, const char* resolution = nullptr);
@@ -55,5 +57,7 @@ void raise_text(rlk_code code, const char* format, ...);
 
 // empty(like, shape, dtype).
 Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype);
+// scopes().
+Owned call_scopes();
 
 }  // namespace rlk::python

@@ -5,14 +5,17 @@
 #include <string_view>
 #include <vector>
 
+#include "src/python/numpy_array.hpp"
+
 namespace rlk::python {
 namespace {
 
 // ---- torch, where it is imported: looked up in sys.modules, never imported from here ---------------------------------
 
 struct Torch {
-  PyObject *tensor, *parameter;
-  PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *transforms, *written;
+  PyObject *tensor, *parameter, *requires_grad, *is_neg;
+  PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *transforms, *written, *saving_hooks,
+      *autocasts;
 };
 
 PyObject* attribute_of(const char* module, const char* name) {
@@ -27,17 +30,32 @@ const Torch* torch() {
   if (ready) return &all;
   Torch found{attribute_of("torch", "Tensor"),
               attribute_of("torch.nn", "Parameter"),
+              nullptr,
+              nullptr,
               attribute_of("torch", "is_grad_enabled"),
               attribute_of("torch", "get_num_threads"),
               attribute_of("torch._C", "_len_torch_dispatch_stack"),
               attribute_of("torch._C", "_len_torch_function_stack"),
               attribute_of("torch._C._functorch", "peek_interpreter_stack"),
-              attribute_of("torch._C", "_increment_version")};
+              attribute_of("torch._C", "_increment_version"),
+              attribute_of("torch._C._autograd", "_top_saved_tensors_default_hooks"),
+              attribute_of("torch._C", "_is_any_autocast_enabled")};
   PyErr_Clear();
   if (!found.tensor || !found.parameter || !found.grad_enabled || !found.threads) return nullptr;
+  // Looking these up in every tensor would cost as much as they do.
+  found.requires_grad = PyObject_GetAttr(found.tensor, names().requires_grad);
+  found.is_neg = PyObject_GetAttr(found.tensor, names().is_neg);
+  if (!found.requires_grad || !found.is_neg) return PyErr_Clear(), nullptr;
   all = found;
   ready = true;
   return &all;
+}
+
+// An attribute of a plain tensor by its descriptor, a new reference.
+PyObject* property_of(PyObject* tensor, PyObject* descriptor) {
+  static const auto get =
+      reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get));
+  return get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
 }
 
 // A call of a function without arguments that returns a number; -1 with an exception.
@@ -59,6 +77,17 @@ const ExchangeApi* api_of(PyTypeObject* type) {
   return api && api->version.major == 1 && api->view_of_object ? api : nullptr;
 }
 
+// Whether numpy's arrays are laid out as numpy_array.hpp says.
+bool numpy_is_known() {
+  Owned table(attribute_of("numpy._core._multiarray_umath", "_ARRAY_API"));
+  if (!table) table = Owned(attribute_of("numpy.core._multiarray_umath", "_ARRAY_API"));  // before 2.0
+  void** entries = table ? static_cast<void**>(PyCapsule_GetPointer(table.get(), nullptr)) : nullptr;
+  PyErr_Clear();
+  if (!entries) return false;
+  const unsigned version = reinterpret_cast<NumpyVersion>(entries[0])() >> 24;
+  return version == 1 || version == 2;
+}
+
 TensorType::Kind kind_of(PyTypeObject* type) {
   const Owned module(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__module__"));
   const char* text = module ? PyUnicode_AsUTF8AndSize(module.get(), nullptr) : nullptr;
@@ -68,7 +97,7 @@ TensorType::Kind kind_of(PyTypeObject* type) {
   if (text && std::strcmp(text, "numpy") == 0) {
     const Owned name(PyObject_GetAttrString(object, "__name__"));
     const char* word = name ? PyUnicode_AsUTF8AndSize(name.get(), nullptr) : nullptr;
-    if (word && std::strcmp(word, "ndarray") == 0) return TensorType::numpy;
+    if (word && std::strcmp(word, "ndarray") == 0 && numpy_is_known()) return TensorType::numpy;
     PyErr_Clear();
   }
   const Torch* t = torch();
@@ -90,23 +119,26 @@ const TensorType* type_of(PyObject* object) {
   return known.back();
 }
 
-// The dtype of a buffer's format; no bits: none that is known here.
-DLDataType dtype_of_format(const char* format, Py_ssize_t size) {
-  if (!format || !format[0] || format[1]) return {};
-  const auto bits = static_cast<uint8_t>(8 * size);
-  switch (format[0]) {
-    case 'e':
-    case 'f':
-    case 'd':
-      return {kDLFloat, bits, 1};
-    case 'i':
-    case 'l':
-    case 'q':
-      return {kDLInt, bits, 1};
-    case 'B':
-      return {kDLUInt, bits, 1};
-    case '?':
-      return {6, bits, 1};
+// The dtype of one of numpy's type numbers; no bits: none that is known here.
+DLDataType dtype_of_numpy(int type) {
+  constexpr uint8_t kLong = 8 * sizeof(long), kBool = 6;
+  switch (type) {
+    case kNumpyBool:
+      return {kBool, 8, 1};
+    case kNumpyUInt8:
+      return {kDLUInt, 8, 1};
+    case kNumpyInt:
+      return {kDLInt, 32, 1};
+    case kNumpyLong:
+      return {kDLInt, kLong, 1};
+    case kNumpyLongLong:
+      return {kDLInt, 64, 1};
+    case kNumpyFloat:
+      return {kDLFloat, 32, 1};
+    case kNumpyDouble:
+      return {kDLFloat, 64, 1};
+    case kNumpyHalf:
+      return {kDLFloat, 16, 1};
     default:
       return {};
   }
@@ -135,6 +167,18 @@ void torch_written(PyObject* tensors) {
   if (!t || !t->written || !tensors) return PyErr_Clear();
   const Owned done(PyObject_CallFunctionObjArgs(t->written, tensors, nullptr));
   if (!done) PyErr_Clear();  // inference tensors have no version
+}
+
+int torch_autocasts() {
+  const Torch* t = torch();
+  return t ? static_cast<int>(number_of(t->autocasts)) : 0;
+}
+
+int torch_saves_elsewhere() {
+  const Torch* t = torch();
+  if (!t || !t->saving_hooks) return 0;
+  const Owned hooks(PyObject_CallFunctionObjArgs(t->saving_hooks, Py_True, nullptr));
+  return hooks ? hooks.get() != Py_None : -1;
 }
 
 int32_t torch_threads() {
@@ -169,7 +213,7 @@ bool TensorView::take(PyObject* object, Use use, const char* op, const char* arg
   argument_ = argument;
   type_ = type_of(object);
   if (type_->api) return take_exchanged(object, use);
-  if (type_->kind == TensorType::numpy && take_buffer(object, use)) return true;
+  if (type_->kind == TensorType::numpy && take_numpy(object, use)) return true;
   if (use == Use::look)
     if (const Owned shape(PyObject_GetAttr(object, names().spec_shape)); shape)
       return take_spec(shape.get(), object);
@@ -180,21 +224,21 @@ bool TensorView::take(PyObject* object, Use use, const char* op, const char* arg
 bool TensorView::take_exchanged(PyObject* object, Use use) {
   if (type_->api && use != Use::look &&
       (type_->kind == TensorType::torch || type_->kind == TensorType::torch_subclass)) {
-    const auto to_dispatcher = [&](const char* why) {
+    if (type_->kind == TensorType::torch_subclass) {
       wants_dispatcher_ = use == Use::torch;
-      return !wants_dispatcher_ && refuse(object, why);
-    };
-    if (type_->kind == TensorType::torch_subclass)
-      return to_dispatcher("is no plain torch.Tensor: rlk.torch may take it");
+      return !wants_dispatcher_ && refuse(object, "is no plain torch.Tensor: rlk.torch may take it");
+    }
     if (use != Use::recorded) {
-      const Owned grad(PyObject_GetAttr(object, names().requires_grad));
+      const Owned grad(property_of(object, torch()->requires_grad));
       if (!grad) return false;
       const long enabled = grad.get() == Py_True ? number_of(torch()->grad_enabled) : 0;
       if (enabled < 0) return false;
-      if (enabled) return to_dispatcher("requires grad here: use rlk.torch, or torch.no_grad()");
+      if (enabled && use != Use::torch)
+        return refuse(object, "requires grad here: use rlk.torch, or torch.no_grad()");
+      needs_gradient_ = enabled != 0;
     }
     // The exchange API hands out the bytes as they lie, whatever this bit says.
-    const Owned negative(PyObject_CallMethodObjArgs(object, names().is_neg, nullptr));
+    const Owned negative(PyObject_CallFunctionObjArgs(torch()->is_neg, object, nullptr));
     if (!negative) return false;
     if (negative.get() == Py_True)
       return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
@@ -232,20 +276,22 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
   return true;
 }
 
-// A quarter of what a capsule costs. False without an exception: then the capsule's way takes it, or says why not.
-bool TensorView::take_buffer(PyObject* object, Use use) {
-  const int how = PyBUF_STRIDES | PyBUF_FORMAT | (use == Use::write ? PyBUF_WRITABLE : 0);
-  if (PyObject_GetBuffer(object, &buffer_, how) != 0) return PyErr_Clear(), false;
-  buffered_ = true;
-  const DLDataType dtype = dtype_of_format(buffer_.format, buffer_.itemsize);
-  if (!dtype.bits || buffer_.ndim > RLK_MAX_RANK) return false;
-  for (int i = 0; i < buffer_.ndim; ++i) {
-    if (buffer_.strides[i] % buffer_.itemsize != 0) return false;
-    strides_[i] = buffer_.strides[i] / buffer_.itemsize;
+// A tenth of what a capsule costs. False without an exception: then the capsule's way takes it, or says why not.
+bool TensorView::take_numpy(PyObject* object, Use use) {
+  const auto& array = *reinterpret_cast<const NumpyArray*>(object);
+  const int wanted = NumpyArray::kAligned | (use == Use::write ? NumpyArray::kWritable : 0);
+  const DLDataType dtype = dtype_of_numpy(array.dtype->type);
+  if ((array.flags & wanted) != wanted || array.dtype->byte_order == '>' || !dtype.bits ||
+      array.ndim > RLK_MAX_RANK)
+    return false;
+  const Py_ssize_t size = dtype.bits / 8;
+  for (int i = 0; i < array.ndim; ++i) {
+    if (array.strides[i] % size != 0) return false;
+    strides_[i] = array.strides[i] / size;
   }
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
-  tensor_ = {
-      buffer_.buf, {kDLCPU, 0}, buffer_.ndim, dtype, reinterpret_cast<int64_t*>(buffer_.shape), strides_, 0};
+  tensor_ = {array.data, {kDLCPU, 0}, array.ndim, dtype, reinterpret_cast<int64_t*>(array.shape), strides_,
+             0};
   return true;
 }
 

@@ -9,7 +9,7 @@ namespace rlk::python {
 // What is known of a type of tensors.
 struct TensorType {
   PyTypeObject* type;
-  const ExchangeApi* api;  // null: through __dlpack__, or Python's buffers for numpy's own arrays
+  const ExchangeApi* api;  // null: through __dlpack__, or as numpy's own arrays are laid out
   enum Kind { other, numpy, torch, torch_subclass, immutable } kind;
 };
 
@@ -18,20 +18,21 @@ struct TensorType {
 bool torch_modes_active();
 // Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
 void torch_written(PyObject* tensors);
+// Whether autocast is on for some device: 0, 1, or -1 with an exception.
+int torch_autocasts();
+// Whether autograd's saved tensors go through hooks: 0, 1, or -1 with an exception.
+int torch_saves_elsewhere();
 // torch.get_num_threads().
 int32_t torch_threads();
 
 class TensorView {
  public:
-  // read, write: by an op outside of autograd. look: no data pass (questions, saved ranges). torch: for
-  // rlk.torch, which sends what torch must see to its dispatcher. recorded: below the dispatcher, which has seen it.
+  // read, write: by an op outside of autograd. look: no data pass (questions, saved ranges). torch: for rlk.torch, which records
+  // gradients and sends what torch must see to its dispatcher. recorded: below the dispatcher, which has seen it.
   enum class Use { read, write, look, torch, recorded };
 
   TensorView() noexcept {}
-  ~TensorView() {
-    Py_XDECREF(capsule_);
-    if (buffered_) PyBuffer_Release(&buffer_);
-  }
+  ~TensorView() { Py_XDECREF(capsule_); }
   TensorView(const TensorView&) = delete;
   TensorView& operator=(const TensorView&) = delete;
 
@@ -41,6 +42,7 @@ class TensorView {
   DLTensor& tensor() noexcept { return tensor_; }
   const TensorType* type() const noexcept { return type_; }
   bool wants_dispatcher() const noexcept { return wants_dispatcher_; }
+  bool needs_gradient() const noexcept { return needs_gradient_; }
 
  private:
   bool refuse(PyObject* object, const char* why) const;
@@ -48,7 +50,7 @@ class TensorView {
   bool refuse_as_raised(PyObject* object) const;
   bool take_exchanged(PyObject* object, Use use);
   bool take_capsule(PyObject* object, Use use);
-  bool take_buffer(PyObject* object, Use use);
+  bool take_numpy(PyObject* object, Use use);
   bool take_spec(PyObject* shape, PyObject* object);
 
   DLTensor tensor_;
@@ -56,9 +58,8 @@ class TensorView {
   const char *op_ = "", *argument_ = "";
   PyObject* capsule_ = nullptr;
   int64_t shape_[RLK_MAX_RANK];    // of a spec
-  int64_t strides_[RLK_MAX_RANK];  // of a buffer, in elements
-  Py_buffer buffer_;
-  bool wants_dispatcher_ = false, buffered_ = false;
+  int64_t strides_[RLK_MAX_RANK];  // of numpy's array, in elements
+  bool wants_dispatcher_ = false, needs_gradient_ = false;
 };
 
 }  // namespace rlk::python

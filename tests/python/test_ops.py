@@ -122,6 +122,29 @@ def test_an_op_in_place_returns_what_it_changed():
     assert numpy.array_equal(x, want)
 
 
+def packed_qkv():
+    """[batch, tokens, 4 + 2 + 2 heads of 8] as one product gives it, and its parts."""
+    qkv = numpy.random.default_rng(2).normal(size=(2, 6, 64)).astype(numpy.float32)
+    return qkv, *(part.reshape(2, 6, -1, 8) for part in numpy.split(qkv, [32, 48], axis=2))
+
+
+def test_q_and_k_of_one_packed_array_turn_in_place():
+    cos, sin = rlk.rope_tables(rotary_dim=8, rows=6)
+    qkv, q, k, v = packed_qkv()
+    assert all(numpy.shares_memory(qkv, part) for part in (q, k, v))
+    want_q, want_k = rlk.rope(q.copy(), cos, sin, k=k.copy(), layout="bshd")
+    want_v = v.copy()
+    turned = rlk.rope_(q, cos, sin, k=k, layout="bshd")
+    assert turned[0] is q and turned[1] is k
+    assert numpy.array_equal(q, want_q) and numpy.array_equal(k, want_k) and numpy.array_equal(v, want_v)
+    assert numpy.array_equal(qkv[..., :32].reshape(q.shape), want_q)
+    meets = qkv[..., 24:40].reshape(2, 6, 2, 8)  # the last head of q and the first of k
+    before = qkv.copy()
+    with pytest.raises(rlk.OverlapError):
+        rlk.rope_(q, cos, sin, k=meets, layout="bshd")
+    assert numpy.array_equal(qkv, before)
+
+
 def test_an_alias_sets_its_attributes():
     cos, sin = rlk.rope_tables(rotary_dim=8, rows=5)
     x = numpy.random.default_rng(1).normal(size=(1, 2, 5, 8)).astype(numpy.float32)
@@ -190,10 +213,12 @@ def test_arrays_of_any_strides_and_dtypes_are_read_as_they_lie_or_refused(hidden
     assert got.tobytes() == rlk.lm_head(numpy.array(hidden, order="C", copy=True, subok=False), weight).tobytes()
 
 
-def test_a_view_of_a_record_is_refused():
-    records = numpy.zeros(4, [("a", "u1"), ("b", "f4")])["b"].reshape(1, 4)  # strides that are no whole elements
-    with pytest.raises(rlk.InvalidArgument, match="hidden is of type ndarray, which gives no DLPack view"):
-        rlk.lm_head(records, WEIGHT)
+@pytest.mark.parametrize("hidden", [
+    numpy.zeros(4, [("a", "u1"), ("b", "f4")])["b"].reshape(1, 4),  # strides that are no whole elements
+    HIDDEN.astype(">f4"), HIDDEN.astype(object), HIDDEN.astype("complex64")])
+def test_what_no_dtype_and_strides_describe_is_refused(hidden):
+    with pytest.raises(rlk.InvalidArgument, match="hidden is of type ndarray, which gives no DLPack view|hidden has DLPack dtype"):
+        rlk.lm_head(hidden, WEIGHT)
 
 
 def test_what_cannot_be_written_is_refused():

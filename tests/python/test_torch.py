@@ -171,6 +171,46 @@ def test_calls_of_one_kind_are_not_taken_for_another():
     assert torch.equal(rlk.torch.rms_norm(x), y)
 
 
+def test_a_kept_graph_gives_its_gradients_again():
+    h, w = leaf(2, 4), leaf(3, 4)
+    out = rlk.torch.lm_head(h, w).square().sum()
+    first = torch.autograd.grad(out, (h, w), retain_graph=True)
+    assert rlk.saved() == []
+    for a, b in zip(first, torch.autograd.grad(out, (h, w)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_threads_record_gradients_at_once():
+    def gradients(seed):
+        h, w = leaf(2 + seed % 3, 16), leaf(7, 16)
+        return torch.autograd.grad(rlk.torch.lm_head(h * (seed + 1), w).sin().sum(), (h, w))
+
+    want, wrong = [gradients(seed) for seed in range(8)], []
+
+    def work(seed):
+        for _ in range(40):
+            if not all(map(torch.equal, gradients(seed), want[seed])):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and rlk.saved() == []
+
+
+def test_q_and_k_of_one_packed_product_turn_in_place():
+    cos, sin = tables()
+    qkv = leaf(2, 6, 64).detach()
+    q, k, v = (part.view(2, 6, -1, 8) for part in qkv.split([32, 16, 16], dim=2))
+    want = rlk.torch.rope(q.clone(), cos, sin, k=k.clone(), layout="bshd")
+    want_v = v.clone()
+    rlk.torch.rope_(q, cos, sin, k=k, layout="bshd")
+    assert torch.equal(q, want[0]) and torch.equal(k, want[1]) and torch.equal(v, want_v)
+    assert q._base is qkv and qkv._version > 0
+
+
 def test_only_wanted_gradients_are_computed():
     h, w = leaf(2, 4), leaf(3, 4).detach()
     out = rlk.torch.lm_head(h, w)

@@ -1,6 +1,6 @@
 """Shapes without data, and results for frameworks whose tensor type has no allocator of its own."""
 
-from rlk import _C, _errors
+from rlk import _C, _errors, _scopes
 
 #: DLPack's (code, bits) of each dtype, by the name that rlk uses.
 DTYPES = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "fp64": (2, 64), "int32": (0, 32), "int64": (0, 64),
@@ -51,4 +51,4 @@ def _empty_jax(shape, dtype):
     return bits, lambda b: jax.numpy.asarray(b.view(jax.numpy.bfloat16))
 
 
-_C.set_hooks(_errors.make, empty)
+_C.set_hooks(_errors.make, empty, _scopes.options_of_scopes)

@@ -177,25 +177,67 @@ def _fake(schema):
 class _Plan:
     """All of a call but its tensors, worked out once: what results it has, and what its backward will want."""
 
-    def __init__(self, schema, keywords):
+    def __init__(self, schema, backward, keywords, every_result):
         self.keywords, self.asked = keywords, _asked(keywords["results"])
-        optional = {a["name"] for a in schema.results if a["optional"]}
-        self.direct = {k: v for k, v in keywords.items() if k != "results" and v is not None}
-        self.direct |= {n: word for n, word in self.asked.items() if word is not True or n in optional}
-        self.all_asked = len(self.asked) == len(schema.results)
-        self.picks = [schema.result_names.index(n) for n in self.asked]
+        #: The results that come back. torch's dispatcher wants each, an empty one for those that were not asked for.
+        self.outputs = tuple(schema.result_names if every_result else self.asked)
         everything = (*schema.input_names, *schema.result_names)
-        # Of what was given, then what came out, then None: what is kept for the backward.
         self.kept_names = tuple(schema.saved)
+        # Of what was given, then what came out, then None: what is kept for the backward.
         self.kept = [everything.index(n) if n in schema.input_names or n in self.asked else -1 for n in schema.saved]
-        self._for_backward = None
+        self.backward, self.input_names = backward, schema.input_names
+        if backward:
+            self.no_gradient = [i for i, n in enumerate(self.outputs)
+                                if n not in self.asked or f"d_{n}" not in backward.input_names]
+            self._keywords, self._steps = None, {}
 
-    def for_backward(self, backward):
+    def step(self, needed, missing):
+        """How the backward goes for these inputs that need a gradient and these results that have none."""
+        key = needed, missing
+        if key not in self._steps:
+            self._steps[key] = _Step(self, *key)
+        return self._steps[key]
+
+    def for_backward(self):
         """The same call's keywords for its backward, without results."""
-        if self._for_backward is None:
-            mine = {k: v for k, v in self.keywords.items() if k in backward.attribute_names}
-            self._for_backward = mine | _for_backward(backward.name, {k: v for k, v in self.keywords.items() if k in _OPTIONS})
-        return self._for_backward
+        if self._keywords is None:
+            mine = {k: v for k, v in self.keywords.items() if k in self.backward.attribute_names}
+            options = {k: v for k, v in self.keywords.items() if k in _OPTIONS}
+            self._keywords = mine | _for_backward(self.backward.name, options)
+        return self._keywords
+
+
+class _Step:
+    """A call of the backward: where its inputs come from, as functions of what was kept and of the gradients, and where its
+    results go."""
+
+    def __init__(self, plan, needed, missing):
+        backward = plan.backward
+        given = {f"d_{n}": i for i, n in enumerate(plan.outputs) if n in plan.asked and not missing[i]}
+        follows = {a["name"]: a["follows"] for a in backward.results}
+        wanted = [n for n in follows if n[2:] in plan.input_names and needed[plan.input_names.index(n[2:])]
+                  and (not follows[n] or follows[n] in given)]
+        unwanted = {follows[n] for n in follows if n not in wanted}
+        self.wanted = bool(wanted)
+        self.inputs = [self._input(a, plan, given, a["name"] in unwanted) for a in backward.inputs]
+        required = [a["name"] for a in backward.results if not a["optional"]]
+        names = [n for n in backward.result_names if n in wanted or n in required]
+        self.keywords = {k: v for k, v in plan.for_backward().items() if v is not None} | {n: True for n in names}
+        #: Of every input of the forward: which result is its gradient, -1: none.
+        self.places = [names.index(f"d_{n}") if f"d_{n}" in wanted else -1 for n in plan.input_names]
+
+    @staticmethod
+    def _input(argument, plan, given, unwanted):
+        name = argument["name"]
+        if name in plan.kept_names:
+            at = plan.kept_names.index(name)
+            return lambda ctx, kept, gradients: kept[at]
+        if name in given and not unwanted:
+            at, strided = given[name], argument["strided"]
+            return lambda ctx, kept, gradients: _readable(gradients[at], strided)
+        if name in given or argument["optional"]:
+            return lambda ctx, kept, gradients: None
+        return lambda ctx, kept, gradients: _zeros(ctx.shapes[name[2:]], kept, gradients)  # of a result that nothing used
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
@@ -227,71 +269,47 @@ def _implementations(op):
     return {"arithmetic": {i["arithmetic"] for i in mine}, "id": {i["id"] for i in mine}}
 
 
-def _setup(schema, backward):
-    def setup(ctx, plan, inputs, output):
-        outputs = _as_tuple(output)
-        everything = (*inputs, *outputs, None)
-        kept = tuple([everything[i] for i in plan.kept])
-        ctx.save_for_backward(*kept)
-        ctx.plan, ctx.scopes, ctx.shapes = plan, _scopes.options_of_scopes(), {}
-        if len(outputs) > 1:  # of which some may come back without a gradient
-            results = dict(zip(schema.result_names, outputs))
-            ctx.shapes = {n: (results[n].shape, results[n].dtype) for n in plan.asked}
-            ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in plan.asked or f"d_{n}" not in backward))
-        # Until the backward has run, an op that would write there fails.
-        guardable = all([type(t) in _PLAIN for t in kept]) and not _packed_elsewhere()
-        ctx.guard = _C.guard(plan.kept_names, kept) if guardable else None
-
-    return setup
+def _several(ctx, plan, results):
+    """What torch must know of an op that may have several results: some come back without a gradient."""
+    results = _as_tuple(results)
+    ctx.shapes = {n: (t.shape, t.dtype) for n, t in zip(plan.outputs, results)}
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*[results[i] for i in plan.no_gradient])
 
 
-def _readable(gradient, argument):
+def _keep(ctx, plan, inputs, results):
+    """What rlk._C keeps when it records a call itself."""
+    everything = (*inputs, *results, None)
+    kept = tuple([everything[i] for i in plan.kept])
+    ctx.save_for_backward(*kept)
+    # Until the backward has run, an op that would write there fails.
+    guardable = all([type(t) in _PLAIN for t in kept]) and not _packed_elsewhere()
+    ctx.rlk = plan, _scopes.options_of_scopes(), _C.guard(plan.kept_names, kept) if guardable else None
+
+
+def _readable(gradient, strided):
     """A gradient as the library reads it: autograd hands out expanded and transposed ones."""
-    if gradient is None or gradient.dim() == 0:
-        return gradient
-    if argument["strided"] and gradient.stride(-1) == 1 and gradient.size(-1) > 1:
+    if gradient.dim() == 0 or (strided and gradient.stride(-1) == 1 and gradient.size(-1) > 1):
         return gradient
     return gradient.contiguous()
 
 
-def _gradient(schema, backward):
-    op = getattr(torch.ops.rlk, backward.name)
+def _zeros(like, kept, gradients):
+    shape, dtype = like
+    return next(t for t in (*gradients, *kept) if t is not None).new_zeros(shape, dtype=dtype)
 
-    def gradient(ctx, *gradients):
-        plan = ctx.plan
-        kept = dict(zip(plan.kept_names, ctx.saved_tensors))
-        grads = {f"d_{n}": g for n, g in zip(schema.result_names, gradients) if n in plan.asked}
-        needed = dict(zip(schema.input_names, ctx.needs_input_grad[1:]))
-        follows = {a["name"]: a["follows"] for a in backward.results}
-        wanted = [n for n in follows if needed.get(n[2:]) and (not follows[n] or grads.get(follows[n]) is not None)]
-        like = next(t for t in (*grads.values(), *kept.values()) if t is not None)
-        inputs = []
-        for a in backward.inputs:
-            name = a["name"]
-            gradient = grads.get(name)
-            if name in kept:
-                inputs.append(kept[name])
-            elif gradient is None and not a["optional"]:
-                shape, dtype = ctx.shapes[name[2:]]  # of a result that nothing used
-                inputs.append(like.new_zeros(shape, dtype=dtype))
-            elif name in follows.values() and next(n for n in follows if follows[n] == name) not in wanted:
-                inputs.append(None)
-            else:
-                inputs.append(_readable(gradient, a))
-        if not wanted:
-            return (None,) * len(needed)
-        keywords = plan.for_backward(backward)
-        required = [a["name"] for a in backward.results if not a["optional"]]
-        names = [n for n in backward.result_names if n in wanted or n in required]
-        traced = torch.compiler.is_compiling() or torch.is_grad_enabled()
-        run = op if traced or not _only_recorded(inputs) else backward.kernel
-        with _scopes.within(ctx.scopes) if ctx.scopes else nullcontext():
-            found = dict(zip(backward.result_names, _as_tuple(run(*inputs, results=",".join(names), **keywords))))
-        ctx.guard = None
-        return tuple(found[f"d_{n}"] if f"d_{n}" in wanted else None for n in schema.input_names)
 
-    return gradient
+def _gradient(ctx, *gradients):
+    plan, scopes, _ = ctx.rlk
+    step = plan.step(ctx.needs_input_grad[1:], tuple([g is None for g in gradients]))
+    if not step.wanted:
+        return (None,) * (1 + len(step.places))
+    kept = ctx.saved_tensors
+    inputs = [take(ctx, kept, gradients) for take in step.inputs]
+    with _scopes.within(scopes) if scopes else nullcontext():
+        found = _as_tuple(globals()[plan.backward.name](*inputs, **step.keywords))
+    ctx.rlk = plan, scopes, None
+    return (None, *[found[i] if i >= 0 else None for i in step.places])
 
 
 def _refuse_gradient(schema):
@@ -335,14 +353,10 @@ def _understood(schema, args, keywords, preset):
 
 def _dispatched(schema):
     """A call that torch must see for another reason than a gradient."""
-    op = getattr(torch.ops.rlk, schema.op)
-    recorded = _RECORDED.get(schema.op)
-    preset, autocasts = _preset(schema), schema.name in _AUTOCAST
+    op, preset = getattr(torch.ops.rlk, schema.op), _preset(schema)
 
     def call(*args, **keywords):
         given, rest = _understood(schema, args, keywords, preset)
-        if autocasts and torch._C._is_any_autocast_enabled():
-            given = _autocast(given)
         inputs = [given.get(n) for n in schema.input_names]
         if not schema.results:
             if schema.changed and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
@@ -350,50 +364,12 @@ def _dispatched(schema):
             op(*inputs, **rest)
             out = [given[n] for n in schema.changed if given.get(n) is not None]
             return tuple(out) if len(out) > 1 else out[0]
-        if not torch.compiler.is_compiling() and _only_recorded(inputs):
-            output = recorded.apply(_Plan(schema, rest), *inputs)
-        else:
-            output = op(*inputs, **rest)
+        output = op(*inputs, **rest)
         if len(schema.results) == 1:
             return output
         found = dict(zip(schema.result_names, output))
         out = [found[part.partition("=")[0]] for part in rest["results"].split(",")]
         return tuple(out) if len(out) > 1 else out[0]
-
-    return call
-
-
-def _recorded(schema, dispatched):
-    """A call of which a gradient is recorded, and that torch need not see for any other reason: calls that differ in their tensors
-    alone are understood once."""
-    if not schema.results:
-        return dispatched
-    preset, plans, single = _preset(schema), {}, len(schema.results) == 1
-    apply, count = _RECORDED[schema.op].apply, len(schema.input_names)
-    places = {n: i for i, n in enumerate(schema.input_names)}
-
-    def call(*args, **keywords):
-        inputs, key = [*args, *(None,) * (count - len(args))], []
-        for name, value in keywords.items():
-            if name in places:
-                inputs[places[name]] = value
-            else:
-                key.append((name, value))
-        for t in inputs:
-            if type(t) not in _PLAIN:
-                return dispatched(*args, **keywords)
-            key.append(t is None)
-        key = tuple(key)
-        plan = plans.get(key)
-        if plan is None:
-            _, rest = _understood(schema, args, keywords, preset)
-            plan = _Plan(schema, rest)
-            if len(plans) < 256:
-                plans[key] = plan
-        output = apply(plan, *inputs)
-        if single:
-            return output
-        return tuple([output[i] for i in plan.picks]) if len(plan.picks) > 1 else output[plan.picks[0]]
 
     return call
 
@@ -407,52 +383,63 @@ def _preset(schema):
     return {a["name"]: a["choices"].split("|")[a["default"]] if a["type"] == "choice" else a["default"] for a in changed}
 
 
-def _autocast(given):
-    device = next(t.device.type for t in given.values() if t is not None)
+def _autocast(schema, args, keywords):
+    """A call's arguments as autocast has them."""
+    given = dict(zip(schema.input_names, args)) | keywords
+    device = next((t.device.type for t in given.values() if isinstance(t, torch.Tensor)), "cpu")
     if not torch.is_autocast_enabled(device):
         return given
     dtype = torch.get_autocast_dtype(device)
-    return {n: t if t is None or not t.is_floating_point() else t.to(dtype) for n, t in given.items()}
+    return {n: t.to(dtype) if n in schema.input_names and t is not None and t.is_floating_point() else t
+            for n, t in given.items()}
 
 
-def _function(schema):
-    dispatched = _dispatched(schema)
-    direct = _C.torch_op(schema.name, dispatched, _recorded(schema, dispatched))
-    if all(a["optional"] for a in schema.inputs):  # perhaps no tensor says that results are torch's
-        direct = dispatched
-    is_compiling = torch.compiler.is_compiling
+def _function(schema, backward):
+    dispatched, plan = _dispatched(schema), _plan_of(schema, backward)
+
+    def directly(autocast):
+        if not schema.required:  # perhaps no tensor says that results are torch's
+            return dispatched
+        return _C.torch_op(schema.name, dispatched, _APPLY.get(schema.op), plan, _several, autocast)
+
+    direct, traced = directly(None), dispatched
     if schema.name in _AUTOCAST:
-        any_autocast = torch._C._is_any_autocast_enabled
+        plain, any_autocast = direct, torch._C._is_any_autocast_enabled
+        direct = directly(lambda *args, **keywords: plain(**_autocast(schema, args, keywords)))
 
-        def op(*args, **keywords):
-            if is_compiling() or any_autocast():
-                return dispatched(*args, **keywords)
-            return direct(*args, **keywords)
-    else:
-        def op(*args, **keywords):
-            return dispatched(*args, **keywords) if is_compiling() else direct(*args, **keywords)
+        def traced(*args, **keywords):
+            return dispatched(**_autocast(schema, args, keywords)) if any_autocast() else dispatched(*args, **keywords)
+
+    # Dynamo takes this for true. Where a graph is made in another way, modes are active, which the library sees.
+    tracing = torch.compiler.is_dynamo_compiling
+
+    def op(*args, **keywords):
+        return traced(*args, **keywords) if tracing() else direct(*args, **keywords)
+
     op.__name__ = op.__qualname__ = schema.name
     op.__doc__ = _C.op(schema.name).__doc__
     op.__text_signature__ = _C.op(schema.name).__text_signature__
     return op
 
 
-#: By op, how a gradient is recorded without torch's dispatcher: all that most training needs of it is the node.
-_RECORDED = {}
+#: By op, the apply of its autograd.Function without the Python around it, which looks for transforms (a call that none sees comes
+#: here alone) and fills in defaults.
+_APPLY = {}
 
 
-def _only_recorded(inputs):
-    """Whether these are plain tensors that autograd alone must see."""
-    return (all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in inputs)
-            and torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
-            and torch._C._functorch.peek_interpreter_stack() is None)
+def _plan_of(schema, backward):
+    preset = _preset(schema)
+
+    def plan(*args, **keywords):
+        return _Plan(schema, backward, _understood(schema, args, keywords, preset)[1], every_result=False)
+
+    return plan
 
 
 def _define(schema):
     qualified = f"rlk::{schema.name}"
     _library.define(schema.words(), tags=(torch.Tag.needs_fixed_stride_order,))
-    schema.kernel = _kernel(schema)
-    _library.impl(schema.name, schema.kernel, "CompositeExplicitAutograd")  # rope_tables may have no tensor to choose by
+    _library.impl(schema.name, _kernel(schema), "CompositeExplicitAutograd")  # rope_tables may have no tensor to choose by
     torch.library.register_fake(qualified, _fake(schema), lib=_library)
 
 
@@ -461,46 +448,39 @@ def _differentiate(schema, schemas):
     which costs ten times the rest.)"""
     if not schema.results:
         return
-    op = getattr(torch.ops.rlk, schema.name).default
-    backward = schemas.get(schema.backward)
-    setup = _setup(schema, set(backward.input_names)) if backward else lambda *_: None
-    gradient = _gradient(schema, backward) if backward else _refuse_gradient(schema)
+    op, below = getattr(torch.ops.rlk, schema.name).default, torch._C._AutoDispatchBelowAutograd
+    other = schemas.get(schema.backward)
+    gradient = _gradient if other else _refuse_gradient(schema)
 
-    def record(below):
-        class Recorded(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, plan, *inputs):
-                output = below(plan, inputs)
-                setup(ctx, plan, inputs, output)
-                return output
+    class Recorded(torch.autograd.Function):
+        """A call whose arguments rlk._C has read."""
 
-            @staticmethod
-            def backward(ctx, *gradients):
-                return (None, *gradient(ctx, *gradients))
+        forward = staticmethod(_C.recorded_forward)
+        backward = staticmethod(gradient)
 
-        Recorded.__name__ = Recorded.__qualname__ = schema.name
-        return Recorded
+    class Dispatched(torch.autograd.Function):
+        """A call that torch's dispatcher brought here."""
 
-    run, below = _C.recorded_op(schema.name), torch._C._AutoDispatchBelowAutograd
+        @staticmethod
+        def forward(ctx, plan, *inputs):
+            with below():
+                output = op(*inputs, **plan.keywords)
+            if other:
+                _keep(ctx, plan, inputs, _as_tuple(output))
+                if len(schema.results) > 1:
+                    _several(ctx, plan, output)
+            return output
 
-    as_they_come = bool(schema.required)  # else perhaps no tensor says that results are torch's
+        backward = staticmethod(gradient)
 
-    def directly(plan, inputs):
-        if plan.all_asked and as_they_come:
-            return run(*inputs, **plan.direct)
-        return schema.kernel(*inputs, **plan.keywords)
-
-    def through_dispatcher(plan, inputs):
-        with below():
-            return op(*inputs, **plan.keywords)
-
-    dispatched = record(through_dispatcher)
-    _RECORDED[schema.name] = record(directly)
+    for function in (Recorded, Dispatched):
+        function.__name__ = function.__qualname__ = schema.name
+    _APPLY[schema.name] = super(torch.autograd.Function, Recorded).apply
 
     def kernel(*inputs, **keywords):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             inputs += (None,) * (len(schema.input_names) - len(inputs))  # of which the dispatcher leaves trailing ones out
-            return dispatched.apply(_Plan(schema, keywords), *inputs)
+            return Dispatched.apply(_Plan(schema, other, keywords, every_result=True), *inputs)
         with below():
             return op(*inputs, **keywords)
 
@@ -515,7 +495,7 @@ def _define_all():
         _differentiate(schema, schemas)
     for schema in schemas.values():
         for name in (schema.name, *schema.aliases):
-            globals()[name] = _function(Schema(name))
+            globals()[name] = _function(Schema(name), schemas.get(schema.backward))
 
 
 _define_all()

@@ -1,0 +1,109 @@
+#include "src/python/record.hpp"
+
+#include <utility>
+
+namespace rlk::python {
+namespace {
+
+constexpr std::size_t kMostPlans = 256;
+
+// The call that an apply of this thread is about to come back with.
+struct Recording {
+  TorchOp* op;
+  Call* call;
+};
+Recording& recording() noexcept {
+  static thread_local Recording now{};
+  return now;
+}
+
+// Borrowed; null with an exception.
+PyObject* plan_of(TorchOp& op, const Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  for (const TorchOp::Seen& seen : op.seen)
+    if (call.is(seen.kind)) return seen.plan;
+  PyObject* const plan = call_with(op.plan, args, nargs, names);
+  if (!plan) return nullptr;
+  if (op.seen.size() == kMostPlans) {
+    Py_DECREF(op.seen.front().plan);
+    op.seen.erase(op.seen.begin());
+  }
+  op.seen.push_back({call.kind(), plan});
+  return plan;
+}
+
+// Until the backward has run, an op that would write what it reads fails. None where hooks (checkpointing, offloading) keep
+// something else than the tensors themselves.
+PyObject* guard_of(const Call& call) {
+  const int elsewhere = torch_saves_elsewhere();
+  if (elsewhere < 0) return nullptr;
+  if (elsewhere) Py_RETURN_NONE;
+  auto tickets = std::make_unique<Tickets>();
+  call.guard_kept(*tickets);
+  return make_guard(std::move(tickets));
+}
+
+// What the backward will find: context.saved_tensors, and context.rlk = (plan, scopes, guard).
+bool keep(const Recording& now, PyObject* context, PyObject* plan, PyObject* results) {
+  const Owned tensors(now.call->kept());
+  const Owned save(tensors ? PyObject_GetAttr(context, names().save_for_backward) : nullptr);
+  const Owned done(save ? PyObject_Call(save.get(), tensors.get(), nullptr) : nullptr);
+  if (!done) return false;
+  const Owned scopes(scopes_entered() ? call_scopes() : Owned(PyTuple_New(0)));
+  const Owned guard(scopes ? guard_of(*now.call) : nullptr);
+  const Owned state(guard ? PyTuple_Pack(3, plan, scopes.get(), guard.get()) : nullptr);
+  if (!state || PyObject_SetAttr(context, names().rlk, state.get()) < 0) return false;
+  if (now.op->op->results < 2) return true;
+  return bool(Owned(PyObject_CallFunctionObjArgs(now.op->several, context, plan, results, nullptr)));
+}
+
+}  // namespace
+
+int& scopes_entered() noexcept {
+  static thread_local int count = 0;
+  return count;
+}
+
+PyObject* make_guard(std::unique_ptr<Tickets> tickets) {
+  PyObject* const capsule = PyCapsule_New(tickets.get(), "rlk.guard", [](PyObject* object) {
+    delete static_cast<Tickets*>(PyCapsule_GetPointer(object, "rlk.guard"));
+  });
+  if (capsule) tickets.release();
+  return capsule;
+}
+
+PyObject* call_with(PyObject* function, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  const Owned tuple(PyTuple_New(nargs));
+  const Owned keywords(names ? PyDict_New() : nullptr);
+  if (!tuple || (names && !keywords)) return nullptr;
+  for (Py_ssize_t i = 0; i < nargs; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SetItem(tuple.get(), i, args[i]);
+  }
+  for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
+    if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
+  return PyObject_Call(function, tuple.get(), keywords.get());
+}
+
+PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  if (op.apply == Py_None || !call.can_be_recorded()) return call_with(op.dispatched, args, nargs, names);
+  PyObject* const plan = plan_of(op, call, args, nargs, names);
+  const Owned inputs(plan ? call.inputs(plan) : nullptr);
+  if (!inputs) return nullptr;
+  recording() = {&op, &call};
+  PyObject* const out = PyObject_Call(op.apply, inputs.get(), nullptr);
+  recording() = {};
+  return out;
+}
+
+PyObject* recorded_forward(PyObject*, PyObject* args) {
+  const Recording now = std::exchange(recording(), {});
+  if (!now.call || PyTuple_Size(args) < 2)
+    return PyErr_SetString(PyExc_RuntimeError, "rlk.torch alone applies this function"), nullptr;
+  Owned out(now.call->run());
+  if (!out) return nullptr;
+  const bool wanted = now.op->op->schema->backward != nullptr;
+  if (wanted && !keep(now, PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), out.get())) return nullptr;
+  return out.release();
+}
+
+}  // namespace rlk::python
