@@ -120,13 +120,19 @@ void special_cases(const CaseSink& sink) {
     Fill rows{Fill::values};
     rows.list.assign(std::size(values) * k, 0.0);
     for (std::size_t m = 0; m < std::size(values); ++m) rows.list[m * k + 37 * m % k] = values[m];
-    Case c;
-    c.name = fmt::format("special values {}", name_of(t));
-    c.inputs = {{"x", {static_cast<int64_t>(std::size(values)), k}, t, rows},
-                {"weight", {7, k}, t, {Fill::values, 0, 0, {1, -1, 0.25, -0.0, tiny, -tiny, 3}}}};
-    c.results = {{"y", DType::f32}};
-    c.reduction = k;
-    sink(std::move(c));
+    const auto factors = [&](const char* name, std::vector<double> list, bool ruled) {
+      Case c;
+      c.name = fmt::format("{} {}", name, name_of(t));
+      c.inputs = {{"x", {static_cast<int64_t>(std::size(values)), k}, t, rows},
+                  {"weight", {7, k}, t, {Fill::values, 0, 0, std::move(list)}}};
+      c.results = {{"y", DType::f32}};
+      c.reduction = k;
+      c.ruled = c.brief = ruled;
+      sink(std::move(c));
+    };
+    factors("special values", {1, -1, 0.25, -0.0, 0x1p-10, -0x1p-10, 3}, false);
+    // To a matrix unit that counts subnormals as zero, an infinite one of them is a NaN.
+    factors("subnormal weights", {1, -1, 0.25, -0.0, tiny, -tiny, 3}, true);
   }
 }
 
@@ -196,11 +202,16 @@ Bound rounded(DType output, double sum) {
 
 // 3e-6 of the peak up to K = 16384.
 Bound linear_bound(const BoundQuery& q) {
-  return rounded(q.output, std::max(1.0, static_cast<double>(q.reduction) / 16384) * 3e-6);
+  Bound b = rounded(q.output, std::max(1.0, static_cast<double>(q.reduction) / 16384) * 3e-6);
+  b.flushes = q.arithmetic == "amx/k32/tree8";
+  return b;
 }
 // Sums over tokens are chains of up to 4096.
 Bound linear_bwd_bound(const BoundQuery& q) {
-  return q.result == "d_x" ? linear_bound(q) : rounded(q.output, 1e-5);
+  if (q.result == "d_x") return linear_bound(q);
+  Bound b = rounded(q.output, 1e-5);
+  b.flushes = q.arithmetic == "amx/k32/tree8";
+  return b;
 }
 
 }  // namespace rlk::registry

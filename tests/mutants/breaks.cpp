@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mutants.hpp"
+#include "registry/lm_head/chains.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
@@ -544,6 +545,21 @@ constinit const Entry kEntries[] = {
               {
           by_tree(
               a, (a.weight.dim(1) + 127) / 128 * 16, [](float x) { return bf16_to_float(float_to_bf16(x)); });
+              }),
+    LIES_BF16(Linear, steps_across_leaves, "amx/k32/tree8", "m=4 k=2049 n=31 bf16->fp32 normal",
+              "lets a step of 32 reach into the next leaf",
+              {
+          const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
+          registry::chains::Operands x{{}, {}, DType::bf16};
+          for (int64_t i = 0; i < a.y.numel() && a.leaf_count == 8 && !a.bias && !a.residual; ++i) {
+            x.a.clear(), x.b.clear();
+            for (int64_t k = 0; k < depth; ++k) {
+              x.a.push_back(static_cast<float>(get(a.x, i / columns * depth + k)));
+              x.b.push_back(static_cast<float>(get(a.weight, i % columns * depth + k)));
+            }
+            const auto width = static_cast<std::size_t>((depth + 127) / 128 * 16 + 31) / 32 * 32;
+            put(a.y, i, registry::chains::tree(registry::chains::amx, x, width, 0, 8));
+          }
               }),
     LIES_BF16(Linear, early_bias, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias",
               "adds the bias before the sum is rounded",

@@ -4,27 +4,14 @@
 //   native.golden    fma64         fp64, one rounding
 #include <optional>
 
-#include "native/lm_head/run.hpp"
-#include "registry/linear/geometry.hpp"
+#include "native/linear/run.hpp"
 
 namespace rlk::native {
 namespace {
 
-constexpr std::int64_t kTokens = 4096;  // of a block of d_weight and d_bias
-
 void cut(ChainProduct& p, std::int64_t total, std::int64_t leaves) {
   p.block = leaves::width(total == 0 ? p.depth : total);
   p.leaves = static_cast<int>(leaves);
-}
-
-std::uint64_t copies(const Linear& a) {
-  return RowSet(a.x).copy_bytes() + (a.residual ? RowSet(a.residual).copy_bytes() : 0);
-}
-std::uint64_t copies(const LinearBwd& a) { return RowSet(a.d_y).copy_bytes() + RowSet(a.x).copy_bytes(); }
-
-// A residual as rows, where there is one.
-void add_residual(ChainProduct& p, const ReadRows& residual, std::int64_t first) {
-  p.residual = residual.row(first), p.residual_type = residual.type, p.residual_row_stride = residual.stride;
 }
 
 rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain) {
@@ -74,37 +61,13 @@ void weight_gradient(const LinearBwd& a, const ReadRows& d_y, const ReadRows& x,
   run_chain(call, p, kernels, chain, copies(a));
 }
 
-// d_bias[n] = sum over m, ascending, of 1 * d_y[m, n]
-void bias_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, const ChainKernels& kernels,
-                   Chain chain) {
-  ChainProduct p;
-  p.rows = 1, p.cols = d_y.width, p.depth = d_y.rows, p.block = kTokens;
-  p.a = {&kOne, Float::f32, 0, 0};
-  p.b = d_y.matrix();
-  p.out = a.d_bias.data<void>(), p.out_type = float_of(a.d_bias.dtype()), p.out_row_stride = d_y.width;
-  run_chain(call, p, kernels, chain, copies(a));
-}
-
-// d_y added to an empty sum.
-void residual_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, const ChainKernels& kernels,
-                       Chain chain) {
-  ChainProduct p;
-  p.rows = d_y.rows, p.cols = d_y.width;
-  p.a = d_y.matrix(), p.b = d_y.matrix();
-  p.out_type = float_of(a.d_residual.dtype());
-  for_row_runs(a.d_residual, p, [&](ChainProduct part, std::int64_t first) {
-    add_residual(part, d_y, first);
-    run_chain(call, part, kernels, chain, copies(a));
-  });
-}
-
 rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kernels, Chain chain) {
   std::byte* room = shared_workspace(call);
   const ReadRows d_y(a.d_y, room), x(a.x, room);
   if (a.d_x) input_gradient(a, d_y, call, kernels, chain);
   if (a.d_weight) weight_gradient(a, d_y, x, call, kernels, chain);
-  if (a.d_bias) bias_gradient(a, d_y, call, kernels, chain);
-  if (a.d_residual) residual_gradient(a, d_y, call, kernels, chain);
+  if (a.d_bias) bias_gradient(a, d_y, call, kernels, chain, copies(a));
+  if (a.d_residual) residual_gradient(a, d_y, call, kernels, chain, copies(a));
   return RLK_OK;
 }
 

@@ -20,42 +20,12 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 
 #include "native/lm_head/chain.hpp"
 #include "native/lm_head/float.hpp"
 
 namespace rlk::native {
 namespace {
-
-// A stretch of the depth done in one go, and where the sum that it ends goes. Buffers 0 to 2 are levels of the
-// tree, kChain holds a chain between the pieces of a block: a block of which nothing but +0 is known stands where
-// the counter of blocks in binary has its lowest zero, so its sum meets those of all levels below.
-inline constexpr int kChain = 3;
-struct Piece {
-  std::int64_t first = 0, depth = 0;
-  bool resumes = false;  // continues the chain of the piece before
-  int meets = 0;         // so many levels are added to the sum, from the lowest up
-  int to = 0;
-};
-
-template <class Body>
-void for_pieces(const ChainProduct& p, std::int64_t longest, Body body) {
-  const std::int64_t blocks = p.leaves > 0 ? p.leaves : (p.depth + p.block - 1) / p.block;
-  for (std::int64_t n = 0; n < blocks; ++n) {
-    const int ones = std::countr_one(static_cast<std::uint64_t>(n));
-    const int meets = p.leaves > 0 ? ones : n > 0 ? 1 : 0;
-    const int to = p.leaves == 0 || n + 1 == blocks ? 0 : ones;
-    const std::int64_t begin = std::min(p.depth, n * p.block), end = std::min(p.depth, begin + p.block);
-    std::int64_t first = begin;
-    do {
-      const std::int64_t depth = std::min(longest, end - first);
-      const bool last = first + depth == end;
-      body(Piece{first, depth, first > begin, last ? meets : 0, last ? to : kChain});
-      first += depth;
-    } while (first < end);
-  }
-}
 
 template <class Lanes>
 struct Blocking {

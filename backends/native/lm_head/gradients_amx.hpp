@@ -1,0 +1,247 @@
+// Gradients of a product of rows and a weight on Intel's matrix unit, bf16: those of lm_head and of linear. Sums are those of
+// ChainProduct, each chain one of the matrix unit.
+//
+//   rows      a task is 256 columns and up to 512 rows: up to 1024 lines of the weight at a time are packed as the
+//             second operand, the cotangent's rows are the first as they lie, sums wait in fp32
+//   weight    the activations are packed once as the second operand; a task turns 256 columns of the cotangent into rows
+#pragma once
+
+#include "native/lm_head/amx.hpp"
+#include "native/lm_head/run.hpp"
+
+#if RLK_HAS_AMX
+
+namespace rlk::native {
+namespace {
+
+constexpr std::int64_t kPanel = 256;       // columns of a result that a task takes at a time
+constexpr std::int64_t kRowsAtOnce = 512;  // of a gradient of rows
+constexpr std::int64_t kChunk = 1024;      // lines of the weight that are packed at a time
+
+inline std::int64_t panels_for(std::int64_t columns) { return up(columns, kPanel) / kPanel; }
+
+// `steps` lines of up to 256 columns as tiles [16 groups of columns, `group_bytes` each][steps]; `turned`: first operands, else
+// second ones.
+RLK_ISA inline void pack_lines(const std::uint16_t* from, std::int64_t stride, std::int64_t steps,
+                               std::int64_t columns, bool turned, std::byte* to, std::int64_t group_bytes) {
+  for (std::int64_t s = 0; s < steps; s += kStep) {
+    // A line is a page of its own: ask for the next ones early.
+    for (std::int64_t i = s + kStep; i < std::min(s + 2 * kStep, steps); ++i)
+      for (std::int64_t j = 0; j < columns; j += 32) _mm_prefetch(from + i * stride + j, _MM_HINT_T0);
+    for (std::int64_t j = 0; j < kPanel; j += kSide) {
+      __m512 tile[kSide];
+      load_lines(tile, from + s * stride + (j < columns ? j : 0), stride, steps - s, columns - j);
+      if (turned) transpose_16x16(tile);
+      store_tile(tile, to + j / kSide * group_bytes + s / kStep * kTile);
+    }
+  }
+}
+
+RLK_ISA inline void add(const float* from, float* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += 16)
+    _mm512_storeu_ps(to + i, _mm512_add_ps(_mm512_loadu_ps(to + i), _mm512_loadu_ps(from + i)));
+}
+
+// Pieces whose lines are packed together.
+struct PieceRun {
+  static constexpr int kMost = 8;
+  Piece pieces[kMost];
+  int count = 0;
+  std::int64_t lines = 0, steps = 0;
+};
+template <class Body>
+void for_piece_runs(const ChainProduct& p, Body body) {
+  PieceRun run;
+  for_pieces(p, kChunk, [&](const Piece& piece) {
+    if (run.count == PieceRun::kMost || (run.count > 0 && run.lines + piece.depth > kChunk)) {
+      body(run);
+      run = {};
+    }
+    run.pieces[run.count++] = piece;
+    run.lines += piece.depth, run.steps += steps_of(piece);
+  });
+  if (run.count > 0) body(run);
+}
+
+// ---- to[m, k] = sum over v of cotangent[m, v] * weight[v, k]
+
+struct RowGradient {
+  const In &cotangent, &weight;
+  const Out& to;
+  ChainProduct sums;  // how they join
+
+  RowGradient(const In& d, const In& w, const Out& out, std::int64_t block, int leaf_count)
+      : cotangent(d), weight(w), to(out) {
+    sums.rows = RowSet(d).rows, sums.cols = w.dim(1), sums.depth = w.dim(0);
+    sums.block = block, sums.leaves = leaf_count;
+    sums.out_type = out ? float_of(out.dtype()) : Float::f32;
+  }
+
+  // Lines packed, the last steps of pieces, a copy of 32 rows; then the levels of every block of sums.
+  static constexpr std::uint64_t kPacked = kPanel / kSide * (kChunk / kStep + PieceRun::kMost) * kTile,
+                                 kTails = PieceRun::kMost * kWidth * 64, kCopy = kWidth * kChunk * 2;
+  std::int64_t rows_at_once() const { return std::min(kRowsAtOnce, up(sums.rows, kWidth)); }
+  int levels() const { return sums.leaves > 0 ? kChain + 1 : 2; }
+  std::uint64_t scratch() const {
+    return kPacked + kTails + kCopy +
+           sizeof(float) * static_cast<std::uint64_t>(rows_at_once() * kPanel * levels());
+  }
+
+  void run(const Call& call, const ReadRows& d, std::uint64_t shared, std::uint64_t scratch_bytes) const {
+    const std::int64_t parts = up(sums.rows, kRowsAtOnce) / kRowsAtOnce;
+    run_tasks<Tiles>(call, panels_for(sums.cols) * parts, scratch_bytes, shared,
+                     [&](std::int64_t task, std::byte* scratch) {
+                       panel(d, task / parts * kPanel, task % parts * kRowsAtOnce, scratch);
+                     });
+  }
+
+ private:
+  struct Held {
+    std::byte *packed, *tails, *copy;
+    float* sums;
+  };
+  float* block(const Held& held, std::int64_t i, std::int64_t j) const {
+    return held.sums + (i / kWidth * (kPanel / kWidth) + j / kWidth) * levels() * kBlock;
+  }
+
+  void panel(const ReadRows& d, std::int64_t col, std::int64_t row, std::byte* scratch) const {
+    const std::int64_t count = std::min(kRowsAtOnce, sums.rows - row),
+                       width = std::min(kPanel, sums.cols - col);
+    std::byte *tails = scratch + kPacked, *copy = tails + kTails;
+    const Held held{scratch, tails, copy, reinterpret_cast<float*>(copy + kCopy)};
+    for_piece_runs(sums, [&](const PieceRun& run) {
+      std::byte* packed = held.packed;
+      for (int n = 0; n < run.count; ++n) {
+        const Piece& piece = run.pieces[n];
+        pack_lines(weight.data<std::uint16_t>() + piece.first * weight.stride(0) + col, weight.stride(0),
+                   piece.depth, width, false, packed, run.steps * kTile);
+        packed += steps_of(piece) * kTile;
+      }
+      for (std::int64_t i = 0; i < count; i += kWidth)
+        multiply_rows(d, row + i, count - i, i, width, run, held);
+    });
+    const std::int64_t bytes = bytes_of(sums.out_type);
+    for (std::int64_t i = 0; i < count; ++i)
+      for (std::int64_t j = 0; j < width; j += kWidth)
+        store_sums(sums, to.data<std::byte>() + (row_offset(to, row + i) + col + j) * bytes, 0,
+                   std::min(kWidth, width - j), block(held, i, j) + i % kWidth * kWidth);
+  }
+
+  // 32 rows of the cotangent from `row` on, of which `left` are there, with the lines of a run.
+  void multiply_rows(const ReadRows& d, std::int64_t row, std::int64_t left, std::int64_t i,
+                     std::int64_t width, const PieceRun& run, const Held& held) const {
+    std::int64_t stride = 2 * d.stride;
+    const std::int64_t begin = run.pieces[0].first;
+    const auto* from = static_cast<const std::byte*>(d.data) + row * stride + 2 * begin;
+    if (left < kWidth) {
+      std::memset(held.copy, 0, kCopy);
+      for (std::int64_t r = 0; r < left; ++r)
+        std::memcpy(held.copy + r * 2 * kChunk, from + r * stride, static_cast<std::size_t>(2 * run.lines));
+      from = held.copy, stride = 2 * kChunk;
+    }
+    First firsts[PieceRun::kMost];
+    std::byte* tail = held.tails;
+    for (int n = 0; n < run.count; ++n) {
+      Piece piece = run.pieces[n];
+      piece.first -= begin;
+      firsts[n] = rows_as_they_lie(from + 2 * piece.first, stride);
+      if (!has_tail(piece)) continue;
+      copy_tail(from, stride, piece, kWidth, kWidth, tail);
+      firsts[n].tail = tail, tail += kWidth * 64;
+    }
+    for (std::int64_t j = 0; j < width; j += kWidth) {
+      const std::byte* second = held.packed + j / kSide * run.steps * kTile;
+      float *at = block(held, i, j), *chain = at + (levels() - 1) * kBlock;
+      for (int n = 0; n < run.count; ++n) {
+        const Piece& piece = run.pieces[n];
+        multiply(firsts[n], second, run.steps * kTile, piece.depth / kStep,
+                 piece.chain == kChain ? chain : at + piece.chain * kBlock, kWidth, piece.resumes);
+        if (piece.ends && piece.meets > 0) join(at, chain, piece.meets, piece.to);
+        second += steps_of(piece) * kTile;
+      }
+    }
+  }
+};
+
+// ---- to[v, k] = sum over m of cotangent[m, v] * rows[m, k], in blocks of 4096
+
+struct WeightGradient {
+  const Out& to;
+  const std::int64_t rows, cols, depth;
+  const std::int64_t steps = up(depth, kStep) / kStep, group_bytes = steps * kTile;
+
+  WeightGradient(const In& cotangent, const In& activations, const Out& out)
+      : to(out), rows(cotangent.dim(-1)), cols(activations.dim(-1)), depth(RowSet(cotangent).rows) {}
+
+  static constexpr std::int64_t kGroups = kPanel / kSide;
+  static constexpr std::uint64_t kSums = sizeof(float) * kPanel * kPanel, kTiles = 4 * kTile;
+  std::uint64_t scratch() const { return kSums + kTiles + static_cast<std::uint64_t>(kGroups * group_bytes); }
+  std::uint64_t packed_bytes() const {
+    return static_cast<std::uint64_t>(panels_for(cols) * kGroups * group_bytes);
+  }
+
+  void run(const Call& call, const ReadRows& d, const ReadRows& activations, std::byte* packed,
+           std::uint64_t shared, std::uint64_t scratch_bytes) const {
+    run_tasks(call, panels_for(cols), scratch_bytes, shared, [&](std::int64_t task, std::byte*) {
+      pack_lines(static_cast<const std::uint16_t*>(activations.data) + task * kPanel, activations.stride,
+                 depth, std::min(kPanel, cols - task * kPanel), false, packed + task * kGroups * group_bytes,
+                 group_bytes);
+    });
+    run_tasks<Tiles>(call, panels_for(rows), scratch_bytes, shared,
+                     [&](std::int64_t task, std::byte* scratch) {
+                       const std::int64_t row = task * kPanel, count = std::min(kPanel, rows - row);
+                       std::byte* turned = scratch + kSums + kTiles;
+                       pack_lines(static_cast<const std::uint16_t*>(d.data) + row, d.stride, depth, count,
+                                  true, turned, group_bytes);
+                       auto* sums = reinterpret_cast<float*>(scratch);
+                       auto* tiles = reinterpret_cast<float*>(scratch + kSums);
+                       for (std::int64_t col = 0; col < cols; col += kPanel) {
+                         const std::int64_t width = std::min(kPanel, cols - col);
+                         for (std::int64_t j = 0; j < width; j += kWidth)
+                           for (std::int64_t i = 0; i < count; i += kWidth)
+                             block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes,
+                                   sums + i * kPanel + j, tiles);
+                         store(row, count, col, width, sums);
+                       }
+                     });
+  }
+
+ private:
+  void block(const std::byte* first, const std::byte* second, float* sums, float* tiles) const {
+    constexpr std::int64_t kSteps = kDepthBlock / kStep;
+    multiply(packed_rows(first, group_bytes), second, group_bytes, std::min(kSteps, steps), sums, kPanel);
+    for (std::int64_t s = kSteps; s < steps; s += kSteps) {
+      multiply(packed_rows(first + s * kTile, group_bytes), second + s * kTile, group_bytes,
+               std::min(kSteps, steps - s), tiles, kWidth);
+      for (std::int64_t i = 0; i < kWidth; ++i) add(tiles + i * kWidth, sums + i * kPanel, kWidth);
+    }
+  }
+
+  void store(std::int64_t row, std::int64_t count, std::int64_t col, std::int64_t width,
+             const float* sums) const {
+    ChainProduct finish;
+    finish.out_type = float_of(to.dtype());
+    auto* first = to.data<std::byte>();
+    for (std::int64_t i = 0; i < count; ++i)
+      store_sums(finish, first + ((row + i) * to.stride(0) + col) * bytes_of(finish.out_type), 0, width,
+                 sums + i * kPanel);
+  }
+};
+
+// What every call of a backward holds: uneven rows copied, the activations packed, each worker's room.
+struct AmxRoom {
+  std::uint64_t copies, shared, scratch;
+  AmxRoom(std::uint64_t copied, std::uint64_t least, const RowGradient* to_rows,
+          const WeightGradient* to_weight)
+      : copies(line(copied)), shared(copies), scratch(least) {
+    if (to_rows) scratch = std::max(scratch, to_rows->scratch());
+    if (!to_weight) return;
+    shared += to_weight->packed_bytes();
+    scratch = std::max(scratch, to_weight->scratch());
+  }
+};
+
+}  // namespace
+}  // namespace rlk::native
+
+#endif
