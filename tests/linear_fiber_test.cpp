@@ -39,7 +39,7 @@ void same_on_fibers(std::vector<Array*> results, const Launch& launch) {
 void run(const Product& p) { REQUIRE(kernels::launch(p, Sum::fma32, nullptr) == hipSuccess); }
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-const rlk::Options kNative{.backend = "native"};
+const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/tree8"};
 
 }  // namespace
 
