@@ -1,4 +1,4 @@
-// fma32/attn128/s<S> as the page has it, in plain loops, independent of every kernel. fma64 has no rule here: another
+// fma32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, in plain loops, independent of every kernel. fma64 has no rule here: another
 // exponential in fp64 may differ in its last bit.
 #include <array>
 #include <charconv>
@@ -7,6 +7,7 @@
 
 #include "registry/attention/reference.hpp"
 #include "registry/exp32.hpp"
+#include "registry/lm_head/chains.hpp"
 #include "registry/op.hpp"
 #include "rlk/float_guard.hpp"
 
@@ -54,12 +55,18 @@ void merge(Sums& all, float m, float l, const Row& o) {
   all.m = most;
 }
 
+struct Id {
+  bool tensor_core;  // whose chains are a Hopper tensor core's
+  int64_t split;
+};
+
 class Rule {
  public:
-  Rule(const Attention& a, int64_t split)
+  Rule(const Attention& a, const Id& id)
       : a_(a),
         all_(a),
-        split_(split),
+        tensor_core_(id.tensor_core),
+        split_(id.split),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
         c_(cap_ != 0 ? kLog2e : scale_ * kLog2e) {}
@@ -96,7 +103,7 @@ class Rule {
     float m = at.m;
     for (int64_t j = first; j < last; ++j) {
       all_.key(a_.k, s, j, kv_head, key);
-      float score = dot(q, key);
+      float score = tensor_core_ ? tensor_core_dot(q, key) : dot(q, key);
       if (cap_ != 0) score = cap_ * tanh32(score * scale_ / cap_);
       x[static_cast<std::size_t>(j % kTile)] = score;
       if (score * c_ > m) m = score * c_;
@@ -111,12 +118,35 @@ class Rule {
     at.m = m;
     if (!with_values) return;
     for (float& o : at.o) o = o * a;
+    if (tensor_core_) {
+      for (float& p : x) p = static_cast<float>(round_to(a_.v.dtype(), p));
+      tensor_core_values(s, x, kv_head, first, last, at.o);
+      return;
+    }
     for (int64_t j = first; j < last; ++j) {
       all_.key(a_.v, s, j, kv_head, key);
       accumulate(static_cast<float>(round_to(a_.v.dtype(), x[static_cast<std::size_t>(j % kTile)])), key,
                  at.o);
     }
     for (float& o : at.o) o = o + 0.0f;
+  }
+
+  float tensor_core_dot(const std::vector<double>& q, const std::vector<double>& key) const {
+    const chains::Operands x{{q.begin(), q.end()}, {key.begin(), key.end()}, a_.q.dtype()};
+    return chains::sm90(x, 0, q.size());
+  }
+  // Groups of 16 keys count from the tile's start; those without a key would change nothing.
+  void tensor_core_values(const Sequence& s, const std::array<float, kTile>& weights, int64_t kv_head,
+                          int64_t first, int64_t last, Row& o) const {
+    std::vector<std::vector<double>> values(static_cast<std::size_t>(kTile), std::vector<double>(o.size()));
+    for (int64_t j = first; j < last; ++j)
+      all_.key(a_.v, s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
+    chains::Operands x{{weights.begin(), weights.end()}, Row(static_cast<std::size_t>(kTile)), a_.v.dtype()};
+    for (std::size_t d = 0; d < o.size(); ++d) {
+      for (std::size_t j = 0; j < values.size(); ++j) x.b[j] = static_cast<float>(values[j][d]);
+      for (int64_t k = first % kTile / 16 * 16; k <= (last - 1) % kTile; k += 16)
+        o[d] = chains::group_of_16(o[d], x, static_cast<std::size_t>(k), static_cast<std::size_t>(k) + 16);
+    }
   }
 
   void finish(std::optional<Sums>& total, int64_t head, std::size_t width, Row& out, float& lse) const {
@@ -133,20 +163,22 @@ class Rule {
 
   const Attention& a_;
   const Sequences<Attention> all_;
+  const bool tensor_core_;
   const int64_t split_;
   const float scale_, cap_, c_;
 };
 
-// The split of an id; nothing when it is none of ours.
-std::optional<int64_t> split_of(std::string_view id) {
-  constexpr std::string_view kFamily = "fma32/attn128/s";
-  if (!id.starts_with(kFamily)) return {};
-  id.remove_prefix(kFamily.size());
-  if (id == "none") return 0;
+// Nothing when it is none of ours.
+std::optional<Id> id_of(std::string_view id) {
+  constexpr std::string_view kFamilies[] = {"fma32/attn128/s", "sm90/t25k16/attn128/s"};
+  const bool tensor_core = id.starts_with(kFamilies[1]);
+  if (!tensor_core && !id.starts_with(kFamilies[0])) return {};
+  id.remove_prefix(kFamilies[tensor_core].size());
+  if (id == "none") return Id{tensor_core, 0};
   int64_t split = 0;
   const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), split);
   if (error != std::errc() || end != id.data() + id.size()) return {};
-  return split;
+  return Id{tensor_core, split};
 }
 
 void put(const DLTensor& t, int64_t element, float x) {
@@ -204,9 +236,10 @@ bool attention_rule(const RuleQuery& q) {
     });
     return true;
   }
-  const auto split = split_of(q.arithmetic);
-  if (!split || *split != a.split) return false;
-  const Rule rule(a, *split);
+  const auto id = id_of(q.arithmetic);
+  if (!id || id->split != a.split) return false;
+  if (id->tensor_core && a.q.dtype() != DType::bf16 && a.q.dtype() != DType::f16) return false;
+  const Rule rule(a, *id);
   if (!rule.sequences().valid()) return false;
   Row values;
   for_rows(q, rows, width, [&](int64_t r, const std::vector<int64_t>& elements) {

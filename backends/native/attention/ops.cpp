@@ -6,10 +6,10 @@
 // Operations: 2 (D + Dv) per query head and key that the tile grid holds for it. A task is up to 96 rows (queries of the heads
 // that share keys) and reads each of their tiles of K and V once.
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
+#include "native/attention/check.hpp"
 #include "native/attention/engine.hpp"
 #include "rlk/workers.hpp"
 
@@ -45,56 +45,13 @@ rlk_verdict supports(const Attention& a, const rlk_request&) {
                 "set split, or take another arithmetic");
 }
 
-// ---- bounds, lengths and pages
-
-rlk_code fail(const Call& call, const char* name, std::int64_t i, std::int64_t is, const char* relation,
-              std::int64_t expected) {
-  return call.fail(RLK_INVALID_ARGUMENT, std::string("attention: ") + name + "[" + std::to_string(i) +
-                                             "] is " + std::to_string(is) + ", expected " + relation +
-                                             std::to_string(expected));
-}
-
-rlk_code check_bounds(const char* name, const attn128::Integers& bounds, std::int64_t sequences,
-                      std::int64_t rows, const Call& call) {
-  if (!bounds) return RLK_OK;
-  if (bounds.get(0) != 0) return fail(call, name, 0, bounds.get(0), "", 0);
-  for (std::int64_t n = 1; n <= sequences; ++n) {
-    if (bounds.get(n) < bounds.get(n - 1))
-      return fail(call, name, n, bounds.get(n), "at least ", bounds.get(n - 1));
-    if (bounds.get(n) > rows) return fail(call, name, n, bounds.get(n), "at most ", rows);
-  }
-  return RLK_OK;
-}
-
-rlk_code check_keys(const Problem& p, const Call& call) {
-  for (std::int64_t n = 0; p.kv_len && n < p.sequences; ++n) {
-    const std::int64_t length = p.kv_len.get(n), most = p.cu_k ? p.cu_k.get(n + 1) - p.cu_k.get(n) : p.room;
-    if (length < 0) return fail(call, "kv_len", n, length, "at least ", 0);
-    if (length > most) return fail(call, "kv_len", n, length, "at most ", most);
-    for (std::int64_t i = 0; p.block_table && i * p.page_size < length; ++i) {
-      const std::int64_t page = p.block_table.get(n, i);
-      if (page >= 0 && page < p.pages) continue;
-      return call.fail(RLK_INVALID_ARGUMENT, "attention: block_table[" + std::to_string(n) + ", " +
-                                                 std::to_string(i) + "] is " + std::to_string(page) +
-                                                 ", k has " + std::to_string(p.pages) + " pages");
-    }
-  }
-  return RLK_OK;
-}
-
-rlk_code check(const Problem& p, const Call& call) {
-  if (const rlk_code code = check_bounds("cu_q", p.cu_q, p.sequences, p.queries, call)) return code;
-  if (const rlk_code code = check_bounds("cu_k", p.cu_k, p.sequences, p.room, call)) return code;
-  return check_keys(p, call);
-}
-
 // ---- blocks of rows
 
 template <Isa I, int S>
 rlk_code run(const Attention& a, const Call& call) {
   const Problem p = problem_of(a);
   if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
-  if (const rlk_code code = check(p, call)) return code;
+  if (const rlk_code code = attn::Check("attention", p, call)()) return code;
   std::vector<attn::Block> blocks;
   // The last queries of a causal sequence see the most keys: they go first.
   for (std::int64_t n = 0; n < p.sequences; ++n)
@@ -154,7 +111,7 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
 
 rlk_code run_golden(const Attention& a, const Call& call) {
   const Problem p = problem_of(a);
-  if (const rlk_code code = check(p, call)) return code;
+  if (const rlk_code code = attn::Check("attention", p, call)()) return code;
   const std::int64_t heads = std::int64_t{p.heads} * p.group;
   for (std::int64_t n = 0; n < p.sequences; ++n)
     call.parallel_for(p.q_len(n) * heads,

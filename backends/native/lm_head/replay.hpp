@@ -38,6 +38,9 @@ struct ReplayProduct {
   const std::int64_t* row_index = nullptr;  // result row i replays hidden row row_index[i]; null: i
   const std::int64_t* col_index = nullptr;  // likewise for weight rows and bias entries
 
+  const float* initial = nullptr;  // [rows, cols], unit inner stride: what the sums continue from; null: +0
+  std::int64_t initial_stride = 0;
+
   void* out = nullptr;  // [rows, cols], unit inner stride
   Float out_type = Float::f32;
   std::int64_t out_stride = 0;
@@ -46,6 +49,11 @@ struct ReplayProduct {
 
   const std::uint16_t* hidden_row(std::int64_t i) const {
     return hidden + (row_index != nullptr ? row_index[i] : i) * hidden_stride;
+  }
+  float initial_at(std::int64_t i, std::int64_t j) const {
+    if (initial == nullptr) return 0;
+    const float x = initial[i * initial_stride + j];
+    return x == 0 ? 0 : x;  // -0 leaves a chain as +0
   }
   std::int64_t weight_row(std::int64_t j) const { return col_index != nullptr ? col_index[j] : j; }
 };

@@ -189,7 +189,7 @@ template <Float type>
 RLK_ISA void run_block(const ReplayProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                        std::int64_t cols, Scratch& s) {
   for (std::int64_t i = 0; i < rows; ++i)
-    for (std::int64_t j = 0; j < kColBlock; ++j) s.acc[i][j] = 0;
+    for (std::int64_t j = 0; j < kColBlock; ++j) s.acc[i][j] = j < cols ? p.initial_at(row + i, col + j) : 0;
   for (std::int64_t k0 = 0; k0 < p.depth; k0 += kDepth) {
     const std::int64_t depth = p.depth - k0 < kDepth ? p.depth - k0 : kDepth;
     prepare_rows<type>(p, row, rows, k0, depth, s);

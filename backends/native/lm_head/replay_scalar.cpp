@@ -101,7 +101,7 @@ void run_scalar(const ReplayProduct& p, const ChainTile& tile, void*) {
     for (std::int64_t j = tile.col_begin; j < tile.col_end; ++j) {
       const std::uint16_t* a = p.hidden_row(i);
       const std::uint16_t* b = p.weight + p.weight_row(j) * p.weight_stride;
-      std::uint32_t acc = 0;
+      auto acc = std::bit_cast<std::uint32_t>(p.initial_at(i, j));
       for (std::int64_t k = 0; k < p.depth; k += 16)
         acc = replay_group(acc, a + k, b + k, static_cast<int>(p.depth - k < 16 ? p.depth - k : 16), p.type);
       finish_element(p.out, p.out_type, i * p.out_stride + j, std::bit_cast<float>(acc), p.bias, p.bias_type,

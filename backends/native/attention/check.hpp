@@ -1,0 +1,62 @@
+// Bounds, lengths and pages that a call of attention or of its gradients brings, held to the tensors.
+#pragma once
+
+#include <string>
+
+#include "arithmetic/attention/problem.hpp"
+#include "rlk/backend.hpp"
+
+namespace rlk::native::attn {
+
+class Check {
+ public:
+  Check(const char* op, const attn128::Problem& p, const Call& call) : op_(op), p_(p), call_(call) {}
+
+  rlk_code operator()() const {
+    if (const rlk_code code = bounds("cu_q", p_.cu_q, p_.queries)) return code;
+    if (const rlk_code code = bounds("cu_k", p_.cu_k, p_.room)) return code;
+    return keys();
+  }
+
+ private:
+  rlk_code fail(const char* name, std::int64_t i, std::int64_t is, const char* relation,
+                std::int64_t expected) const {
+    return call_.fail(RLK_INVALID_ARGUMENT, std::string(op_) + ": " + name + "[" + std::to_string(i) +
+                                                "] is " + std::to_string(is) + ", expected " + relation +
+                                                std::to_string(expected));
+  }
+
+  rlk_code bounds(const char* name, const attn128::Integers& cu, std::int64_t rows) const {
+    if (!cu) return RLK_OK;
+    if (cu.get(0) != 0) return fail(name, 0, cu.get(0), "", 0);
+    for (std::int64_t n = 1; n <= p_.sequences; ++n) {
+      if (cu.get(n) < cu.get(n - 1)) return fail(name, n, cu.get(n), "at least ", cu.get(n - 1));
+      if (cu.get(n) > rows) return fail(name, n, cu.get(n), "at most ", rows);
+    }
+    return RLK_OK;
+  }
+
+  rlk_code keys() const {
+    for (std::int64_t n = 0; p_.kv_len && n < p_.sequences; ++n) {
+      const std::int64_t length = p_.kv_len.get(n),
+                         most = p_.cu_k ? p_.cu_k.get(n + 1) - p_.cu_k.get(n) : p_.room;
+      if (length < 0) return fail("kv_len", n, length, "at least ", 0);
+      if (length > most) return fail("kv_len", n, length, "at most ", most);
+      for (std::int64_t i = 0; p_.block_table && i * p_.page_size < length; ++i) {
+        const std::int64_t page = p_.block_table.get(n, i);
+        if (page >= 0 && page < p_.pages) continue;
+        return call_.fail(RLK_INVALID_ARGUMENT, std::string(op_) + ": block_table[" + std::to_string(n) +
+                                                    ", " + std::to_string(i) + "] is " +
+                                                    std::to_string(page) + ", k has " +
+                                                    std::to_string(p_.pages) + " pages");
+      }
+    }
+    return RLK_OK;
+  }
+
+  const char* op_;
+  const attn128::Problem& p_;
+  const Call& call_;
+};
+
+}  // namespace rlk::native::attn

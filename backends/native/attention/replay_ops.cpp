@@ -1,0 +1,85 @@
+// attention as Hopper computes it, on any processor: sm90/t25k16/attn128/s<S>, an implementation for every S and two
+// instruction sets. For proof: a thousand times slower than the GPU.
+#include <algorithm>
+#include <vector>
+
+#include "arithmetic/attention/bind.hpp"
+#include "native/attention/check.hpp"
+#include "native/attention/replay.hpp"
+#include "rlk/workers.hpp"
+
+namespace rlk::native {
+namespace {
+
+using attn128::Problem;
+using attn128::problem_of;
+
+// There are two.
+template <Isa I>
+const ReplayKernels* kernels() {
+  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
+}
+
+std::int64_t blocks_of(std::int64_t rows) { return (rows + attn::kReplayRows - 1) / attn::kReplayRows; }
+
+template <Isa I, int S>
+struct Replays {
+  static rlk_verdict supports(const Attention& a, const rlk_request&) {
+    if (!kernels<I>()) return refuse("this build lacks the instruction set");
+    if (a.split == S) return kAccept;
+    return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
+                  "set split, or take another arithmetic");
+  }
+  static std::uint64_t workspace(const Attention& a, const rlk_request& r) {
+    const Problem p = problem_of(a);
+    const std::int64_t blocks =
+        p.cu_q ? blocks_of(p.queries * p.group) + p.sequences : blocks_of(p.queries * p.group) * p.sequences;
+    return workers::workspace_for(r.threads, blocks * p.heads, attn::replay_scratch(p, *kernels<I>()));
+  }
+  static rlk_code run(const Attention& a, const Call& call) {
+    const Problem p = problem_of(a);
+    if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
+    if (const rlk_code code = attn::Check("attention", p, call)()) return code;
+    std::vector<attn::Block> blocks;
+    for (std::int64_t n = 0; n < p.sequences; ++n)
+      for (std::int64_t rows = p.q_len(n) * p.group, first = 0; first < rows; first += attn::kReplayRows)
+        for (std::int64_t h = 0; h < p.heads; ++h)
+          blocks.push_back(
+              {n, h, first, static_cast<int>(std::min<std::int64_t>(attn::kReplayRows, rows - first))});
+    workers::run_tasks(call, static_cast<std::int64_t>(blocks.size()), attn::replay_scratch(p, *kernels<I>()),
+                       0, [&](std::int64_t task, std::byte* scratch) {
+                         attn::replay_forward(p, blocks[static_cast<std::size_t>(task)], *kernels<I>(),
+                                              scratch);
+                       });
+    return RLK_OK;
+  }
+};
+
+template <Family F, Isa I, int S, int Order>
+constexpr rlk_implementation replay(const char* arithmetic) {
+  using Forms = Replays<I, S>;
+  return implement<Attention, Forms::run, Forms::supports, Forms::workspace>(
+      facts_at<F, I>({.id = "",
+                      .doc = "Hopper tensor cores' bits on the CPU",
+                      .priority = 20 - 3 * Order,
+                      .arithmetic = arithmetic,
+                      .dtypes = RLK_BF16 | RLK_F16,
+                      .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT}));
+}
+
+}  // namespace
+
+#define RLK_REPLAY(name, split, order)                                                                \
+  extern const rlk_implementation attention_replay_##name##_scalar, attention_replay_##name##_avx512; \
+  constinit const rlk_implementation attention_replay_##name##_scalar =                               \
+      replay<"native.replay_sm90_" #name, Isa::scalar, split, order>("sm90/t25k16/attn128/" #name);   \
+  constinit const rlk_implementation attention_replay_##name##_avx512 =                               \
+      replay<"native.replay_sm90_" #name, Isa::avx512, split, order>("sm90/t25k16/attn128/" #name);
+RLK_REPLAY(s1024, 1024, 0)
+RLK_REPLAY(s512, 512, 1)
+RLK_REPLAY(s2048, 2048, 2)
+RLK_REPLAY(s4096, 4096, 3)
+RLK_REPLAY(snone, 0, 4)
+#undef RLK_REPLAY
+
+}  // namespace rlk::native
