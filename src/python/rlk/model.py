@@ -1,0 +1,296 @@
+"""A small decoder over rlk's ops, for training and for sampling: one set of weights, one set of bits.
+
+    model = rlk.model.Decoder("tiny-qwen3", seed=1)
+    logp = model.score(tokens, cu_seqlens)          # the trainer's: a packed batch, with gradients
+    model.save("folder"); rlk.model.load("folder")  # as Hugging Face stores Qwen3 and Llama
+
+``Decoder.forward`` takes rows of tokens and a function that attends; everything else of a layer looks at one row alone. The
+trainer attends within packed sequences, the sampler (rlk.sampler) in pages of a cache, and a row has the same bits in both. Every
+op comes from ``Decoder.ops``: rlk.torch, or PyTorch's own for a control (rlk._peer).
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import rlk.torch
+from rlk import _errors
+
+
+@dataclass(frozen=True)
+class Config:
+    """A decoder's shape, in the words of the ops."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    theta: float = 1e6
+    eps: float = 1e-6
+    qk_norm: bool = True
+    tied: bool = True
+    max_length: int = 40960
+    scaling: dict = field(default_factory=dict)  # attributes of rope_tables
+
+    def __post_init__(self):
+        for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp", "max_length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise _errors.InvalidArgument(f"model: {name} is {value!r}, it must be a number above 0")
+        if self.heads % self.kv_heads:
+            raise _errors.InvalidArgument(f"model: {self.heads} heads are no multiple of {self.kv_heads} key heads")
+
+
+_LLAMA3 = {"scaling": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 8192}
+CONFIGS = {
+    "tiny-qwen3": Config(64, 64, 2, 4, 2, 16, 176, theta=1e4, max_length=4096),
+    "tiny-llama": Config(64, 64, 2, 4, 2, 16, 176, theta=1e4, eps=1e-5, qk_norm=False, tied=False, max_length=4096),
+    "qwen3-0.6b": Config(151936, 1024, 28, 16, 8, 128, 3072),
+    "qwen3-1.7b": Config(151936, 2048, 28, 16, 8, 128, 6144),
+    "qwen3-8b": Config(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
+    "llama-3.1-8b": Config(128256, 4096, 32, 32, 8, 128, 14336, theta=5e5, eps=1e-5, qk_norm=False, tied=False,
+                           max_length=131072, scaling=_LLAMA3),
+}
+
+
+def config(name, **changes):
+    """A configuration by name, with changes: config("qwen3-8b", layers=4)."""
+    if isinstance(name, Config):
+        return replace(name, **changes)
+    if name not in CONFIGS:
+        raise _errors.InvalidArgument(f"model '{name}' is unknown; known: {', '.join(CONFIGS)}")
+    return replace(CONFIGS[name], **changes)
+
+
+class Block(nn.Module):
+    """Attention and gated MLP, each behind a norm. What a block adds travels beside the stream and is added by the next norm."""
+
+    def __init__(self, c, make):
+        super().__init__()
+        self.config = c
+        self.norm = make(c.width, ones=True)
+        self.qkv = make((c.heads + 2 * c.kv_heads) * c.head_dim, c.width)
+        self.q_norm = make(c.head_dim, ones=True) if c.qk_norm else None
+        self.k_norm = make(c.head_dim, ones=True) if c.qk_norm else None
+        self.out = make(c.width, c.heads * c.head_dim)
+        self.mlp_norm = make(c.width, ones=True)
+        self.gate_up = make(2 * c.mlp, c.width)
+        self.down = make(c.width, c.mlp)
+
+    def forward(self, ops, added, stream, turn, attend, note):
+        c = self.config
+        x, stream = norm(ops, added, self.norm, stream, c.eps)
+        qkv = ops.linear(x, self.qkv)
+        note("qkv", qkv)
+        q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
+        if c.qk_norm:
+            q, k = ops.rms_norm(q, self.q_norm, eps=c.eps), ops.rms_norm(k, self.k_norm, eps=c.eps)
+        q, k = turn(q, k)
+        note("rope", k)
+        x = attend(q, k, v)
+        note("attention", x)
+        x = ops.linear(x.flatten(1), self.out)
+        x, stream = norm(ops, x, self.mlp_norm, stream, c.eps)
+        note("stream", stream)
+        x = ops.linear(ops.swiglu(ops.linear(x, self.gate_up)), self.down)
+        note("mlp", x)
+        return x, stream
+
+
+def norm(ops, added, weight, stream, eps):
+    """The norm of stream + added, and that sum."""
+    if stream is None:
+        return ops.rms_norm(added, weight, eps=eps), added
+    return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
+
+
+class Decoder(nn.Module):
+    """A model of the Qwen3 or Llama kind. Weights are random by seed until they are loaded."""
+
+    def __init__(self, shape="tiny-qwen3", *, seed=0, dtype=torch.float32, device="cpu", ops=rlk.torch):
+        super().__init__()
+        self.config, self.ops = config(shape), ops
+        c, draw = self.config, torch.Generator().manual_seed(seed)
+
+        def make(*size, ones=False):
+            data = torch.ones(size) if ones else torch.randn(size, generator=draw) * (size[-1] ** -0.5)
+            return nn.Parameter(data.to(device=device, dtype=dtype))
+
+        self.embed = make(c.vocab, c.width)
+        self.blocks = nn.ModuleList(Block(c, make) for _ in range(c.layers))
+        self.norm = make(c.width, ones=True)
+        self.head = None if c.tied else make(c.vocab, c.width)
+        cos, sin = rlk.torch.rope_tables(rotary_dim=c.head_dim, rows=c.max_length, base=c.theta, **c.scaling)
+        self.register_buffer("cos", cos.to(device), persistent=False)
+        self.register_buffer("sin", sin.to(device), persistent=False)
+
+    @property
+    def device(self):
+        return self.embed.device
+
+    @property
+    def head_weight(self):
+        return self.embed if self.head is None else self.head
+
+    def forward(self, tokens, positions, attend, note=lambda layer, name, rows: None):
+        """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row;
+        note(layer, name, rows) is shown what every op leaves."""
+        ops = self.ops
+
+        def turn(q, k):
+            return ops.rope(q, self.cos, self.sin, k=k, positions=positions, layout="thd")
+
+        added, stream = ops.embedding(tokens, self.embed), None
+        note(-1, "embedding", added)
+        for i, block in enumerate(self.blocks):
+            added, stream = block(ops, added, stream, turn, lambda q, k, v: attend(i, q, k, v),
+                                  lambda name, rows: note(i, name, rows))
+        hidden, _ = norm(ops, added, self.norm, stream, self.config.eps)
+        note(len(self.blocks), "hidden", hidden)
+        return hidden
+
+    def packed(self, tokens, cu_seqlens, **options):
+        """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+        bounds = cu_seqlens.tolist()
+        longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
+        if longest > self.config.max_length:
+            raise _errors.InvalidArgument(
+                f"model: a sequence has {longest} tokens, max_length is {self.config.max_length}")
+        positions = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:])]).to(tokens.device, torch.int32)
+
+        def attend(layer, q, k, v):
+            return self.ops.attention(q, k, v, cu_seqlens, cu_seqlens)
+
+        return self.forward(tokens, positions, attend, **options)
+
+    def score(self, tokens, cu_seqlens, temperature=1.0, entropy=False, **options):
+        """[T]: the log-probability of every token after those before it; 0 for the first of a sequence. With entropy, also that of
+        the distribution the token was drawn from."""
+        hidden = self.packed(tokens, cu_seqlens, **options)
+        last = (cu_seqlens[1:] - 1)[cu_seqlens[1:] > cu_seqlens[:-1]]
+        target = tokens.roll(-1).to(torch.int32).index_fill(0, last.long(), -100)
+        found = self.ops.linear_logp(hidden, self.head_weight, target=target, temperature=temperature, logp=True,
+                                     **({"entropy": True} if entropy else {}))
+        # Row t speaks of token t + 1; the last row of a sequence is left out and is 0.
+        return tuple(f.roll(1) for f in found) if entropy else found.roll(1)
+
+    def logits(self, hidden):
+        """[T, vocab] in fp32."""
+        return self.ops.lm_head(hidden, self.head_weight, out="fp32")
+
+    # ---- weights as Hugging Face stores them
+
+    def _names(self):
+        """(name in a checkpoint, parameter, rows of it) for all that a checkpoint holds."""
+        c, d = self.config, self.config.head_dim
+        yield "model.embed_tokens.weight", self.embed, slice(None)
+        for i, b in enumerate(self.blocks):
+            at, q, kv = f"model.layers.{i}.", c.heads * d, c.kv_heads * d
+            yield at + "input_layernorm.weight", b.norm, slice(None)
+            yield at + "self_attn.q_proj.weight", b.qkv, slice(0, q)
+            yield at + "self_attn.k_proj.weight", b.qkv, slice(q, q + kv)
+            yield at + "self_attn.v_proj.weight", b.qkv, slice(q + kv, q + 2 * kv)
+            if c.qk_norm:
+                yield at + "self_attn.q_norm.weight", b.q_norm, slice(None)
+                yield at + "self_attn.k_norm.weight", b.k_norm, slice(None)
+            yield at + "self_attn.o_proj.weight", b.out, slice(None)
+            yield at + "post_attention_layernorm.weight", b.mlp_norm, slice(None)
+            yield at + "mlp.gate_proj.weight", b.gate_up, slice(0, c.mlp)
+            yield at + "mlp.up_proj.weight", b.gate_up, slice(c.mlp, 2 * c.mlp)
+            yield at + "mlp.down_proj.weight", b.down, slice(None)
+        yield "model.norm.weight", self.norm, slice(None)
+        if self.head is not None:
+            yield "lm_head.weight", self.head, slice(None)
+
+    def save(self, folder):
+        """config.json and model.safetensors, as transformers reads them."""
+        from safetensors.torch import save_file
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: whole[rows].detach().cpu().contiguous() for name, whole, rows in self._names()},
+                  folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(to_checkpoint(self.config, self.embed.dtype), indent=2))
+
+    def load_weights(self, folder):
+        """Takes every weight from the *.safetensors of a folder. One that is missing, left over or of another shape is an error,
+        and then nothing has changed."""
+        from safetensors import safe_open
+        found = {}
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():
+                    found[name] = (file, tensors.get_slice(name).get_shape())
+        wanted = {name: (whole, rows) for name, whole, rows in self._names()}
+        extra = {"lm_head.weight"} if self.config.tied else set()  # a tied head may be stored twice
+        missing, over = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys() - extra)
+        if missing or over:
+            raise _errors.InvalidArgument(f"{folder}: " + "; ".join(
+                f"{word} {len(names)}, the first is {names[0]}" for word, names in (("missing", missing), ("not known", over)) if names))
+        for name, (whole, rows) in wanted.items():
+            if list(whole[rows].shape) != list(found[name][1]):
+                raise _errors.InvalidArgument(f"{folder}: {name} is {list(found[name][1])}, the model has {list(whole[rows].shape)}")
+        with torch.no_grad():
+            for file in {file for file, _ in found.values()}:
+                with safe_open(file, framework="pt") as tensors:
+                    for name in wanted.keys() & set(tensors.keys()):
+                        whole, rows = wanted[name]
+                        whole[rows].copy_(tensors.get_tensor(name))
+        return self
+
+
+def to_checkpoint(c, dtype=torch.float32):
+    """A Config in the words of transformers' config.json."""
+    rope = {"rope_type": "default", "rope_theta": c.theta}
+    if c.scaling:
+        s = c.scaling
+        rope |= {"rope_type": s["scaling"], "factor": s["factor"], "low_freq_factor": s["low_freq_factor"],
+                 "high_freq_factor": s["high_freq_factor"], "original_max_position_embeddings": s["original_max"]}
+    return {"architectures": ["Qwen3ForCausalLM" if c.qk_norm else "LlamaForCausalLM"],
+            "model_type": "qwen3" if c.qk_norm else "llama", "vocab_size": c.vocab, "hidden_size": c.width,
+            "num_hidden_layers": c.layers, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
+            "head_dim": c.head_dim, "intermediate_size": c.mlp, "rms_norm_eps": c.eps, "hidden_act": "silu",
+            "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": c.tied,
+            "max_position_embeddings": c.max_length, "rope_theta": c.theta, "rope_parameters": rope,
+            "rope_scaling": rope if c.scaling else None, "torch_dtype": str(dtype).removeprefix("torch."),
+            "bos_token_id": None, "eos_token_id": None}
+
+
+def from_checkpoint(d):
+    """A Config from config.json; what this decoder does not compute is refused by name."""
+    kind = d.get("model_type")
+    if kind not in ("qwen3", "llama"):
+        raise _errors.Unsupported(f"config.json: model_type {kind!r} is not known; known: qwen3, llama")
+    for name, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False), ("use_sliding_window", False)):
+        if d.get(name, value) != value:
+            raise _errors.Unsupported(f"config.json: {name} is {d[name]!r}, this decoder has {value!r}")
+    rope = d.get("rope_parameters") or d.get("rope_scaling") or {}
+    form = rope.get("rope_type", rope.get("type", "default"))
+    if form not in ("default", "llama3"):
+        raise _errors.Unsupported(f"config.json: rope_type {form!r} is not known; known: default, llama3")
+    scaling = {} if form == "default" else {
+        "scaling": "llama3", "factor": float(rope["factor"]), "low_freq_factor": float(rope["low_freq_factor"]),
+        "high_freq_factor": float(rope["high_freq_factor"]), "original_max": int(rope["original_max_position_embeddings"])}
+    heads = d["num_attention_heads"]
+    return Config(d["vocab_size"], d["hidden_size"], d["num_hidden_layers"], heads, d.get("num_key_value_heads", heads),
+                  d.get("head_dim") or d["hidden_size"] // heads, d["intermediate_size"],
+                  theta=float(rope.get("rope_theta", d.get("rope_theta", 1e4))), eps=d["rms_norm_eps"], qk_norm=kind == "qwen3",
+                  tied=bool(d.get("tie_word_embeddings", False)), max_length=d["max_position_embeddings"], scaling=scaling)
+
+
+def load(folder, **options):
+    """The decoder of a folder with config.json and *.safetensors."""
+    text = json.loads((Path(folder) / "config.json").read_text())
+    named = text.get("dtype") or text.get("torch_dtype") or "float32"
+    options.setdefault("dtype", getattr(torch, named))
+    return Decoder(from_checkpoint(text), **options).load_weights(folder)
+
+
+def describe(c):
+    """A configuration on one line."""
+    return ", ".join(f"{k}={v}" for k, v in asdict(c).items() if v or v is False)

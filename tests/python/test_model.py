@@ -1,0 +1,168 @@
+"""rlk.model: the trainer's packed forward and the sampler's cache have the same bits; checkpoints; the loop."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rlk  # noqa: E402
+import rlk.model  # noqa: E402
+from rlk import _peer, onpolicy, sampler, verify_model  # noqa: E402
+
+
+def decoder(name="tiny-qwen3", **options):
+    return rlk.model.Decoder(name, **({"seed": 3} | options))
+
+
+def prompts(*lengths, vocab=64):
+    draw = torch.Generator().manual_seed(5)
+    return [torch.randint(vocab, (n,), generator=draw).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+def test_every_path_has_the_bits_of_the_packed_forward(name, dtype):
+    model = decoder(name, dtype=dtype)
+    sequences = verify_model.corpus(model, 5, 140, 2)
+    reference = verify_model.packed(model, sequences)
+    for path, run in verify_model.paths(model, sequences):
+        verdict, apart = verify_model.compare(reference, run())
+        assert apart == 0 and not any(verdict.values()), (path, verdict, apart)
+
+
+def test_the_comparison_finds_the_op_that_differs():
+    model = decoder()
+    sequences = verify_model.corpus(model, 3, 40, 2)
+    reference = verify_model.packed(model, sequences)
+
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(rlk.torch, name)
+
+        def swiglu(self, x):
+            out = rlk.torch.swiglu(x)
+            return out * (1 + 2**-20) if x.shape[0] < 4 else out  # a variant for few rows
+
+    model.ops = Broken()
+    verdict, apart = verify_model.compare(reference, verify_model.sampled(model, sequences, 1))
+    assert verdict[0].startswith("mlp") and apart > 0 and verdict[-1] == ""
+
+
+def test_the_peer_computes_the_same_model():
+    ours, peers = decoder(dtype=torch.float32), decoder(dtype=torch.float32, ops=_peer)
+    tokens = torch.tensor(sum(prompts(30, 9), []))
+    cu = torch.tensor([0, 30, 39], dtype=torch.int32)
+    with torch.no_grad():
+        a, b = ours.score(tokens, cu), peers.score(tokens, cu)
+    assert torch.allclose(a, b, atol=1e-4) and a[0] == a[30] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3, "page_size": 4}, {"batch": 1}, {"reuse": False, "page_size": 1}])
+def test_what_is_sampled_is_what_is_scored(options):
+    model = decoder(dtype=torch.bfloat16)
+    requests = [sampler.Request(p, most=12, seed=4, stream=i, temperature=0.9) for i, p in enumerate(prompts(3, 40, 17, 17))]
+    requests.append(sampler.Request(requests[1].prompt + [1, 2], most=5, seed=8, temperature=0.9))
+    answers = sampler.Sampler(model, pages=200, **options).run(requests)
+    again = sampler.Sampler(model, pages=200).run(requests[::-1])[::-1]
+    assert [(a.tokens, a.logp) for a in answers] == [(a.tokens, a.logp) for a in again]
+    rows = [r.prompt + a.tokens for r, a in zip(requests, answers)]
+    cu = torch.tensor([0, *map(len, rows)]).cumsum(0).to(torch.int32)
+    with torch.no_grad():
+        scored = model.score(torch.tensor(sum(rows, [])), cu, temperature=0.9)
+    for i, (request, answer) in enumerate(zip(requests, answers)):
+        assert scored[cu[i] + len(request.prompt):cu[i + 1]].tolist() == answer.logp
+
+
+def test_a_full_cache_waits_and_forgets_prefixes():
+    model = decoder()
+    requests = [sampler.Request(p, most=4, stream=i) for i, p in enumerate(prompts(20, 21, 22, 23, 24))]
+    small, large = (sampler.Sampler(model, pages=n, page_size=8) for n in (6, 100))
+    assert [a.tokens for a in small.run(requests)] == [a.tokens for a in large.run(requests)]
+    assert small.cache.free == 6
+
+
+@pytest.mark.parametrize("request_, words", [
+    (sampler.Request([], 4), "no tokens"),
+    (sampler.Request([64], 4), "has token 64, the vocabulary has 64"),
+    (sampler.Request([1] * 90, 60), "150 tokens need 10 pages, the cache has 8"),
+    (sampler.Request([1], 5000), "5001 tokens are asked for, the model's max_length is 4096"),
+])
+def test_requests_that_cannot_be_served_are_refused(request_, words):
+    with pytest.raises(rlk.InvalidArgument, match=words):
+        sampler.Sampler(decoder(), pages=8).add(request_)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+def test_checkpoints_go_to_transformers_and_back(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = decoder(name, dtype=torch.float32)
+    model.save(tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    tokens = prompts(50)[0]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([tokens])).logits[0]
+        ours = model.logits(model.packed(torch.tensor(tokens), torch.tensor([0, 50], dtype=torch.int32)))
+    assert torch.allclose(logits, ours, atol=2e-4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    back = rlk.model.load(tmp_path / "theirs")
+    assert back.config == model.config
+    for (name_, a), (_, b) in zip(model.named_parameters(), back.named_parameters()):
+        assert torch.equal(a, b), name_
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
+    pytest.importorskip("safetensors")
+    decoder("tiny-llama").save(tmp_path)
+    model = decoder(seed=9)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(rlk.InvalidArgument, match="missing 4, the first is model.layers.0.self_attn.k_norm.weight"):
+        model.load_weights(tmp_path)
+    other = decoder(rlk.model.config("tiny-llama", mlp=64))
+    with pytest.raises(rlk.InvalidArgument, match=r"mlp.gate_proj.weight is \[176, 64\], the model has \[64, 64\]"):
+        other.load_weights(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize("change, words", [({"model_type": "gpt2"}, "model_type 'gpt2'"), ({"attention_bias": True}, "attention_bias is True"),
+                                           ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'")])
+def test_a_checkpoint_of_another_kind_is_refused(change, words):
+    described = rlk.model.to_checkpoint(rlk.model.config("tiny-qwen3"))
+    assert rlk.model.from_checkpoint(described) == rlk.model.config("tiny-qwen3")
+    with pytest.raises(rlk.Unsupported, match=words):
+        rlk.model.from_checkpoint(described | change)
+
+
+def test_verify_model_says_same_and_its_control_does_not(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    small = ["tiny-qwen3", "--layers", "1", "--sequences", "3", "--longest", "40"]
+    assert verify_model.main([*small, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["good"] and all(p["d_logp"] == 0 for p in found["paths"]) and len(found["paths"]) > 6
+    assert "every path has the same bits" in capsys.readouterr().out
+
+
+needs_backward = pytest.mark.skipif(not rlk.torch.Schema("attention").backward, reason="attention has no backward")
+
+
+@needs_backward
+def test_the_loop_has_no_kl_and_resumes_with_the_same_bits(tmp_path):
+    small = ["--prompts", "2", "--group", "4", "--length", "2", "--dtype", "fp32"]
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(whole)]) == 0
+    assert onpolicy.main([*small, "--steps", "1", "--checkpoint", str(parts)]) == 0
+    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(parts)]) == 0
+    a, b = (torch.load(f, weights_only=True) for f in (whole, parts))
+    assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"])
+    assert [(h["reward"], h["kl"], h["ratio"]) for h in a["history"]] == [(h["reward"], h["kl"], h["ratio"]) for h in b["history"]]
+    assert all(h["kl"] == 0 and h["ratio"] == 0 for h in a["history"])
+
+
+@needs_backward
+def test_gradients_of_the_model_agree_with_the_peers():
+    ours, peers = decoder(dtype=torch.float32), decoder(dtype=torch.float32, ops=_peer)
+    tokens, cu = torch.tensor(sum(prompts(30, 9), [])), torch.tensor([0, 30, 39], dtype=torch.int32)
+    for model in (ours, peers):
+        (model.score(tokens, cu) * torch.linspace(-1, 1, 39)).sum().backward()
+    for (name, a), (_, b) in zip(ours.named_parameters(), peers.named_parameters()):
+        assert torch.allclose(a.grad, b.grad, atol=2e-4 * float(b.grad.abs().max()) + 1e-7), name
