@@ -69,7 +69,7 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   set_options(c, o);
   std::vector<double> lengths = o.lengths;
   if (o.page) use_pages(c, s, o.page);
-  if (o.page && lengths.empty()) lengths = {static_cast<double>(s.keys)};
+  if (o.page && lengths.empty()) lengths.assign(1, static_cast<double>(s.keys));
   if (!lengths.empty()) c.inputs.push_back({"kv_len", {s.batch}, DType::i32, {Fill::values, 0, 0, lengths}});
   c.results = {{"out", t}, {"lse", DType::f32}};
   c.reduction = s.keys;

@@ -23,6 +23,8 @@ struct Elsewhere {
   Variables variables;
 };
 std::vector<Elsewhere> surroundings(const Plan& plan);
+// The hostile variables one by one: for what refuses strict calls under some of them, which is its right.
+std::vector<Elsewhere> each_hostile();
 void compare_elsewhere(const Plan& plan, const Elsewhere& where, const std::vector<Target*>& of_one_backend,
                        std::mutex& mutex, std::vector<Failure>& failures,
                        std::vector<std::string>& not_covered);

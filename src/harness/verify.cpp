@@ -111,10 +111,25 @@ class Verification {
     }
     std::map<std::string, std::vector<Target*>> backends;
     for (Target& t : targets_) backends[t.entry.backend].push_back(&t);
-    std::vector<std::pair<Elsewhere, const std::vector<Target*>*>> tasks;
+    Tasks tasks;
     for (const Elsewhere& where : surroundings(plan_))
       for (const auto& [name, of_backend] : backends) tasks.emplace_back(where, &of_backend);
     knows_transform_ |= !tasks.empty();
+    run_elsewhere(tasks);
+    if (!plan_.transform.empty()) return;
+    // What refused strict calls under all variables at once is tried under those that it does not mind.
+    tasks.clear();
+    for (const auto& [name, of_backend] : backends)
+      if (std::any_of(of_backend.begin(), of_backend.end(),
+                      [](const Target* t) { return refused_all_hostile(*t); }))
+        for (Elsewhere& where : each_hostile()) tasks.emplace_back(std::move(where), &of_backend);
+    run_elsewhere(tasks);
+  }
+  using Tasks = std::vector<std::pair<Elsewhere, const std::vector<Target*>*>>;
+  static bool refused_all_hostile(const Target& t) {
+    return t.entry.promises[Promise::strict].promised && !t.entry.covered.contains("hostile variables");
+  }
+  void run_elsewhere(const Tasks& tasks) {
     side_by_side(tasks.size(), [&](std::size_t i, std::size_t) {
       if (!stopped())
         compare_elsewhere(plan_, tasks[i].first, *tasks[i].second, mutex_, report_.failures,

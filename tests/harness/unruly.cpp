@@ -1,5 +1,5 @@
 // A backend whose implementations do not come back: one way each, in the call whose batch has 7 rows. Everything
-// else of theirs is right.
+// else of theirs is right. One more refuses strict calls under a variable that it cannot undo.
 #include <signal.h>
 #include <unistd.h>
 
@@ -40,6 +40,17 @@ rlk_verdict plain(const rlk_slot* slots, const rlk_request*) {
   return a.hidden.rank() == 2 && !a.bias ? rlk::kAccept : rlk::refuse("only rank 2, no bias");
 }
 
+rlk_verdict wary_of_tf32(const rlk_slot* slots, const rlk_request* request) {
+  if (std::getenv("NVIDIA_TF32_OVERRIDE")) return rlk::refuse("NVIDIA_TF32_OVERRIDE is set");
+  return plain(slots, request);
+}
+
+constexpr rlk_implementation strict(rlk_implementation i) {
+  i.traits |= RLK_STRICT;
+  i.supports = wary_of_tf32;
+  return i;
+}
+
 template <Way way>
 constexpr rlk_implementation with(const char* id) {
   return {sizeof(rlk_implementation),
@@ -59,8 +70,9 @@ constexpr rlk_implementation with(const char* id) {
 }
 const rlk_implementation kHonest = with<Way::honest>("unruly.honest"),
                          kCrash = with<Way::crash>("unruly.crash"), kHang = with<Way::hang>("unruly.hang"),
-                         kExit = with<Way::exit>("unruly.exit"), kThrows = with<Way::throws>("unruly.throws");
-const rlk_implementation* const kAll[] = {&kHonest, &kCrash, &kHang, &kExit, &kThrows};
+                         kExit = with<Way::exit>("unruly.exit"), kThrows = with<Way::throws>("unruly.throws"),
+                         kWary = strict(with<Way::honest>("unruly.wary"));
+const rlk_implementation* const kAll[] = {&kHonest, &kCrash, &kHang, &kExit, &kThrows, &kWary};
 
 const rlk_backend kBackend = {.struct_size = sizeof(rlk_backend),
                               .abi_major = RLK_ABI_MAJOR,
@@ -69,7 +81,7 @@ const rlk_backend kBackend = {.struct_size = sizeof(rlk_backend),
                               .version = "1",
                               .doc = "calls that do not come back",
                               .implementations = kAll,
-                              .num_implementations = 5,
+                              .num_implementations = 6,
                               .ops = nullptr,
                               .num_ops = 0,
                               .devices = nullptr,

@@ -13,12 +13,13 @@ using rlk::harness::Report;
 
 constexpr const char* kCase = "m=33 k=96 v=48 fp32->fp32 normal";
 
-Report examine(const char* id, double patience = 60) {
+Report examine(const char* id, double patience = 60, int passes = 0) {
   static const bool loaded = rlk_load_plugin(RLK_UNRULY) == RLK_OK;
   REQUIRE_MESSAGE(loaded, std::string(rlk_last_error()));
   return rlk::harness::verify({.op = "lm_head",
                                .implementation = id,
                                .case_name = kCase,
+                               .passes = passes,
                                .patience = patience,
                                .child = {"/proc/self/exe"}});
 }
@@ -48,6 +49,13 @@ TEST_CASE("the control comes back from every call") {
   REQUIRE(r.entries.size() == 1);
   CHECK(r.entries[0].good());
   CHECK_FALSE(r.good());  // one case is no proof
+}
+
+TEST_CASE("what refuses strict calls under one hostile variable is tried under the others") {
+  const Report r = examine("unruly.wary", 60, 1);
+  REQUIRE(r.entries.size() == 1);
+  REQUIRE(r.entries[0].covered.contains("hostile variables"));
+  CHECK(r.entries[0].covered.at("hostile variables") > 0);
 }
 
 TEST_CASE("a crash is a failure of the call it happened in") {

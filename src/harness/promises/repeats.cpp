@@ -101,6 +101,13 @@ Elsewhere with_own_variables(Elsewhere where, const Backend& backend) {
 
 }  // namespace
 
+std::vector<Elsewhere> each_hostile() {
+  std::vector<Elsewhere> out;
+  for (const auto& [name, value] : kHostile)
+    out.push_back({fmt::format("{}={}", name, value), {{name, value}}});
+  return out;
+}
+
 // All variables at once tell as much when nothing changes; one by one in thorough runs, to name the one.
 std::vector<Elsewhere> surroundings(const Plan& plan) {
   const Variables all(std::begin(kHostile), std::end(kHostile));
@@ -108,7 +115,7 @@ std::vector<Elsewhere> surroundings(const Plan& plan) {
   const Elsewhere another{"another process", {}};
   std::vector<Elsewhere> out{another, another, another, {kAllHostile, all}};
   if ((plan.passes == 0 && plan.budget == 0) || !plan.transform.empty())
-    for (const auto& variable : all) out.push_back({variable.first + "=" + variable.second, {variable}});
+    for (Elsewhere& e : each_hostile()) out.push_back(std::move(e));
   if (!plan.transform.empty())
     std::erase_if(out, [&](const Elsewhere& e) { return e.transform != plan.transform; });
   return out;
