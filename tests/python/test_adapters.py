@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import rlk  # noqa: E402
+import rlk.torch  # noqa: E402
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 
@@ -68,3 +69,43 @@ def test_a_function_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setattr(module_of("llama"), "rotate_half", module_of("cohere").rotate_half)  # turns neighbours
     with pytest.raises(rlk.Unsupported, match="none that this adapter knows"):
         rlk.adapters.transformers.patch(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_what_a_patched_model_generates_is_what_it_scores(name, dtype):
+    model = tiny(name).to(dtype)
+    draw = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(1, 131, (n,), generator=draw) for n in (5, 33, 12)]
+    most = max(map(len, prompts))
+    ids, mask = torch.zeros(3, most, dtype=torch.long), torch.zeros(3, most, dtype=torch.long)
+    for i, p in enumerate(prompts):  # padded on the left, as for generation
+        ids[i, most - len(p):], mask[i, most - len(p):] = p, 1
+
+    def rows_that_differ():
+        torch.manual_seed(2)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=True, output_logits=True,
+                             return_dict_in_generate=True)
+        wrong = 0
+        for i, p in enumerate(prompts):
+            scored = model(out.sequences[i, most - len(p):][None]).logits[0].float()
+            wrong += sum(not torch.equal(step[i].float(), scored[len(p) - 1 + j]) for j, step in enumerate(out.logits))
+        return wrong
+
+    with torch.no_grad():
+        before = model(ids[1:2, -33:]).logits
+        assert rows_that_differ() > 0  # the control
+        with rlk.torch.patch(model):
+            assert torch.allclose(model(ids[1:2, -33:]).logits, before, rtol=3e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2)
+            assert rows_that_differ() == 0
+        assert torch.equal(model(ids[1:2, -33:]).logits, before)
+
+
+def test_what_a_whole_patch_does_not_know_is_refused_and_nothing_stays(monkeypatch):
+    model = tiny("gemma")
+    before = model.model.norm.forward
+    with pytest.raises(rlk.Unsupported, match="does not know"):
+        rlk.torch.patch(model)
+    assert model.model.norm.forward == before and "forward" not in model.lm_head.__dict__
+    with pytest.raises(rlk.Unsupported, match="dropout is 0.5"):
+        rlk.adapters.transformers.attention(None, *(torch.zeros(1, 2, 3, 16) for _ in range(3)), None, dropout=0.5)

@@ -499,3 +499,10 @@ def _define_all():
 
 
 _define_all()
+
+
+def patch(model):
+    """Takes every layer of a Hugging Face model of the Qwen3 or Llama kind from rlk: generate() and a scoring forward then agree to
+    the bit. Undone by restore() of what is returned, or by leaving a ``with``."""
+    from rlk.adapters import transformers
+    return transformers.patch(model, whole=True)

@@ -5,6 +5,11 @@
 
 takes rope and lm_head of that model from rlk; without ``with`` it stays so until ``restore()``. Rope is a function of a model's
 module, so other models of the same kind are changed too. A function that is not known, by its very text, is refused.
+
+    rlk.torch.patch(model)
+
+takes all that decides a row's bits: every linear layer, norm, gated MLP, rope, attention and lm_head. Then what ``generate`` computes
+from its cache, in any batch, padded on the left or not, has the bits of a forward over the whole sequence.
 """
 
 import ast
@@ -34,6 +39,21 @@ def rotate_half(x):
 """
 
 
+_KNOWN_NORM = """
+def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    input_dtype = hidden_states.dtype
+    hidden_states = hidden_states.to(torch.float32)
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+    return self.weight * hidden_states.to(input_dtype)
+"""
+_KNOWN_MLP = """
+def forward(self, x):
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    return down_proj
+"""
+
+
 def _body(source):
     """What a function does, without its docstring and decorators."""
     function = ast.parse(textwrap.dedent(source)).body[0]
@@ -51,9 +71,69 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     return rlk.torch.rope(q, cos, sin, k=k, table="full", layout="bhsd" if unsqueeze_dim == 1 else "bshd")
 
 
-def patch(model):
-    """Takes a model's rope and lm_head from rlk. Returns what undoes it."""
+def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None, **_):
+    """transformers' attention interface over rlk.torch.attention. attention_mask is None or [B, tokens]: which of them are there."""
+    if dropout:
+        raise _errors.Unsupported(f"attention: dropout is {dropout}, rlk has none")
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    options = {"scale": scaling or 0.0, "causal": getattr(module, "is_causal", True), "window": sliding_window or 0,
+               "softcap": softcap or 0.0}
+    if attention_mask is None:
+        return rlk.torch.attention(q, k, v, **options), None
+    if attention_mask.dim() != 2:
+        raise _errors.Unsupported(f"attention: the mask has {attention_mask.dim()} axes, rlk takes [batch, tokens] of padding alone")
+    here = attention_mask.bool()
+    if here.shape[1] < k.shape[1]:  # a cache with room for more
+        k, v = k[:, :here.shape[1]], v[:, :here.shape[1]]
+    asks = here[:, here.shape[1] - q.shape[1]:]
+    cu_q, cu_k = (torch.nn.functional.pad(m.sum(1).cumsum(0), (1, 0)).to(torch.int32) for m in (asks, here))
+    found = rlk.torch.attention(q[asks], k[here], v[here], cu_q, cu_k, **options)
+    return torch.zeros(q.shape, dtype=q.dtype, device=q.device).masked_scatter(asks[:, :, None, None], found), None
+
+
+def _patch_rows(model, patch):
+    """Layers that look at one row alone."""
+    for module in model.modules():
+        kind = type(module)
+        if kind is torch.nn.Linear:
+            patch.replace(module, "forward", lambda x, m=module: rlk.torch.linear(x, m.weight, m.bias))
+        elif kind.__name__.endswith("RMSNorm"):
+            if _body(inspect.getsource(kind.forward)) != _body(_KNOWN_NORM):
+                raise _errors.Unsupported(f"{kind.__module__}.{kind.__name__}: a norm that this adapter does not know")
+            patch.replace(module, "forward", lambda x, m=module: rlk.torch.rms_norm(
+                x, m.weight, eps=m.variance_epsilon, cast="early"))
+        elif kind.__name__.endswith("MLP"):
+            if _body(inspect.getsource(kind.forward)) != _body(_KNOWN_MLP) or model.config.hidden_act not in ("silu", "swish"):
+                raise _errors.Unsupported(f"{kind.__module__}.{kind.__name__}: an MLP that this adapter does not know")
+            patch.replace(module, "forward", lambda x, m=module: m.down_proj(rlk.torch.swiglu(
+                m.gate_proj(x), m.up_proj(x), roundings="twice")))
+
+
+def _patch_attention(model, patch):
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+    AttentionInterface.register("rlk", attention)
+    AttentionMaskInterface.register("rlk", flash_attention_mask)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "rlk"
+    patch.undo(lambda: setattr(model.config, "_attn_implementation", before))
+
+
+def patch(model, whole=False):
+    """Takes a model's rope and lm_head from rlk; with whole, all its layers. Returns what undoes it."""
     patch = Patch()
+    try:
+        _patch(model, patch, whole)
+    except BaseException:
+        patch.restore()
+        raise
+    return patch
+
+
+def _patch(model, patch, whole):
+    if whole:
+        _patch_rows(model, patch)
+        _patch_attention(model, patch)
     module = sys.modules[type(model).__module__]
     rope = getattr(module, "apply_rotary_pos_emb", None)
     if rope is not None and rope is not apply_rotary_pos_emb:
@@ -64,4 +144,3 @@ def patch(model):
     head = getattr(model, "lm_head", None)
     if type(head) is torch.nn.Linear:
         patch.replace(head, "forward", lambda hidden: rlk.torch.lm_head(hidden, head.weight, head.bias))
-    return patch
