@@ -56,6 +56,47 @@ struct Row {
     for (; i < n; ++i) out[i] = f(in[i]...);
   }
 
+  // W elements, widened; or rounded once to nearest even, a NaN as the canonical one. Streamed results go around the caches
+  // (`to` is aligned to a vector of them); fence() before another thread may read them.
+  static L get(const float* p) { return load(p); }
+  static L get(const simt::bf16* p) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return (L)_mm512_slli_epi32(_mm512_cvtepu16_epi32(loadu_256(p)), 16);
+#endif
+#if defined(__AVX2__)
+    if constexpr (W == 8) return (L)_mm256_slli_epi32(_mm256_cvtepu16_epi32(loadu_128(p)), 16);
+#endif
+    if constexpr (W == 1) return simt::to_float(*p);
+  }
+  static L get(const simt::fp16* p) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return (L)_mm512_cvtph_ps(loadu_256(p));
+#endif
+#if defined(__F16C__)
+    if constexpr (W == 8) return (L)_mm256_cvtph_ps(loadu_128(p));
+#endif
+    if constexpr (W == 1) return simt::to_float(*p);
+  }
+  template <class S>
+  static void set(S* p, L x, [[maybe_unused]] bool stream = false) {
+    if constexpr (W == 1)
+      *p = simt::from_float<S>(x);
+    else
+      put(p, rounded(x, S{}), stream);
+  }
+  // What set() leaves, widened again.
+  template <class S>
+  static L through(L x) {
+    S cells[W];
+    set(cells, x);
+    return get(cells);
+  }
+  // Whether results there may be streamed, where that is asked for.
+  template <class S>
+  static bool aligned(const S* p, bool stream) {
+    return W > 1 && stream && reinterpret_cast<std::uintptr_t>(p) % (W * sizeof(S)) == 0;
+  }
+
   static void widen(Type type, const void* from, float* to, std::int64_t n) {
     if (type == Type::f32) {
       if (n == 0) return;  // from null, perhaps
@@ -66,14 +107,14 @@ struct Row {
       widen(static_cast<const simt::fp16*>(from), to, n);
     }
   }
-  // Rounded once to nearest even; a NaN becomes the canonical one. Streamed results go around the caches, where `to` is
-  // aligned; fence() before another thread may read them.
   static void narrow(Type type, const float* from, void* to, std::int64_t n, bool stream = false) {
-    const std::int64_t bytes = W * rows::size_of(type);
-    if (W > 1 && stream && reinterpret_cast<std::uintptr_t>(to) % static_cast<std::uintptr_t>(bytes) == 0)
-      narrow_to<true>(type, from, to, n);
-    else
-      narrow_to<false>(type, from, to, n);
+    if (type == Type::f32) {
+      narrow(from, static_cast<float*>(to), n, stream);
+    } else if (type == Type::bf16) {
+      narrow(from, static_cast<simt::bf16*>(to), n, stream);
+    } else {
+      narrow(from, static_cast<simt::fp16*>(to), n, stream);
+    }
   }
   static void fence([[maybe_unused]] bool stream) {
 #if defined(__AVX2__)
@@ -82,102 +123,60 @@ struct Row {
   }
 
  private:
-  template <bool Stream>
-  static void narrow_to(Type type, const float* from, void* to, std::int64_t n) {
-    if (type == Type::f32) {
-      narrow<Stream>(from, static_cast<float*>(to), n);
-    } else if (type == Type::bf16) {
-      narrow<Stream>(from, static_cast<simt::bf16*>(to), n);
-    } else {
-      narrow<Stream>(from, static_cast<simt::fp16*>(to), n);
-    }
+  template <class S>
+  static void widen(const S* from, float* to, std::int64_t n) {
+    std::int64_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, get(from + i));
+    for (; i < n; ++i) to[i] = simt::to_float(from[i]);
   }
-  template <bool Stream, class V>
-  static void put(void* p, const V& v) {
+  template <class S>
+  static void narrow(const float* from, S* to, std::int64_t n, bool stream) {
+    stream = aligned(to, stream);
+    std::int64_t i = 0;
+    for (; i + W <= n; i += W) set(to + i, load(from + i), stream);
+    for (; i < n; ++i) to[i] = simt::from_float<S>(from[i]);
+  }
+
+  using Halves = typename Integers<W>::Halves;
+  using Words = typename Integers<W>::Words;
+#if defined(__AVX2__)
+  static __m256i loadu_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static __m128i loadu_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+#endif
+
+  template <class V>
+  static void put(void* p, const V& v, [[maybe_unused]] bool stream) {
 #if defined(__AVX512F__)
-    if constexpr (Stream && sizeof(V) == 64) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
+    if constexpr (sizeof(V) == 64)
+      if (stream) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
 #endif
 #if defined(__AVX2__)
-    if constexpr (Stream && sizeof(V) == 32) return _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v);
-    if constexpr (Stream && sizeof(V) == 16) return _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)v);
+    if constexpr (sizeof(V) == 32)
+      if (stream) return _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v);
+    if constexpr (sizeof(V) == 16)
+      if (stream) return _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)v);
 #endif
     std::memcpy(p, &v, sizeof v);
   }
-  using Halves = typename Integers<W>::Halves;
-  using Words = typename Integers<W>::Words;
-
-  static void widen(const simt::bf16* from, float* to, std::int64_t n) {
-    std::int64_t i = 0;
-    if constexpr (W > 1) {
-      for (; i + W <= n; i += W) {
-        Halves h;
-        std::memcpy(&h, from + i, sizeof h);
-        const Words bits = __builtin_convertvector(h, Words) << 16;
-        std::memcpy(to + i, &bits, sizeof bits);
-      }
-    }
-    for (; i < n; ++i) to[i] = simt::to_float(from[i]);
-  }
-  static void widen(const simt::fp16* from, float* to, std::int64_t n) {
-    std::int64_t i = 0;
+  static Words rounded(L x, float) { return x == x ? (Words)x : Words{} + 0x7fffffffu; }
+  static Halves rounded(L x, simt::bf16) {
+    const Words u = x == x ? (Words)x : Words{} + 0x7fff0000u;
+    const Words high = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 #if defined(__AVX512F__)
-    if constexpr (W == 16)
-      for (; i + W <= n; i += W)
-        store(to + i, (L)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    if constexpr (W == 16) return (Halves)_mm512_cvtepi32_epi16((__m512i)high);
 #endif
-#if defined(__F16C__)
-    if constexpr (W == 8)
-      for (; i + W <= n; i += W)
-        store(to + i, (L)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-#endif
-    for (; i < n; ++i) to[i] = simt::to_float(from[i]);
-  }
-
-  template <bool Stream>
-  static void narrow(const float* from, float* to, std::int64_t n) {
-    std::int64_t i = 0;
-    if constexpr (W > 1)
-      for (; i + W <= n; i += W) {
-        const L x = load(from + i);
-        put<Stream>(to + i, x == x ? (Words)x : Words{} + 0x7fffffffu);
-      }
-    for (; i < n; ++i) to[i] = simt::from_float<float>(from[i]);
-  }
-  template <bool Stream>
-  static void narrow(const float* from, simt::bf16* to, std::int64_t n) {
-    std::int64_t i = 0;
-    if constexpr (W > 1) {
-      for (; i + W <= n; i += W) {
-        const L x = load(from + i);
-        const Words u = x == x ? (Words)x : Words{} + 0x7fff0000u;
-        const Halves h = __builtin_convertvector((u + 0x7fffu + (u >> 16 & 1u)) >> 16, Halves);
-        put<Stream>(to + i, h);
-      }
-    }
-    for (; i < n; ++i) to[i] = simt::from_float<simt::bf16>(from[i]);
-  }
-  template <bool Stream>
-  static void narrow(const float* from, simt::fp16* to, std::int64_t n) {
-    std::int64_t i = 0;
-#if defined(__F16C__)
-    if constexpr (W > 1) {
-      for (; i + W <= n; i += W) {
-        const L x = load(from + i);
-        const Halves number = __builtin_convertvector((Words)(x == x), Halves), h = halves(x);
-        const Halves out = (h & number) | (~number & 0x7fff);
-        put<Stream>(to + i, out);
-      }
-    }
-#endif
-    for (; i < n; ++i) to[i] = simt::from_float<simt::fp16>(from[i]);
+    return __builtin_convertvector(high, Halves);
   }
 #if defined(__F16C__)
-  static auto halves(L x) {
+  static Halves rounded(L x, simt::fp16) {
     constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const Halves number = __builtin_convertvector((Words)(x == x), Halves);
+    Halves h{};
 #  if defined(__AVX512F__)
-    if constexpr (W == 16) return (Halves)_mm512_cvtps_ph((__m512)x, kMode);
+    if constexpr (W == 16) h = (Halves)_mm512_cvtps_ph((__m512)x, kMode);
 #  endif
-    if constexpr (W == 8) return (Halves)_mm256_cvtps_ph((__m256)x, kMode);
+    if constexpr (W == 8) h = (Halves)_mm256_cvtps_ph((__m256)x, kMode);
+    return (h & number) | (~number & 0x7fff);
   }
 #endif
 };
