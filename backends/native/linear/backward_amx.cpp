@@ -16,8 +16,8 @@ struct Gradients {
       : x(a.d_y, a.weight, a.d_x, leaves::width(a.n_total == 0 ? a.weight.dim(0) : a.n_total),
           static_cast<int>(a.d_x_leaf_count)),
         weight(a.d_y, a.x, a.d_weight),
-        room(copies(a), chain_kernels_avx512()->joined_scratch_bytes, a.d_x ? &x : nullptr,
-             a.d_weight ? &weight : nullptr) {}
+        room(copies(a), chain_kernels_avx512()->joined_scratch_bytes, most_tiles(a, *chain_kernels_avx512()),
+             a.d_x ? &x : nullptr, a.d_weight ? &weight : nullptr) {}
 };
 
 rlk_code run(const LinearBwd& a, const Call& call) {
@@ -33,10 +33,7 @@ rlk_code run(const LinearBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-std::uint64_t workspace(const LinearBwd& a, const rlk_request& r) {
-  const AmxRoom room = Gradients(a).room;
-  return workspace_for(r.threads, std::int64_t{1} << 30, room.scratch, room.shared);
-}
+std::uint64_t workspace(const LinearBwd& a, const rlk_request& r) { return Gradients(a).room.bytes(r); }
 rlk_verdict supports(const LinearBwd& a, const rlk_request&) {
   if (a.d_y.dtype() != a.x.dtype())
     return refuse("the matrix unit takes two operands of one 16-bit dtype, d_y is fp32", {},

@@ -80,7 +80,7 @@ struct Linears {
   static std::uint64_t workspace(const Args& a, const rlk_request& r) {
     const ChainKernels& kernels = *chain_kernels<I>();
     const std::size_t room = Sum == Chain::fma64 ? kernels.scratch_bytes : kernels.joined_scratch_bytes;
-    return workspace_for(r.threads, std::int64_t{1} << 30, room, copies(a));
+    return workspace_for(r.threads, most_tiles(a, kernels), room, copies(a));
   }
 };
 

@@ -13,6 +13,9 @@ namespace {
 
 // Rows and columns of a task: long enough to reuse what is unpacked, small enough to share out.
 constexpr std::int64_t kRows = 16, kCols = 64;
+constexpr std::int64_t tiles_for(std::int64_t rows, std::int64_t cols) {
+  return ((rows + kRows - 1) / kRows) * ((cols + kCols - 1) / kCols);
+}
 constexpr std::uint64_t kLeafBytes = kRows * kCols * sizeof(float);
 
 // There are two.
@@ -88,9 +91,8 @@ rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels) {
     if (residual)
       part.residual = residual->row(first), part.residual_type = residual->type,
       part.residual_row_stride = residual->stride;
-    const std::int64_t row_tiles = (part.rows + kRows - 1) / kRows,
-                       col_tiles = (part.leaf.cols + kCols - 1) / kCols;
-    run_tasks(call, row_tiles * col_tiles, scratch_of(kernels), copies(a),
+    const std::int64_t row_tiles = (part.rows + kRows - 1) / kRows;
+    run_tasks(call, tiles_for(part.rows, part.leaf.cols), scratch_of(kernels), copies(a),
               [&](std::int64_t index, std::byte* scratch) {
                 run_tile(part, kernels, index % row_tiles * kRows, index / row_tiles * kCols, scratch);
               });
@@ -105,7 +107,8 @@ struct Replays {
     return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
   }
   static std::uint64_t workspace(const Linear& a, const rlk_request& r) {
-    return workspace_for(r.threads, std::int64_t{1} << 30, scratch_of(*kernels<I>()), copies(a));
+    return workspace_for(r.threads, tiles_for(RowSet(a.x).rows, a.weight.dim(0)), scratch_of(*kernels<I>()),
+                         copies(a));
   }
 };
 

@@ -16,6 +16,16 @@ inline std::uint64_t copies(const LinearBwd& a) {
   return RowSet(a.d_y).copy_bytes() + RowSet(a.x).copy_bytes();
 }
 
+// Of the product, or of any of the gradients.
+inline std::int64_t most_tiles(const Linear& a, const ChainKernels& kernels) {
+  return most_tiles(RowSet(a.x).rows, a.weight.dim(0), kernels);
+}
+inline std::int64_t most_tiles(const LinearBwd& a, const ChainKernels& kernels) {
+  const std::int64_t rows = RowSet(a.d_y).rows, out = a.weight.dim(0), in = a.weight.dim(1);
+  return std::max({most_tiles(rows, in, kernels), most_tiles(out, in, kernels), most_tiles(1, out, kernels),
+                   most_tiles(rows, out, kernels)});
+}
+
 // A residual as rows, where there is one.
 inline void add_residual(ChainProduct& p, const ReadRows& residual, std::int64_t first) {
   p.residual = residual.row(first), p.residual_type = residual.type, p.residual_row_stride = residual.stride;

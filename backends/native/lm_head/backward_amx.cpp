@@ -13,7 +13,8 @@ struct Gradients {
   explicit Gradients(const LmHeadBwd& a)
       : hidden(a.d_out, a.weight, a.d_hidden, kDepthBlock, 0),
         weight(a.d_out, a.hidden, a.d_weight),
-        room(backward_copies(a), chain_kernels_avx512()->scratch_bytes, a.d_hidden ? &hidden : nullptr,
+        room(backward_copies(a), chain_kernels_avx512()->scratch_bytes,
+             most_tiles(a, *chain_kernels_avx512()), a.d_hidden ? &hidden : nullptr,
              a.d_weight ? &weight : nullptr) {}
 };
 
@@ -28,10 +29,7 @@ rlk_code run(const LmHeadBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-std::uint64_t workspace(const LmHeadBwd& a, const rlk_request& r) {
-  const AmxRoom room = Gradients(a).room;
-  return workspace_for(r.threads, std::int64_t{1} << 30, room.scratch, room.shared);
-}
+std::uint64_t workspace(const LmHeadBwd& a, const rlk_request& r) { return Gradients(a).room.bytes(r); }
 rlk_verdict supports(const LmHeadBwd& a, const rlk_request&) {
   if (a.d_out.dtype() != a.hidden.dtype())
     return refuse("the matrix unit takes two operands of one 16-bit dtype, d_out is fp32", {},

@@ -12,10 +12,11 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 // Columns first: a tile 512 wide reuses what it packs over its rows. Rows are cut only when the columns alone
 // cannot feed the workers, down to tiles that still amortise a transposed panel.
+constexpr std::int64_t kShortest = 48;  // rows of a tile, but where the product has fewer
+
 ChainPlan plan_chain(const ChainProduct& product, const ChainKernels& kernels, std::int64_t workers) {
   constexpr std::int64_t kWidth = 512;
   constexpr std::int64_t kTallest = 2520;
-  constexpr std::int64_t kShortest = 48;
   const std::int64_t wanted = workers <= 1 ? 1 : 4 * workers;
   ChainPlan plan;
   plan.tile_cols = kWidth;
@@ -30,6 +31,10 @@ ChainPlan plan_chain(const ChainProduct& product, const ChainKernels& kernels, s
   plan.row_tiles = ceil_div(product.rows, plan.tile_rows);
   plan.col_tiles = ceil_div(product.cols, plan.tile_cols);
   return plan;
+}
+
+std::int64_t most_tiles(std::int64_t rows, std::int64_t cols, const ChainKernels& kernels) {
+  return ceil_div(rows, kShortest) * ceil_div(cols, kernels.col_step);
 }
 
 // Neighbouring tiles share their columns, so that workers find each other's part of b in a shared cache.

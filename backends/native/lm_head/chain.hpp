@@ -134,5 +134,7 @@ struct ChainPlan {
   ChainTile tile(const ChainProduct& product, std::int64_t index) const;
 };
 ChainPlan plan_chain(const ChainProduct& product, const ChainKernels& kernels, std::int64_t workers);
+// No plan of a product of this size, or of fewer rows, has more tiles: workers beyond them need no scratch.
+std::int64_t most_tiles(std::int64_t rows, std::int64_t cols, const ChainKernels& kernels);
 
 }  // namespace rlk::native

@@ -87,12 +87,14 @@ struct RowGradient {
            sizeof(float) * static_cast<std::uint64_t>(rows_at_once() * kPanel * levels());
   }
 
+  std::int64_t parts() const { return up(sums.rows, kRowsAtOnce) / kRowsAtOnce; }
+  std::int64_t tasks() const { return panels_for(sums.cols) * parts(); }
+
   void run(const Call& call, const ReadRows& d, std::uint64_t shared, std::uint64_t scratch_bytes) const {
-    const std::int64_t parts = up(sums.rows, kRowsAtOnce) / kRowsAtOnce;
-    run_tasks<Tiles>(call, panels_for(sums.cols) * parts, scratch_bytes, shared,
-                     [&](std::int64_t task, std::byte* scratch) {
-                       panel(d, task / parts * kPanel, task % parts * kRowsAtOnce, scratch);
-                     });
+    const std::int64_t parts = this->parts();
+    run_tasks<Tiles>(call, tasks(), scratch_bytes, shared, [&](std::int64_t task, std::byte* scratch) {
+      panel(d, task / parts * kPanel, task % parts * kRowsAtOnce, scratch);
+    });
   }
 
  private:
@@ -175,6 +177,7 @@ struct WeightGradient {
 
   static constexpr std::int64_t kGroups = kPanel / kSide;
   static constexpr std::uint64_t kSums = sizeof(float) * kPanel * kPanel, kTiles = 4 * kTile;
+  std::int64_t tasks() const { return std::max(panels_for(cols), panels_for(rows)); }
   std::uint64_t scratch() const { return kSums + kTiles + static_cast<std::uint64_t>(kGroups * group_bytes); }
   std::uint64_t packed_bytes() const {
     return static_cast<std::uint64_t>(panels_for(cols) * kGroups * group_bytes);
@@ -228,17 +231,20 @@ struct WeightGradient {
   }
 };
 
-// What every call of a backward holds: uneven rows copied, the activations packed, each worker's room.
+// What every call of a backward holds: uneven rows copied, the activations packed, each worker's room. The other gradients are
+// chains of at most `chain_tiles` tiles in `chain_bytes` each.
 struct AmxRoom {
   std::uint64_t copies, shared, scratch;
-  AmxRoom(std::uint64_t copied, std::uint64_t least, const RowGradient* to_rows,
-          const WeightGradient* to_weight)
-      : copies(line(copied)), shared(copies), scratch(least) {
-    if (to_rows) scratch = std::max(scratch, to_rows->scratch());
+  std::int64_t tasks;
+  AmxRoom(std::uint64_t copied, std::uint64_t chain_bytes, std::int64_t chain_tiles,
+          const RowGradient* to_rows, const WeightGradient* to_weight)
+      : copies(line(copied)), shared(copies), scratch(chain_bytes), tasks(chain_tiles) {
+    if (to_rows) scratch = std::max(scratch, to_rows->scratch()), tasks = std::max(tasks, to_rows->tasks());
     if (!to_weight) return;
     shared += to_weight->packed_bytes();
-    scratch = std::max(scratch, to_weight->scratch());
+    scratch = std::max(scratch, to_weight->scratch()), tasks = std::max(tasks, to_weight->tasks());
   }
+  std::uint64_t bytes(const rlk_request& r) const { return workspace_for(r.threads, tasks, scratch, shared); }
 };
 
 }  // namespace

@@ -249,7 +249,8 @@ inline rlk_code run_amx(const AmxProduct& a, const Call& call) {
 
 inline std::uint64_t amx_workspace(const AmxProduct& a, const rlk_request& r) {
   const AmxBlocking b(a.sums, r.threads);
-  return workspace_for(r.threads, std::int64_t{1} << 30, b.scratch(a.sums), b.shared(a.rows));
+  return workspace_for(r.threads, std::max(b.groups, b.panels * b.ranges), b.scratch(a.sums),
+                       b.shared(a.rows));
 }
 
 }  // namespace

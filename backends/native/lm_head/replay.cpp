@@ -7,6 +7,12 @@
 namespace rlk::native {
 namespace {
 
+// Tiles of 16 rows by 64 columns: long enough to reuse what is unpacked, small enough to share out.
+constexpr std::int64_t kRows = 16, kCols = 64;
+constexpr std::int64_t tiles_for(std::int64_t rows, std::int64_t cols) {
+  return ((rows + kRows - 1) / kRows) * ((cols + kCols - 1) / kCols);
+}
+
 // There are two.
 template <Isa I>
 const ReplayKernels* kernels() {
@@ -15,7 +21,8 @@ const ReplayKernels* kernels() {
 
 template <Isa I>
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
-  return workspace_for(r.threads, std::int64_t{1} << 30, kernels<I>()->scratch_bytes, forward_copies(a));
+  return workspace_for(r.threads, tiles_for(RowSet(a.hidden).rows, a.weight.dim(0)),
+                       kernels<I>()->scratch_bytes, forward_copies(a));
 }
 template <Isa I>
 rlk_verdict supports(const LmHead&, const rlk_request&) {
@@ -40,10 +47,8 @@ rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
     q.hidden += first * q.hidden_stride;
     q.out_stride = part.out_row_stride;
     if (q.rows == 0 || q.cols == 0) return;
-    // 16 rows by 64 columns: long enough to reuse what is unpacked, small enough to share out.
-    constexpr std::int64_t kRows = 16, kCols = 64;
-    const std::int64_t row_tiles = (q.rows + kRows - 1) / kRows, col_tiles = (q.cols + kCols - 1) / kCols;
-    run_tasks(call, row_tiles * col_tiles, kernels.scratch_bytes, forward_copies(a),
+    const std::int64_t row_tiles = (q.rows + kRows - 1) / kRows;
+    run_tasks(call, tiles_for(q.rows, q.cols), kernels.scratch_bytes, forward_copies(a),
               [&](std::int64_t index, std::byte* scratch) {
                 const std::int64_t row = index % row_tiles * kRows, col = index / row_tiles * kCols;
                 kernels.run(q, {row, std::min(row + kRows, q.rows), col, std::min(col + kCols, q.cols)},

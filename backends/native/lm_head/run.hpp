@@ -124,14 +124,12 @@ inline void run_chain(const Call& call, ChainProduct p, const ChainKernels& kern
             [&](std::int64_t index, std::byte* scratch) { run(p, plan.tile(p, index), scratch); });
 }
 
-inline std::uint64_t chain_workspace(const rlk_request& request, const ChainKernels& kernels,
-                                     std::uint64_t copies) {
-  return workspace_for(request.threads, std::int64_t{1} << 30, kernels.scratch_bytes, copies);
-}
-
 // ---- lm_head
 
 inline std::uint64_t forward_copies(const LmHead& a) { return RowSet(a.hidden).copy_bytes(); }
+inline std::int64_t most_tiles(const LmHead& a, const ChainKernels& kernels) {
+  return most_tiles(RowSet(a.hidden).rows, a.weight.dim(0), kernels);
+}
 
 inline rlk_code run_forward(const LmHead& a, const Call& call, const ChainKernels& kernels, Chain chain) {
   std::byte* room = shared_workspace(call);
@@ -154,6 +152,13 @@ inline rlk_code run_forward(const LmHead& a, const Call& call, const ChainKernel
 
 inline std::uint64_t backward_copies(const LmHeadBwd& a) {
   return RowSet(a.d_out).copy_bytes() + RowSet(a.hidden).copy_bytes();
+}
+
+// Of any of the gradients.
+inline std::int64_t most_tiles(const LmHeadBwd& a, const ChainKernels& kernels) {
+  const std::int64_t vocab = a.weight.dim(0), width = a.weight.dim(1);
+  return std::max({most_tiles(RowSet(a.d_out).rows, width, kernels), most_tiles(vocab, width, kernels),
+                   most_tiles(1, vocab, kernels)});
 }
 
 // A column of ones, read with stride 0: the column sums of d_out are a product with it.
@@ -217,10 +222,10 @@ struct LmHeadChain {
     return Kernels() ? kAccept : refuse(kMissing);
   }
   static std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
-    return chain_workspace(r, *Kernels(), forward_copies(a));
+    return workspace_for(r.threads, most_tiles(a, *Kernels()), Kernels()->scratch_bytes, forward_copies(a));
   }
   static std::uint64_t workspace_bwd(const LmHeadBwd& a, const rlk_request& r) {
-    return chain_workspace(r, *Kernels(), backward_copies(a));
+    return workspace_for(r.threads, most_tiles(a, *Kernels()), Kernels()->scratch_bytes, backward_copies(a));
   }
   static rlk_code run(const LmHead& a, const Call& call) { return run_forward(a, call, *Kernels(), Sum); }
   static rlk_code run_bwd(const LmHeadBwd& a, const Call& call) {
