@@ -171,6 +171,12 @@ def test_calls_of_one_kind_are_not_taken_for_another():
     assert torch.equal(rlk.torch.rms_norm(x), y)
 
 
+def test_a_gradient_is_called_by_its_op():
+    h, w = leaf(2, 4), leaf(3, 4)
+    assert rlk.torch.lm_head(h, w).grad_fn.name() == "lm_headBackward"
+    assert torch.ops.rlk.lm_head(h, w, results="out").grad_fn.name() == "lm_headBackward"
+
+
 def test_a_kept_graph_gives_its_gradients_again():
     h, w = leaf(2, 4), leaf(3, 4)
     out = rlk.torch.lm_head(h, w).square().sum()
@@ -182,7 +188,7 @@ def test_a_kept_graph_gives_its_gradients_again():
 
 def test_threads_record_gradients_at_once():
     def gradients(seed):
-        h, w = leaf(2 + seed % 3, 16), leaf(7, 16)
+        h, w = leaf(2 + seed % 3, 16), leaf(300, 16)  # enough for the interpreter's lock to be given up
         return torch.autograd.grad(rlk.torch.lm_head(h * (seed + 1), w).sin().sum(), (h, w))
 
     want, wrong = [gradients(seed) for seed in range(8)], []

@@ -8,6 +8,7 @@ library. Scopes (``rlk.precision``, ``rlk.backend``) that a forward runs in hold
 code that torch.compile traces they hold where the compiled function runs, so pass ``precision=`` and ``backend=`` there.
 """
 
+import types
 from contextlib import nullcontext
 from functools import lru_cache
 
@@ -443,6 +444,12 @@ def _define(schema):
     torch.library.register_fake(qualified, _fake(schema), lib=_library)
 
 
+def _node(name, forward, backward):
+    """An autograd.Function; its grad_fn is called nameBackward."""
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return types.new_class(name, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(functions))
+
+
 def _differentiate(schema, schemas):
     """The op's kernel above the others. (torch.library.register_autograd gives the same and reads the schema anew in every call,
     which costs ten times the rest.)"""
@@ -452,35 +459,22 @@ def _differentiate(schema, schemas):
     other = schemas.get(schema.backward)
     gradient = _gradient if other else _refuse_gradient(schema)
 
-    class Recorded(torch.autograd.Function):
-        """A call whose arguments rlk._C has read."""
+    def through_dispatcher(ctx, plan, *inputs):
+        with below():
+            output = op(*inputs, **plan.keywords)
+        if other:
+            _keep(ctx, plan, inputs, _as_tuple(output))
+            if len(schema.results) > 1:
+                _several(ctx, plan, output)
+        return output
 
-        forward = staticmethod(_C.recorded_forward)
-        backward = staticmethod(gradient)
-
-    class Dispatched(torch.autograd.Function):
-        """A call that torch's dispatcher brought here."""
-
-        @staticmethod
-        def forward(ctx, plan, *inputs):
-            with below():
-                output = op(*inputs, **plan.keywords)
-            if other:
-                _keep(ctx, plan, inputs, _as_tuple(output))
-                if len(schema.results) > 1:
-                    _several(ctx, plan, output)
-            return output
-
-        backward = staticmethod(gradient)
-
-    for function in (Recorded, Dispatched):
-        function.__name__ = function.__qualname__ = schema.name
-    _APPLY[schema.name] = super(torch.autograd.Function, Recorded).apply
+    _APPLY[schema.name] = super(torch.autograd.Function, _node(schema.name, _C.recorded_forward, gradient)).apply
+    dispatched = _node(schema.name, through_dispatcher, gradient).apply
 
     def kernel(*inputs, **keywords):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             inputs += (None,) * (len(schema.input_names) - len(inputs))  # of which the dispatcher leaves trailing ones out
-            return Dispatched.apply(_Plan(schema, other, keywords, every_result=True), *inputs)
+            return dispatched(_Plan(schema, other, keywords, every_result=True), *inputs)
         with below():
             return op(*inputs, **keywords)
 
