@@ -16,13 +16,6 @@ namespace rlk::simt::logp {
 
 using namespace rlk::lse128;
 
-// Columns [begin, end) of the call's leaf number `leaf`, from its start or whole tiles behind it; or all leaves of the call.
-struct Panel {
-  Matrix logits;
-  std::int64_t begin, end;
-  int leaf;
-};
-
 inline constexpr int kThreads = 256, kLanes = 32, kGroups = kThreads / kLanes, kOwn = kTile / kLanes;
 
 // A logit of the span as it goes into the rule, before softcap.
@@ -66,7 +59,7 @@ __device__ __forceinline__ State tile(const Problem& p, const Panel& panel, std:
 }
 
 __global__ void __launch_bounds__(kThreads)
-    fold(Problem p, Panel panel, int leaves, bool bends, State* states) {
+    fold(Problem p, Panel panel, int leaves, bool bends, State* states, float* targets) {
   State* tiles = dynamic_shared<State>();
   const std::int64_t row = blockIdx.x / static_cast<unsigned>(leaves);
   const int leaf = leaves == 1 ? panel.leaf : static_cast<int>(blockIdx.x % static_cast<unsigned>(leaves));
@@ -89,11 +82,18 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kGroups; ++i) all = join(all, tiles[i], k);
     __syncthreads();
   }
-  if (threadIdx.x == 0) *kept = all;
+  if (threadIdx.x != 0) return;
+  *kept = all;
+  if (targets == nullptr) return;
+  const std::int64_t at = p.column(row);
+  if (panel.begin == p.leaf_begin(0)) targets[row] = none();
+  if (at >= panel.begin && at < panel.end && p.kept(row, at))
+    targets[row] = capped(p, rounded(p, panel.logits, row, at - panel.begin));
 }
 
-// Leaves to a row: what is known of it, and its state in place of the first leaf's.
-__global__ void __launch_bounds__(kThreads) finish(Problem p, State* states) {
+// Leaves to a row: what is known of it, and its state in place of the first leaf's. `targets`: the targets' logits, where those
+// are no more.
+__global__ void __launch_bounds__(kThreads) finish(Problem p, State* states, const float* targets) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.rows) return;
   if (p.left_out(row)) {
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads) finish(Problem p, State* states) {
   const State all = join_all(states + row * p.count, p.count, k);
   states[row * p.count] = all;
   const std::int64_t at = p.column(row);
-  float z = none();
-  if (at >= 0 && p.kept(row, at)) z = capped(p, rounded(p, p.logits, row, at));
+  float z = targets ? targets[row] : none();
+  if (!targets && at >= 0 && p.kept(row, at)) z = capped(p, rounded(p, p.logits, row, at));
   write(p, row, {all, z, k});
 }
 
@@ -153,16 +153,20 @@ inline std::int64_t over(std::int64_t n, std::int64_t by) { return (n + by - 1) 
 inline bool bends(const Problem& p) { return p.entropy || p.stats || p.d_entropy; }
 
 // All leaves of a row that lies in memory whole, or one leaf's part of it.
-inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* states, hipStream_t stream) {
+inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* states, float* targets,
+                        hipStream_t stream) {
   if (p.rows == 0) return;
   hipLaunchKernelGGL(fold, blocks(p.rows * leaves), dim3(kThreads), kGroups * sizeof(State), stream, p, panel,
-                     leaves, bends(p), static_cast<State*>(states));
+                     leaves, bends(p), static_cast<State*>(states), targets);
 }
-inline void launch_finish(const Problem& p, void* states, hipStream_t stream) {
+inline void launch_count(const Problem& p, hipStream_t stream) {
+  hipLaunchKernelGGL(bad, dim3(1), dim3(kThreads), kThreads * sizeof(int), stream, p);
+}
+inline void launch_finish(const Problem& p, void* states, const float* targets, hipStream_t stream) {
   if (p.rows > 0)
     hipLaunchKernelGGL(finish, blocks(over(p.rows, kThreads)), dim3(kThreads), 0, stream, p,
-                       static_cast<State*>(states));
-  if (p.bad_count) hipLaunchKernelGGL(bad, dim3(1), dim3(kThreads), kThreads * sizeof(int), stream, p);
+                       static_cast<State*>(states), targets);
+  if (p.bad_count) launch_count(p, stream);
 }
 // `columns` of `to`, those beyond the panel's as +0.
 inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
@@ -175,8 +179,8 @@ inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& 
 inline Panel whole(const Problem& p) { return {p.logits, 0, p.here, 0}; }
 
 inline void launch_reduction(const Problem& p, void* states, hipStream_t stream) {
-  launch_fold(p, whole(p), p.count, states, stream);
-  launch_finish(p, states, stream);
+  launch_fold(p, whole(p), p.count, states, nullptr, stream);
+  launch_finish(p, states, nullptr, stream);
 }
 inline void launch_backward(const Problem& p, void* states, hipStream_t stream) {
   if (!p.given) launch_reduction(p, states, stream);

@@ -1,0 +1,173 @@
+// labels: conformance fibers
+// linear_logp and its gradients by the portable GPU kernels, on fibers: the bits of the native backend, whatever panels the
+// logits are cut into.
+#include <doctest/doctest.h>
+
+#include "fiber_rows.hpp"
+#include "simt/linear_logp/run.hpp"
+#include "simt/lm_head/kernel.hpp"
+#include "simt/logp/kernels.hpp"
+
+namespace {
+
+using namespace fiberrows;
+namespace simt = rlk::simt;
+using rlk::LinearLogp;
+using rlk::LinearLogpBwd;
+
+const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/kb1024/lse128/l8"};
+
+struct OnFibers {
+  static const char* product(const simt::lm_head::Product& p) {
+    if (p.rows > 0 && p.cols > 0)
+      REQUIRE(simt::lm_head::launch(p, simt::lm_head::Sum::fma32, nullptr) == hipSuccess);
+    return nullptr;
+  }
+  static const char* fold(const rlk::lse128::Problem& p, const simt::logp::Panel& panel,
+                          rlk::lse128::State* states, float* targets) {
+    simt::logp::launch_fold(p, panel, 1, states, targets, nullptr);
+    return nullptr;
+  }
+  static const char* finish(const rlk::lse128::Problem& p, rlk::lse128::State* states, const float* targets) {
+    simt::logp::launch_finish(p, states, targets, nullptr);
+    return nullptr;
+  }
+  static const char* count_bad(const rlk::lse128::Problem& p) {
+    simt::logp::launch_count(p, nullptr);
+    return nullptr;
+  }
+  static const char* gradient(const rlk::lse128::Problem& p, const simt::logp::Panel& panel,
+                              const rlk::lse128::Matrix& to, std::int64_t columns,
+                              const rlk::lse128::State* states) {
+    simt::logp::launch_gradient(p, panel, to, columns, states, nullptr);
+    return nullptr;
+  }
+};
+
+// Panels of 128 columns, 16 rows at a time; or what a GPU takes.
+constexpr simt::linear_logp::Limits kSmall{.rows = 16, .cached = 1, .held = 1, .columns = 48},
+    kLimits[] = {kSmall, simt::linear_logp::kLimits};
+
+struct Inputs {
+  Owned hidden, weight, bias, target, d_logp, d_entropy;
+  Inputs(std::int64_t n, std::int64_t k, std::int64_t v, DType t, std::mt19937& random)
+      : hidden({n, k}, t, random),
+        weight({v, k}, t, random),
+        bias({v}, t, random),
+        target({n}, DType::i64),
+        d_logp({n}, DType::f32, random),
+        d_entropy({n}, DType::f32, random) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t id = i == 1   ? -100
+                              : i == 2 ? v + 7
+                                       : static_cast<std::int64_t>(random() % static_cast<unsigned>(v));
+      std::memcpy(target.bytes.data() + 8 * i, &id, 8);
+    }
+  }
+};
+
+// forward or backward at both sizes of panels, in memory that holds garbage.
+template <class Args, class Run>
+void on_fibers(const std::vector<Owned*>& results, const Args& a, Run run) {
+  for (const auto& limits : kLimits) {
+    CAPTURE(limits.rows);
+    std::vector<std::byte> workspace(static_cast<std::size_t>(simt::linear_logp::room_of(a, limits)) + 64);
+    auto* room =
+        reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64);
+    const auto expected = copies(results);
+    for (const auto& [wave, order] :
+         {std::pair{32, rlk_fiber::Order::shuffled}, {64, rlk_fiber::Order::descending}}) {
+      for (Owned* r : results) std::fill(r->bytes.begin(), r->bytes.end(), std::byte{0x7f});
+      std::fill(workspace.begin(), workspace.end(), std::byte{0x7f});
+      rlk_fiber::wave_size = wave, rlk_fiber::order = order;
+      CHECK(run(a, room, OnFibers{}, limits) == nullptr);
+      CAPTURE(wave);
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        CAPTURE(i);
+        CHECK(results[i]->bytes == expected[i]);
+      }
+    }
+  }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE, rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+}  // namespace
+
+TEST_CASE("linear_logp on fibers is native's bits, across panels and runs of rows") {
+  std::mt19937 random(31);
+  for (const DType t : kTypes)
+    for (const std::int64_t v : {7, 1100}) {
+      CAPTURE(rlk::name_of(t));
+      CAPTURE(v);
+      const std::int64_t n = 19;
+      const Inputs in(n, 9, v + 5, t, random);
+      Owned logp({n}, DType::f32), lse({n}, DType::f32), entropy({n}, DType::f32), stats({n, 4}, DType::f32),
+          bad({1}, DType::i32);
+      LinearLogp a{.hidden = in.hidden.tensor,
+                   .weight = in.weight.tensor,
+                   .target = in.target.tensor,
+                   .logp = logp.tensor,
+                   .lse = lse.tensor,
+                   .entropy = entropy.tensor,
+                   .stats = stats.tensor,
+                   .bad_count = bad.tensor,
+                   .vocab = v};
+      if (t != DType::f16) a.bias = in.bias.tensor, a.softcap = 20;
+      if (t == DType::bf16) a.logits_round = LinearLogp::LogitsRound::bf16;
+      REQUIRE(rlk::linear_logp(a, kNative));
+      on_fibers({&logp, &lse, &entropy, &stats, &bad}, a,
+                [](const auto&... args) { return simt::linear_logp::forward(args...); });
+    }
+}
+
+TEST_CASE("a part of the vocabulary on fibers is native's bits, of targets that lie in other parts, too") {
+  std::mt19937 random(33);
+  const std::int64_t n = 19, leaf = 144;
+  const Inputs in(n, 9, 2 * leaf, DType::bf16, random);
+  for (std::int64_t i = 3; i < n; i += 2) {
+    const std::int64_t id = 60 * i;
+    std::memcpy(const_cast<std::byte*>(in.target.bytes.data()) + 8 * i, &id, 8);
+  }
+  Owned stats({n, 4}, DType::f32);
+  const LinearLogp a{.hidden = in.hidden.tensor,
+                     .weight = in.weight.tensor,
+                     .target = in.target.tensor,
+                     .stats = stats.tensor,
+                     .vocab = 1100,
+                     .vocab_start = 2 * leaf,
+                     .leaf_first = 2,
+                     .leaf_count = 2};
+  REQUIRE(rlk::linear_logp(a, kNative));
+  on_fibers({&stats}, a, [](const auto&... args) { return simt::linear_logp::forward(args...); });
+}
+
+TEST_CASE("linear_logp_bwd on fibers is native's bits, with stats and without") {
+  std::mt19937 random(32);
+  for (const DType t : kTypes)
+    for (const bool given : {true, false}) {
+      CAPTURE(rlk::name_of(t));
+      CAPTURE(given);
+      const std::int64_t n = 19, k = 9, v = 300;
+      const Inputs in(n, k, v + 5, t, random);
+      Owned stats({n, 4}, DType::f32), d_hidden({n, k}, t), d_weight({v + 5, k}, t), d_bias({v + 5}, t);
+      LinearLogpBwd a{.hidden = in.hidden.tensor,
+                      .weight = in.weight.tensor,
+                      .target = in.target.tensor,
+                      .d_logp = in.d_logp.tensor,
+                      .d_hidden = d_hidden.tensor,
+                      .d_weight = d_weight.tensor,
+                      .vocab = v};
+      if (t != DType::f16)
+        a.bias = in.bias.tensor, a.d_bias = d_bias.tensor, a.d_entropy = in.d_entropy.tensor;
+      if (given) {
+        LinearLogp f{.hidden = a.hidden, .weight = a.weight, .bias = a.bias, .target = a.target};
+        f.stats = stats.tensor, f.vocab = v;
+        REQUIRE(rlk::linear_logp(f, kNative));
+        a.stats = stats.tensor;
+      }
+      REQUIRE(rlk::linear_logp_bwd(a, kNative));
+      std::vector<Owned*> results{&d_hidden, &d_weight};
+      if (a.d_bias) results.push_back(&d_bias);
+      on_fibers(results, a, [](const auto&... args) { return simt::linear_logp::backward(args...); });
+    }
+}
