@@ -143,18 +143,16 @@ void Trial::count_sizes(const Problem& p) {
     }
 }
 
-std::vector<Problem> first_problems(const Target& target, const Plan& plan, std::size_t count) {
+void first_problems(const Target& target, const Plan& plan, std::size_t count,
+                    const std::function<bool(const Problem&)>& goes_on) {
   const registry::Op* op = registry::find(target.entry.op);
   const std::string only = plain_name(plan.case_name);
-  std::vector<Problem> out;
   const auto take = [&](const registry::Case& c) {
-    if (out.size() == count || !c.order_probe.empty() || dtype_of_case(c, *op->schema) != target.dtype)
-      return;
+    if (count == 0 || !c.order_probe.empty() || dtype_of_case(c, *op->schema) != target.dtype) return;
     if (only.empty() ? c.large : c.name != only) return;
-    if (auto p = materialise(*op, c, plan.seed)) out.push_back(std::move(*p));
+    if (const auto p = materialise(*op, c, plan.seed)) count = goes_on(*p) ? count - 1 : 0;
   };
   op->cases({take, plan.seed});
-  return out;
 }
 
 void Trial::collect() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -76,8 +77,9 @@ class Trial {
   std::map<std::string, double> reference_seconds_;
 };
 
-// Small problems of the target, the same in every process.
-std::vector<Problem> first_problems(const Target& target, const Plan& plan, std::size_t count);
+// Small problems of the target, the same in every process, one after another: at most `count`, and until told to stop.
+void first_problems(const Target& target, const Plan& plan, std::size_t count,
+                    const std::function<bool(const Problem&)>& goes_on);
 
 uint64_t hash_of(const Outcome& out);
 

@@ -24,8 +24,8 @@ constexpr std::pair<const char*, const char*> kHostile[] = {{"NVIDIA_TF32_OVERRI
                                                             {"ONEDNN_MAX_CPU_ISA", "AVX2"},
                                                             {"DNNL_MAX_CPU_ISA", "AVX2"},
                                                             {"OMP_NUM_THREADS", "3"}};
-// Of each target, in each other process: the first that it takes of the op's first.
-constexpr std::size_t kCases = 4, kLooked = 8;
+// Of each target, in each other process: the first that it takes of the op's first. Some take few shapes.
+constexpr std::size_t kCases = 4, kLooked = 64;
 constexpr int kMostDeaths = 8;
 constexpr const char* kAllHostile = "all hostile variables";
 
@@ -171,14 +171,13 @@ int print_corpus(const Plan& plan, const std::string& backend, const std::vector
     const std::string key = key_of(t.entry);
     if (t.entry.backend != backend || std::find(dead.begin(), dead.end(), key) != dead.end()) continue;
     std::size_t taken = 0;
-    for (const Problem& p : first_problems(t, plan, kLooked)) {
-      if (taken == kCases) break;
+    first_problems(t, plan, kLooked, [&](const Problem& p) {
       say("at", key, p.name, "");
       const Outcome out = execute(p, t.subject);
-      if (out.code != RLK_OK) continue;
+      if (out.code != RLK_OK) return true;
       say("hash", key, p.name, fmt::format("{:016x}", hash_of(out)));
-      ++taken;
-    }
+      return ++taken < kCases;
+    });
   }
   say("finished", "", "", "");
   return 0;
