@@ -10,65 +10,18 @@
 #include <string>
 #include <vector>
 
-#include "rlk/half.hpp"
-#include "rlk/ops.hpp"
+#include "attention_owned.hpp"
 
 namespace {
 
+using attention_test::Owned;
+using attention_test::Shape;
 using rlk::Attention;
 using rlk::DType;
 using rlk::Tensor;
-using Shape = std::vector<int64_t>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kHeads = 4, kKvHeads = 2, kWidth = 32, kValueWidth = 16;
-
-// A dense tensor that owns its bytes.
-struct Owned {
-  Shape shape;
-  DType type;
-  std::vector<std::byte> bytes;
-
-  Owned(Shape s, DType t, double fill) : shape(std::move(s)), type(t) {
-    bytes.resize(static_cast<std::size_t>(count() * rlk::size_of(t)));
-    for (int64_t i = 0; i < count(); ++i) set(i, fill);
-  }
-  Owned(Shape s, DType t, std::mt19937& random) : Owned(std::move(s), t, 0.0) {
-    std::normal_distribution<double> normal;
-    for (int64_t i = 0; i < count(); ++i) set(i, normal(random));
-  }
-  int64_t count() const {
-    int64_t n = 1;
-    for (int64_t d : shape) n *= d;
-    return n;
-  }
-  void set(int64_t i, double x) {
-    const auto single = static_cast<float>(x);
-    const uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
-    if (type == DType::f32)
-      std::memcpy(bytes.data() + 4 * i, &single, 4);
-    else
-      std::memcpy(bytes.data() + 2 * i, &half, 2);
-  }
-  float f32(int64_t i) const {
-    float x;
-    std::memcpy(&x, bytes.data() + 4 * i, 4);
-    return x;
-  }
-  // Bytes of one row of the first axis.
-  std::size_t row() const { return bytes.size() / static_cast<std::size_t>(shape[0]); }
-  // From row `from` of the first axis on, as a tensor with `leading` in that axis's place.
-  Tensor view(int64_t from, const Shape& leading) const {
-    Shape s = leading;
-    s.insert(s.end(), shape.begin() + 1, shape.end());
-    return Tensor(const_cast<std::byte*>(bytes.data()) + static_cast<std::size_t>(from) * row(), std::span(s),
-                  type);
-  }
-  void copy_row(int64_t to, const Owned& from, int64_t at) {
-    std::memcpy(bytes.data() + static_cast<std::size_t>(to) * row(),
-                from.bytes.data() + static_cast<std::size_t>(at) * row(), row());
-  }
-};
 
 // A sequence of tokens, and what one prefill makes of it.
 struct Sequence {

@@ -7,6 +7,7 @@
 
 #include "native/attention/engine.hpp"
 #include "native/attention/products.hpp"
+#include "native/attention/tree.hpp"
 
 namespace rlk::native::attn {
 
@@ -120,7 +121,7 @@ class Rows {
         [c = p_.c, base](auto s) { return attn128::weight(s, decltype(s){} + c, decltype(s){} - base); }, x,
         x);
     a_[r] = simt::exp2(m_[r] - base);
-    l_[r] = simt::fused(l_[r], a_[r], tree(x));
+    l_[r] = simt::fused(l_[r], a_[r], tree<L, W>(x));
     m_[r] = m;
     if (p_.v.type == Type::f32) return;
     Row::narrow(p_.v.type, x, halves_, kTile);
@@ -138,18 +139,6 @@ class Rows {
     Row::store(lanes, most);
     for (float y : lanes) top = y > top ? y : top;
     return top;
-  }
-
-  // The sum whose order is the rule's: bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5. After bits 6 and 3
-  // what is left is folded neighbour by neighbour.
-  static float tree(const float* p) {
-    float v[32], half[64];
-    Row::map(64, [](auto x, auto y) { return x + y; }, half, p, p + 64);
-    for (int b = 0; b < 4; ++b)
-      for (int i = 0; i < 8; ++i) v[8 * b + i] = half[16 * b + i] + half[16 * b + 8 + i];
-    for (int n = 16; n > 0; n /= 2)
-      for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-    return v[0];
   }
 
   // Joins the sums of the split that ends with this tile to those before it.
