@@ -357,3 +357,45 @@ TEST_CASE("linear_logp_bwd is the slope of linear_logp, with bias, temperatures,
     is_slope("bias", bias, d_bias, loss);
   }
 }
+
+TEST_CASE(
+    "attention_bwd is the slope of attention and of its lse, with groups, sinks, windows and a softcap") {
+  std::mt19937 random(20);
+  constexpr int64_t n = 2, queries = 3, keys = 5, heads = 2, d = 16, dv = 16;
+  const Shape rows{n, queries, heads, d}, values{n, queries, heads, dv}, each{n, queries, heads};
+  for (int form = 0; form < 4; ++form) {
+    CAPTURE(form);
+    const int64_t kv_heads = form == 3 ? 2 : 1;
+    Numbers q(rows, random), k({n, keys, kv_heads, d}, random), v({n, keys, kv_heads, dv}, random);
+    Numbers out(values, random), lse(each, random), d_out(values, random), d_lse(each, random);
+    Numbers d_q(rows, random), d_k(k.shape, random), d_v(v.shape, random), d_sinks({heads}, random);
+    std::vector<float> single{-0.5f, 1.0f};
+    std::vector<int64_t> lengths{keys, 4};
+    const Tensor sinks(single.data(), {heads}, DType::f32), kv_len(lengths.data(), {n}, DType::i64);
+    rlk::Attention f{.q = q.f64, .k = k.f64, .v = v.f64, .kv_len = kv_len, .out = out.f64, .lse = lse.f64};
+    rlk::AttentionBwd b{.q = q.f64, .k = k.f64, .v = v.f64, .kv_len = kv_len};
+    b.out = out.f64, b.lse = lse.f64, b.d_out = d_out.f64, b.d_lse = d_lse.f64;
+    b.d_q = d_q.f64, b.d_k = d_k.f64, b.d_v = d_v.f64;
+    if (form >= 1) f.sinks = b.sinks = sinks, b.d_sinks = d_sinks.f64;
+    if (form == 1) f.window = b.window = 2;
+    if (form == 2) f.causal = b.causal = false, f.softcap = b.softcap = 1.5, f.scale = b.scale = 0.4;
+    const auto loss = [&] {
+      reference(f);
+      return dot(out, d_out) + dot(lse, d_lse);
+    };
+    loss();
+    reference(b);
+    is_slope("q", q, d_q, loss);
+    is_slope("k", k, d_k, loss);
+    is_slope("v", v, d_v, loss);
+    for (std::size_t h = 0; form >= 1 && h < single.size(); ++h) {
+      const float at = single[h];
+      single[h] = at + 0x1p-6f;
+      const double up = loss();
+      single[h] = at - 0x1p-6f;
+      const double down = loss();
+      single[h] = at;
+      CHECK(std::fabs((up - down) / 0x1p-5 - d_sinks.x[h]) < 2e-4);
+    }
+  }
+}

@@ -655,6 +655,36 @@ void attention(Call& c, Random& r) {
   if (r.chance(70)) c.write("lse", DType::f32);
 }
 
+void attention_bwd(Call& c, Random& r) {
+  const DType type = float_type(r);
+  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 4), d = 16 * r.between(1, 3),
+                dv = 16 * r.between(1, 3), n = r.between(1, 3), queries = r.below(7),
+                keys = r.pick<int64_t>({1, 9, 40, 130});
+  const bool packed = r.chance(40);
+  const auto rows = [](Shape shape, int64_t h, int64_t w) { return shape.push_back(h), with_last(shape, w); };
+  Shape of_q{n, queries}, of_k{n, keys};
+  if (packed) {
+    of_q = {queries}, of_k = {keys};
+    c.read("cu_q", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, queries)});
+    c.read("cu_k", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, keys)});
+  } else if (r.chance(40)) {
+    c.read("kv_len", {n}, index_type(r), {Values::integers, 0, static_cast<double>(keys + 1)});
+  }
+  c.read("q", rows(of_q, heads, d), type);
+  c.read("k", rows(of_k, kv_heads, d), type);
+  c.read("v", rows(of_k, kv_heads, dv), type);
+  c.read("out", rows(of_q, heads, dv), or_f32(r, type));
+  c.read("d_out", rows(of_q, heads, dv), or_f32(r, type));
+  c.read("lse", with_last(of_q, heads), DType::f32, {Values::uniform, 2, 5});
+  if (r.chance(30)) c.read("d_lse", with_last(of_q, heads), DType::f32);
+  if (r.chance(30)) c.read("sinks", {heads}, DType::f32), c.write("d_sinks", DType::f32);
+  c.set("causal", r.below(2));
+  if (r.chance(30)) c.set("causal", 1), c.set("window", r.between(1, 50));
+  if (r.chance(20)) c.set_real("softcap", 3);
+  for (const char* result : {"d_q", "d_k", "d_v"})
+    if (r.chance(80)) c.write(result, or_f32(r, type));
+}
+
 // ---- logp
 
 // What logp and linear_logp share, of `rows` rows; returns the columns of the call's logits.
@@ -763,6 +793,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"policy_loss_bwd", policy_loss_bwd},
       {"loss_reduce", loss_reduce},
       {"attention", attention},
+      {"attention_bwd", attention_bwd},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -683,6 +683,78 @@ constinit const Entry kEntries[] = {
           b.causal = false;
           if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
           }),
+    LIES(AttentionBwd, heads_in_order, "fma32/attn128", "groups b=1 s=9 l=140 h=16/2 d=16/16 fp32",
+         "adds the heads of a group one after another",
+         {
+          const int64_t heads = a.k.dim(-2), group = a.q.dim(-2) / heads;
+          if (!a.d_k || a.q.rank() != 4 || a.d_lse || a.d_k.dtype() != DType::f32 || group < 4) return;
+          const auto one = [&](const auto& t, int64_t g) {  // head g of each group
+            const auto width = static_cast<std::size_t>(t.rank());
+            std::vector<int64_t> shape(t->shape, t->shape + width), strides;
+            for (int32_t i = 0; i < t.rank(); ++i) strides.push_back(t.stride(i));
+            shape[2] = heads, strides[2] *= group;
+            char* first = const_cast<char*>(t.template data<char>()) + g * t.stride(2) * size_of(t.dtype());
+            return Tensor(first, std::span(shape), t.dtype(), {kDLCPU, 0}, std::span(strides));
+          };
+          std::vector<float> sum(static_cast<std::size_t>(a.d_k.numel()));
+          for (int64_t g = 0; g < group; ++g) {
+            const Tensor q = one(a.q, g), out = one(a.out, g), d_out = one(a.d_out, g), rows = one(a.lse, g);
+            Wide part(a.d_k), lse{In(&rows.dl())};
+            AttentionBwd b = a;
+            b.q = q, b.out = out, b.lse = lse.tensor, b.d_out = d_out, b.sinks = {}, b.d_sinks = {};
+            b.d_q = {}, b.d_v = {}, b.d_k = part.tensor;
+            if (honest(b, "native")) return;
+            for (std::size_t n = 0; n < sum.size(); ++n)
+              sum[n] = g == 0 ? part.numbers[n] : sum[n] + part.numbers[n];
+          }
+          for (std::size_t n = 0; n < sum.size(); ++n) put(a.d_k, static_cast<int64_t>(n), sum[n]);
+         }),
+    LIES_BF16(AttentionBwd, unrounded_operands, "fma32/attn128", "prefill b=2 s=20 l=20 h=4/4 d=64/64 bf16",
+              "keeps P and dS in fp32",
+              {
+          if (a.cu_q || a.kv_len || !a.d_q || !a.d_k || !a.d_v) return;
+          Wide q(a.q), k(a.k), v(a.v), out(a.out), d_out(a.d_out), d_q(a.d_q), d_k(a.d_k), d_v(a.d_v);
+          AttentionBwd b = a;
+          b.q = q.tensor, b.k = k.tensor, b.v = v.tensor, b.out = out.tensor, b.d_out = d_out.tensor;
+          b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor;
+          if (honest(b, "native")) return;
+          const auto copy = [](const Out& to, const Wide& from) {
+            for (std::size_t n = 0; n < from.numbers.size(); ++n)
+              put(to, static_cast<int64_t>(n), from.numbers[n]);
+          };
+          copy(a.d_q, d_q), copy(a.d_k, d_k), copy(a.d_v, d_v);
+              }),
+    WRONG(AttentionBwd, no_delta, "accuracy", "prefill b=2 s=20 l=20 h=4/4 d=64/64 fp32",
+          "takes dP for its difference from the row's mean",
+          {
+          Wide out(a.out);
+          std::fill(out.numbers.begin(), out.numbers.end(), 0.0f);
+          AttentionBwd b = a;
+          b.out = out.tensor;
+          (void)honest(b, "native");
+          }),
+    WRONG(AttentionBwd, lse_has_no_gradient, "accuracy", "sinks b=2 s=5 l=150 h=3/1 d=16/48 fp32",
+          "leaves the gradient of lse out",
+          {
+          AttentionBwd b = a;
+          b.d_lse = {};
+          if (a.d_lse) (void)honest(b, "native");
+          }),
+    WRONG(AttentionBwd, window_and_one_more, "accuracy", "window b=1 s=9 l=300 h=2/1 d=16/16 window=128 fp32",
+          "gives the key in front of the window a gradient",
+          {
+          AttentionBwd b = a;
+          b.window = a.window + 1;
+          if (a.window > 0) (void)honest(b, "native");
+          }),
+    WRONG(AttentionBwd, stale_rows, "accuracy", "lengths b=3 s=4 l=20 h=2/1 d=32/16 fp32",
+          "leaves what it finds behind a sequence's keys",
+          {
+          const int64_t keys = a.k.rank() == 4 ? a.k.dim(1) : 0;
+          for (int64_t n = 0; a.kv_len && a.d_k && keys > 0 && n < a.k.dim(0); ++n)
+            if (get(a.kv_len, n) < static_cast<double>(keys))
+              put(a.d_k, (n + 1) * keys * a.k.dim(2) * a.k.dim(3) - 1, 3);
+          }),
     // group_advantage
     LIES(GroupAdvantage, by_n, "loss32/f64", "plain mean sample_std add zero B=40",
          "divides by n where the deviation is the sample's",

@@ -1,9 +1,9 @@
-// From the typed arguments of attention to a Problem.
+// From the typed arguments of attention and attention_bwd to a Problem and a Backward.
 #pragma once
 
 #include <cmath>
 
-#include "arithmetic/attention/problem.hpp"
+#include "arithmetic/attention/backward.hpp"
 #include "arithmetic/rows_bind.hpp"
 #include "rlk/ops.hpp"
 
@@ -23,13 +23,21 @@ Tensor tensor_of(const View& v) {
   return t;
 }
 
-inline Problem problem_of(const Attention& a) {
+// [.., heads] as a Tensor of one channel.
+template <class View>
+Tensor per_head(const View& v) {
+  if (!v) return {};
+  Tensor t{const_cast<void*>(static_cast<const void*>(v.template data<char>()))};
+  t.head = v.stride(-1), t.token = v.stride(-2), t.sequence = v.rank() > 2 ? v.stride(0) : 0;
+  return t;
+}
+
+// Args is Attention or AttentionBwd.
+template <class Args>
+Problem problem_of(const Args& a) {
   Problem p;
   p.q = tensor_of(a.q), p.k = tensor_of(a.k), p.v = tensor_of(a.v), p.out = tensor_of(a.out);
-  if (a.lse) {
-    p.lse.data = a.lse.data<char>();
-    p.lse.head = 1, p.lse.token = a.lse.stride(-2), p.lse.sequence = a.lse.rank() > 2 ? a.lse.stride(0) : 0;
-  }
+  p.lse = per_head(a.lse);
   p.cu_q = integers_of(a.cu_q), p.cu_k = integers_of(a.cu_k), p.kv_len = integers_of(a.kv_len);
   p.block_table = integers_of(a.block_table);
   // Without queries there is nothing to do, however large the other sizes are.
@@ -43,13 +51,22 @@ inline Problem problem_of(const Attention& a) {
   p.heads = static_cast<int>(a.k.dim(-2));
   p.group = static_cast<int>(a.q.dim(-2)) / p.heads;
   p.width = static_cast<int>(a.q.dim(-1)), p.value_width = static_cast<int>(a.v.dim(-1));
-  p.sinks = a.sinks ? a.sinks.data<float>() : nullptr;
-  p.causal = a.causal, p.window = a.window, p.split = a.split;
+  p.sinks = a.sinks ? a.sinks.template data<float>() : nullptr;
+  p.causal = a.causal, p.window = a.window;
+  if constexpr (requires { a.split; }) p.split = a.split;
   p.scale64 = a.scale != 0 ? a.scale : 1 / std::sqrt(static_cast<double>(p.width));
   p.cap64 = a.softcap;
   p.scale = static_cast<float>(p.scale64), p.cap = static_cast<float>(p.cap64);
   p.c = p.cap != 0 ? kLog2e : p.scale * kLog2e;
   return p;
+}
+
+inline Backward backward_of(const AttentionBwd& a) {
+  Backward b{problem_of(a),    tensor_of(a.d_out), per_head(a.d_lse),
+             tensor_of(a.d_q), tensor_of(a.d_k),   tensor_of(a.d_v)};
+  b.key_batches = a.cu_k ? 1 : a.k.dim(0);
+  b.d_sinks = a.d_sinks ? a.d_sinks.data<float>() : nullptr;
+  return b;
 }
 
 }  // namespace rlk::attn128

@@ -1,0 +1,241 @@
+// attention_bwd on the CPU: fma32/attn128 by instruction set, and golden.
+//
+// Operations: 2 (3 D + 2 Dv) per query head and key for d_k and d_v, 2 (2 D + Dv) for d_q: scores are computed twice, so that
+// no sum crosses tasks. Workspace: 8 bytes per query and head, beside the tasks' own.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "arithmetic/attention/bind.hpp"
+#include "native/attention/backward_engine.hpp"
+#include "native/attention/check.hpp"
+#include "rlk/workers.hpp"
+
+namespace rlk::native {
+namespace {
+
+using attn128::Backward;
+using attn128::backward_of;
+using attn128::Problem;
+using attn128::Stat;
+
+constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
+
+std::uint64_t stat_bytes(const Backward& g) {
+  return g.p.sequences == 0 ? 0 : static_cast<std::uint64_t>(g.rows() * g.all_heads()) * sizeof(Stat);
+}
+std::uint64_t scratch_bytes(const Problem& p) {
+  return static_cast<std::uint64_t>(attn::backward_scratch_floats(p)) * sizeof(float);
+}
+
+// Packed sequences may each leave a block and a tile that are not full.
+std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
+  const Backward g = backward_of(a);
+  const Problem& p = g.p;
+  if (p.sequences == 0) return 0;
+  const std::int64_t blocks = parts(p.queries * p.group, attn::kRows) * (p.cu_q ? 1 : p.sequences),
+                     tiles = parts(p.room, attn::kTile) * (p.cu_k ? 1 : p.sequences);
+  const std::int64_t tasks = (std::max(blocks, tiles) + p.sequences) * p.heads;
+  return workers::workspace_for(r.threads, tasks, scratch_bytes(p), stat_bytes(g));
+}
+
+// ---- rows of no sequence
+
+void clear(const attn128::Tensor& t, std::int64_t n, attn128::Visible rows, int heads, int width) {
+  for (std::int64_t i = rows.first; t && i < rows.last; ++i)
+    for (int h = 0; h < heads; ++h)
+      std::memset(t.at(n, i, h), 0, static_cast<std::size_t>(width * rows::size_of(t.type)));
+}
+void clear_idle(const Backward& g) {
+  const Problem& p = g.p;
+  const auto keys = [&](std::int64_t n, attn128::Visible rows) {
+    clear(g.d_k, n, rows, p.heads, p.width), clear(g.d_v, n, rows, p.heads, p.value_width);
+  };
+  for (std::int64_t n = 0; n < p.sequences; ++n) keys(p.cu_k ? 0 : n, g.idle_keys(n));
+  for (std::int64_t n = 0; p.sequences == 0 && n < g.key_batches; ++n) keys(n, {0, p.room});
+  if (p.cu_q && p.sequences > 0)
+    clear(g.d_q, 0, {p.q_begin(p.sequences - 1) + p.q_len(p.sequences - 1), p.queries}, g.all_heads(),
+          p.width);
+}
+
+// ---- sinks
+
+void sink_gradient(const Backward& g, const Stat* stats, std::int64_t head) {
+  double sum = 0;
+  for (std::int64_t n = 0; n < g.p.sequences; ++n)
+    for (std::int64_t i = 0; i < g.p.q_len(n); ++i) {
+      const auto* lse = static_cast<const float*>(g.p.lse.at(n, g.p.q_begin(n) + i, head));
+      sum += attn128::sink_term(g.p.sinks[head], *lse, stats[g.row(n, i) * g.all_heads() + head].delta);
+    }
+  rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
+}
+
+// ---- tiles
+
+template <Isa I>
+rlk_code run(const AttentionBwd& a, const Call& call) {
+  const Backward g = backward_of(a);
+  const Problem& p = g.p;
+  if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
+  clear_idle(g);
+  auto* stats = reinterpret_cast<Stat*>(workers::shared_workspace(call));
+  std::vector<attn::Block> blocks;
+  std::vector<attn::KeyTile> tiles;
+  // The last queries of a causal sequence see the most keys, its first keys are seen by the most queries: they go first.
+  for (std::int64_t n = 0; n < p.sequences; ++n) {
+    for (std::int64_t rows = p.q_len(n) * p.group, b = parts(rows, attn::kRows) - 1; b >= 0; --b)
+      for (std::int64_t h = 0; h < p.heads; ++h)
+        blocks.push_back({n, h, b * attn::kRows,
+                          static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
+    for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attn::kTile)
+      for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
+  }
+  const attn::BackwardEngine& engine = attn::backward_engine_for(I);
+  const auto run_all = [&](const auto& tasks, auto one) {
+    workers::run_tasks(call, static_cast<std::int64_t>(tasks.size()), scratch_bytes(p), stat_bytes(g),
+                       [&](std::int64_t task, std::byte* scratch) {
+                         one(g, tasks[static_cast<std::size_t>(task)], stats,
+                             reinterpret_cast<float*>(scratch));
+                       });
+  };
+  run_all(blocks, engine.queries);
+  run_all(tiles, engine.keys);
+  if (g.d_sinks != nullptr)
+    call.parallel_for(g.all_heads(), [&](std::int64_t head) { sink_gradient(g, stats, head); });
+  return RLK_OK;
+}
+
+// ---- golden
+
+class Golden {
+ public:
+  explicit Golden(const Backward& g)
+      : g_(g), p_(g.p), deltas_(static_cast<std::size_t>(p_.sequences == 0 ? 0 : g.rows() * g.all_heads())) {}
+
+  // One head of k and v, and the heads of q that share it.
+  void sequence(std::int64_t n, std::int64_t h) {
+    for (std::int64_t i = 0; i < p_.q_len(n); ++i)
+      for (std::int64_t head = h * p_.group; head < (h + 1) * p_.group; ++head) query(n, i, head);
+    for (std::int64_t j = 0; (g_.d_k || g_.d_v) && j < p_.kv_count(n); ++j) key(n, j, h);
+  }
+  void sink(std::int64_t head) const {
+    double sum = 0;
+    for (std::int64_t n = 0; n < p_.sequences; ++n)
+      for (std::int64_t i = 0; i < p_.q_len(n); ++i) {
+        const double lse = lse_of(n, i, head);
+        if (lse == -__builtin_inf()) continue;
+        const double delta = deltas_[static_cast<std::size_t>(g_.row(n, i) * g_.all_heads() + head)];
+        sum = simt::fused(simt::exp<double>(double{p_.sinks[head]} - lse), delta, sum);
+      }
+    rows::store(rows::Type::f32, g_.d_sinks, head, 0 - sum);
+  }
+
+ private:
+  void query(std::int64_t n, std::int64_t i, std::int64_t head) {
+    const std::int64_t token = p_.q_begin(n) + i, begin = p_.k_begin(n), keys = p_.kv_count(n);
+    double& delta = deltas_[static_cast<std::size_t>(g_.row(n, i) * g_.all_heads() + head)];
+    delta = dot(g_.d_out, g_.d_out.at(n, token, head), p_.out, p_.out.at(n, token, head), p_.value_width);
+    if (g_.d_lse) delta -= double{*static_cast<const float*>(g_.d_lse.at(n, token, head))};
+    if (!g_.d_q) return;
+    const attn128::Visible seen = p_.visible(keys - p_.q_len(n) + i, keys);
+    std::vector<double> sum(static_cast<std::size_t>(p_.width));
+    for (std::int64_t j = seen.first; j < seen.last; ++j)
+      add(pair(n, i, head, j).ds, p_.k, p_.key(p_.k, n, begin, j, head / p_.group), sum);
+    store(g_.d_q, g_.d_q.at(n, token, head), p_.scale64, sum);
+  }
+  void key(std::int64_t n, std::int64_t j, std::int64_t h) const {
+    std::vector<double> d_k(static_cast<std::size_t>(p_.width)),
+        d_v(static_cast<std::size_t>(p_.value_width));
+    const attn128::Visible rows = g_.queries(n, j, j + 1);
+    for (std::int64_t head = h * p_.group; head < (h + 1) * p_.group; ++head)
+      for (std::int64_t i = rows.first; i < rows.last; ++i) {
+        const std::int64_t token = p_.q_begin(n) + i;
+        const Pair of = pair(n, i, head, j);
+        add(of.ds, p_.q, p_.q.at(n, token, head), d_k);
+        add(of.p, g_.d_out, g_.d_out.at(n, token, head), d_v);
+      }
+    const std::int64_t token = p_.k_begin(n) + j;
+    if (g_.d_k) store(g_.d_k, g_.d_k.at(n, token, h), p_.scale64, d_k);
+    if (g_.d_v) store(g_.d_v, g_.d_v.at(n, token, h), 1, d_v);
+  }
+
+  struct Pair {
+    double p, ds;
+  };
+  double lse_of(std::int64_t n, std::int64_t i, std::int64_t head) const {
+    return double{*static_cast<const float*>(p_.lse.at(n, p_.q_begin(n) + i, head))};
+  }
+  Pair pair(std::int64_t n, std::int64_t i, std::int64_t head, std::int64_t j) const {
+    const std::int64_t token = p_.q_begin(n) + i, h = head / p_.group, begin = p_.k_begin(n);
+    double s = p_.scale64 * dot(p_.q, p_.q.at(n, token, head), p_.k, p_.key(p_.k, n, begin, j, h), p_.width);
+    double slope = 1;
+    if (p_.cap64 != 0) {
+      const double y = simt::tanh<double>(s / p_.cap64);
+      s = p_.cap64 * y, slope = simt::fused(-y, y, 1.0);
+    }
+    const double lse = lse_of(n, i, head), base = lse == -__builtin_inf() ? 0 : lse;
+    const double weight = simt::exp<double>(s - base);
+    const double dp =
+        dot(g_.d_out, g_.d_out.at(n, token, head), p_.v, p_.key(p_.v, n, begin, j, h), p_.value_width);
+    const double delta = deltas_[static_cast<std::size_t>(g_.row(n, i) * g_.all_heads() + head)];
+    return {weight, weight * (dp - delta) * slope};
+  }
+  static double dot(const attn128::Tensor& x, const void* a, const attn128::Tensor& y, const void* b,
+                    int width) {
+    double sum = 0;
+    for (int d = 0; d < width; ++d)
+      sum = simt::fused(double{rows::load(x.type, a, d)}, double{rows::load(y.type, b, d)}, sum);
+    return sum;
+  }
+  static void add(double x, const attn128::Tensor& t, const void* row, std::vector<double>& sum) {
+    for (std::size_t d = 0; d < sum.size(); ++d)
+      sum[d] = simt::fused(x, double{rows::load(t.type, row, static_cast<std::int64_t>(d))}, sum[d]);
+  }
+  static void store(const attn128::Tensor& t, void* to, double scale, const std::vector<double>& sum) {
+    for (std::size_t d = 0; d < sum.size(); ++d)
+      rows::store(t.type, to, static_cast<std::int64_t>(d), sum[d] * scale);
+  }
+
+  const Backward& g_;
+  const Problem& p_;
+  std::vector<double> deltas_;
+};
+
+rlk_code run_golden(const AttentionBwd& a, const Call& call) {
+  const Backward g = backward_of(a);
+  const Problem& p = g.p;
+  if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
+  clear_idle(g);
+  Golden golden(g);
+  call.parallel_for(p.sequences * p.heads,
+                    [&](std::int64_t task) { golden.sequence(task / p.heads, task % p.heads); });
+  for (std::int64_t head = 0; g.d_sinks != nullptr && head < g.all_heads(); ++head) golden.sink(head);
+  return RLK_OK;
+}
+
+}  // namespace
+
+extern const Levels attention_bwd_tiles;
+constinit const Levels attention_bwd_tiles = by_level([]<Isa I>() {
+  return implement<AttentionBwd, run<I>, nullptr, workspace>(
+      facts_at<"native.tiles", I>({.id = "",
+                                   .doc = "blocks of 96 rows, then tiles of 128 keys",
+                                   .priority = 100,
+                                   .arithmetic = "fma32/attn128",
+                                   .dtypes = kTypes,
+                                   .traits = kTraits}));
+});
+
+extern const rlk_implementation attention_bwd_golden;
+constinit const rlk_implementation attention_bwd_golden =
+    implement<AttentionBwd, run_golden>({.id = "native.golden",
+                                         .doc = "ascending fp64 sums, one rounding",
+                                         .priority = 0,
+                                         .arithmetic = "fma64",
+                                         .dtypes = kTypes,
+                                         .traits = kTraits | RLK_GOLDEN});
+
+}  // namespace rlk::native

@@ -1,0 +1,269 @@
+// The body of each backward_<isa>.cpp: a BackwardEngine on vectors of the given type.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "native/attention/backward_engine.hpp"
+#include "native/attention/products.hpp"
+#include "native/attention/tree.hpp"
+
+namespace rlk::native::attn {
+
+// What both passes share: a tile of keys and a block of rows in fp32, and dS and P of each pair.
+template <class L, int W>
+class Pairs {
+  using Row = native::Row<L, W>;
+  using Type = rows::Type;
+  static constexpr std::int64_t kTurned = 16;  // keys that are turned at a time: a cache line of floats
+
+ public:
+  const Backward& g;
+  const Problem& p;
+  const std::int64_t n, h, q_len, k_begin, keys, offset;
+  float *k, *k_turned, *v_turned, *q, *d_out, *weights, *ds;
+  std::int64_t count = 0, columns = 0;  // keys of the tile, and what is computed of it
+
+  // Takes what it needs from scratch, which moves on.
+  Pairs(const Backward& b, std::int64_t sequence, std::int64_t head, float*& scratch)
+      : g(b),
+        p(b.p),
+        n(sequence),
+        h(head),
+        q_len(p.q_len(n)),
+        k_begin(p.k_begin(n)),
+        keys(p.kv_count(n)),
+        offset(keys - q_len) {
+    const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
+    k = take(kTile * p.width), k_turned = take(kTile * p.width);
+    v_ = take(kTile * p.value_width), v_turned = take(kTile * p.value_width);
+    q = take(kRows * p.width), d_out = take(kRows * p.value_width);
+    weights = take(kRows * kTile), ds = take(kRows * kTile);
+    halves_ = take(2 * kTile);
+  }
+
+  // Keys [at, at + kTile) as far as there are; up to a multiple of kTurned those behind the last are zeros.
+  void load_keys(std::int64_t at) {
+    count = std::min<std::int64_t>(kTile, keys - at), columns = (count + kTurned - 1) / kTurned * kTurned;
+    load(p.k, p.width, at, k, k_turned);
+    load(p.v, p.value_width, at, v_, v_turned);
+  }
+  // Query i of a head becomes row r of the block.
+  void load_row(int r, std::int64_t i, std::int64_t head) {
+    const std::int64_t token = p.q_begin(n) + i;
+    Row::widen(p.q.type, p.q.at(n, token, head), q + r * p.width, p.width);
+    Row::widen(g.d_out.type, g.d_out.at(n, token, head), d_out + r * p.value_width, p.value_width);
+  }
+
+  // Scores and dP of rows [from, to), in place of weights and ds.
+  void multiply(int from, int to) {
+    float *scores = weights + from * kTile, *dp = ds + from * kTile;
+    for (int r = 0; r < to - from; ++r)
+      std::fill_n(scores + r * kTile, columns, 0.0f), std::fill_n(dp + r * kTile, columns, 0.0f);
+    Products<L, W>::add(q + from * p.width, p.width, k_turned, kTile, scores, kTile, to - from, p.width,
+                        columns);
+    Products<L, W>::add(d_out + from * p.value_width, p.value_width, v_turned, kTile, dp, kTile, to - from,
+                        p.value_width, columns);
+  }
+  // They become P and dS of query i, rounded as operands, +0 where a key is not seen.
+  void weigh(int r, std::int64_t i, std::int64_t at, Stat stat) {
+    float *w = weights + r * kTile, *s = ds + r * kTile;
+    for (std::int64_t j = 0; j < columns; j += W) {
+      const attn128::Slope<L> slope = attn128::slope_of<L>(p, Row::load(w + j), Row::load(s + j), stat);
+      Row::store(w + j, slope.p), Row::store(s + j, slope.ds);
+    }
+    const attn128::Visible seen = p.visible(offset + i, keys);
+    const std::int64_t from = std::clamp<std::int64_t>(seen.first - at, 0, columns),
+                       to = std::clamp<std::int64_t>(seen.last - at, 0, columns);
+    for (float* x : {w, s}) {
+      round(x);
+      std::fill_n(x, from, 0.0f);
+      std::fill(x + to, x + columns, 0.0f);
+    }
+  }
+
+ private:
+  void load(const attn128::Tensor& t, std::int64_t width, std::int64_t at, float* to, float* turned) {
+    for (std::int64_t j = 0; j < columns; j += kTurned) {
+      float* some = to + j * width;
+      for (std::int64_t i = 0; i < kTurned; ++i) {
+        const std::int64_t key = at + j + i;
+        if (key < keys)
+          Row::widen(t.type, p.key(t, n, k_begin, key, h), some + i * width, width);
+        else
+          std::fill_n(some + i * width, width, 0.0f);
+      }
+      for (std::int64_t d = 0; d < width; ++d)
+        for (std::int64_t i = 0; i < kTurned; ++i) turned[d * kTile + j + i] = some[i * width + d];
+    }
+  }
+  void round(float* x) {
+    if (p.v.type == Type::f32) return;
+    Row::narrow(p.v.type, x, halves_, columns);
+    Row::widen(p.v.type, halves_, x, columns);
+  }
+
+  float *v_, *halves_;
+};
+
+// The first pass, of one block of rows.
+template <class L, int W>
+class QueryGradients {
+  using Row = native::Row<L, W>;
+
+ public:
+  QueryGradients(const Backward& g, const Block& block, Stat* stats, float* scratch)
+      : pairs_(g, block.n, block.h, scratch), block_(block), stats_(stats) {
+    sum_ = scratch, part_ = sum_ + kRows * g.p.width;
+  }
+
+  void run() {
+    const Backward& g = pairs_.g;
+    std::int64_t first = pairs_.keys, last = 0;  // keys that some row sees
+    for (int r = 0; r < block_.count; ++r) {
+      pairs_.load_row(r, query(r), head(r));
+      stat(r) = stat_of(r);
+      const attn128::Visible seen = visible(r);
+      if (seen.first < seen.last) first = std::min(first, seen.first), last = std::max(last, seen.last);
+    }
+    if (!g.d_q) return;
+    const std::int64_t width = g.p.width;
+    std::fill_n(sum_, block_.count * width, 0.0f);
+    for (std::int64_t at = first / kTile * kTile; at < last; at += kTile) one_tile(at);
+    for (int r = 0; r < block_.count; ++r) {
+      float* x = sum_ + r * width;
+      Row::map(width, [scale = g.p.scale](auto y) { return y * scale; }, x, x);
+      Row::narrow(g.d_q.type, x, g.d_q.at(block_.n, g.p.q_begin(block_.n) + query(r), head(r)), width);
+    }
+  }
+
+ private:
+  std::int64_t query(int r) const { return (block_.first + r) / pairs_.p.group; }
+  std::int64_t head(int r) const { return block_.h * pairs_.p.group + (block_.first + r) % pairs_.p.group; }
+  attn128::Visible visible(int r) const { return pairs_.p.visible(pairs_.offset + query(r), pairs_.keys); }
+  Stat& stat(int r) { return stats_[pairs_.g.row(block_.n, query(r)) * pairs_.g.all_heads() + head(r)]; }
+
+  bool sees(int r, std::int64_t at) const {
+    const attn128::Visible seen = visible(r);
+    return seen.first < seen.last && seen.first < at + kTile && seen.last > at;
+  }
+
+  Stat stat_of(int r) {
+    const Problem& p = pairs_.p;
+    const std::int64_t token = p.q_begin(block_.n) + query(r), width = p.value_width;
+    const float* d_out = pairs_.d_out + r * width;
+    Row::widen(p.out.type, p.out.at(block_.n, token, head(r)), part_, width);
+    float delta = 0, products[kTile];
+    for (std::int64_t d = 0; d < width; d += kTile) {
+      const std::int64_t count = std::min<std::int64_t>(kTile, width - d);
+      std::fill(products + count, products + kTile, 0.0f);
+      Row::map(count, [](auto x, auto y) { return x * y; }, products, d_out + d, part_ + d);
+      delta += tree<L, W>(products);
+    }
+    if (pairs_.g.d_lse) delta -= *static_cast<const float*>(pairs_.g.d_lse.at(block_.n, token, head(r)));
+    return {attn128::base_of_lse(*static_cast<const float*>(p.lse.at(block_.n, token, head(r)))), delta};
+  }
+
+  void one_tile(std::int64_t at) {
+    int from = 0, to = block_.count;  // rows that see a key of the tile lie side by side
+    while (from < to && !sees(from, at)) ++from;
+    while (from < to && !sees(to - 1, at)) --to;
+    if (from == to) return;
+    pairs_.load_keys(at);
+    pairs_.multiply(from, to);
+    for (int r = from; r < to; ++r) pairs_.weigh(r, query(r), at, stat(r));
+    const std::int64_t width = pairs_.p.width;
+    std::fill_n(part_, (to - from) * width, 0.0f);
+    Products<L, W>::add(pairs_.ds + from * kTile, kTile, pairs_.k, width, part_, width, to - from,
+                        pairs_.count, width);
+    float* sum = sum_ + from * width;
+    Row::map((to - from) * width, [](auto x, auto y) { return x + y; }, sum, sum, part_);
+  }
+
+  Pairs<L, W> pairs_;
+  const Block& block_;
+  Stat* stats_;
+  float *sum_, *part_;
+};
+
+// The second pass, of one tile of keys.
+template <class L, int W>
+class KeyGradients {
+  using Row = native::Row<L, W>;
+
+ public:
+  KeyGradients(const Backward& g, const KeyTile& tile, const Stat* stats, float* scratch)
+      : pairs_(g, tile.n, tile.h, scratch), tile_(tile), stats_(stats), sums_(scratch) {}
+
+  void run() {
+    const Backward& g = pairs_.g;
+    const std::int64_t d = g.p.width, dv = g.p.value_width;
+    pairs_.load_keys(tile_.at);
+    heads(0, g.p.group, 0);
+    const std::int64_t count = pairs_.count;
+    Row::map(count * d, [scale = g.p.scale](auto x) { return x * scale; }, d_k(0), d_k(0));
+    for (std::int64_t j = 0; j < count; ++j) {
+      const std::int64_t token = pairs_.k_begin + tile_.at + j;
+      if (g.d_k) Row::narrow(g.d_k.type, d_k(0) + j * d, g.d_k.at(tile_.n, token, tile_.h), d);
+      if (g.d_v) Row::narrow(g.d_v.type, d_v(0) + j * dv, g.d_v.at(tile_.n, token, tile_.h), dv);
+    }
+  }
+
+ private:
+  // Sums of all keys of the tile, d_v behind d_k.
+  std::int64_t floats() const { return pairs_.count * (pairs_.p.width + pairs_.p.value_width); }
+  float* d_k(int level) { return sums_ + level * floats(); }
+  float* d_v(int level) { return d_k(level) + pairs_.count * pairs_.p.width; }
+
+  // The sums over heads [first, first + count) of the group, in the buffers of a level.
+  void heads(int first, int count, int level) {
+    if (count == 1) return one_head(first, d_k(level), d_v(level));
+    const int side = attn128::left_side(pairs_.p.group, count);
+    heads(first, side, level);
+    for (int next = first + side; next < first + count; next += side) {
+      heads(next, side, level + 1);
+      Row::map(floats(), [](auto x, auto y) { return x + y; }, d_k(level), d_k(level), d_k(level + 1));
+    }
+  }
+
+  void one_head(int index, float* d_k, float* d_v) {
+    const Backward& g = pairs_.g;
+    const std::int64_t d = g.p.width, dv = g.p.value_width, head = tile_.h * g.p.group + index;
+    const attn128::Visible rows = g.queries(tile_.n, tile_.at, tile_.at + pairs_.count);
+    std::fill_n(d_k, floats(), 0.0f);
+    for (std::int64_t first = rows.first; first < rows.last; first += kRows) {
+      const auto depth = static_cast<int>(std::min<std::int64_t>(kRows, rows.last - first));
+      for (int r = 0; r < depth; ++r) pairs_.load_row(r, first + r, head);
+      pairs_.multiply(0, depth);
+      for (int r = 0; r < depth; ++r)
+        pairs_.weigh(r, first + r, tile_.at, stats_[g.row(tile_.n, first + r) * g.all_heads() + head]);
+      if (g.d_k)
+        Products<L, W>::template add<true>(pairs_.ds, kTile, pairs_.q, d, d_k, d, pairs_.count, depth, d);
+      if (g.d_v)
+        Products<L, W>::template add<true>(pairs_.weights, kTile, pairs_.d_out, dv, d_v, dv, pairs_.count,
+                                           depth, dv);
+    }
+    Row::map(floats(), [](auto x) { return x + 0.0f; }, d_k, d_k);  // -0 becomes +0
+  }
+
+  Pairs<L, W> pairs_;
+  const KeyTile& tile_;
+  const Stat* stats_;
+  float* sums_;
+};
+
+template <class L, int W>
+void query_gradients(const Backward& g, const Block& block, Stat* stats, float* scratch) {
+  QueryGradients<L, W>(g, block, stats, scratch).run();
+}
+template <class L, int W>
+void key_gradients(const Backward& g, const KeyTile& tile, const Stat* stats, float* scratch) {
+  KeyGradients<L, W>(g, tile, stats, scratch).run();
+}
+
+template <class L, int W>
+constexpr BackwardEngine backward_engine() {
+  return {query_gradients<L, W>, key_gradients<L, W>};
+}
+
+}  // namespace rlk::native::attn

@@ -1,0 +1,225 @@
+// labels: conformance
+// Gradients of a sequence have the same bits alone and packed with others, those of a query the same in chunks; and what lies
+// behind a sequence is not read and gets +0.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "attention_owned.hpp"
+
+namespace {
+
+using attention_test::Owned;
+using attention_test::Shape;
+using rlk::AttentionBwd;
+using rlk::DType;
+using rlk::Tensor;
+
+constexpr int64_t kHeads = 4, kKvHeads = 2, kWidth = 32, kValueWidth = 16;
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+struct Gradients {
+  Owned d_q, d_k, d_v, d_sinks;
+  Gradients(int64_t queries, int64_t keys, DType t)
+      : d_q({queries, kHeads, kWidth}, t, 7),
+        d_k({keys, kKvHeads, kWidth}, t, 7),
+        d_v({keys, kKvHeads, kValueWidth}, t, 7),
+        d_sinks({kHeads}, DType::f32, 7) {}
+};
+
+// Tokens with all that the gradients take, and the forward's out and lse.
+struct Tokens {
+  int64_t count;
+  Owned q, k, v, sinks, out, lse, d_out, d_lse;
+  rlk::Attention options;
+
+  Tokens(int64_t n, DType t, std::mt19937& random, const rlk::Attention& o = {})
+      : count(n),
+        q({n, kHeads, kWidth}, t, random),
+        k({n, kKvHeads, kWidth}, t, random),
+        v({n, kKvHeads, kValueWidth}, t, random),
+        sinks({kHeads}, DType::f32, random),
+        out({n, kHeads, kValueWidth}, t, 7),
+        lse({n, kHeads}, DType::f32, 7),
+        d_out({n, kHeads, kValueWidth}, t, random),
+        d_lse({n, kHeads}, DType::f32, random),
+        options(o) {}
+
+  // Of queries [from, to) over all keys before `to`: the forward, or the gradients.
+  void run(int64_t from, int64_t to, Gradients* g, int64_t room) {
+    const int64_t length[] = {to};
+    const auto rows = [&](const Owned& t) { return t.view(from, {1, to - from}); };
+    const Tensor queries = rows(q), keys = k.view(0, {1, room}), values = v.view(0, {1, room}), o = rows(out),
+                 l = rows(lse), d_o = rows(d_out), d_l = rows(d_lse),
+                 kv_len(const_cast<int64_t*>(length), {1}, DType::i64), s = sinks.view(0, {kHeads});
+    rlk::Attention a = options;
+    a.q = queries, a.k = keys, a.v = values, a.kv_len = kv_len, a.sinks = s;
+    a.out = o, a.lse = l;
+    if (g == nullptr) {
+      REQUIRE(rlk::attention(a));
+      return;
+    }
+    const Tensor d_q = g->d_q.view(0, {1, to - from}), d_k = g->d_k.view(0, {1, room}),
+                 d_v = g->d_v.view(0, {1, room}), d_s = g->d_sinks.view(0, {kHeads});
+    AttentionBwd b{.q = queries, .k = keys, .v = values, .kv_len = kv_len, .sinks = s, .out = o, .lse = l};
+    b.d_out = d_o, b.d_lse = d_l, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.d_sinks = d_s;
+    b.causal = options.causal, b.window = options.window, b.softcap = options.softcap;
+    REQUIRE(rlk::attention_bwd(b));
+  }
+  Gradients all() {
+    run(0, count, nullptr, count);
+    Gradients g(count, count, q.type);
+    run(0, count, &g, count);
+    return g;
+  }
+};
+
+// Whether rows [from, from + count) of x are the rows from `at` on of y.
+bool same_rows(const Owned& x, int64_t from, int64_t count, const Owned& y, int64_t at) {
+  return std::memcmp(x.bytes.data() + static_cast<std::size_t>(from) * x.row(),
+                     y.bytes.data() + static_cast<std::size_t>(at) * y.row(),
+                     static_cast<std::size_t>(count) * x.row()) == 0;
+}
+bool zero_rows(const Owned& x, int64_t from) {
+  return std::all_of(x.bytes.begin() + from * static_cast<int64_t>(x.row()), x.bytes.end(),
+                     [](std::byte b) { return b == std::byte{0}; });
+}
+
+}  // namespace
+
+TEST_CASE("attention_bwd of packed sequences is that of each alone, and rows of no sequence get +0") {
+  std::mt19937 random(1);
+  for (DType t : kTypes) {
+    std::vector<Tokens> parts;
+    std::vector<Gradients> expected;
+    std::vector<int64_t> bounds{0};
+    for (int64_t n : {130, 1, 257, 16, 128}) {
+      parts.emplace_back(n, t, random, rlk::Attention{.window = 100});
+      parts.back().sinks.bytes = parts.front().sinks.bytes;
+      expected.push_back(parts.back().all());
+      bounds.push_back(bounds.back() + n);
+      if (n == 1) bounds.push_back(bounds.back());  // an empty one
+    }
+    const int64_t tokens = bounds.back(), rows = tokens + 3;
+    Tokens all(rows, t, random);
+    for (Owned* x : {&all.q, &all.k, &all.v, &all.out, &all.lse, &all.d_out, &all.d_lse})
+      for (int64_t i = 0; i < x->count(); ++i) x->set(i, NAN);
+    int64_t at = 0;
+    for (const Tokens& p : parts)
+      for (int64_t i = 0; i < p.count; ++i, ++at) {
+        all.q.copy_row(at, p.q, i), all.k.copy_row(at, p.k, i), all.v.copy_row(at, p.v, i);
+        all.out.copy_row(at, p.out, i), all.lse.copy_row(at, p.lse, i);
+        all.d_out.copy_row(at, p.d_out, i), all.d_lse.copy_row(at, p.d_lse, i);
+      }
+    Gradients g(rows, rows, t);
+    const Tensor cu(bounds.data(), {static_cast<int64_t>(bounds.size())}, DType::i64),
+        sinks = parts[0].sinks.view(0, {kHeads}), q = all.q.view(0, {rows}), k = all.k.view(0, {rows}),
+        v = all.v.view(0, {rows}), out = all.out.view(0, {rows}), lse = all.lse.view(0, {rows}),
+        d_out = all.d_out.view(0, {rows}), d_lse = all.d_lse.view(0, {rows}), d_q = g.d_q.view(0, {rows}),
+        d_k = g.d_k.view(0, {rows}), d_v = g.d_v.view(0, {rows});
+    AttentionBwd b{.q = q, .k = k, .v = v, .cu_q = cu, .cu_k = cu, .sinks = sinks, .out = out, .lse = lse};
+    b.d_out = d_out, b.d_lse = d_lse, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.window = 100;
+    REQUIRE(rlk::attention_bwd(b));
+    at = 0;
+    for (std::size_t n = 0; n < parts.size(); at += parts[n++].count) {
+      CAPTURE(n);
+      CHECK(same_rows(g.d_q, at, parts[n].count, expected[n].d_q, 0));
+      CHECK(same_rows(g.d_k, at, parts[n].count, expected[n].d_k, 0));
+      CHECK(same_rows(g.d_v, at, parts[n].count, expected[n].d_v, 0));
+    }
+    for (const Owned* x : {&g.d_q, &g.d_k, &g.d_v}) CHECK(zero_rows(*x, tokens));
+  }
+}
+
+TEST_CASE("d_q of attention_bwd in chunks is that of one call, with NaN where later keys would be") {
+  std::mt19937 random(2);
+  for (DType t : kTypes)
+    for (const rlk::Attention& o :
+         {rlk::Attention{}, rlk::Attention{.window = 129}, rlk::Attention{.softcap = 2}}) {
+      Tokens s(390, t, random, o);
+      const Gradients whole = s.all();
+      for (int64_t chunk : {64, 127, 128, 129})
+        for (int64_t from = 0; from < s.count; from += chunk) {
+          const int64_t to = std::min(s.count, from + chunk), room = to + 2;
+          CAPTURE(chunk);
+          CAPTURE(from);
+          Tokens part = s;
+          for (Owned* x : {&part.k, &part.v}) {
+            Owned longer({room, kKvHeads, x->shape[2]}, t, NAN);
+            for (int64_t j = 0; j < to; ++j) longer.copy_row(j, *x, j);
+            *x = longer;
+          }
+          Gradients g(to - from, room, t);
+          part.run(from, to, &g, room);
+          CHECK(same_rows(g.d_q, 0, to - from, whole.d_q, from));
+          CHECK((zero_rows(g.d_k, to) && zero_rows(g.d_v, to)));
+        }
+    }
+}
+
+TEST_CASE("a key and a value that no query sees have gradient +0, and so has a query that sees none") {
+  std::mt19937 random(3);
+  Tokens s(140, DType::f32, random, rlk::Attention{.window = 5});
+  s.all();
+  Gradients g(2, 140, DType::f32);
+  s.run(138, 140, &g, 140);  // sees keys from 134 on
+  Owned before({134, kKvHeads, kWidth}, DType::f32, 0.0);
+  CHECK(same_rows(before, 0, 134, g.d_k, 0));
+  CHECK(!same_rows(before, 0, 1, g.d_k, 134));
+  // Three queries of one key: the first two see nothing.
+  const int64_t length[] = {1};
+  Tokens few(3, DType::f32, random);
+  const Tensor q = few.q.view(0, {1, 3}), k = few.k.view(0, {1, 3}), v = few.v.view(0, {1, 3}),
+               out = few.out.view(0, {1, 3}), lse = few.lse.view(0, {1, 3}),
+               d_out = few.d_out.view(0, {1, 3}), kv_len(const_cast<int64_t*>(length), {1}, DType::i64);
+  REQUIRE(rlk::attention({.q = q, .k = k, .v = v, .kv_len = kv_len, .out = out, .lse = lse}));
+  Gradients of(3, 3, DType::f32);
+  const Tensor d_q = of.d_q.view(0, {1, 3}), d_k = of.d_k.view(0, {1, 3});
+  AttentionBwd b{.q = q, .k = k, .v = v, .kv_len = kv_len, .out = out, .lse = lse, .d_out = d_out};
+  b.d_q = d_q, b.d_k = d_k;
+  REQUIRE(rlk::attention_bwd(b));
+  CHECK(zero_rows(of.d_k, 1));
+  Owned none({2, kHeads, kWidth}, DType::f32, 0.0);
+  CHECK(same_rows(none, 0, 2, of.d_q, 0));
+}
+
+TEST_CASE("attention_bwd refuses pages and what does not fit, with both values") {
+  std::mt19937 random(4);
+  Tokens s(20, DType::f32, random);
+  Gradients g(20, 20, DType::f32);
+  const auto says = [](const rlk::Status& status, const char* text) {
+    CAPTURE(std::string(status.message()));
+    CHECK(!status);
+    CHECK(std::string(status.message()).find(text) != std::string::npos);
+  };
+  int64_t bounds[] = {0, 12, 9, 20}, pages[] = {0};
+  const Tensor q = s.q.view(0, {1, 20}), k = s.k.view(0, {1, 20}), v = s.v.view(0, {1, 20}),
+               out = s.out.view(0, {1, 20}), lse = s.lse.view(0, {1, 20}), d_out = s.d_out.view(0, {1, 20}),
+               d_q = g.d_q.view(0, {1, 20}), d_s = g.d_sinks.view(0, {kHeads}), flat = s.lse.view(0, {20}),
+               cu(bounds, {4}, DType::i64), length(bounds + 1, {1}, DType::i64),
+               table(pages, {1, 1}, DType::i64);
+  const AttentionBwd good{.q = q, .k = k, .v = v, .out = out, .lse = lse, .d_out = d_out, .d_q = d_q};
+  AttentionBwd b = good;
+  b.block_table = table, b.kv_len = length;
+  says(rlk::attention_bwd(b), "block_table is given");
+  b = good, b.d_sinks = d_s;
+  says(rlk::attention_bwd(b), "d_sinks is asked for, sinks is absent");
+  b = good, b.lse = flat;
+  says(rlk::attention_bwd(b), "lse has rank 2, expected 3");
+  b = good, b.d_out = q;
+  says(rlk::attention_bwd(b), "d_out has size 32 in dimension 3, expected 16");
+  const Tensor rows = s.q.view(0, {20}), o = s.out.view(0, {20}), d_o = s.d_out.view(0, {20}),
+               d_r = g.d_q.view(0, {20}), kk = s.k.view(0, {20}), vv = s.v.view(0, {20});
+  says(rlk::attention_bwd({.q = rows,
+                           .k = kk,
+                           .v = vv,
+                           .cu_q = cu,
+                           .cu_k = cu,
+                           .out = o,
+                           .lse = flat,
+                           .d_out = d_o,
+                           .d_q = d_r}),
+       "cu_q[2] is 9, expected at least 12");
+}
