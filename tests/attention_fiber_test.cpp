@@ -10,7 +10,7 @@
 #include "arithmetic/attention/bind.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
-#include "simt/attention/kernels.hpp"
+#include "simt/attention/backward.hpp"
 
 namespace {
 
@@ -96,5 +96,71 @@ TEST_CASE("attention of packed queries on fibers is native's bits, splits one af
     Attention a{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds_q, .cu_k = bounds_k};
     a.out = out.tensor, a.lse = lse.tensor, a.split = 512;
     same_on_fibers(a, out, lse, false);
+  }
+}
+
+namespace {
+
+// Native's bits of the gradients, then the kernels'.
+void same_gradients(const rlk::AttentionBwd& b, const std::vector<Owned*>& results) {
+  REQUIRE(rlk::attention_bwd(b, {.backend = "native"}));
+  std::vector<std::vector<std::byte>> expected;
+  for (const Owned* r : results) expected.push_back(r->bytes);
+  const rlk::attn128::Backward g = rlk::attn128::backward_of(b);
+  for (int wave : {32, 64}) {
+    for (Owned* r : results) r->bytes.assign(r->bytes.size(), std::byte{0x7f});
+    std::vector<std::byte> workspace(static_cast<std::size_t>(rlk::simt::attention::backward_bytes_of(g)),
+                                     std::byte{0x7f});
+    rlk_fiber::wave_size = wave;
+    rlk_fiber::order = wave == 32 ? rlk_fiber::Order::ascending : rlk_fiber::Order::shuffled;
+    rlk::simt::attention::launch_backward(g, workspace.data(), nullptr);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      CAPTURE(i);
+      CHECK(results[i]->bytes == expected[i]);
+    }
+  }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+}  // namespace
+
+TEST_CASE("attention_bwd on fibers is native's bits: groups, sinks, windows, a softcap, lengths") {
+  std::mt19937 random(3);
+  for (DType t : kTypes)
+    for (int64_t kv_heads : {1, 2, 6}) {  // groups of 6, 3 and 1; and of 4 below
+      const Owned q({2, 3, 6, 32}, t, &random), k({2, 140, kv_heads, 32}, t, &random),
+          v({2, 140, kv_heads, 144}, t, &random), sinks({6}, DType::f32, &random),
+          d_out({2, 3, 6, 144}, t, &random), d_lse({2, 3, 6}, DType::f32, &random);
+      Owned out({2, 3, 6, 144}, t), lse({2, 3, 6}, DType::f32), d_q({2, 3, 6, 32}, t),
+          d_k({2, 140, kv_heads, 32}, t), d_v({2, 140, kv_heads, 144}, t), d_sinks({6}, DType::f32);
+      std::vector<int32_t> lengths{138, 2};
+      const Tensor kv_len(lengths.data(), {2}, DType::i32);
+      Attention f{.q = q.tensor, .k = k.tensor, .v = v.tensor, .kv_len = kv_len, .sinks = sinks.tensor};
+      f.out = out.tensor, f.lse = lse.tensor;
+      rlk::AttentionBwd b{
+          .q = q.tensor, .k = k.tensor, .v = v.tensor, .kv_len = kv_len, .sinks = sinks.tensor};
+      b.out = out.tensor, b.lse = lse.tensor, b.d_out = d_out.tensor, b.d_lse = d_lse.tensor;
+      b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor, b.d_sinks = d_sinks.tensor;
+      if (kv_heads == 2) f.window = b.window = 131, f.softcap = b.softcap = 3;
+      REQUIRE(rlk::attention(f));
+      same_gradients(b, {&d_q, &d_k, &d_v, &d_sinks});
+    }
+}
+
+TEST_CASE("attention_bwd of packed sequences on fibers is native's bits, with rows of no sequence") {
+  std::mt19937 random(4);
+  for (DType t : kTypes) {
+    const Owned q({152, 4, 16}, t, &random), k({170, 1, 16}, t, &random), v({170, 1, 16}, t, &random),
+        d_out({152, 4, 16}, t, &random), sinks({4}, DType::f32, &random);
+    Owned out({152, 4, 16}, t, &random), lse({152, 4}, DType::f32, &random), d_q({152, 4, 16}, t),
+        d_k({170, 1, 16}, t), d_v({170, 1, 16}, t), d_sinks({4}, DType::f32);
+    std::vector<int64_t> cu_q{0, 10, 10, 150}, cu_k{0, 5, 10, 165}, lengths{5, 3, 150};
+    const Tensor bounds_q(cu_q.data(), {4}, DType::i64), bounds_k(cu_k.data(), {4}, DType::i64),
+        kv_len(lengths.data(), {3}, DType::i64);
+    rlk::AttentionBwd b{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds_q, .cu_k = bounds_k};
+    b.kv_len = kv_len, b.sinks = sinks.tensor, b.out = out.tensor, b.lse = lse.tensor, b.d_out = d_out.tensor;
+    b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor, b.d_sinks = d_sinks.tensor;
+    same_gradients(b, {&d_q, &d_k, &d_v, &d_sinks});
   }
 }

@@ -75,6 +75,21 @@ __device__ inline void load_query(const Problem& p, const Place& at, Shared& s) 
   __syncthreads();
 }
 
+// The sum of a tile's numbers, of which every thread has written its own; in the rule's order.
+__device__ inline float fold(float* tree) {
+  const int t = static_cast<int>(threadIdx.x);
+  constexpr int kBits[] = {6, 3, 0, 1, 2, 4, 5};
+  int folded = 0;
+#pragma unroll
+  for (int bit : kBits) {
+    __syncthreads();
+    folded |= 1 << bit;
+    if ((t & folded) == 0) tree[t] = add_rn(tree[t], tree[t + (1 << bit)]);
+  }
+  __syncthreads();
+  return tree[0];
+}
+
 // One tile of keys; every thread of the block takes part.
 __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t tile, Shared& s, Sums& sums) {
   const int t = static_cast<int>(threadIdx.x);
@@ -96,17 +111,9 @@ __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t 
   const float weight = visible ? attn128::weight(score, p.c, -base) : 0;
   s.tree[t] = weight;
   s.weights[t] = rows::round_to(p.v.type, weight);
-  constexpr int kBits[] = {6, 3, 0, 1, 2, 4, 5};
-  int folded = 0;
-#pragma unroll
-  for (int bit : kBits) {
-    __syncthreads();
-    folded |= 1 << bit;
-    if ((t & folded) == 0) s.tree[t] = add_rn(s.tree[t], s.tree[t + (1 << bit)]);
-  }
-  __syncthreads();
+  const float sum = fold(s.tree);
   const float a = simt::exp2(sums.m - base);
-  sums.l = fused(sums.l, a, s.tree[0]);
+  sums.l = fused(sums.l, a, sum);
   sums.m = m;
   const int from = static_cast<int>(at.seen.first > first ? at.seen.first - first : 0),
             to = static_cast<int>(at.seen.last < first + kTile ? at.seen.last - first : kTile);

@@ -2,13 +2,17 @@
 // the error's text, or null.
 #pragma once
 
-#include "arithmetic/attention/problem.hpp"
+#include "arithmetic/attention/backward.hpp"
 
 namespace rlk::simt::attention {
 
+using attn128::Backward;
 using attn128::Problem;
 
 std::int64_t forward_workspace(const Problem& p);
 const char* run_forward(const Problem& p, void* workspace, void* stream, int device);
+
+std::int64_t backward_workspace(const Backward& g);
+const char* run_backward(const Backward& g, void* workspace, void* stream, int device);
 
 }  // namespace rlk::simt::attention

@@ -1,4 +1,5 @@
-// attention on any GPU by the portable kernels: the bits of the native backend, an implementation for every split.
+// attention and its gradients on any GPU by the portable kernels: the bits of the native backend, and of the forward an
+// implementation for every split.
 #include "arithmetic/attention/bind.hpp"
 #include "simt/attention/launchers.hpp"
 #include "simt/portable.hpp"
@@ -28,16 +29,41 @@ rlk_code forward(const Attention& a, const Call& call) {
                   run_forward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
 }
 
+// ---- gradients
+
+using attn128::backward_of;
+
+std::uint64_t backward_bytes(const AttentionBwd& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(backward_workspace(backward_of(a)));
+}
+
+rlk_verdict supports_backward(const AttentionBwd& a, const rlk_request&) {
+  const auto rows = [](const auto& t) { return t.numel() / t.dim(-1); };
+  if (rows(a.q) > INT32_MAX) return refuse("q has {0} rows, the grid has {1}", {rows(a.q), INT32_MAX});
+  if (rows(a.k) > INT32_MAX) return refuse("k has {0} rows, the grid has {1}", {rows(a.k), INT32_MAX});
+  return kAccept;
+}
+
+rlk_code backward(const AttentionBwd& a, const Call& call) {
+  return finished(call, "attention_bwd",
+                  run_backward(backward_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+
+// ---- what there is
+
+constexpr Facts facts(const char* id, const char* arithmetic, const char* doc) {
+  return {.id = id,
+          .doc = doc,
+          .priority = 100,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
+          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+          .device_type = kDevice};
+}
 template <int S>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<Attention, forward<S>, supports<S>, workspace>(
-      {.id = id,
-       .doc = "a block a query and head, and a split where queries are few",
-       .priority = 100,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-       .device_type = kDevice});
+      facts(id, arithmetic, "a block a query and head, and a split where queries are few"));
 }
 
 #if defined(__HIP_PLATFORM_AMD__)
@@ -45,11 +71,14 @@ constexpr rlk_implementation with_split(const char* id, const char* arithmetic) 
 #else
 #  define RLK_ID(split) "cuda.simt_" split
 #endif
-constexpr rlk_implementation kImplementations[] = {with_split<1024>(RLK_ID("s1024"), "fma32/attn128/s1024"),
-                                                   with_split<2048>(RLK_ID("s2048"), "fma32/attn128/s2048"),
-                                                   with_split<4096>(RLK_ID("s4096"), "fma32/attn128/s4096"),
-                                                   with_split<512>(RLK_ID("s512"), "fma32/attn128/s512"),
-                                                   with_split<0>(RLK_ID("snone"), "fma32/attn128/snone")};
+constexpr rlk_implementation kImplementations[] = {
+    with_split<1024>(RLK_ID("s1024"), "fma32/attn128/s1024"),
+    with_split<2048>(RLK_ID("s2048"), "fma32/attn128/s2048"),
+    with_split<4096>(RLK_ID("s4096"), "fma32/attn128/s4096"),
+    with_split<512>(RLK_ID("s512"), "fma32/attn128/s512"),
+    with_split<0>(RLK_ID("snone"), "fma32/attn128/snone"),
+    implement<AttentionBwd, backward, supports_backward, backward_bytes>(
+        facts(kId, "fma32/attn128", "a block a query and head, then a block a key and its head"))};
 #undef RLK_ID
 
 }  // namespace
