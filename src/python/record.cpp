@@ -42,12 +42,19 @@ PyObject* guard_of(const Call& call) {
   return make_guard(std::move(tickets));
 }
 
+// context.save_for_backward(*tensors), which sets an attribute of torch's own base of contexts; a call of it costs as much as the
+// two tensors that it saves.
+bool save(PyObject* context, PyObject* tensors) {
+  static const bool has_attribute = torch_contexts_have(names().to_save);
+  if (has_attribute) return PyObject_SetAttr(context, names().to_save, tensors) == 0;
+  const Owned method(PyObject_GetAttr(context, names().save_for_backward));
+  return method && Owned(PyObject_Call(method.get(), tensors, nullptr));
+}
+
 // What the backward will find: context.saved_tensors, and context.rlk = (plan, scopes, guard).
 bool keep(const Recording& now, PyObject* context, PyObject* plan, PyObject* results) {
   const Owned tensors(now.call->kept());
-  const Owned save(tensors ? PyObject_GetAttr(context, names().save_for_backward) : nullptr);
-  const Owned done(save ? PyObject_Call(save.get(), tensors.get(), nullptr) : nullptr);
-  if (!done) return false;
+  if (!tensors || !save(context, tensors.get())) return false;
   const Owned scopes(scopes_entered() ? call_scopes() : Owned(PyTuple_New(0)));
   const Owned guard(scopes ? guard_of(*now.call) : nullptr);
   const Owned state(guard ? PyTuple_Pack(3, plan, scopes.get(), guard.get()) : nullptr);

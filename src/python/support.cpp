@@ -22,6 +22,7 @@ bool prepare_names() {
                                                     {&interned.requires_grad, "requires_grad"},
                                                     {&interned.is_neg, "is_neg"},
                                                     {&interned.save_for_backward, "save_for_backward"},
+                                                    {&interned.to_save, "to_save"},
                                                     {&interned.rlk, "rlk"},
                                                     {&interned.backend, "backend"},
                                                     {&interned.arithmetic, "arithmetic"},

@@ -35,7 +35,7 @@ class Owned {
 // Names that are looked up in every call, interned once.
 struct Names {
   PyObject *exchange, *dlpack, *dlpack_device, *max_version, *stream, *requires_grad, *is_neg,
-      *save_for_backward, *rlk;
+      *save_for_backward, *to_save, *rlk;
   PyObject *backend, *arithmetic, *precision, *deterministic, *threads, *evidence, *gradients;
   PyObject *spec_shape, *spec_dtype, *spec_device;
   PyObject* dlpack_version;  // the newest that is understood

@@ -169,6 +169,13 @@ void torch_written(PyObject* tensors) {
   if (!done) PyErr_Clear();  // inference tensors have no version
 }
 
+bool torch_contexts_have(PyObject* attribute) {
+  const Owned base(attribute_of("torch._C", "_FunctionBase"));
+  const Owned found(base ? PyObject_GetAttr(base.get(), attribute) : nullptr);
+  PyErr_Clear();
+  return bool(found);
+}
+
 int torch_autocasts() {
   const Torch* t = torch();
   return t ? static_cast<int>(number_of(t->autocasts)) : 0;

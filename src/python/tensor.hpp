@@ -18,6 +18,8 @@ struct TensorType {
 bool torch_modes_active();
 // Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
 void torch_written(PyObject* tensors);
+// Whether the base of autograd's contexts has an attribute.
+bool torch_contexts_have(PyObject* attribute);
 // Whether autocast is on for some device: 0, 1, or -1 with an exception.
 int torch_autocasts();
 // Whether autograd's saved tensors go through hooks: 0, 1, or -1 with an exception.

@@ -415,7 +415,9 @@ def _function(schema, backward):
     tracing = torch.compiler.is_dynamo_compiling
 
     def op(*args, **keywords):
-        return traced(*args, **keywords) if tracing() else direct(*args, **keywords)
+        if tracing():
+            return traced(*args, **keywords)
+        return direct(*args, **keywords) if keywords else direct(*args)
 
     op.__name__ = op.__qualname__ = schema.name
     op.__doc__ = _C.op(schema.name).__doc__
