@@ -105,11 +105,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="writes the figures to this file")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--only", default="", help="calls whose name holds this")
     options = parser.parse_args()
     document = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rlk": rlk.__version__, "us": {}}
     print(f"{'':<48} {'host us':>18} {'all us':>20}  rlk / other")
     for pairs in (rope_pairs(), lm_head_pairs()):
         for name, pair in pairs:
+            if options.only not in name:
+                continue
             f = document["us"][name] = measure(pair, options.rounds)
             mine, other = f.values()
             print(f"{name:<48} {mine['host']:8.1f} {other['host']:9.1f} {mine['all']:10.1f} {other['all']:9.1f} "
