@@ -9,14 +9,15 @@ namespace rlk::python {
 namespace {
 
 struct DtypeName {
-  const char* name;
+  const char *name, *torch;
   DLDataType type;
 };
 // In the order of the bits RLK_F16, RLK_BF16, ...
-constexpr DtypeName kDtypes[] = {{"fp16", {kDLFloat, 16, 1}}, {"bf16", {kDLBfloat, 16, 1}},
-                                 {"fp32", {kDLFloat, 32, 1}}, {"fp64", {kDLFloat, 64, 1}},
-                                 {"int32", {kDLInt, 32, 1}},  {"int64", {kDLInt, 64, 1}},
-                                 {"uint8", {kDLUInt, 8, 1}},  {"bool", {6, 8, 1}}};
+constexpr DtypeName kDtypes[] = {
+    {"fp16", "torch.float16", {kDLFloat, 16, 1}}, {"bf16", "torch.bfloat16", {kDLBfloat, 16, 1}},
+    {"fp32", "torch.float32", {kDLFloat, 32, 1}}, {"fp64", "torch.float64", {kDLFloat, 64, 1}},
+    {"int32", "torch.int32", {kDLInt, 32, 1}},    {"int64", "torch.int64", {kDLInt, 64, 1}},
+    {"uint8", "torch.uint8", {kDLUInt, 8, 1}},    {"bool", "torch.bool", {6, 8, 1}}};
 
 const DtypeName& dtype_of_bit(uint32_t bit) { return kDtypes[__builtin_ctz(bit)]; }
 
@@ -219,11 +220,13 @@ bool Call::read_argument(uint32_t i, PyObject* value) {
   if (value == Py_None || value == Py_False) return true;
   if (op_.argument(i).role != RLK_WRITE) return read_tensor(i, value);
   if (value == Py_True) return parts()[i].wanted = true;
-  if (!PyUnicode_Check(value)) return read_tensor(i, value);
-  const char* word = text_of(value);
+  const bool of_torch = is_torch_dtype(value);
+  if (!of_torch && !PyUnicode_Check(value)) return read_tensor(i, value);
+  const Owned said(PyObject_Str(value));
+  const char* word = said ? text_of(said.get()) : nullptr;
   if (!word) return false;
   for (uint32_t bit = 0; bit < std::size(kDtypes); ++bit)
-    if (std::strcmp(word, kDtypes[bit].name) == 0) {
+    if (std::strcmp(word, of_torch ? kDtypes[bit].torch : kDtypes[bit].name) == 0) {
       parts()[i].dtype = 1u << bit;
       return parts()[i].wanted = true;
     }

@@ -13,7 +13,7 @@ namespace {
 // ---- torch, where it is imported: looked up in sys.modules, never imported from here ---------------------------------
 
 struct Torch {
-  PyObject *tensor, *parameter, *requires_grad, *is_neg;
+  PyObject *tensor, *parameter, *dtype, *requires_grad, *is_neg;
   PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *transforms, *written, *saving_hooks,
       *autocasts;
 };
@@ -30,6 +30,7 @@ const Torch* torch() {
   if (ready) return &all;
   Torch found{attribute_of("torch", "Tensor"),
               attribute_of("torch.nn", "Parameter"),
+              attribute_of("torch", "dtype"),
               nullptr,
               nullptr,
               attribute_of("torch", "is_grad_enabled"),
@@ -159,6 +160,11 @@ bool torch_modes_active() {
   if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0) return true;
   const Owned transform(t->transforms ? PyObject_CallNoArgs(t->transforms) : nullptr);
   return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
+}
+
+bool is_torch_dtype(PyObject* object) {
+  const Torch* t = torch();
+  return t && reinterpret_cast<PyObject*>(Py_TYPE(object)) == t->dtype;
 }
 
 void torch_written(PyObject* tensors) {

@@ -16,6 +16,8 @@ struct TensorType {
 // Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on. With an exception set it
 // could not be found out.
 bool torch_modes_active();
+// Whether an object is a torch.dtype.
+bool is_torch_dtype(PyObject* object);
 // Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
 void torch_written(PyObject* tensors);
 // Whether the base of autograd's contexts has an attribute.

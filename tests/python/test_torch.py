@@ -217,6 +217,17 @@ def test_q_and_k_of_one_packed_product_turn_in_place():
     assert q._base is qkv and qkv._version > 0
 
 
+@pytest.mark.parametrize("dtype", ["fp32", torch.float32])
+def test_a_result_may_be_asked_for_in_a_dtype_recorded_or_not(dtype):
+    h, w = leaf(2, 16, dtype=torch.bfloat16), leaf(3, 16, dtype=torch.bfloat16)
+    recorded = rlk.torch.lm_head(h, w, out=dtype)
+    plain = rlk.torch.lm_head(h.detach(), w.detach(), out=dtype)
+    assert recorded.dtype == plain.dtype == torch.float32 and torch.equal(recorded, plain)
+    assert recorded.requires_grad and not plain.requires_grad
+    with pytest.raises(rlk.InvalidArgument, match="out is 'torch.complex64', it takes"):
+        rlk.torch.lm_head(h, w, out=torch.complex64)
+
+
 def test_only_wanted_gradients_are_computed():
     h, w = leaf(2, 4), leaf(3, 4).detach()
     out = rlk.torch.lm_head(h, w)
