@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -420,5 +421,136 @@ TEST_CASE("a decoder gives a token the same bits however it is reached") {
     control.add(other, alone);
     control.print(type, "splits of 512 keys", "one split (control: rows from 512 on must differ)");
     CHECK(control.differ == kLongest - 512);
+  }
+}
+
+// From hidden states to the policy loss and back to their gradients, by linear_logp or by what it is composed of.
+namespace {
+
+struct Loss {
+  std::int64_t rows;
+  Array logp, entropy, loss, totals, factor, entropy_factor, d_logp, d_entropy, d_hidden, d_weight;
+  Loss(std::int64_t n, DType t)
+      : rows(n),
+        logp({n}, DType::f32),
+        entropy({n}, DType::f32),
+        loss({1}, DType::f32),
+        totals({2, 5}, DType::f32),
+        factor({n}, DType::f32),
+        entropy_factor({n}, DType::f32),
+        d_logp({n}, DType::f32),
+        d_entropy({n}, DType::f32),
+        d_hidden({n, kHidden}, t),
+        d_weight({kVocab, kHidden}, t) {}
+  bool operator==(const Loss& b) const {
+    return logp.bytes == b.logp.bytes && entropy.bytes == b.entropy.bytes && loss.bytes == b.loss.bytes &&
+           totals.bytes == b.totals.bytes && d_hidden.bytes == b.d_hidden.bytes &&
+           d_weight.bytes == b.d_weight.bytes;
+  }
+};
+
+// What a batch of answers holds.
+struct Answers {
+  Array hidden, weight, target, old_logp, advantages, bounds, denominator, d_loss;
+  Answers(std::int64_t n, DType t, std::mt19937& r)
+      : hidden({n, kHidden}, t, r, 1),
+        weight({kVocab, kHidden}, t, r, 0.3f),
+        target({n}, DType::i64),
+        old_logp({n}, DType::f32, r, 1, -6),
+        advantages({n}, DType::f32, r, 1),
+        bounds({3}, DType::i32,
+               std::vector<std::int32_t>{0, static_cast<std::int32_t>(n / 3), static_cast<std::int32_t>(n)}),
+        denominator({1}, DType::f32, std::vector<float>{77}),
+        d_loss({1}, DType::f32, std::vector<float>{0.75f}) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < n; ++i)
+      ids.push_back(i % 11 == 4 ? -100 : static_cast<std::int64_t>(r() % kVocab));
+    std::memcpy(target.bytes.data(), ids.data(), target.bytes.size());
+  }
+};
+
+rlk::Options by(const char* arithmetic) { return {.backend = "native", .arithmetic = arithmetic}; }
+
+void policy(Answers& a, Loss& l) {
+  const Tensor logp = l.logp.all(), old = a.old_logp.all(), advantages = a.advantages.all(),
+               cu = a.bounds.all(), entropy = l.entropy.all(), denominator = a.denominator.all(),
+               loss = l.loss.all(), totals = l.totals.all(), factor = l.factor.all(),
+               bend = l.entropy_factor.all(), d = a.d_loss.all(), d_logp = l.d_logp.all(),
+               d_entropy = l.d_entropy.all();
+  rlk::PolicyLoss p{
+      .logp = logp, .old_logp = old, .advantages = advantages, .cu_seqlens = cu, .entropy = entropy};
+  p.denominator = denominator, p.loss = loss, p.totals = totals, p.factor = factor, p.entropy_factor = bend;
+  p.entropy_coef = 0.01, p.agg = rlk::PolicyLoss::Agg::constant;
+  rlk::check(rlk::policy_loss(p, kNative));
+  rlk::check(rlk::policy_loss_bwd(
+      {.d_loss = d, .factor = factor, .entropy_factor = bend, .d_logp = d_logp, .d_entropy = d_entropy},
+      kNative));
+}
+
+void fused(Answers& a, Loss& l) {
+  const rlk::Options options = by("fma32/kb1024/lse128/l8");
+  const Tensor x = a.hidden.all(), w = a.weight.all(), t = a.target.all(), logp = l.logp.all(),
+               entropy = l.entropy.all(), d_logp = l.d_logp.all(), d_entropy = l.d_entropy.all(),
+               d_x = l.d_hidden.all(), d_w = l.d_weight.all();
+  rlk::check(
+      rlk::linear_logp({.hidden = x, .weight = w, .target = t, .logp = logp, .entropy = entropy}, options));
+  policy(a, l);
+  rlk::LinearLogpBwd b{.hidden = x, .weight = w, .target = t, .d_logp = d_logp, .d_entropy = d_entropy};
+  b.d_hidden = d_x, b.d_weight = d_w;
+  rlk::check(rlk::linear_logp_bwd(b, options));
+}
+
+void composed(Answers& a, Loss& l) {
+  Array logits({l.rows, kVocab}, DType::f32), d_logits({l.rows, kVocab}, DType::f32);
+  const Tensor x = a.hidden.all(), w = a.weight.all(), t = a.target.all(), z = logits.all(),
+               d_z = d_logits.all(), logp = l.logp.all(), entropy = l.entropy.all(), d_logp = l.d_logp.all(),
+               d_entropy = l.d_entropy.all(), d_x = l.d_hidden.all(), d_w = l.d_weight.all();
+  rlk::check(rlk::lm_head({.hidden = x, .weight = w, .out = z}, by("fma32/kb1024")));
+  rlk::check(rlk::logp({.logits = z, .target = t, .logp = logp, .entropy = entropy}, kNative));
+  policy(a, l);
+  rlk::check(rlk::logp_bwd(
+      {.logits = z, .target = t, .d_logp = d_logp, .d_entropy = d_entropy, .d_logits = d_z}, kNative));
+  rlk::check(rlk::lm_head_bwd({.d_out = d_z, .hidden = x, .weight = w, .d_hidden = d_x, .d_weight = d_w},
+                              by("fma32/kb1024")));
+}
+
+}  // namespace
+
+TEST_CASE("the policy loss and its gradients are the same by linear_logp and by lm_head and logp") {
+  std::mt19937 random(4);
+  constexpr std::int64_t n = 90;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Answers a(n, type, random);
+    Loss one(n, type), other(n, type);
+    fused(a, one), composed(a, other);
+    fmt::print("{:5} {:28} = {:62} {}\n", rlk::name_of(type), "linear_logp, policy_loss",
+               "lm_head, logp, policy_loss; loss, totals, d_hidden, d_weight",
+               one == other ? "equal" : "differ");
+    CHECK(one == other);
+    float loss = 0;
+    std::memcpy(&loss, one.loss.bytes.data(), 4);
+    CHECK(std::isfinite(loss));
+    CHECK(std::any_of(one.d_hidden.bytes.begin(), one.d_hidden.bytes.end(),
+                      [](std::byte b) { return b != std::byte{0} && b != std::byte{0xff}; }));
+    // A row of d_hidden belongs to its token alone: the second sequence by itself, by the same global denominator.
+    constexpr std::int64_t first = n / 3;
+    const auto tail = [](Array& x) {
+      Shape shape = x.shape;
+      shape[0] -= first;
+      Array y(shape, x.type);
+      std::memcpy(y.bytes.data(), x.bytes.data() + first * x.row_bytes(), y.bytes.size());
+      return y;
+    };
+    Answers b = a;
+    for (Array Answers::* x : {&Answers::hidden, &Answers::target, &Answers::old_logp, &Answers::advantages})
+      b.*x = tail(a.*x);
+    b.bounds = Array({3}, DType::i32, std::vector<std::int32_t>{0, 0, n - first});
+    Loss part(n - first, type);
+    fused(b, part);
+    const bool same =
+        part.d_hidden.bytes == tail(one.d_hidden).bytes && part.logp.bytes == tail(one.logp).bytes;
+    fmt::print("{:5} {:28} = {:62} {}\n", rlk::name_of(type), "gradients of rows",
+               "a micro-batch of the batch's sequences", same ? "equal" : "differ");
+    CHECK(same);
   }
 }
