@@ -4,6 +4,7 @@
 //   launchers.hpp  the seam: plain data and functions, for the host compiler and the device compiler alike
 //   device.cu      the kernels' launchers, compiled by nvcc and, as HIP, by clang
 //   ops.cpp        `implementations`, from the typed arguments to the launchers
+// One that is made of other ops' kernels alone is its ops.cpp.
 #pragma once
 
 #include <span>
