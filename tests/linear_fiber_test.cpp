@@ -9,7 +9,7 @@
 #include "lm_head_simt.hpp"
 #include "registry/linear/geometry.hpp"
 #include "simt/linear/bind.hpp"
-#include "simt/lm_head/kernel.hpp"
+#include "simt/linear/kernels.hpp"
 #include "simt/tp_sum/kernels.hpp"
 
 namespace {
@@ -36,7 +36,7 @@ void same_on_fibers(std::vector<Array*> results, const Launch& launch) {
   rlk_fiber::order = rlk_fiber::Order::ascending;
 }
 
-void run(const Product& p) { REQUIRE(kernels::launch(p, Sum::fma32, nullptr) == hipSuccess); }
+void run(const Product& p) { REQUIRE(linear::launch(p, nullptr) == hipSuccess); }
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/tree8"};

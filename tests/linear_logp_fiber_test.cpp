@@ -5,7 +5,7 @@
 
 #include "fiber_rows.hpp"
 #include "simt/linear_logp/run.hpp"
-#include "simt/lm_head/kernel.hpp"
+#include "simt/lm_head/launch.hpp"
 #include "simt/logp/kernels.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 #include "lm_head_nvcc.hpp"
-#include "simt/lm_head/kernel.hpp"
+#include "simt/lm_head/launch.hpp"
 #include "simt/on_device.hpp"
 
 namespace {

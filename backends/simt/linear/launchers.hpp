@@ -7,8 +7,7 @@
 namespace rlk::simt::linear {
 
 using lm_head::Product;
-using lm_head::Sum;
 
-const char* run(const Product& p, Sum sum, void* stream, int device);
+const char* run(const Product& p, void* stream, int device);
 
 }  // namespace rlk::simt::linear

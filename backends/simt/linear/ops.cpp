@@ -7,7 +7,7 @@ namespace rlk::simt::linear {
 namespace {
 
 rlk_code start(const Product& p, const char* op, const Call& call) {
-  return finished(call, op, run(p, Sum::fma32, call.stream(), call.device().id));
+  return finished(call, op, run(p, call.stream(), call.device().id));
 }
 
 rlk_code forward(const Linear& a, const Call& call) { return start(forward_product(a), "linear", call); }

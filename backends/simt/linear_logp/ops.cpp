@@ -10,7 +10,7 @@ struct Started {
   void* stream;
   int device;
   const char* product(const Product& p) const {
-    return p.rows == 0 || p.cols == 0 ? nullptr : linear::run(p, lm_head::Sum::fma32, stream, device);
+    return p.rows == 0 || p.cols == 0 ? nullptr : linear::run(p, stream, device);
   }
   const char* fold(const Problem& p, const Panel& panel, State* states, float* targets) const {
     return logp::run_fold(p, panel, states, targets, stream, device);

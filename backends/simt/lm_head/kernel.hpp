@@ -10,7 +10,7 @@
 // outputs, the depth in steps of 16 through shared memory, upcast on the way in. An operand is read from
 // memory once per tile row or column. Neighbouring threads load along whichever index is contiguous. Element
 // types and strides are values, not template arguments: every thread of a block takes the same branch, and
-// four kernels serve everything. Lines past the end are computed and dropped; the depth is never padded,
+// six kernels serve everything. Lines past the end are computed and dropped; the depth is never padded,
 // since a zero added to a chain that has underflowed to -0 would turn it into +0.
 #pragma once
 
@@ -56,18 +56,24 @@ __device__ __forceinline__ float round_to<float>(double sum) {
   return from_float<float>(static_cast<float>(sum));
 }
 
+// Where a row of results lies: found once for all of a thread's columns.
+struct RowAt {
+  std::int64_t out, residual;
+  __device__ __forceinline__ RowAt(const Product& p, std::int64_t row)
+      : out(p.out_row.at(row)), residual(p.residual == nullptr ? 0 : p.residual_row.at(row)) {}
+};
+
 template <class Out, class Acc>
-__device__ __forceinline__ void store_as(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
+__device__ __forceinline__ void store_as(const Product& p, const RowAt& row, std::int64_t col, Acc sum) {
   Out y = round_to<Out>(sum);
   if (p.bias != nullptr) y = from_float<Out>(add_rn(to_float(y), load_element(p.bias, p.bias_type, col)));
   if (p.residual != nullptr)
-    y = from_float<Out>(
-        add_rn(to_float(y), load_element(p.residual, p.residual_type, p.residual_row.at(row) + col)));
-  static_cast<Out*>(p.out)[p.out_row.at(row) + col] = y;
+    y = from_float<Out>(add_rn(to_float(y), load_element(p.residual, p.residual_type, row.residual + col)));
+  static_cast<Out*>(p.out)[row.out + col] = y;
 }
 template <class Acc>
-__device__ __forceinline__ void store_sum(const Product& p, std::int64_t row, std::int64_t col, Acc sum) {
-  if (row >= p.rows || col >= p.cols) return;
+__device__ __forceinline__ void store_sum(const Product& p, const RowAt& row, std::int64_t col, Acc sum) {
+  if (col >= p.cols) return;
   switch (p.out_type) {
     case Float::f32:
       return store_as<float>(p, row, col, sum);
@@ -128,51 +134,60 @@ __device__ __forceinline__ void each_output(F&& f) {
   }
 }
 
+// What a thread sums.
+template <class Acc, int Tall>
+using Outputs = Acc[Tall][kSide / 16];
+
+template <class Acc, int Tall>
+__device__ __forceinline__ void copy(const Outputs<Acc, Tall>& from, Outputs<Acc, Tall>& to) {
+  each_output<Tall>([&](int i, int j) { to[i][j] = from[i][j]; });
+}
+
 // Sums of leaves as they come: leaf n is added to the sums that wait on the levels of the trailing ones of n, as a
 // binary counter carries, and the last one's result is the total.
-template <class Acc>
+template <class Acc, int Tall>
 struct Tree {
-  Acc level[3] = {};
-  __device__ __forceinline__ Acc join(int n, Acc sum) {
-    if ((n & 1) == 0) return level[0] = sum;
-    sum = add_rn(level[0], sum);
-    if ((n & 2) == 0) return level[1] = sum;
-    sum = add_rn(level[1], sum);
-    if ((n & 4) == 0) return level[2] = sum;
-    return add_rn(level[2], sum);
+  Outputs<Acc, Tall> level[3];
+  __device__ __forceinline__ void join(int n, const Outputs<Acc, Tall>& leaf, Outputs<Acc, Tall>& total) {
+    copy<Acc, Tall>(leaf, total);
+    RLK_UNROLL(3)
+    for (int l = 0; l < 3; ++l) {
+      if ((n >> l & 1) == 0) return copy<Acc, Tall>(total, level[l]);
+      each_output<Tall>([&](int i, int j) { total[i][j] = add_rn(level[l][i][j], total[i][j]); });
+    }
   }
 };
-// Sums of blocks in order. -0 is the one start that an addition leaves no trace of: the first block's sum becomes the
-// total as it is.
-template <class Acc>
+// Sums of blocks in order: the first one's is the total as it is.
+template <class Acc, int Tall>
 struct Row {
-  Acc total = Acc(-0.0);
-  __device__ __forceinline__ Acc join(int, Acc sum) { return total = add_rn(total, sum); }
+  __device__ __forceinline__ void join(int n, const Outputs<Acc, Tall>& block, Outputs<Acc, Tall>& total) {
+    if (n == 0) return copy<Acc, Tall>(block, total);
+    each_output<Tall>([&](int i, int j) { total[i][j] = add_rn(total[i][j], block[i][j]); });
+  }
 };
 
 // Acc is the type of the chain, Joint where blocks meet, Tall the rows of a thread. `tiles` of them are dealt to the
 // blocks in turn.
-template <class Acc, template <class> class Joint, int Tall>
+template <class Acc, template <class, int> class Joint, int Tall>
 __global__ void __launch_bounds__(kThreads)
     chain_product(const Product p, std::int64_t tiles, bool a_along_depth, bool b_along_depth) {
   constexpr bool kWide = sizeof(Acc) == 8;
-  constexpr int kRows = 16 * Tall, kWidth = kSide / 16;
+  constexpr int kRows = 16 * Tall;
   Acc* a_tile = dynamic_shared<Acc>();
   Acc* b_tile = a_tile + kDepth * (kRows + 1);
   const int ty = static_cast<int>(threadIdx.x) / 16, tx = static_cast<int>(threadIdx.x) % 16;
   const std::int64_t tall = (p.rows + kRows - 1) / kRows;
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::int64_t row0 = tile % tall * kRows, col0 = tile / tall * kSide;
-    Acc total[Tall][kWidth], chain[Tall][kWidth];
-    Joint<Acc> joint[Tall][kWidth];
+    Outputs<Acc, Tall> total, chain;
+    Joint<Acc, Tall> joint;
     each_output<Tall>([&](int i, int j) { total[i][j] = chain[i][j] = 0; });
     int closed = 0;
     const auto close_block = [&] {
-      if constexpr (!kWide)
-        each_output<Tall>([&](int i, int j) {
-          total[i][j] = joint[i][j].join(closed, chain[i][j]);
-          chain[i][j] = 0;
-        });
+      if constexpr (!kWide) {
+        joint.join(closed, chain, total);
+        each_output<Tall>([&](int i, int j) { chain[i][j] = 0; });
+      }
       ++closed;
     };
     std::int64_t end = p.block;
@@ -202,9 +217,14 @@ __global__ void __launch_bounds__(kThreads)
     }
     do close_block();
     while (closed < p.leaves);
-    each_output<Tall>([&](int i, int j) {
-      store_sum(p, row0 + ty + i * 16, col0 + tx + j * 16, kWide ? chain[i][j] : total[i][j]);
-    });
+    RLK_UNROLL(4)
+    for (int i = 0; i < Tall; ++i) {
+      if (row0 + ty + i * 16 >= p.rows) break;
+      const RowAt row(p, row0 + ty + i * 16);
+      RLK_UNROLL(4)
+      for (int j = 0; j < kSide / 16; ++j)
+        store_sum(p, row, col0 + tx + j * 16, kWide ? chain[i][j] : total[i][j]);
+    }
   }
 }
 
@@ -216,7 +236,7 @@ inline unsigned blocks_for(std::int64_t tiles) {
   return static_cast<unsigned>(tiles < (1 << 22) ? tiles : 1 << 22);
 }
 
-template <class Acc, template <class> class Joint, int Tall>
+template <class Acc, template <class, int> class Joint, int Tall>
 hipError_t launch_chain(const Product& p, hipStream_t stream) {
   const std::int64_t tiles = tiles_of(p, 16 * Tall);
   constexpr std::size_t kShared = sizeof(Acc) * kDepth * (16 * Tall + 1 + kSide + 1);
@@ -225,15 +245,9 @@ hipError_t launch_chain(const Product& p, hipStream_t stream) {
   return hipGetLastError();
 }
 
-template <class Acc, template <class> class Joint>
+template <class Acc, template <class, int> class Joint>
 hipError_t launch_joined(const Product& p, hipStream_t stream) {
   return p.rows <= 16 ? launch_chain<Acc, Joint, 1>(p, stream) : launch_chain<Acc, Joint, 4>(p, stream);
-}
-
-inline hipError_t launch(const Product& p, Sum sum, hipStream_t stream) {
-  if (p.rows == 0 || p.cols == 0) return hipSuccess;
-  if (sum == Sum::fma64) return launch_joined<double, Row>(p, stream);
-  return p.leaves > 0 ? launch_joined<float, Tree>(p, stream) : launch_joined<float, Row>(p, stream);
 }
 
 }  // namespace rlk::simt::lm_head

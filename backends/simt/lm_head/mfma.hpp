@@ -20,7 +20,7 @@
 // of 32 through shared memory. A wave has one row tile and four column tiles, or one of each.
 #pragma once
 
-#include "simt/lm_head/kernel.hpp"
+#include "simt/lm_head/launch.hpp"
 
 namespace rlk::simt::lm_head {
 
@@ -106,11 +106,12 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
     RLK_UNROLL(4)
-    for (int t = 0; t < Tall; ++t) {
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t line = row0 + row_tile * 16 + lane / 16 * 4 + i;
+      if (line >= p.rows) break;
+      const RowAt row(p, line);
       RLK_UNROLL(4)
-      for (int i = 0; i < 4; ++i)
-        store_sum(p, row0 + row_tile * 16 + lane / 16 * 4 + i, col0 + (col_tile + t) * 16 + lane % 16,
-                  sums[t].v[i]);
+      for (int t = 0; t < Tall; ++t) store_sum(p, row, col0 + (col_tile + t) * 16 + lane % 16, sums[t].v[i]);
     }
   }
 }
