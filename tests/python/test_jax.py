@@ -59,6 +59,10 @@ def test_gradients_agree_with_differences():
     from jax.test_util import check_grads
     x, weight, cos, sin = random(3, 8), random(8), random(6, 4), random(6, 4)
     check_grads(lambda x, w: rlk.jax.rms_norm(x, w), (x, weight), 1, ["rev"], rtol=2e-2, atol=2e-2)
+    k, v = random(1, 3, 1, 16), random(1, 3, 1, 16, seed=1)
+    for attributes in ({}, {"lse": True}):  # the backward has it in either case
+        check_grads(lambda q, k, v: rlk.jax.attention(q, k, v, **attributes), (random(1, 3, 2, 16, seed=2), k, v), 1,  # noqa: B023
+                    ["rev"], rtol=2e-2, atol=2e-2)
     check_grads(lambda g, u: rlk.jax.swiglu(g, u), (x, x + 1), 1, ["rev"], rtol=2e-2, atol=2e-2)
     q, k = random(1, 2, 6, 8), random(1, 1, 6, 8)
     check_grads(lambda q, k: rlk.jax.rope(q, cos, sin, k=k), (q, k), 1, ["rev"], rtol=2e-2, atol=2e-2)

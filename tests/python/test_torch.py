@@ -113,6 +113,45 @@ def test_gradients_agree_with_differences():
     check_gradients(lambda g, a: rlk.torch.kda_gate(g, a), leaf(3, 2, 4), leaf(2))
 
 
+@pytest.mark.parametrize("dtype, far", [(torch.float32, 2e-5), (torch.bfloat16, 2.5e-2)])
+def test_gradients_of_attention_are_those_of_torch_in_fp64(dtype, far):
+    q, k, v = (leaf(2, 70, h, 32, dtype=dtype) for h in (4, 2, 2))
+    g = leaf(2, 70, 4, 32).detach()
+    out = rlk.torch.attention(q, k, v)  # lse, which the backward needs, does not come back
+    assert type(out) is torch.Tensor
+    found = torch.autograd.grad(out, (q, k, v), g.to(dtype))
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    truth = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in wide), is_causal=True,
+                                                             enable_gqa=True).transpose(1, 2)
+    wanted = torch.autograd.grad(truth, wide, g.to(dtype).double())
+    assert torch.allclose(out.double(), truth, atol=far, rtol=far)
+    for got, want in zip(found, wanted, strict=True):
+        assert (got.double() - want).abs().max() <= far * want.abs().max()
+    both, lse = rlk.torch.attention(q, k, v, lse=True)
+    again = torch.autograd.grad((both, lse), (q, k, v), (g.to(dtype), torch.zeros_like(lse)))
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    with torch.no_grad():
+        assert torch.equal(rlk.torch.attention(q, k, v), out)
+
+
+def test_gradients_of_attention_over_packed_sequences_and_of_lse():
+    q, k, v, sinks = leaf(9, 2, 16), leaf(9, 1, 16), leaf(9, 1, 16), leaf(2)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    check_gradients(lambda *t: rlk.torch.attention(*t[:3], cu, cu, sinks=t[3], lse=True), q, k, v, sinks)
+    compiled = torch.compile(lambda *t: rlk.torch.attention(*t, cu, cu), backend="aot_eager", fullgraph=True)
+    wanted = torch.autograd.grad(rlk.torch.attention(q, k, v, cu, cu).sum(), (q, k, v))
+    found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_paged_cache_has_no_gradients():
+    q, pages = leaf(1, 2, 2, 16), leaf(3, 4, 2, 16)
+    lengths, table = torch.tensor([6]), torch.tensor([[2, 0]])
+    out = rlk.torch.attention(q, pages, pages, kv_len=lengths, block_table=table)
+    with pytest.raises(rlk.InvalidArgument, match="block_table is given"):
+        out.sum().backward()
+
+
 def test_gradients_of_kda_agree_with_differences():
     torch.manual_seed(0)
     q, k, v = leaf(1, 3, 1, 4), leaf(1, 3, 1, 5)[..., :4].detach().clone(memory_format=torch.contiguous_format).requires_grad_(), leaf(1, 3, 2, 3)

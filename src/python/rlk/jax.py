@@ -122,10 +122,20 @@ def _forward(config, *primals):
         if not schema.backward or not kinds[name]["differentiable"]:
             why = f"{name} has no gradient" if schema.backward else "this op has no gradient"
             raise _errors.Unsupported(f"{schema.name}: a gradient of {name} is asked for, {why}")
-    outputs = _run(config, *arrays)
-    known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in config.results), outputs))
+    whole = config._replace(results=config.results + _needed(config, arrays)) if needed else config
+    outputs = _run(whole, *arrays)
+    known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in whole.results), outputs))
     kept = {a["name"]: known[a["name"]] for a in schema.arguments if a["saved"] and a["name"] in known}
-    return outputs, (kept, _Needed(needed), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+    return outputs[:len(config.results)], (kept, _Needed(needed), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+
+
+def _needed(config, arrays):
+    """Results that nobody asked for, but without which the backward cannot be."""
+    schema = _schema(config.op)
+    required = {a["name"] for a in _schema(schema.backward).inputs if not a["optional"]}
+    names = [a["name"] for a in schema.results if a["name"] in required and a["name"] not in dict(config.results)]
+    shapes = _infer(config.op, dict(zip(config.names, arrays)), dict(config.attributes)) if names else {}
+    return tuple((n, shapes[n][1]) for n in names)
 
 
 @jax.tree_util.register_static

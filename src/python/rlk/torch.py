@@ -45,6 +45,10 @@ class Schema:
         self.attribute_names = [a["name"] for a in self.attributes]
         self.required = [a["name"] for a in self.inputs if not a["optional"]]
         self.saved = [a["name"] for a in self.arguments if a["saved"]]
+        #: Results that are optional, but without which the backward cannot be.
+        backward = _C.schema(self.backward)["arguments"] if self.backward else ()
+        required = {a["name"] for a in backward if a["role"] != 1 and not a["optional"]}
+        self.needed = [a["name"] for a in self.results if a["optional"] and a["name"] in required]
 
     def words(self):
         """The op in torch's schema language."""
@@ -395,6 +399,22 @@ def _autocast(schema, args, keywords):
             for n, t in given.items()}
 
 
+def _with_needed(schema, op):
+    """Where a gradient is recorded, what the backward needs is computed too and does not come back unasked."""
+    def call(*args, **keywords):
+        more = [n for n in schema.needed if not keywords.get(n)]
+        if not more or not torch.is_grad_enabled() or not any(
+                isinstance(t, torch.Tensor) and t.requires_grad for t in (*args, *keywords.values())):
+            return op(*args, **keywords)
+        asked = keywords | dict.fromkeys(more, True)
+        words = schema.wanted(dict(zip(schema.input_names, args)) | keywords, asked)
+        names = [part.partition("=")[0] for part in words.split(",")]
+        out = [t for n, t in zip(names, op(*args, **asked), strict=True) if n not in more]
+        return tuple(out) if len(out) > 1 else out[0]
+
+    return call
+
+
 def _function(schema, backward):
     dispatched, plan = _dispatched(schema), _plan_of(schema, backward)
 
@@ -419,6 +439,8 @@ def _function(schema, backward):
             return traced(*args, **keywords)
         return direct(*args, **keywords) if keywords else direct(*args)
 
+    if schema.needed:
+        op = _with_needed(schema, op)
     op.__name__ = op.__qualname__ = schema.name
     op.__doc__ = _C.op(schema.name).__doc__
     op.__text_signature__ = _C.op(schema.name).__text_signature__
