@@ -142,6 +142,21 @@ TEST_CASE("attention in Hopper's arithmetic has the same bits in chunks, decoded
   }
 }
 
+TEST_CASE("attention of few queries has the same bits on any number of threads, which share splits") {
+  std::mt19937 random(8);
+  for (DType t : kTypes)
+    for (const Attention& o :
+         {Attention{.split = 512}, Attention{.window = 1300, .split = 512}, Attention{}}) {
+      const Sequence s(2100, t, random, o);
+      for (int32_t threads : {1, 2, 5}) {
+        CAPTURE(threads);
+        Owned out({2, kHeads, kValueWidth}, t, 3), lse({2, kHeads}, DType::f32, 3);
+        REQUIRE(rlk::attention(s.call(2098, 2100, 2100, s.k, s.v, out, lse), {.threads = threads}));
+        CHECK(s.same(2098, 2100, out, lse));
+      }
+    }
+}
+
 TEST_CASE("attention over pages is attention over memory in one piece") {
   std::mt19937 random(3);
   for (DType t : kTypes)

@@ -35,18 +35,35 @@ class Rows {
   }
 
   void run() {
-    std::int64_t first = keys_, last = 0;  // keys that some row sees
-    for (int r = 0; r < block_.count; ++r) {
-      Row::widen(p_.q.type, p_.q.at(block_.n, q_begin_ + query(r), head(r)), q_ + r * p_.width, p_.width);
-      const attn128::Visible seen = visible(r);
-      if (seen.first < seen.last) first = std::min(first, seen.first), last = std::max(last, seen.last);
-      begun_[r] = 0;
+    begin();
+    for (std::int64_t split = split_at(first_); first_ < last_ && split <= split_at(last_ - 1); ++split) {
+      tiles(split);
+      end_split(split);
     }
-    restart();
-    for (std::int64_t tile = first / kTile; tile * kTile < last; ++tile) {
-      one_tile(tile, first, last);
-      const std::int64_t next = tile + 1;
-      if (next * kTile >= last || p_.split_of(next) != p_.split_of(tile)) end_split(tile);
+    for (int r = 0; r < block_.count; ++r) finish(r);
+  }
+
+  // The sums of one split that some row sees, in `parts`; and later the rows by those of all their splits.
+  void run_split(std::int64_t split, float* parts) {
+    begin();
+    tiles(split);
+    for (int r = 0; r < block_.count; ++r) {
+      if (!sees(r, split)) continue;
+      float* to = part(parts, r, split);
+      to[0] = m_[r], to[1] = l_[r];
+      std::copy_n(o_ + r * p_.value_width, p_.value_width, to + 2);
+    }
+  }
+  void join_splits(const float* parts) {
+    begin();
+    for (std::int64_t split = split_at(first_); first_ < last_ && split <= split_at(last_ - 1); ++split) {
+      for (int r = 0; r < block_.count; ++r) {
+        if (!sees(r, split)) continue;
+        const float* from = part(parts, r, split);
+        m_[r] = from[0], l_[r] = from[1];
+        std::copy_n(from + 2, p_.value_width, o_ + r * p_.value_width);
+      }
+      end_split(split);
     }
     for (int r = 0; r < block_.count; ++r) finish(r);
   }
@@ -55,6 +72,40 @@ class Rows {
   std::int64_t query(int r) const { return (block_.first + r) / p_.group; }
   std::int64_t head(int r) const { return block_.h * p_.group + (block_.first + r) % p_.group; }
   attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), keys_); }
+
+  // All rows and the keys that some of them sees.
+  void begin() {
+    first_ = keys_, last_ = 0;
+    for (int r = 0; r < block_.count; ++r) {
+      Row::widen(p_.q.type, p_.q.at(block_.n, q_begin_ + query(r), head(r)), q_ + r * p_.width, p_.width);
+      const attn128::Visible seen = visible(r);
+      if (seen.first < seen.last) first_ = std::min(first_, seen.first), last_ = std::max(last_, seen.last);
+      begun_[r] = 0;
+    }
+    restart();
+  }
+
+  std::int64_t split_at(std::int64_t key) const { return p_.split_of(key / kTile); }
+  // The keys of a split that some row may see.
+  attn128::Visible keys_of(std::int64_t split) const {
+    const std::int64_t begin = split * p_.split;
+    return {std::max(first_, begin), p_.split == 0 ? last_ : std::min(last_, begin + p_.split)};
+  }
+  bool sees(int r, std::int64_t split) const {
+    const attn128::Visible keys = keys_of(split);
+    return sees(r, keys.first, keys.last);
+  }
+  template <class Float>
+  Float* part(Float* parts, int r, std::int64_t split) const {
+    const std::int64_t row = (p_.cu_q ? q_begin_ : block_.n * p_.queries) + query(r);
+    return parts + ((row * p_.heads * p_.group + head(r)) * split_count(p_) + split) * (p_.value_width + 2);
+  }
+
+  void tiles(std::int64_t split) {
+    const attn128::Visible keys = keys_of(split);
+    for (std::int64_t tile = keys.first / kTile; tile * kTile < keys.last; ++tile)
+      one_tile(tile, first_, last_);
+  }
 
   // Whether row r sees a key in [from, to).
   bool sees(int r, std::int64_t from, std::int64_t to) const {
@@ -141,11 +192,11 @@ class Rows {
     return top;
   }
 
-  // Joins the sums of the split that ends with this tile to those before it.
-  void end_split(std::int64_t tile) {
-    const std::int64_t begin = p_.split_of(tile) * p_.split, end = (tile + 1) * kTile, width = p_.value_width;
+  // Joins the sums of a split to those before it.
+  void end_split(std::int64_t split) {
+    const std::int64_t width = p_.value_width;
     for (int r = 0; r < block_.count; ++r) {
-      if (!sees(r, begin, end)) continue;
+      if (!sees(r, split)) continue;
       float *total = total_ + r * width, *o = o_ + r * width;
       if (begun_[r] == 0) {
         std::copy_n(o, width, total);
@@ -188,6 +239,7 @@ class Rows {
   const Problem& p_;
   const Block& block_;
   const std::int64_t q_begin_, k_begin_, keys_, offset_;
+  std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
   float *turned_, *values_, *some_, *q_, *p_row_, *o_, *total_, *halves_, *m_, *l_, *a_, *total_m_, *total_l_,
       *begun_;
 };
@@ -196,10 +248,18 @@ template <class L, int W>
 void forward(const Problem& p, const Block& block, float* scratch) {
   Rows<L, W>(p, block, scratch).run();
 }
+template <class L, int W>
+void forward_split(const Problem& p, const Block& block, std::int64_t split, float* parts, float* scratch) {
+  Rows<L, W>(p, block, scratch).run_split(split, parts);
+}
+template <class L, int W>
+void join_splits(const Problem& p, const Block& block, const float* parts, float* scratch) {
+  Rows<L, W>(p, block, scratch).join_splits(parts);
+}
 
 template <class L, int W>
 constexpr Engine engine() {
-  return {forward<L, W>};
+  return {forward<L, W>, forward_split<L, W>, join_splits<L, W>};
 }
 
 }  // namespace rlk::native::attn

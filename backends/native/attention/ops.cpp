@@ -4,7 +4,7 @@
 // know of the bits, to policies, certificates and replays alike, and the dispatcher needs to know nothing of splits.
 //
 // Operations: 2 (D + Dv) per query head and key that the tile grid holds for it. A task is up to 96 rows (queries of the heads
-// that share keys) and reads each of their tiles of K and V once.
+// that share keys) and reads each of their tiles of K and V once, or, where there are few of them, one split of their keys.
 #include <algorithm>
 #include <vector>
 
@@ -31,11 +31,25 @@ std::uint64_t scratch_bytes(const Problem& p) {
 }
 
 // Packed sequences may each leave a block that is not full.
+std::int64_t most_blocks(const Problem& p) {
+  return (p.cu_q ? blocks_of(p, p.queries) + p.sequences : blocks_of(p, p.queries) * p.sequences) * p.heads;
+}
+
+// Bytes for the sums of splits that are tasks of their own: where blocks are too few to keep the workers busy, as in decoding.
+// By shapes alone, as workspace is asked for before lengths are known.
+std::uint64_t part_bytes(const Problem& p, std::int32_t threads) {
+  constexpr std::int64_t kBlocksPerWorker = 4, kMost = std::int64_t{1} << 26;
+  const std::int64_t blocks = most_blocks(p), workers = workers::workers_for(threads, INT64_MAX);
+  if (p.sequences == 0 || workers == 1 || blocks >= kBlocksPerWorker * workers) return 0;
+  const std::int64_t floats = p.room > kMost ? 0 : attn::part_floats(p);
+  return attn::split_count(p) == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
+}
+
 std::uint64_t workspace(const Attention& a, const rlk_request& r) {
   const Problem p = problem_of(a);
-  const std::int64_t blocks =
-      p.cu_q ? blocks_of(p, p.queries) + p.sequences : blocks_of(p, p.queries) * p.sequences;
-  return workers::workspace_for(r.threads, blocks * p.heads, scratch_bytes(p));
+  const std::uint64_t parts = part_bytes(p, r.threads);
+  const std::int64_t tasks = most_blocks(p) * (parts == 0 ? 1 : attn::split_count(p));
+  return workers::workspace_for(r.threads, tasks, scratch_bytes(p), parts);
 }
 
 template <int S>
@@ -59,11 +73,27 @@ rlk_code run(const Attention& a, const Call& call) {
       for (std::int64_t h = 0; h < p.heads; ++h)
         blocks.push_back({n, h, b * attn::kRows,
                           static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
-  workers::run_tasks(call, static_cast<std::int64_t>(blocks.size()), scratch_bytes(p), 0,
-                     [&](std::int64_t task, std::byte* scratch) {
-                       attn::engine_for(I).forward(p, blocks[static_cast<std::size_t>(task)],
-                                                   reinterpret_cast<float*>(scratch));
-                     });
+  const attn::Engine& engine = attn::engine_for(I);
+  const std::uint64_t shared = part_bytes(p, call.threads());
+  const auto run_all = [&](std::int64_t tasks, auto one) {
+    workers::run_tasks(call, tasks, scratch_bytes(p), shared, [&](std::int64_t task, std::byte* scratch) {
+      one(task, reinterpret_cast<float*>(scratch));
+    });
+  };
+  const auto block = [&](std::int64_t i) -> const attn::Block& {
+    return blocks[static_cast<std::size_t>(i)];
+  };
+  const auto count = static_cast<std::int64_t>(blocks.size());
+  if (shared == 0) {
+    run_all(count, [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
+    return RLK_OK;
+  }
+  auto* parts = reinterpret_cast<float*>(workers::shared_workspace(call));
+  const std::int64_t splits = attn::split_count(p);
+  run_all(count * splits, [&](std::int64_t i, float* scratch) {
+    engine.forward_split(p, block(i / splits), i % splits, parts, scratch);
+  });
+  run_all(count, [&](std::int64_t i, float* scratch) { engine.join_splits(p, block(i), parts, scratch); });
   return RLK_OK;
 }
 
