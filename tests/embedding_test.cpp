@@ -103,12 +103,21 @@ TEST_CASE("embedding and its gradient on fibers are native's bits") {
       const Tensor ti =
           wide ? Tensor(ids.data(), {b, s}, DType::i64) : Tensor(narrow.data(), {b, s}, DType::i32);
       const Tensor tw = weight.view(), td = d_out.view(), to = out.view(), tg = d_weight.view();
-      rlk::Embedding a{.ids = ti, .weight = tw, .out = to};
+      Array bad(DType::i32, {1});
+      const Tensor tc = bad.view();
+      rlk::Embedding a{.ids = ti, .weight = tw, .out = to, .bad_count = tc};
       rlk::EmbeddingBwd g{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg};
       if (wide) a.scale = g.scale = 3.7, g.padding_idx = 5;
       REQUIRE(rlk::embedding(a, {.backend = "native.rows"}));
       REQUIRE(rlk::embedding_bwd(g, {.backend = "native.rows"}));
       same_on_fibers(out,
+                     [&] { rlk::simt::embedding::launch_forward(rlk::embed32::problem_of(a), nullptr); });
+      std::int32_t count = 0, want = 0;
+      for (const std::int64_t id : ids) want += id < 0 || id >= v;
+      std::memcpy(&count, bad.bytes.data(), sizeof count);
+      CHECK(count == want);
+      CHECK(want > 0);
+      same_on_fibers(bad,
                      [&] { rlk::simt::embedding::launch_forward(rlk::embed32::problem_of(a), nullptr); });
       same_on_fibers(d_weight, [&] {
         std::vector<std::int64_t> workspace(

@@ -15,7 +15,7 @@ constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 struct Config {
   const char* name = "plain";
   double scale = 1;
-  int64_t padding = -1, start = 0;
+  int64_t padding = -1, start = 0, vocab = 0;
   Fill ids{}, values{};  // ids: by default all of the vocabulary, and some beside it
   bool brief = false, wide = false, sampled = false;
 };
@@ -36,7 +36,8 @@ void forward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t v
              DType t, const Config& o = {}) {
   Case c = base(tokens, v, h, ids, t, o);
   c.inputs.push_back({"weight", {v, h}, t, o.values});
-  c.results = {{"out", t}};
+  c.results = {{"out", t}, {"bad_count", DType::i32}};
+  c.attributes.push_back({"vocab", o.vocab});
   sink(std::move(c));
 }
 void backward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t v, int64_t h, DType ids,
@@ -62,6 +63,8 @@ void all_cases(const CaseSink& sink, Make make) {
       make(sink, {3, 7}, 40, 33, ids, t, Config{.name = "scale", .scale = 3.1});
       make(sink, {2, 3, 4}, 7, 16, ids, t, Config{.name = "padding", .padding = 3});
       make(sink, {20}, 6, 24, ids, t, Config{.name = "shard", .scale = -0.5, .padding = 1001, .start = 1000});
+      make(sink, {40}, 6, 9, ids, t,
+           Config{.name = "ids of other shards", .start = 4, .vocab = 11, .brief = true});
       make(sink, {50}, 9, 40, ids, t, Config{.name = "one id", .ids = {Fill::constant, 4}});
       make(sink, {30}, 4, 12, ids, t, Config{.name = "fp32 gradients", .brief = true, .wide = true});
       make(sink, {11}, 3, 2100, ids, t, Config{.name = "several tiles", .brief = true});

@@ -27,6 +27,10 @@ int32_t embedding_reference(const rlk_slot* slots, const rlk_host*) {
     const bool here = id >= a.vocab_start && row < weight.count();
     for (int64_t i = 0; i < out.width(); ++i) out.set(t, i, here ? weight.get(row, i) * scale : 0);
   }
+  const int64_t end = a.vocab ? a.vocab : a.vocab_start + weight.count();
+  int64_t bad = 0;
+  for (int64_t t = 0; t < out.count(); ++t) bad += id_of(a.ids, t) < 0 || id_of(a.ids, t) >= end;
+  if (a.bad_count) Rows(a.bad_count).set(0, 0, static_cast<double>(bad));
   return RLK_OK;
 }
 

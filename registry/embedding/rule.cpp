@@ -57,6 +57,12 @@ bool embedding_rule(const RuleQuery& q) {
              double{static_cast<float>(load(type, weight, from)) * static_cast<float>(a.scale)});
     }
   });
+  int64_t bad = 0;
+  for (int64_t t = 0; t < a.ids.numel(); ++t) {
+    const int64_t id = id_of(a.ids, t);
+    bad += id < 0 || (a.vocab ? id >= a.vocab : id - a.vocab_start >= a.weight.dim(0));
+  }
+  if (a.bad_count) *a.bad_count.data<int32_t>() = static_cast<int32_t>(bad);
   return true;
 }
 

@@ -4,22 +4,28 @@
 namespace rlk::registry {
 namespace {
 
-constexpr auto kAttributes =
+constexpr auto kShared =
     attributes(real("scale", "factor on every row; 1 copies", 1),
                integer("padding_idx", "an id whose row gets no gradient; -1: none", -1),
                integer("vocab_start", "the id of weight's first row; ids outside weight give +0", 0));
+constexpr auto kAttributes = attributes(
+    kShared,
+    integer("vocab", "ids below this are tokens; 0: those that weight has rows for, and all before", 0));
 
 constexpr Argument ids() {
   return read("ids", "token ids [...]").of(kIntegers).rank(1, 7).rows(0).no_gradient();
 }
 constexpr Argument tokens(Argument a) { return a.rank(2, RLK_MAX_RANK).rows(0).strided(); }
 
-constexpr auto kForward = arguments(ids().saved(), read("weight", "[V, H]").rank(2).saved().strided(),
-                                    tokens(write("out", "[..., H], in weight's dtype")));
+constexpr auto kForward =
+    arguments(ids().saved(), read("weight", "[V, H]").rank(2).saved().strided(),
+              tokens(write("out", "[..., H], in weight's dtype")),
+              write("bad_count", "how many ids are no token [1]").of(RLK_I32).rank(1).optional());
 enum {
   kIds = index_of(kForward, "ids"),
   kWeight = index_of(kForward, "weight"),
-  kOut = index_of(kForward, "out")
+  kOut = index_of(kForward, "out"),
+  kBadCount = index_of(kForward, "bad_count")
 };
 
 constexpr auto kBackward = arguments(
@@ -34,11 +40,11 @@ enum {
 };
 
 int32_t check_attributes(const rlk_host* host, const char* op, const rlk_slot* a) {
-  const double scale = a[index_of(kAttributes, "scale")].f;
+  const double scale = a[index_of(kShared, "scale")].f;
   if (!(scale >= -1e30 && scale <= 1e30))
     return fail(host, "{}: scale is {}, it must be from -1e30 to 1e30", op, scale);
-  const int64_t padding = a[index_of(kAttributes, "padding_idx")].i,
-                start = a[index_of(kAttributes, "vocab_start")].i;
+  const int64_t padding = a[index_of(kShared, "padding_idx")].i,
+                start = a[index_of(kShared, "vocab_start")].i;
   if (padding < -1) return fail(host, "{}: padding_idx is {}, it must be an id, or -1", op, padding);
   if (start < 0) return fail(host, "{}: vocab_start is {}, it must be 0 or more", op, start);
   return RLK_OK;
@@ -47,10 +53,13 @@ int32_t check_attributes(const rlk_host* host, const char* op, const rlk_slot* a
 int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   const DLTensor *ids = s[kIds].tensor, *weight = s[kWeight].tensor;
   if (int32_t code = check_attributes(host, "embedding", s + kForward.size())) return code;
+  if (const int64_t vocab = s[kForward.size() + index_of(kAttributes, "vocab")].i; vocab < 0)
+    return fail(host, "embedding: vocab is {}, it must be 0 or more", vocab);
   rlk_shape& out = shapes[kOut];
   out = {ids->ndim + 1, static_cast<uint32_t>(dtype(weight)), static_cast<uint32_t>(dtype(weight)), {}};
   for (int32_t i = 0; i < ids->ndim; ++i) out.dim[i] = dim(ids, i);
   out.dim[ids->ndim] = dim(weight, 1);
+  shapes[kBadCount] = shape_of({1}, RLK_I32, DType::i32);
   return RLK_OK;
 }
 
@@ -82,6 +91,6 @@ extern const rlk_op_schema embedding_schema =
         .gradient("embedding_bwd");
 extern const rlk_op_schema embedding_bwd_schema =
     Schema("embedding_bwd", "gradient of embedding with respect to weight, in a fixed order", kBackward,
-           kAttributes, infer_bwd);
+           kShared, infer_bwd);
 
 }  // namespace rlk::registry

@@ -135,7 +135,11 @@ void embedding_like(Call& c, Random& r, bool backward) {
   c.set("vocab_start", first);
   if (r.chance(30)) c.set("padding_idx", first + r.below(v + 1));
   if (r.chance(40)) c.set_real("scale", r.pick({2.0, 0.3, 45.25}));
-  if (!backward) return c.write("out", type);
+  if (!backward) {
+    if (r.chance(30)) c.set("vocab", first + r.below(v + 3));
+    if (r.chance(40)) c.write("bad_count", DType::i32);
+    return c.write("out", type);
+  }
   c.reduction = 1;
   for (int64_t n : ids) c.reduction *= n;
   c.read("d_out", with_last(ids, h), or_f32(r, type));

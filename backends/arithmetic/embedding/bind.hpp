@@ -31,6 +31,8 @@ Problem problem_of(const Args& a, const View& tokens) {
 inline Problem problem_of(const Embedding& a) {
   Problem p = problem_of(a, a.out);
   p.weight = matrix_of(a.weight);
+  p.tokens_end = a.vocab ? a.vocab : a.vocab_start + a.weight.dim(0);
+  p.bad_count = a.bad_count.data<std::int32_t>();
   return p;
 }
 inline Problem problem_of(const EmbeddingBwd& a) {

@@ -24,8 +24,10 @@ struct Problem {
   std::int64_t width = 0, vocab = 0, start = 0, padding = -1;
   float scale = 1;
   bool wide_ids = false;
-  Tensor ids, tokens;  // tokens: out, or d_out
-  Matrix weight;       // or d_weight
+  Tensor ids, tokens;           // tokens: out, or d_out
+  Matrix weight;                // or d_weight
+  std::int64_t tokens_end = 0;  // ids below are tokens
+  std::int32_t* bad_count = nullptr;
 
   RLK_HD std::int64_t id(std::int64_t token) const {
     const std::int64_t at = ids.offset(axes, token);
@@ -36,6 +38,11 @@ struct Problem {
   RLK_HD std::int64_t row(std::int64_t token) const {
     const std::int64_t i = id(token);
     return i >= start && i - start < vocab ? i - start : -1;
+  }
+  // 1 for an id that is no token.
+  RLK_HD int bad(std::int64_t token) const {
+    const std::int64_t i = id(token);
+    return i < 0 || i >= tokens_end ? 1 : 0;
   }
   // Where a token's gradient goes, or -1.
   RLK_HD std::int64_t gradient_row(std::int64_t token) const {

@@ -39,9 +39,17 @@ struct Sorted {
 
 std::uint64_t workspace(const EmbeddingBwd& a, const rlk_request&) { return 64 + Sorted::bytes(a); }
 
+void count_bad(const Problem& p) {
+  if (!p.bad_count) return;
+  std::int32_t count = 0;
+  for (std::int64_t t = 0; t < p.axes.rows; ++t) count += p.bad(t);
+  *p.bad_count = count;
+}
+
 template <Isa I>
 rlk_code run(const Embedding& a, const Call& call) {
   const Problem p = problem_of(a);
+  count_bad(p);
   constexpr std::int64_t kTokens = 16;  // enough of them to be worth a thread
   call.parallel_for((p.axes.rows + kTokens - 1) / kTokens, [&](std::int64_t task) {
     for (std::int64_t t = task * kTokens; t < std::min(p.axes.rows, (task + 1) * kTokens); ++t)
@@ -77,6 +85,7 @@ rlk_code run_backward(const EmbeddingBwd& a, const Call& call) {
 
 rlk_code run_golden(const Embedding& a, const Call& call) {
   const Problem p = problem_of(a);
+  count_bad(p);
   call.parallel_for(p.axes.rows, [&](std::int64_t t) {
     const std::int64_t row = p.row(t);
     if (row < 0 || p.scale == 1) return embedding::engine_for(Isa::scalar).forward(p, t);

@@ -104,11 +104,24 @@ __global__ void __launch_bounds__(kThreads) add(Problem p, Order order) {
   rows::store(p.weight.type, p.weight.row(row), at.column, sum * p.scale);
 }
 
+// One block.
+__global__ void __launch_bounds__(kThreads) count_bad(Problem p) {
+  int* counts = dynamic_shared<int>();
+  int mine = 0;
+  for (std::int64_t t = threadIdx.x; t < p.axes.rows; t += kThreads) mine += p.bad(t);
+  counts[threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads; ++i) mine += counts[i];
+  *p.bad_count = mine;
+}
+
 inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows * p.width > 0)
     hipLaunchKernelGGL(gather, grid(p.axes.rows * over(p.width)), dim3(kThreads), 0, stream, p);
+  if (p.bad_count) hipLaunchKernelGGL(count_bad, dim3(1), dim3(kThreads), kThreads * sizeof(int), stream, p);
 }
 
 inline std::int64_t backward_bytes(std::int64_t tokens) {
