@@ -11,9 +11,11 @@ __device__ __forceinline__ int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
 // The same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ std::uint32_t address_at(std::uint32_t local, int rank) {
@@ -28,6 +30,16 @@ __device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barr
           to),
       "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
       : "memory");
+}
+
+// Loads from another block's shared memory; `from` is an address_at.
+__device__ __forceinline__ float4 load_shared_at(std::uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
 }
 
 // Arrives on the barrier at the same place in the shared memory of block `rank` of the cluster. No
@@ -46,6 +58,17 @@ __device__ __forceinline__ void barrier_arrive_at(Place barrier, int rank) {
 // address_at.
 __device__ __forceinline__ void barrier_arrive_released(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Waits for arrivals with the release: what those threads wrote before, in any block of the cluster, is seen.
+template <class Place>
+__device__ __forceinline__ void barrier_wait_released(Place barrier, int parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 }  // namespace rlk::cuda::hopper
