@@ -7,14 +7,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <memory>
-#include <random>
 #include <vector>
 
 #include "cuda/lm_head/cublaslt.hpp"
 #include "cuda/lm_head/gemm.h"
 #include "cuda/lm_head/wgmma.h"
-#include "rlk/half.hpp"
+#include "memory.hpp"
 
 namespace {
 
@@ -23,48 +21,7 @@ using rlk::cuda::lm_head::Gemm;
 using rlk::cuda::lm_head::Operand;
 using rlk::cuda::lm_head::Sm90Tile;
 using std::int64_t;
-
-void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, cudaGetErrorString(e)); }
-
-bool hopper() {
-  int count = 0, major = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  if (major == 9) return true;
-  std::puts("[skip] no Hopper GPU");
-  return false;
-}
-
-// Bytes on the device.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : bytes_(bytes) {
-    void* data = nullptr;
-    check(cudaMalloc(&data, bytes));
-    data_ = {data, [](void* p) { cudaFree(p); }};
-    clear();
-  }
-  Memory(std::size_t count, Float type, unsigned seed) : Memory(count * 2) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<std::uint16_t> host(count);
-    for (std::uint16_t& x : host)
-      x = type == Float::f16 ? rlk::float_to_f16(normal(random)) : rlk::float_to_bf16(normal(random));
-    check(cudaMemcpy(data_.get(), host.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  // NaN in every type.
-  void clear() const { check(cudaMemset(data_.get(), 0xff, bytes_)); }
-  void* data() const { return data_.get(); }
-  std::vector<std::uint8_t> host() const {
-    std::vector<std::uint8_t> all(bytes_);
-    check(cudaMemcpy(all.data(), data_.get(), bytes_, cudaMemcpyDeviceToHost));
-    return all;
-  }
-
- private:
-  std::size_t bytes_;
-  std::shared_ptr<void> data_;
-};
+using namespace cuda_test;
 
 struct Layout {
   bool a_k_contiguous, b_k_contiguous;
