@@ -1,0 +1,54 @@
+// Which cut of linear's tree kernel a product takes.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/linear/tree.h"
+
+namespace rlk::cuda::linear {
+namespace {
+
+// What was measured on an H100, per microsecond: bytes from memory by all SMs and by one, from L2 by all and by one, and
+// multiply-adds of one.
+constexpr double kMemory = 2.9e6, kMemoryOfOne = 60e3, kL2 = 9.5e6, kL2OfOne = 95e3, kMultiplyAdds = 2.6e6;
+// Microseconds of 64 columns of a tile beside its products, and where its sums meet: once, and for every four columns of a
+// thread.
+constexpr double kTile = 0.7, kMeet = 0.5, kMeetFour = 0.8;
+
+// Clusters that run at once: one stays inside a group of SMs, and not all groups are whole.
+std::int64_t together(const Cut& cut, int multiprocessors) {
+  const int lost = cut.split == 8 ? 2 : cut.split == 4 ? 4 : 0;
+  return std::max(1, multiprocessors / (cut.split * (cut.pair ? 2 : 1)) - lost);
+}
+
+double time_of(const Product& g, const Cut& cut, int multiprocessors) {
+  const std::int64_t pair = cut.pair ? 2 : 1, rows = cut.rows * pair;
+  const std::int64_t tiles_m = (g.m + rows - 1) / rows,
+                     tiles = tiles_m * ((g.n + cut.columns - 1) / cut.columns);
+  const std::int64_t at_once = std::min(tiles, together(cut, multiprocessors));
+  const auto rounds = static_cast<double>((tiles + at_once - 1) / at_once);
+  const auto blocks = static_cast<double>(at_once * cut.split * pair);
+  const double depth = static_cast<double>(g.k) / cut.split, weight = 2 * depth * cut.columns;
+  const auto real_rows = static_cast<double>(std::min<std::int64_t>(cut.rows, g.m));
+  const double operands = 2 * depth * real_rows + weight / static_cast<double>(pair);
+  const double unit = std::max({weight / kMemoryOfOne, operands / kL2OfOne, blocks * operands / kL2,
+                                depth * cut.columns * cut.rows / kMultiplyAdds});
+  const double all = 2 * static_cast<double>(g.n) * static_cast<double>(g.k) / kMemory;
+  const double fours = std::ceil(real_rows * cut.columns / (4.0 * cut.split * cut.rows * 2));
+  return std::max(all, rounds * unit) +
+         rounds * (kTile * cut.columns / 64 + (cut.split > 1 ? kMeet + kMeetFour * fours : 0));
+}
+
+}  // namespace
+
+Cut cut_for(const Product& g, int multiprocessors) {
+  const Cut* best = nullptr;
+  double least = 0;
+  for (const Cut& cut : kCuts) {
+    if ((cut.rows == 64 ? g.m > 128 : g.m <= 64) || cut.split > g.leaves) continue;
+    const double time = time_of(g, cut, multiprocessors);
+    if (best == nullptr || time < least) best = &cut, least = time;
+  }
+  return *best;
+}
+
+}  // namespace rlk::cuda::linear

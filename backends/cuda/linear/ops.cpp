@@ -1,0 +1,155 @@
+// linear and its gradients on Hopper:
+//
+//   cuda.sm90   sm90/t25k16/tree8   wgmma, eight leaves joined as a tree (tree_kernel.cuh)
+//
+// d_bias and d_residual are the portable chains, whose bits the id asks for. No workspace.
+#include <algorithm>
+#include <limits>
+
+#include "cuda/device.hpp"
+#include "cuda/linear/tree.h"
+#include "cuda/lm_head/views.hpp"
+#include "registry/linear/geometry.hpp"
+#include "simt/linear/bind.hpp"
+#include "simt/linear/launchers.hpp"
+#include "simt/portable.hpp"
+
+namespace rlk::cuda {
+namespace {
+
+using linear::Product;
+using lm_head::rows_of;
+
+// A tensor as rows by what is summed over, or as what is summed over by rows.
+template <bool Writable>
+linear::Operand operand(const View<Writable>& t, bool k_contiguous) {
+  return {t.template data<void>(), rows_of(t).stride, k_contiguous, float_of(t.dtype())};
+}
+void write_to(Product& g, const Out& out) {
+  g.c = out.data<void>(), g.ldc = rows_of(out).stride, g.out = float_of(out.dtype());
+}
+void cut(Product& g, std::int64_t total, std::int64_t leaves) {
+  g.width = leaves::width(total == 0 ? g.k : total), g.leaves = static_cast<int>(leaves);
+}
+
+Product forward_product(const Linear& a) {
+  Product g;
+  g.m = rows_of(a.x).rows, g.n = a.weight.dim(0), g.k = a.weight.dim(1);
+  g.a = operand(a.x, true), g.b = operand(a.weight, true);
+  write_to(g, a.y);
+  cut(g, a.k_total, a.leaf_count);
+  if (a.bias) g.bias = a.bias.data<void>(), g.bias_type = float_of(a.bias.dtype());
+  if (a.residual) {
+    g.residual = a.residual.data<void>(), g.residual_type = float_of(a.residual.dtype());
+    g.residual_ld = rows_of(a.residual).stride;
+  }
+  return g;
+}
+
+// d_x[M, K] = d_y[M, N] * weight[N, K]: the leaves are of N.
+Product d_x_product(const LinearBwd& a) {
+  Product g;
+  g.m = rows_of(a.d_y).rows, g.n = a.weight.dim(1), g.k = a.weight.dim(0);
+  g.a = operand(a.d_y, true), g.b = operand(a.weight, false);
+  write_to(g, a.d_x);
+  cut(g, a.n_total, a.d_x_leaf_count);
+  return g;
+}
+
+// d_weight[N, K] = d_y[M, N]^T * x[M, K]: blocks of tokens, in order.
+Product d_weight_product(const LinearBwd& a) {
+  Product g;
+  g.m = a.weight.dim(0), g.n = a.weight.dim(1), g.k = rows_of(a.d_y).rows;
+  g.a = operand(a.d_y, false), g.b = operand(a.x, false);
+  write_to(g, a.d_weight);
+  g.width = simt::linear::kTokens;
+  g.leaves = static_cast<int>((g.k + g.width - 1) / g.width);
+  return g;
+}
+
+rlk_verdict check_product(const Product& g) {
+  constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
+  if (g.m == 0 || g.n == 0 || g.k == 0) return refuse("an empty product");
+  if (std::max({g.m, g.n, g.k}) >= kTensorMapLimit)
+    return refuse("a dimension is {0}, tensor maps take less than {1}",
+                  {std::max({g.m, g.n, g.k}), kTensorMapLimit});
+  if (!lm_head::aligned16(g.a) || !lm_head::aligned16(g.b))
+    return refuse("an input's rows do not start on 16 bytes, as the copy engine needs", {},
+                  "pad rows to a multiple of 8 elements: same bits");
+  return linear::tree_available() ? kAccept : refuse("the driver offers no tensor maps");
+}
+
+rlk_verdict supports(const Linear& a, const rlk_request&) {
+  rlk_verdict v = lm_head::check_rows(a.x, 0);
+  if (v.code == RLK_OK) v = lm_head::check_rows(a.weight, 1);
+  if (v.code == RLK_OK && a.residual) v = lm_head::check_rows(a.residual, 3);
+  if (v.code == RLK_OK) v = lm_head::check_rows(a.y, 4);
+  return v.code == RLK_OK ? check_product(forward_product(a)) : v;
+}
+rlk_verdict supports(const LinearBwd& a, const rlk_request&) {
+  if (a.d_y.dtype() != a.x.dtype())
+    return refuse("the tensor core takes two operands of one 16-bit dtype, d_y is fp32", {},
+                  "round d_y to x's dtype", 0);
+  rlk_verdict v = lm_head::check_rows(a.d_y, 0);
+  if (v.code == RLK_OK) v = lm_head::check_rows(a.x, 1);
+  if (v.code == RLK_OK) v = lm_head::check_rows(a.weight, 2);
+  if (v.code == RLK_OK && a.d_x) v = lm_head::check_rows(a.d_x, 3);
+  if (v.code == RLK_OK && a.d_weight) v = lm_head::check_rows(a.d_weight, 4);
+  if (v.code == RLK_OK && a.d_bias) v = lm_head::check_rows(a.d_bias, 5);
+  if (v.code == RLK_OK && a.d_residual) v = lm_head::check_rows(a.d_residual, 6);
+  if (v.code == RLK_OK && a.d_x) v = check_product(d_x_product(a));
+  if (v.code == RLK_OK && a.d_weight) v = check_product(d_weight_product(a));
+  return v;
+}
+
+cudaError_t launch(const Product& g, const Call& call) {
+  int multiprocessors = 0;
+  if (cudaError_t e =
+          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, call.device().id);
+      e != cudaSuccess)
+    return e;
+  return linear::launch_tree(g, linear::cut_for(g, multiprocessors), multiprocessors, stream_of(call));
+}
+
+rlk_code run(const Linear& a, const Call& call) {
+  const DeviceGuard guard(call.device().id);
+  return check(call, "linear", launch(forward_product(a), call));
+}
+
+rlk_code run_portable(const simt::linear::Product& p, const Call& call) {
+  return simt::finished(call, "linear_bwd",
+                        simt::linear::run(p, simt::linear::Sum::fma32, call.stream(), call.device().id));
+}
+rlk_code run(const LinearBwd& a, const Call& call) {
+  const DeviceGuard guard(call.device().id);
+  cudaError_t error = cudaSuccess;
+  if (a.d_x) error = launch(d_x_product(a), call);
+  if (error == cudaSuccess && a.d_weight) error = launch(d_weight_product(a), call);
+  rlk_code code = check(call, "linear_bwd", error);
+  if (code == RLK_OK && a.d_bias) code = run_portable(simt::linear::d_bias_product(a), call);
+  if (code == RLK_OK && a.d_residual) code = run_portable(simt::linear::d_residual_product(a), call);
+  return code;
+}
+
+constexpr Facts kSm90 = {.id = "cuda.sm90",
+                         .doc = "Hopper's tensor cores, eight leaves joined as a tree",
+                         .priority = 300,
+                         .arithmetic = "sm90/t25k16/tree8",
+                         .dtypes = RLK_BF16 | RLK_F16,
+                         .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+                         .device_type = kDLCUDA,
+                         .min_arch = 90,
+                         .max_arch = 90};
+
+template <class Args>
+constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
+template <class Args>
+constexpr rlk_verdict (*kSupports)(const Args&, const rlk_request&) = supports;
+
+}  // namespace
+
+extern const rlk_implementation linear_sm90, linear_bwd_sm90;
+const rlk_implementation linear_sm90 = implement<Linear, kRun<Linear>, kSupports<Linear>>(kSm90);
+const rlk_implementation linear_bwd_sm90 = implement<LinearBwd, kRun<LinearBwd>, kSupports<LinearBwd>>(kSm90);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,46 @@
+// Launcher of linear's products on Hopper's wgmma, arithmetic sm90/t25k16/tree8: what the op layer (ops.cpp) calls and
+// what the kernels (*_sm90.cu) implement. It neither allocates nor synchronises.
+#pragma once
+
+#include "cuda/lm_head/gemm.h"
+
+namespace rlk::cuda::linear {
+
+using lm_head::Operand;
+
+// C(m, n) = the tree over `leaves` (1, 2, 4 or 8) leaves of `width` of k, of A(m, k) * B(n, k); then the bias and the
+// residual, each rounded to `out`. Where A is row-contiguous, B is too, the leaves may be any number, and their sums are
+// added in order. Both are bf16 or both fp16, and aligned16; k > 0.
+struct Product {
+  Operand a, b;
+  void* c = nullptr;
+  std::int64_t ldc = 0;
+  const void *bias = nullptr, *residual = nullptr;  // [n] and [m, n], or null
+  std::int64_t residual_ld = 0;
+  Float bias_type = Float::bf16, residual_type = Float::bf16;
+  std::int64_t m = 0, n = 0, k = 0, width = 0;
+  int leaves = 8;
+  Float out = Float::bf16;
+};
+
+// How a product is cut, free of the bits: rows x columns of C per tile, and over how many blocks of a cluster its
+// leaves are spread. Pairs of blocks, one above the other, share the columns they read.
+struct Cut {
+  int rows, columns, split;
+  bool pair = false;
+};
+// Every one there is.
+inline constexpr Cut kCuts[] = {
+    {64, 64, 8},   {64, 64, 4},   {64, 64, 2},   {64, 64, 1},   {64, 128, 8},       {64, 128, 4},
+    {64, 128, 2},  {64, 128, 1},  {128, 64, 8},  {128, 64, 4},  {128, 64, 2},       {128, 64, 1},
+    {128, 128, 8}, {128, 128, 4}, {128, 128, 2}, {128, 128, 1}, {128, 128, 1, true}};
+
+// Whether the driver offers the tensor-map encoder these kernels need.
+bool tree_available();
+
+// The fastest cut for the sizes of a product, by what was measured.
+Cut cut_for(const Product&, int multiprocessors);
+
+cudaError_t launch_tree(const Product&, const Cut&, int multiprocessors, cudaStream_t);
+
+}  // namespace rlk::cuda::linear

@@ -1,0 +1,476 @@
+// linear on Hopper's wgmma, fed by TMA: arithmetic sm90/t25k16/tree8.
+//
+// One persistent block per SM: a producer thread streams the operands, 64 of k a stage, into a ring; one or two
+// consumer warpgroups multiply 64 rows each. A leaf is one chain of 16-wide groups ascending in k in one accumulator. The
+// leaves of a block are taken depth first, so that no more than three finished sums wait for their partner: two in
+// registers, the oldest in shared memory.
+//
+// The tree is the split-K: where tiles are too few to occupy the GPU, the blocks of a cluster take 1, 2 or 4 leaves each.
+// They leave their subtree's sums in their shared memory, and each block adds its share of the tile's rows from all of
+// them, as the tree says, and stores it. Which cut is taken never shows in a bit.
+//
+// A stage that reaches over its leaf's end brings the next leaf's first numbers too; they are not multiplied. What lies
+// over the end of k comes as zeros, which are neutral.
+#pragma once
+
+#include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/cluster.cuh"
+#include "cuda/hopper/matrix_map.h"
+#include "cuda/hopper/tma.cuh"
+#include "cuda/linear/tree.h"
+#include "cuda/linear/tree_epilogue.cuh"
+#include "cuda/lm_head/epilogue.cuh"
+#include "cuda/lm_head/stage.cuh"
+
+namespace rlk::cuda::linear {
+
+using namespace hopper;
+
+inline constexpr int kStep = 64;  // of k per stage
+inline constexpr int kMaxStages = 32;
+inline constexpr int kMostShared = 227 * 1024;  // of a block
+inline constexpr int kBandRows = 2048;          // of the m operand: stay in L2 while a band crosses n
+
+template <class T, int Groups, int Columns, bool KA, bool KB, int Pair>
+struct Traits {
+  using Element = T;
+  static constexpr int kGroups = Groups, kBM = 64 * Groups, BN = Columns, kPair = Pair;
+  static constexpr bool kAContiguous = KA, kBContiguous = KB;  // along k
+  using A = lm_head::Staged<kBM, KA>;
+  using B = lm_head::Staged<BN, KB>;
+  static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
+  static constexpr int kFloats = BN / 2;  // of a tile's sums, per thread
+  static constexpr int kSlotBytes = kBM * BN * 4;
+  static constexpr bool kSplits = KA && Pair == 1;
+};
+
+struct Params {
+  Product product;
+  std::int64_t tiles_m, tiles_n;  // of pairs, where blocks are paired
+  int split, stages, a_bytes, band;
+  bool aligned;           // lines of c, bias and residual, for stores of four
+  bool lines;             // nothing is added, and lines of 16 bytes may leave whole:
+  lm_head::Gemm outputs;  // their place
+};
+
+// A block's shared memory and its place in the cluster. A thread goes through the stages of all tiles in the same
+// order, whatever its role.
+template <class P>
+struct Block {
+  const Params& p;
+  unsigned char *ring_b, *ring_a, *slot;
+  std::uint64_t *full, *empty, *landed, *taken;
+  int a_bytes, warp, rank, first_leaf, leaves;
+  std::int64_t tiles, first, stride;
+  int phase = 0, stage = 0;
+
+  __device__ __forceinline__ Block(const Params& params, unsigned char* shared_raw) : p(params) {
+    unsigned char* const shared = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
+    a_bytes = p.a_bytes;
+    ring_b = shared;
+    ring_a = shared + p.stages * P::B::kBytes;
+    // Behind the rings, so that reading past the last real rows stays inside.
+    slot = ring_a + (p.stages - 1) * a_bytes + P::A::kBytes;
+    full = reinterpret_cast<std::uint64_t*>(slot + P::kSlotBytes);
+    empty = full + p.stages;
+    landed = empty + p.stages;
+    taken = landed + 1;
+    // Read from one lane, so that the compiler sees that a warp stays together.
+    warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    const int blocks = p.split * P::kPair;
+    rank = __shfl_sync(~0u, blocks > 1 ? cluster_rank() : 0, 0);
+    leaves = p.product.leaves / p.split;
+    first_leaf = P::kPair > 1 ? 0 : rank * leaves;
+    tiles = p.tiles_m * p.tiles_n;
+    first = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  }
+  __device__ __forceinline__ std::int64_t start(int leaf) const {
+    const std::int64_t at = leaf * p.product.width;
+    return at < p.product.k ? at : p.product.k;
+  }
+  __device__ __forceinline__ int after(int s) const { return s + 1 == p.stages ? 0 : s + 1; }
+  __device__ __forceinline__ void advance() {
+    stage = after(stage);
+    if (stage == 0) phase ^= 1;
+  }
+  struct Place {
+    std::int64_t row0, column0;
+  };
+  __device__ __forceinline__ Place place(std::int64_t tile) const {
+    const lm_head::TilePosition at = lm_head::place(tile, p.tiles_m, p.tiles_n, p.band);
+    return {(at.m * P::kPair + (P::kPair > 1 ? rank : 0)) * P::kBM, at.n * P::BN};
+  }
+};
+
+// ---- the producer
+
+template <class P>
+__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, int k, int row0) {
+  unsigned char* const to = b.ring_a + b.stage * b.a_bytes;
+  if constexpr (P::kAContiguous) {
+    tma_load(to, &map, b.full + b.stage, k, row0);
+  } else {
+#pragma unroll
+    for (int block = 0; block < P::A::kBlocks; ++block)
+      tma_load(to + block * P::A::kBlockBytes, &map, b.full + b.stage, row0 + block * P::A::kBox, k);
+  }
+}
+template <class P>
+__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, int k, int column0) {
+  unsigned char* const to = b.ring_b + b.stage * P::B::kBytes;
+  std::uint64_t* const full = b.full + b.stage;
+  if constexpr (P::kPair > 1) {
+    static_assert(P::kBContiguous ? P::BN % 16 == 0 : P::B::kBlocks % 2 == 0);
+    if constexpr (P::kBContiguous) {
+      constexpr int kShare = P::BN / 2;
+      tma_load_multicast(to + b.rank * kShare * 128, &map, full, k, column0 + b.rank * kShare, 3);
+    } else {
+#pragma unroll
+      for (int i = 0; i < P::B::kBlocks / 2; ++i) {
+        const int block = b.rank * (P::B::kBlocks / 2) + i;
+        tma_load_multicast(to + block * P::B::kBlockBytes, &map, full, column0 + block * P::B::kBox, k, 3);
+      }
+    }
+  } else if constexpr (P::kBContiguous) {
+    tma_load(to, &map, full, k, column0);
+  } else {
+#pragma unroll
+    for (int block = 0; block < P::B::kBlocks; ++block)
+      tma_load(to + block * P::B::kBlockBytes, &map, full, column0 + block * P::B::kBox, k);
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void produce(Block<P>& b, const CUtensorMap& map_a, const CUtensorMap& map_b) {
+  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
+    const auto at = b.place(tile);
+    for (int leaf = b.first_leaf; leaf < b.first_leaf + b.leaves; ++leaf)
+      for (std::int64_t k = b.start(leaf), end = b.start(leaf + 1); k < end; k += kStep, b.advance()) {
+        barrier_wait(b.empty + b.stage, b.phase ^ 1);
+        barrier_expect(b.full + b.stage, b.a_bytes + P::B::kBytes);
+        load_b(b, map_b, static_cast<int>(k), static_cast<int>(at.column0));
+        load_a(b, map_a, static_cast<int>(k), static_cast<int>(at.row0));
+      }
+  }
+}
+
+// ---- the consumers
+
+// The producers that fill the stage, of both blocks of a pair, may do so again.
+template <class P>
+__device__ __forceinline__ void release(const Block<P>& b, int which) {
+  if constexpr (P::kPair == 1) {
+    if (threadIdx.x % 128 == 0) barrier_arrive(b.empty + which);
+  } else {
+    if (threadIdx.x % 128 < P::kPair) barrier_arrive_at(b.empty + which, static_cast<int>(threadIdx.x) % 128);
+  }
+}
+
+// acc = one leaf, a chain ascending in k, of rows 64 `group` onwards.
+template <class P>
+__device__ __forceinline__ void multiply_leaf(Block<P>& b, float (&acc)[P::kFloats], int group, int leaf) {
+  constexpr int kRunning = P::BN <= 64 ? 3 : 1;  // stages whose products may still be running
+  const int groups = static_cast<int>((b.start(leaf + 1) - b.start(leaf) + 15) / 16), steps = groups / 4;
+  const auto one_group = [&](int i, bool more) {
+    const auto a_tile = P::A::descriptor(shared_address(b.ring_a + b.stage * b.a_bytes), group * 64);
+    const auto b_tile = P::B::descriptor(shared_address(b.ring_b + b.stage * P::B::kBytes), 0);
+    wgmma<typename P::Element, !P::kAContiguous, !P::kBContiguous>(acc, a_tile.at(P::A::steps(i * 16)),
+                                                                   b_tile.at(P::B::steps(i * 16)), more);
+  };
+  int oldest = b.stage;
+  for (int step = 0; step < steps; ++step, b.advance()) {
+    barrier_wait(b.full + b.stage, b.phase);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) one_group(i, step > 0 || i > 0);
+    wgmma_commit();
+    wgmma_wait<kRunning>();
+    if (step >= kRunning) release(b, oldest), oldest = b.after(oldest);
+  }
+  if (groups > 4 * steps) {
+    barrier_wait(b.full + b.stage, b.phase);
+    for (int i = 0; i < groups - 4 * steps; ++i) {
+      wgmma_fence();
+      one_group(i, steps > 0 || i > 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
+    b.advance();
+  }
+  wgmma_wait<0>();
+  for (; oldest != b.stage; oldest = b.after(oldest)) release(b, oldest);
+  if (groups == 0)
+    for (float& x : acc) x = 0;
+}
+
+template <int Floats>
+__device__ __forceinline__ void add_to(float (&acc)[Floats], const float (&left)[Floats]) {
+#pragma unroll
+  for (int i = 0; i < Floats; ++i) acc[i] = __fadd_rn(left[i], acc[i]);
+}
+template <int Floats>
+__device__ __forceinline__ void keep(float (&to)[Floats], const float (&acc)[Floats]) {
+#pragma unroll
+  for (int i = 0; i < Floats; ++i) to[i] = acc[i];
+}
+
+// acc = the tree over `Leaves` leaves, depth first: the left half's sum waits for the right's.
+template <int Leaves, class P>
+__device__ __forceinline__ void multiply_tree(Block<P>& b, float (&acc)[P::kFloats], int group, int leaf) {
+  if constexpr (Leaves == 1) {
+    multiply_leaf(b, acc, group, leaf);
+  } else {
+    multiply_tree<Leaves / 2>(b, acc, group, leaf);
+    if constexpr (Leaves == 8) {
+      const Waiting<P::kFloats> left(b.slot, b.warp);
+      left.keep(acc);
+      multiply_tree<Leaves / 2>(b, acc, group, leaf + Leaves / 2);
+      left.add_to(acc);
+    } else {
+      float left[P::kFloats];
+      keep(left, acc);
+      multiply_tree<Leaves / 2>(b, acc, group, leaf + Leaves / 2);
+      add_to(acc, left);
+    }
+  }
+}
+
+// acc = the sums of all leaves in order: the first is the total, later ones are added to it.
+template <class P>
+__device__ __forceinline__ void multiply_in_order(Block<P>& b, float (&acc)[P::kFloats], int group) {
+  const Waiting<P::kFloats> total(b.slot, b.warp);
+  for (int leaf = 0;; ++leaf) {
+    multiply_leaf(b, acc, group, leaf);
+    if (leaf > 0) total.add_to(acc);
+    if (leaf + 1 == b.leaves) return;
+    total.keep(acc);
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void multiply(Block<P>& b, float (&acc)[P::kFloats], int group) {
+  if constexpr (!P::kAContiguous) {
+    multiply_in_order(b, acc, group);
+  } else {
+    switch (b.leaves) {
+      case 8:
+        multiply_tree<8>(b, acc, group, b.first_leaf);
+        break;
+      case 4:
+        multiply_tree<4>(b, acc, group, b.first_leaf);
+        break;
+      case 2:
+        multiply_tree<2>(b, acc, group, b.first_leaf);
+        break;
+      default:
+        multiply_tree<1>(b, acc, group, b.first_leaf);
+    }
+  }
+}
+
+// The sums of `Split` blocks, of the same place of a tile, joined as a tree.
+template <int Split>
+__device__ __forceinline__ float4 join(std::uint32_t place) {
+  float4 x[Split];
+#pragma unroll
+  for (int i = 0; i < Split; ++i) x[i] = load_shared_at(address_at(place, i));
+#pragma unroll
+  for (int half = 1; half < Split; half *= 2)
+#pragma unroll
+    for (int i = 0; i < Split; i += 2 * half)
+      x[i] = make_float4(__fadd_rn(x[i].x, x[i + half].x), __fadd_rn(x[i].y, x[i + half].y),
+                         __fadd_rn(x[i].z, x[i + half].z), __fadd_rn(x[i].w, x[i + half].w));
+  return x[0];
+}
+
+// The blocks of a cluster show each other their sums, and each stores its share.
+template <class P, int Split>
+__device__ __forceinline__ void store_joined(const Block<P>& b, const float (&acc)[P::kFloats],
+                                             std::int64_t row0, std::int64_t column0, int turn) {
+  using S = Slot<P::BN>;
+  const auto everyone = [] { asm volatile("bar.sync 1, %0;" ::"n"(P::kMultipliers) : "memory"); };
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t left = b.p.product.m - row0;
+  const int rows = left < P::kBM ? static_cast<int>(left) : P::kBM;
+  barrier_wait_released(b.taken, turn % 2 ^ 1);
+  if (b.warp * 16 < rows) S::put(b.slot, b.warp, acc);
+  everyone();
+  if (thread < Split) barrier_arrive_released(address_at(shared_address(b.landed), thread));
+  barrier_wait_released(b.landed, turn % 2);
+  const std::uint32_t slot = shared_address(b.slot);
+  for (int i = b.rank * P::kMultipliers + thread; i < rows * S::kFours; i += Split * P::kMultipliers) {
+    const int row = i / S::kFours, four = i % S::kFours;
+    store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                    join<Split>(slot + S::offset(row, four)));
+  }
+  everyone();
+  if (thread < Split) barrier_arrive_released(address_at(shared_address(b.taken), thread));
+}
+
+// A warp stores its 16 rows by way of its corner of the slot, so that lines leave whole.
+template <class P>
+__device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc)[P::kFloats],
+                                            std::int64_t row0, std::int64_t column0) {
+  using S = Slot<P::BN>;
+  const std::int64_t left = b.p.product.m - row0 - b.warp * 16;
+  if (left <= 0) return;
+  const int rows = left < 16 ? static_cast<int>(left) : 16;
+  __syncwarp();
+  if (b.p.lines) {
+    unsigned char* const staging = b.slot + b.warp * 16 * P::BN * 4;
+    if (b.p.product.out == Float::f32)
+      lm_head::store_lines<float, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16, column0);
+    else
+      lm_head::store_lines<typename P::Element, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16,
+                                                       column0);
+    __syncwarp();
+    return;
+  }
+  S::put(b.slot, b.warp, acc);
+  __syncwarp();
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * S::kFours; i += 32) {
+    const int row = b.warp * 16 + i / S::kFours, four = i % S::kFours;
+    store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                    *reinterpret_cast<const float4*>(b.slot + S::offset(row, four)));
+  }
+  __syncwarp();
+}
+
+template <class P>
+__device__ __forceinline__ void consume(Block<P>& b) {
+  float acc[P::kFloats];
+  int turn = 0;
+  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
+    const auto at = b.place(tile);
+    multiply(b, acc, b.warp / 4);
+    if constexpr (P::kSplits) {
+      if (turn == 0 && b.p.split > 1) cluster_wait();
+      switch (b.p.split) {
+        case 8:
+          store_joined<P, 8>(b, acc, at.row0, at.column0, turn);
+          continue;
+        case 4:
+          store_joined<P, 4>(b, acc, at.row0, at.column0, turn);
+          continue;
+        case 2:
+          store_joined<P, 2>(b, acc, at.row0, at.column0, turn);
+          continue;
+        default:
+          break;
+      }
+    }
+    store_alone(b, acc, at.row0, at.column0);
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    tree(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
+         const __grid_constant__ CUtensorMap map_b) {
+  extern __shared__ unsigned char shared_raw[];
+  Block<P> b(p, shared_raw);
+  const bool cluster = p.split * P::kPair > 1;
+  if (threadIdx.x == 0) {
+    prefetch_map(&map_a), prefetch_map(&map_b);
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(b.full + s, 1);
+      barrier_init(b.empty + s, P::kPair * P::kGroups);
+    }
+    barrier_init(b.landed, p.split), barrier_init(b.taken, p.split);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  // The other blocks' barriers are needed by pairs at once, by split sums when the first are finished.
+  if (cluster) cluster_arrive();
+  // The next kernel in the stream may take the SMs that this one leaves, and this one waits here for the one before it.
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  if (P::kPair > 1) cluster_wait();
+  // Sums that wait in registers leave no room under an even split: the producers' warpgroup gives most of its share up.
+  constexpr bool kRedistribute = P::kGroups == 2 && P::BN == 128;
+  if (b.warp >= P::kGroups * 4) {
+    if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == P::kGroups * 128) produce(b, map_a, map_b);
+    __syncwarp();
+    if (P::kPair == 1 && cluster) cluster_wait();
+  } else {
+    if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    consume(b);
+  }
+  // No block may leave while another still reads or signals in it.
+  if (cluster) cluster_sync();
+}
+
+// ---- the launch
+
+template <class T, int Groups, int BN, bool KA, bool KB, int Pair>
+cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
+  using P = Traits<T, Groups, BN, KA, KB, Pair>;
+  Params p{};
+  p.product = g, p.split = split;
+  p.tiles_m = (g.m + P::kBM * Pair - 1) / (P::kBM * Pair), p.tiles_n = (g.n + BN - 1) / BN;
+  p.band = kBandRows / (P::kBM * Pair);
+  // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
+  const int a_rows = KA && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
+  p.a_bytes = a_rows * 128;
+  const int stage_bytes = p.a_bytes + P::B::kBytes + 16,
+            fixed = 1024 + 16 + P::kSlotBytes + P::A::kBytes - p.a_bytes;
+  p.stages = (kMostShared - fixed) / stage_bytes;
+  if (p.stages > kMaxStages) p.stages = kMaxStages;
+  const auto even = [](const void* data, std::int64_t ld, Float type) {
+    const auto four = 4 * bytes_of(type);
+    return reinterpret_cast<std::uintptr_t>(data) % four == 0 && ld % 4 == 0;
+  };
+  p.aligned = even(g.c, g.m == 1 ? 0 : g.ldc, g.out) && even(g.bias, 0, g.bias_type) &&
+              even(g.residual, g.m == 1 ? 0 : g.residual_ld, g.residual_type);
+  p.lines = g.bias == nullptr && g.residual == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
+            (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
+  p.outputs.b.type = g.b.type, p.outputs.c = g.c, p.outputs.ldc = g.ldc, p.outputs.m = g.m, p.outputs.n = g.n;
+
+  const auto kernel = tree<P>;
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+      e != cudaSuccess)
+    return e;
+  CUtensorMap a, b;
+  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, a_rows)
+                           : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) &&
+                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / Pair)
+                           : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
+  if (!encoded) return cudaErrorInvalidValue;
+
+  const int blocks = split * Pair;
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(P::kThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(fixed + p.stages * stage_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes, config.numAttrs = 2;
+  std::int64_t together = multiprocessors / blocks;
+  if (blocks > 2) {  // a cluster stays inside one group of SMs, so fewer may fit
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    int fit = 0;
+    if (cudaError_t e = cudaOccupancyMaxActiveClusters(&fit, kernel, &config); e != cudaSuccess) return e;
+    if (fit < together) together = fit;
+  }
+  if (together < 1) together = 1;
+  const std::int64_t tiles = p.tiles_m * p.tiles_n;
+  config.gridDim = dim3(static_cast<unsigned>((tiles < together ? tiles : together) * blocks));
+  return cudaLaunchKernelEx(&config, kernel, p, a, b);
+}
+
+template <class T, bool KB>
+cudaError_t start_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
+  const bool narrow = cut.columns == 64;
+  const auto start = cut.rows == 64
+                         ? narrow ? start_tree<T, 1, 64, true, KB, 1> : start_tree<T, 1, 128, true, KB, 1>
+                     : narrow   ? start_tree<T, 2, 64, true, KB, 1>
+                     : cut.pair ? start_tree<T, 2, 128, true, KB, 2>
+                                : start_tree<T, 2, 128, true, KB, 1>;
+  return start(g, cut.split < g.leaves ? cut.split : g.leaves, multiprocessors, stream);
+}
+
+}  // namespace rlk::cuda::linear

@@ -1,0 +1,162 @@
+// labels: gpu
+// links: kernels
+// Every cut that linear's cuda.sm90 may choose gives the same bits: those of its rule, leaf by leaf through lm_head's
+// mma.sync kernel, joined here.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "cuda/linear/tree.h"
+#include "memory.hpp"
+#include "registry/linear/geometry.hpp"
+
+namespace {
+
+using rlk::Float;
+using rlk::cuda::linear::Cut;
+using rlk::cuda::linear::Product;
+using std::int64_t;
+using namespace cuda_test;
+
+float upcast(std::uint16_t x, Float type) {
+  return type == Float::f16 ? rlk::f16_to_float(x) : rlk::bf16_to_float(x);
+}
+// What a number becomes as an element of `type`.
+float rounded(float x, Float type) {
+  if (std::isnan(x)) return std::bit_cast<float>(0x7fffffffu);
+  if (type == Float::f32) return x;
+  return upcast(type == Float::f16 ? rlk::float_to_f16(x) : rlk::float_to_bf16(x), type);
+}
+
+enum class Form { forward, d_x, d_weight };
+constexpr const char* kForms[] = {"forward", "d_x", "d_weight"};
+struct Size {
+  int64_t m, n, k;
+  int leaves;
+};
+
+// Operands with padded lines, all starting on 16 bytes, what is added, and the sums of every leaf.
+class Case {
+ public:
+  Case(const Size& s, Form form, Float type, Float out)
+      : s_(s),
+        type_(type),
+        a_(lines(form == Form::d_weight ? s.k : s.m, form == Form::d_weight ? s.m : s.k), type, 1),
+        b_(lines(form == Form::forward ? s.n : s.k, form == Form::forward ? s.k : s.n), type, 2),
+        bias_(static_cast<std::size_t>(s.n), type, 3),
+        residual_(lines(s.m, s.n), type, 4),
+        c_(lines(s.m, s.n) * bytes_of(out)) {
+    product.a = {a_.data(), line(form == Form::d_weight ? s.m : s.k), form != Form::d_weight, type};
+    product.b = {b_.data(), line(form == Form::forward ? s.k : s.n), form == Form::forward, type};
+    product.c = c_.data(), product.ldc = line(s.n), product.out = out;
+    product.m = s.m, product.n = s.n, product.k = s.k, product.leaves = s.leaves;
+    product.width =
+        s.leaves == 8 ? rlk::leaves::width(s.k) : (s.k + s.leaves * 16 - 1) / (s.leaves * 16) * 16;
+    if (s.m % 2 == 0) {
+      product.bias = bias_.data(), product.bias_type = type;
+      product.residual = residual_.data(), product.residual_type = type, product.residual_ld = line(s.n);
+    }
+    for (int i = 0; i < s.leaves; ++i) leaves_.push_back(leaf(i));
+  }
+  Product product;
+
+  std::vector<std::uint8_t> after(const Cut& cut, int multiprocessors) const {
+    c_.clear();
+    check(launch_tree(product, cut, multiprocessors, nullptr));
+    check(cudaDeviceSynchronize());
+    return c_.host();
+  }
+  // The memory of c as the rule leaves it; between lines nothing is written.
+  std::vector<std::uint8_t> ruled() const {
+    const std::vector<std::uint8_t> bias = bias_.host(), residual = residual_.host();
+    const auto number = [&](const std::vector<std::uint8_t>& from, int64_t at) {
+      std::uint16_t x;
+      std::memcpy(&x, from.data() + at * 2, 2);
+      return upcast(x, type_);
+    };
+    const auto wide = static_cast<int64_t>(bytes_of(product.out));
+    std::vector<std::uint8_t> all(lines(s_.m, s_.n) * static_cast<std::size_t>(wide), 0xff);
+    for (int64_t i = 0; i < s_.m; ++i)
+      for (int64_t j = 0; j < s_.n; ++j) {
+        const auto at = static_cast<std::size_t>(i * s_.n + j);
+        float x = rounded(product.a.k_contiguous ? tree(0, s_.leaves, at) : in_order(at), product.out);
+        if (product.bias) x = rounded(x + number(bias, j), product.out);
+        if (product.residual) x = rounded(x + number(residual, i * line(s_.n) + j), product.out);
+        const std::uint16_t half = product.out == Float::f16 ? rlk::float_to_f16(x) : rlk::float_to_bf16(x);
+        std::uint8_t* const to = all.data() + (i * line(s_.n) + j) * wide;
+        if (wide == 4)
+          std::memcpy(to, &x, 4);
+        else
+          std::memcpy(to, &half, 2);
+      }
+    return all;
+  }
+
+ private:
+  static int64_t line(int64_t columns) { return (columns + 7) / 8 * 8 + 8; }
+  static std::size_t lines(int64_t rows, int64_t columns) {
+    return static_cast<std::size_t>(rows * line(columns));
+  }
+  float tree(int first, int count, std::size_t at) const {
+    if (count == 1) return leaves_[static_cast<std::size_t>(first)][at];
+    return tree(first, count / 2, at) + tree(first + count / 2, count / 2, at);
+  }
+  float in_order(std::size_t at) const {
+    float total = leaves_[0][at];
+    for (std::size_t i = 1; i < leaves_.size(); ++i) total += leaves_[i][at];
+    return total;
+  }
+  std::vector<float> leaf(int i) const {
+    std::vector<float> sums(static_cast<std::size_t>(s_.m * s_.n));
+    const int64_t from = std::min(s_.k, i * product.width), to = std::min(s_.k, (i + 1) * product.width);
+    if (from == to) return sums;
+    const Memory out(sums.size() * 4);
+    rlk::cuda::lm_head::Gemm g;
+    g.m = s_.m, g.n = s_.n, g.k = to - from, g.out = Float::f32, g.c = out.data(), g.ldc = s_.n;
+    const auto part = [&](const rlk::cuda::lm_head::Operand& whole) {
+      auto o = whole;
+      o.data = static_cast<const char*>(whole.data) + (whole.k_contiguous ? from : from * whole.ld) * 2;
+      return o;
+    };
+    g.a = part(product.a), g.b = part(product.b);
+    check(launch_mma(g, nullptr));
+    check(cudaMemcpy(sums.data(), out.data(), sums.size() * 4, cudaMemcpyDeviceToHost));
+    return sums;
+  }
+
+  Size s_;
+  Float type_;
+  Memory a_, b_, bias_, residual_, c_;
+  std::vector<std::vector<float>> leaves_;
+};
+
+// One row and a few; every tile's height and one more; leaves that end within a stage or a group, and empty ones; more
+// tiles than blocks; parts of a sum.
+constexpr Size kSizes[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 264, 520, 8},  {64, 1096, 72, 8},
+                           {65, 136, 1032, 8}, {100, 264, 2304, 8}, {129, 520, 768, 8}, {300, 391, 2880, 8},
+                           {5, 136, 512, 4},   {33, 136, 520, 2},   {130, 136, 64, 1},  {70, 72, 24, 8}};
+
+}  // namespace
+
+TEST_CASE("every cut of linear's tree kernel has the bits of its rule, also with several tiles a block") {
+  if (!hopper() || !rlk::cuda::linear::tree_available()) return;
+  for (const Size& s : kSizes)
+    for (const Form form : {Form::forward, Form::d_x, Form::d_weight})
+      for (const Float type : {Float::bf16, Float::f16})
+        for (const Float out : {type, Float::f32}) {
+          const Case c(s, form, type, out);
+          const auto want = c.ruled();
+          for (const Cut& cut : rlk::cuda::linear::kCuts)
+            for (const int multiprocessors : {132, 10}) {
+              if (cut.split > s.leaves || (form == Form::d_weight && cut.split > 1)) continue;
+              INFO(kForms[static_cast<int>(form)], " m=", s.m, " n=", s.n, " k=", s.k, " leaves ", s.leaves,
+                   " dtype ", static_cast<int>(type), " to ", static_cast<int>(out), " cut ", cut.rows, "x",
+                   cut.columns, " split ", cut.split, " pair ", cut.pair, " on ", multiprocessors);
+              CHECK(c.after(cut, multiprocessors) == want);
+            }
+        }
+}
