@@ -115,6 +115,7 @@ struct RowGradient {
       std::byte* packed = held.packed;
       for (int n = 0; n < run.count; ++n) {
         const Piece& piece = run.pieces[n];
+        if (piece.depth == 0) continue;  // of a weight that is null, perhaps
         pack_lines(weight.data<std::uint16_t>() + piece.first * weight.stride(0) + col, weight.stride(0),
                    piece.depth, width, false, packed, run.steps * kTile);
         packed += steps_of(piece) * kTile;
@@ -134,8 +135,9 @@ struct RowGradient {
                      std::int64_t width, const PieceRun& run, const Held& held) const {
     std::int64_t stride = 2 * d.stride;
     const std::int64_t begin = run.pieces[0].first;
-    const auto* from = static_cast<const std::byte*>(d.data) + row * stride + 2 * begin;
-    if (left < kWidth) {
+    const std::byte* from = held.copy;
+    if (run.lines > 0) from = static_cast<const std::byte*>(d.data) + row * stride + 2 * begin;
+    if (left < kWidth && run.lines > 0) {
       std::memset(held.copy, 0, kCopy);
       for (std::int64_t r = 0; r < left; ++r)
         std::memcpy(held.copy + r * 2 * kChunk, from + r * stride, static_cast<std::size_t>(2 * run.lines));
@@ -185,17 +187,19 @@ struct WeightGradient {
 
   void run(const Call& call, const ReadRows& d, const ReadRows& activations, std::byte* packed,
            std::uint64_t shared, std::uint64_t scratch_bytes) const {
-    run_tasks(call, panels_for(cols), scratch_bytes, shared, [&](std::int64_t task, std::byte*) {
-      pack_lines(static_cast<const std::uint16_t*>(activations.data) + task * kPanel, activations.stride,
-                 depth, std::min(kPanel, cols - task * kPanel), false, packed + task * kGroups * group_bytes,
-                 group_bytes);
-    });
+    run_tasks(call, depth > 0 ? panels_for(cols) : 0, scratch_bytes, shared,
+              [&](std::int64_t task, std::byte*) {
+                pack_lines(static_cast<const std::uint16_t*>(activations.data) + task * kPanel,
+                           activations.stride, depth, std::min(kPanel, cols - task * kPanel), false,
+                           packed + task * kGroups * group_bytes, group_bytes);
+              });
     run_tasks<Tiles>(call, panels_for(rows), scratch_bytes, shared,
                      [&](std::int64_t task, std::byte* scratch) {
                        const std::int64_t row = task * kPanel, count = std::min(kPanel, rows - row);
                        std::byte* turned = scratch + kSums + kTiles;
-                       pack_lines(static_cast<const std::uint16_t*>(d.data) + row, d.stride, depth, count,
-                                  true, turned, group_bytes);
+                       if (depth > 0)
+                         pack_lines(static_cast<const std::uint16_t*>(d.data) + row, d.stride, depth, count,
+                                    true, turned, group_bytes);
                        auto* sums = reinterpret_cast<float*>(scratch);
                        auto* tiles = reinterpret_cast<float*>(scratch + kSums);
                        for (std::int64_t col = 0; col < cols; col += kPanel) {
