@@ -15,7 +15,7 @@ Visible seen_by(const Args& a, const Sequence& s, int64_t j) {
   Visible v{0, s.q_len};
   const int64_t offset = s.kv_len - s.q_len;
   if (a.causal) v.first = std::max<int64_t>(0, j - offset);
-  if (a.window > 0) v.last = std::min(s.q_len, j + a.window - offset);
+  if (a.window > 0 && a.window < s.q_len + offset - j) v.last = j - offset + a.window;
   return v;
 }
 

@@ -93,6 +93,16 @@ Call rows_of_none() {
   return c;
 }
 
+// The widest window there is.
+Call window_of_all() {
+  Call c = call_of("attention_bwd");
+  for (const char* rows : {"q", "k", "v", "out", "d_out"}) c.read(rows, {1, 9, 2, 16}, DType::f32);
+  c.read("lse", {1, 9, 2}, DType::f32, {Values::uniform, 2, 3});
+  c.set("causal", 1), c.set("window", INT64_MAX);
+  for (const char* result : {"d_q", "d_k", "d_v"}) c.write(result, DType::f32);
+  return c;
+}
+
 }  // namespace
 
 std::vector<Call> hard_calls() {
@@ -104,7 +114,8 @@ std::vector<Call> hard_calls() {
           rounded_early(),
           equal_rows(),
           rounded_twice(),
-          rows_of_none()};
+          rows_of_none(),
+          window_of_all()};
 }
 
 }  // namespace differential

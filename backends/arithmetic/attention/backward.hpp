@@ -23,7 +23,9 @@ struct Backward {
     const std::int64_t count = p.q_len(n), offset = p.kv_count(n) - count;
     Visible v{0, count};
     if (p.causal && first > offset) v.first = first - offset;
-    if (p.window > 0 && last - 1 + p.window - offset < count) v.last = last - 1 + p.window - offset;
+    // A window may be any number.
+    if (const std::int64_t key = last - 1 - offset; p.window > 0 && p.window < count - key)
+      v.last = key + p.window;
     if (v.last < v.first) v.last = v.first;
     return v;
   }
