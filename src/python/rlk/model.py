@@ -107,6 +107,9 @@ def norm(ops, added, weight, stream, eps):
     """The norm of stream + added, and that sum."""
     if stream is None:
         return ops.rms_norm(added, weight, eps=eps), added
+    if torch.is_grad_enabled():  # rms_norm has no gradient of a residual; added first, the bits are the same
+        stream = stream + added
+        return ops.rms_norm(stream, weight, eps=eps), stream
     return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
 
 
