@@ -13,6 +13,12 @@ __device__ __forceinline__ void copy16(Place to, const void* from, int valid) {
                "r"(valid)
                : "memory");
 }
+// An arrival on an mbarrier when all of this thread's copies so far are complete; it is one of those that the barrier
+// was made for.
+template <class Place>
+__device__ __forceinline__ void copy_arrive(Place barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Left>
 __device__ __forceinline__ void copy_wait() {

@@ -98,21 +98,34 @@ __device__ __forceinline__ void wgmma(float (&d)[Size], std::uint64_t a, std::ui
     RLK_WGMMA_SHARED(256, 128, "%128", "%129", "%130", "%131, %132");
 }
 
-#define RLK_WGMMA_REGISTERS(width, count, ...)                                                          \
-  RLK_WGMMA(width, count, "bf16.bf16", __VA_ARGS__, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), \
+#define RLK_WGMMA_REGISTERS(width, count, type, ...)                                             \
+  RLK_WGMMA(width, count, type, __VA_ARGS__, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), \
             "r"(static_cast<int>(accumulate)), "n"(TransB ? 1 : 0))
+#define RLK_WGMMA_REGISTERS_OF(width, count, ...)                   \
+  do {                                                              \
+    if constexpr (std::is_same_v<T, __half>)                        \
+      RLK_WGMMA_REGISTERS(width, count, "f16.f16", __VA_ARGS__);    \
+    else                                                            \
+      RLK_WGMMA_REGISTERS(width, count, "bf16.bf16", __VA_ARGS__);  \
+  } while (false)
 
-// A in registers, bf16.
-template <bool TransB, int Size>
+// A in registers, as T like B.
+template <class T, bool TransB, int Size>
 __device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)[4], std::uint64_t b,
                                       bool accumulate) {
   static_assert(Size == 32 || Size == 64, "N is 64 or 128");
   if constexpr (Size == 32)
-    RLK_WGMMA_REGISTERS(64, 32, "{%32,%33,%34,%35}", "%36", "%37", "%38");
+    RLK_WGMMA_REGISTERS_OF(64, 32, "{%32,%33,%34,%35}", "%36", "%37", "%38");
   else
-    RLK_WGMMA_REGISTERS(128, 64, "{%64,%65,%66,%67}", "%68", "%69", "%70");
+    RLK_WGMMA_REGISTERS_OF(128, 64, "{%64,%65,%66,%67}", "%68", "%69", "%70");
+}
+template <bool TransB, int Size>
+__device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)[4], std::uint64_t b,
+                                      bool accumulate) {
+  wgmma<__nv_bfloat16, TransB>(d, a, b, accumulate);
 }
 
+#undef RLK_WGMMA_REGISTERS_OF
 #undef RLK_WGMMA_REGISTERS
 #undef RLK_WGMMA_SHARED
 #undef RLK_WGMMA

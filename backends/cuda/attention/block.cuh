@@ -1,0 +1,153 @@
+// What producer and consumers of the attention kernel share: which rows and keys a block has, and its shared memory.
+#pragma once
+
+#include "cuda/attention/maps.h"
+#include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/copy.cuh"
+#include "cuda/hopper/tma.cuh"
+#include "cuda/hopper/wgmma.cuh"
+
+namespace rlk::cuda::attention {
+
+using namespace hopper;
+
+// What a launch needs beside the problem.
+struct Job {
+  Problem p;
+  Maps maps;
+  float* parts;  // Spread: [row, split] of m, l and O
+  int splits;
+};
+
+// Groups: warpgroups of 64 rows. Spread: a block has one split and leaves its sums in memory.
+template <class T, int Width, int Groups, bool Capped, bool Spread>
+struct Shape {
+  using Element = T;
+  static constexpr int kWidth = Width, kGroups = Groups, kRows = 64 * Groups;
+  static constexpr bool kCapped = Capped, kSpread = Spread;
+  static constexpr int kConsumers = 128 * Groups, kThreads = kConsumers + 128;
+  static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
+  static constexpr int kTileBytes = kTile * Width * 2, kQueryBytes = kRows * Width * 2;
+  static constexpr int kTotalBytes = Spread ? 0 : kRows * Width * 4;
+  static constexpr int kStages = Groups == 1 ? 3 : 2;  // what there is room for
+  static constexpr int kRingBytes = 2 * kStages * kTileBytes;
+  static constexpr int kPlaceBytes = 2 * kTile * 8;
+  static constexpr int kBarriers = 4 * kStages;
+  static constexpr int kBytes = kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8;
+  static_assert(kBytes <= 227 * 1024, "of a block");
+};
+
+// Rows [first, first + count) of sequence n and key head h: the queries of the heads that share keys, those of a query
+// side by side. They see keys of tiles [begin, end).
+struct Work {
+  std::int64_t n = 0, q_begin = 0, k_begin = 0;
+  int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0;
+};
+
+// Whether threads bring a tile's keys and values: those behind the sequence's end have to be zeros.
+__device__ __forceinline__ bool by_threads(const Work& w, int box, int tile) {
+  return box == 0 || (tile + 1) * kTile > w.keys;
+}
+
+__device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
+  return static_cast<int>((rows + height - 1) / height);
+}
+
+// The sequence that block `tile` of the packed ones belongs to; `tile` becomes one of its own. Every lane asks alike.
+__device__ inline bool find_sequence(const Problem& p, int height, std::int64_t& n, int& tile) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (std::int64_t base = 0; base < p.sequences; base += 32) {
+    const int own = base + lane < p.sequences ? tiles_of(p.q_len(base + lane) * p.group, height) : 0;
+    int upto = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, upto, step);
+      if (lane >= step) upto += before;
+    }
+    if (const unsigned hit = __ballot_sync(~0u, tile < upto); hit != 0) {
+      const int from = __ffs(static_cast<int>(hit)) - 1;
+      n = base + from;
+      tile -= __shfl_sync(~0u, upto - own, from);
+      return true;
+    }
+    tile -= __shfl_sync(~0u, upto, 31);
+  }
+  return false;
+}
+
+// What block (x, y) does; false: nothing. The last rows of sequences, which see the most keys, come first.
+template <class S>
+__device__ inline bool find_work(const Problem& p, Work& w) {
+  const auto x = static_cast<std::int64_t>(blockIdx.x), heads = static_cast<std::int64_t>(p.heads);
+  w.h = static_cast<int>(x % heads);
+  const std::int64_t rest = x / heads, all = gridDim.x / heads;
+  int tile;
+  if (p.cu_q) {
+    tile = static_cast<int>(all - 1 - rest);
+    if (!find_sequence(p, S::kRows, w.n, tile)) return false;
+  } else {
+    w.n = rest % p.sequences;
+    tile = static_cast<int>(all / p.sequences - 1 - rest / p.sequences);
+  }
+  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
+  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);
+  w.first = tile * S::kRows;
+  w.count = static_cast<int>(rows - w.first < S::kRows ? rows - w.first : S::kRows);
+  w.keys = static_cast<int>(keys), w.offset = static_cast<int>(keys - queries);
+  const attn128::Visible top = p.visible(w.offset + w.first / p.group, keys),
+                         last = p.visible(w.offset + (w.first + w.count - 1) / p.group, keys);
+  w.begin = static_cast<int>(top.first / kTile);
+  w.end = static_cast<int>((last.last + kTile - 1) / kTile);
+  if constexpr (S::kSpread) {
+    const auto tiles = static_cast<int>(p.split / kTile), split = static_cast<int>(blockIdx.y);
+    w.begin = max(w.begin, split * tiles), w.end = min(w.end, (split + 1) * tiles);
+    return w.begin < w.end;
+  }
+  return true;
+}
+
+// It starts on 1024 bytes, as tiles have to, which lie as rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as TMA and wgmma have it.
+template <class S>
+struct Shared {
+  unsigned char *q, *k, *v;
+  float4* total;
+  const unsigned char** places;  // [k, v][kTile] where the keys and values of a tile lie; null: nowhere
+  std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
+
+  __device__ explicit Shared(unsigned char* raw) {
+    q = raw;
+    k = q + S::kQueryBytes;
+    v = k + S::kStages * S::kTileBytes;
+    unsigned char* const rest = v + S::kStages * S::kTileBytes;
+    total = reinterpret_cast<float4*>(rest);
+    places = reinterpret_cast<const unsigned char**>(rest + S::kTotalBytes);
+    k_full = reinterpret_cast<std::uint64_t*>(rest + S::kTotalBytes + S::kPlaceBytes);
+    k_empty = k_full + S::kStages, v_full = k_empty + S::kStages, v_empty = v_full + S::kStages;
+  }
+  __device__ static int swizzled(int rows, int row, int piece) {
+    return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+  }
+  __device__ void init() const {
+    for (int i = 0; i < S::kStages; ++i) {
+      barrier_init(k_full + i, 128), barrier_init(v_full + i, 128);
+      barrier_init(k_empty + i, S::kConsumers / 32), barrier_init(v_empty + i, S::kConsumers / 32);
+    }
+    fence_barrier_init();
+  }
+};
+
+// Stages are used in turn; a barrier's phase turns each time round.
+template <int Stages>
+struct Turn {
+  int stage = 0, phase = 0;
+  __device__ void next() {
+    if (++stage == Stages) stage = 0, phase ^= 1;
+  }
+};
+
+// Waits for other threads of the same role.
+__device__ __forceinline__ void role_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace rlk::cuda::attention

@@ -1,0 +1,59 @@
+// The kernel of attention on Hopper and its launch, for one element type.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention/consumer.cuh"
+#include "cuda/attention/forward.h"
+#include "cuda/attention/producer.cuh"
+
+namespace rlk::cuda::attention {
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_constant__ Job job) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Work w;
+  if (!find_work<S>(job.p, w)) return;
+  const Shared<S> shared(raw);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x >= S::kConsumers) {
+    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    produce<S>(job, w, shared);
+  } else {
+    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    Consumer<S> consumer(job, w, shared);
+    w.begin < w.end ? consumer.run() : consumer.run_empty();
+  }
+}
+
+template <class S>
+cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  const auto kernel = forward_kernel<S>;
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      e != cudaSuccess)
+    return e;
+  const dim3 blocks(static_cast<unsigned>(tiles_at_most(p, S::kRows) * p.heads),
+                    static_cast<unsigned>(S::kSpread ? splits : 1));
+  kernel<<<blocks, S::kThreads, S::kBytes, stream>>>({p, maps_of(p), parts, static_cast<int>(splits)});
+  return cudaGetLastError();
+}
+
+template <class T, int Width, bool Capped>
+cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  return splits > 1 ? start<Shape<T, Width, 1, Capped, true>>(p, parts, splits, stream)
+                    : start<Shape<T, Width, 2, Capped, false>>(p, parts, 1, stream);
+}
+template <class T, int Width>
+cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  return p.cap != 0 ? start<T, Width, true>(p, parts, splits, stream)
+                    : start<T, Width, false>(p, parts, splits, stream);
+}
+
+template <class T>
+cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  return std::max(p.width, p.value_width) <= 64 ? start<T, 64>(p, parts, splits, stream)
+                                                : start<T, 128>(p, parts, splits, stream);
+}
+
+}  // namespace rlk::cuda::attention

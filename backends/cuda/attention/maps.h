@@ -1,0 +1,51 @@
+// Keys and values as TMA walks them: [sequence or page, token, head, channel] in boxes of some tokens by 64 channels, which
+// lie in shared memory as lines of 128 bytes, swizzled by that width. Behind the tensor's end it reads zeros; behind a
+// sequence's it would go on into the next.
+#pragma once
+
+#include "cuda/attention/sm90.h"
+#include "cuda/hopper/tensor_map.h"
+
+namespace rlk::cuda::attention {
+
+using attn128::kTile;
+
+struct Maps {
+  CUtensorMap k, v;
+  int box = 0;  // tokens of a box; 0: TMA cannot go there, threads copy
+};
+
+// A tile is one box, or pages that fill it.
+inline int box_of(const Problem& p) {
+  if (!p.block_table || p.page_size % kTile == 0) return kTile;
+  return p.page_size >= 8 && kTile % p.page_size == 0 ? static_cast<int>(p.page_size) : 0;
+}
+
+inline bool map_tensor(CUtensorMap& map, const Problem& p, const attn128::Tensor& t, int width, int box) {
+  const std::int64_t outer = p.block_table ? p.pages : p.cu_k ? 1 : p.sequences;
+  const std::int64_t tokens = p.block_table ? p.page_size : p.room;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(p.heads),
+                               static_cast<cuuint64_t>(tokens), static_cast<cuuint64_t>(outer)};
+  const std::int64_t steps[3] = {t.head, t.token, t.sequence};
+  cuuint64_t strides[3];
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t step = sizes[i + 1] > 1 ? steps[i] : width;  // a single row may come with any
+    if (step <= 0 || sizes[i + 1] < 1 || sizes[i + 1] > INT32_MAX) return false;
+    strides[i] = static_cast<cuuint64_t>(step) * 2;
+  }
+  const cuuint32_t boxes[4] = {64, 1, static_cast<cuuint32_t>(box), 1}, every[4] = {1, 1, 1, 1};
+  return hopper::encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, t.data, sizes, strides, boxes, every,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+inline Maps maps_of(const Problem& p) {
+  Maps maps;
+  const int box = hopper::encoder() != nullptr ? box_of(p) : 0;
+  if (box != 0 && map_tensor(maps.k, p, p.k, p.width, box) && map_tensor(maps.v, p, p.v, p.value_width, box))
+    maps.box = box;
+  return maps;
+}
+
+}  // namespace rlk::cuda::attention

@@ -1,0 +1,91 @@
+// attention on Hopper: what the kernel takes, and the way from the typed arguments to it; an implementation for every split.
+#include "cuda/attention/sm90.h"
+
+#include <algorithm>
+
+#include "arithmetic/attention/bind.hpp"
+#include "cuda/device.hpp"
+
+namespace rlk::cuda {
+namespace {
+
+using attn128::Problem;
+using attn128::problem_of;
+
+// Whether every row [.., width] starts on `bytes`.
+template <class View>
+bool aligned(const View& v, std::int64_t bytes) {
+  if (v.numel() == 0) return true;
+  const std::int64_t size = v.dtype() == DType::f32 ? 4 : 2;
+  if (reinterpret_cast<std::uintptr_t>(v.template data<char>()) % static_cast<std::uintptr_t>(bytes) != 0)
+    return false;
+  for (std::int32_t i = 0; i + 1 < v.rank(); ++i)
+    if (v.dim(i) > 1 && v.stride(i) * size % bytes != 0) return false;
+  return true;
+}
+
+template <int S>
+rlk_verdict supports(const Attention& a, const rlk_request&) {
+  if (a.split != S)
+    return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
+                  "set split, or take another arithmetic");
+  const Problem p = problem_of(a);
+  if (std::max(p.width, p.value_width) > attention::kMostWidth)
+    return refuse("D={0}, Dv={1}: tiles are cut for widths up to {2}",
+                  {p.width, p.value_width, attention::kMostWidth});
+  if (!aligned(a.q, 16) || !aligned(a.k, 16) || !aligned(a.v, 16))
+    return refuse("rows of q, k or v that do not start on 16 bytes", {}, "align every row to 16 bytes");
+  if (!aligned(a.out, a.out.dtype() == DType::f32 ? 8 : 4))
+    return refuse("rows of out that do not start on two elements", {}, "align every row to two elements");
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  if (p.room > kMost || p.queries > kMost / p.group)
+    return refuse("{0} keys, {1} queries of {2} heads each: more than 2^30", {p.room, p.queries, p.group});
+  const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
+  if (rows > kMost || p.sequences * p.heads > kMost)
+    return refuse("q has {0} rows in {1} sequences, the grid has 2^30", {rows, p.sequences});
+  return kAccept;
+}
+
+std::uint64_t workspace(const Attention& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(attention::workspace_bytes(problem_of(a)));
+}
+
+template <int S>
+rlk_code run(const Attention& a, const Call& call) {
+  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
+  const DeviceGuard guard(call.device().id);
+  if (guard.error() != cudaSuccess) return check(call, "attention", guard.error());
+  return check(call, "attention",
+               attention::launch_forward(problem_of(a), call.workspace().data(), stream_of(call)));
+}
+
+template <int S>
+constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
+  return implement<Attention, run<S>, supports<S>, workspace>(
+      {.id = id,
+       .doc = "wgmma and TMA, 64 or 128 rows share a tile of 128 keys",
+       .priority = 300,
+       .arithmetic = arithmetic,
+       .dtypes = RLK_BF16 | RLK_F16,
+       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+       .device_type = kDLCUDA,
+       .min_arch = 90,
+       .max_arch = 90});
+}
+
+}  // namespace
+
+extern const rlk_implementation attention_sm90_s1024, attention_sm90_s512, attention_sm90_s2048,
+    attention_sm90_s4096, attention_sm90_snone;
+constinit const rlk_implementation attention_sm90_s1024 =
+    with_split<1024>("cuda.sm90_s1024", "sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_sm90_s512 =
+    with_split<512>("cuda.sm90_s512", "sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_sm90_s2048 =
+    with_split<2048>("cuda.sm90_s2048", "sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_sm90_s4096 =
+    with_split<4096>("cuda.sm90_s4096", "sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_sm90_snone =
+    with_split<0>("cuda.sm90_snone", "sm90/t25k16/attn128/snone");
+
+}  // namespace rlk::cuda

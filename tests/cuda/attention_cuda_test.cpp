@@ -1,0 +1,266 @@
+// labels: plugins gpu
+// links: registry
+// attention on Hopper: the bits of the CPU replay for drawn shapes and options, whichever way tokens are reached, and a
+// captured graph that is replayed with other lengths.
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "rlk/half.hpp"
+#include "rlk/rlk.hpp"
+
+namespace {
+
+using rlk::Attention;
+using rlk::DType;
+using rlk::Tensor;
+using Shape = std::vector<int64_t>;
+
+bool hopper() {
+  int count = 0, major = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  if (major == 9) return true;
+  std::puts("[skip] no Hopper GPU");
+  return false;
+}
+void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, std::string(cudaGetErrorString(e))); }
+
+// A dense tensor here, and its copy on the device.
+struct Array {
+  Shape shape;
+  DType type;
+  std::vector<std::byte> bytes;
+  std::shared_ptr<void> device;
+
+  Array() = default;
+  Array(Shape s, DType t) : shape(std::move(s)), type(t) {
+    bytes.assign(static_cast<std::size_t>(count() * rlk::size_of(type)), std::byte{0xff});  // NaN
+  }
+  Array(const std::vector<int32_t>& values, Shape s) : Array(std::move(s), DType::i32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+  }
+  int64_t count() const {
+    int64_t n = 1;
+    for (int64_t d : shape) n *= d;
+    return n;
+  }
+  void set(int64_t i, double x) {
+    const auto single = static_cast<float>(x);
+    const uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
+    if (type == DType::f32)
+      std::memcpy(bytes.data() + 4 * i, &single, 4);
+    else
+      std::memcpy(bytes.data() + 2 * i, &half, 2);
+  }
+  Array& draw(std::mt19937& random, double scale = 1) {
+    draw_rows(random, 0, count(), scale);
+    return *this;
+  }
+  void draw_rows(std::mt19937& random, int64_t from, int64_t to, double scale) {
+    std::normal_distribution<double> normal;
+    for (int64_t i = from; i < to; ++i) set(i, normal(random) * scale);
+  }
+  Tensor on_cpu() { return Tensor(bytes.data(), std::span<const int64_t>(shape), type); }
+  Tensor on_gpu() {
+    if (!device) {
+      void* data = nullptr;
+      check(cudaMalloc(&data, bytes.size() + 16));
+      device = {data, [](void* p) { cudaFree(p); }};
+      send();
+    }
+    return Tensor(device.get(), std::span<const int64_t>(shape), type, {kDLCUDA, 0});
+  }
+  void send() const { check(cudaMemcpy(device.get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice)); }
+  std::vector<std::byte> brought() const {
+    std::vector<std::byte> to(bytes.size());
+    check(cudaMemcpy(to.data(), device.get(), to.size(), cudaMemcpyDeviceToHost));
+    return to;
+  }
+};
+
+std::string id_of(const char* family, int64_t split) {
+  return family + (split == 0 ? std::string("none") : std::to_string(split));
+}
+
+// The tensors of a call; those that are absent have no shape.
+struct Held {
+  Array q, k, v, cu_q, cu_k, kv_len, table, sinks, out, lse;
+  Attention options{};
+
+  template <class View>
+  rlk::Status call(View view, const rlk::Options& how) {
+    const auto there = [&](Array& a) { return a.shape.empty() ? Tensor() : view(a); };
+    const Tensor views[] = {there(q),      there(k),     there(v),     there(cu_q), there(cu_k),
+                            there(kv_len), there(table), there(sinks), there(out),  there(lse)};
+    Attention a = options;
+    a.q = views[0], a.k = views[1], a.v = views[2], a.out = views[8], a.lse = views[9];
+    if (!cu_q.shape.empty()) a.cu_q = views[3];
+    if (!cu_k.shape.empty()) a.cu_k = views[4];
+    if (!kv_len.shape.empty()) a.kv_len = views[5];
+    if (!table.shape.empty()) a.block_table = views[6];
+    if (!sinks.shape.empty()) a.sinks = views[7];
+    return rlk::attention(a, how);
+  }
+  rlk::Status replay() {
+    const std::string id = id_of("native.replay_sm90_s", options.split);
+    return call([](Array& a) { return a.on_cpu(); }, {.backend = id});
+  }
+  rlk::Status run(cudaStream_t stream = nullptr) {
+    static const std::shared_ptr<void> workspace = [] {
+      void* data = nullptr;
+      check(cudaMalloc(&data, kWorkspace));
+      return std::shared_ptr<void>(data, [](void* p) { cudaFree(p); });
+    }();
+    const std::string id = id_of("cuda.sm90_s", options.split);
+    return call(
+        [](Array& a) { return a.on_gpu(); },
+        {.stream = stream, .backend = id, .workspace = workspace.get(), .workspace_bytes = kWorkspace});
+  }
+  bool same() const { return out.brought() == out.bytes && lse.brought() == lse.bytes; }
+
+  static constexpr std::size_t kWorkspace = std::size_t{256} << 20;
+};
+
+enum class Layout { dense, packed, paged };
+
+struct Sizes {
+  Layout layout;
+  int64_t sequences, queries, keys, heads, group, d, dv, page;
+  DType type, out;
+};
+
+// Keys and values of nobody are NaN.
+Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& random) {
+  Held h;
+  h.options = options;
+  const int64_t most = (s.keys + s.page - 1) / s.page, all = s.heads * s.group;
+  std::vector<int32_t> lengths, cu_q{0}, cu_k{0};
+  for (int64_t n = 0; n < s.sequences; ++n) {
+    lengths.push_back(static_cast<int32_t>(n == 0 ? s.keys : random() % static_cast<unsigned>(s.keys + 1)));
+    const auto queries =
+        static_cast<int32_t>(n == 0 ? s.queries : random() % static_cast<unsigned>(s.queries + 1));
+    cu_q.push_back(cu_q.back() + queries), cu_k.push_back(cu_k.back() + lengths.back());
+  }
+  Shape q{s.sequences, s.queries, all}, keys{s.sequences, s.keys, s.heads};
+  if (s.layout == Layout::packed) {
+    q = {cu_q.back() + 3, all}, keys = {cu_k.back() + 2, s.heads};
+    h.cu_q = Array(cu_q, {s.sequences + 1}), h.cu_k = Array(cu_k, {s.sequences + 1});
+  } else {
+    h.kv_len = Array(lengths, {s.sequences});
+  }
+  std::vector<int32_t> pages;
+  if (s.layout == Layout::paged) {
+    keys = {2 * s.sequences * most, s.page, s.heads};
+    for (int32_t i = 0; i < 2 * s.sequences * most; ++i) pages.push_back(i);
+    std::shuffle(pages.begin(), pages.end(), random);
+    h.table = Array(pages, {s.sequences, most});
+  }
+  const auto with = [](Shape shape, int64_t last) {
+    shape.push_back(last);
+    return shape;
+  };
+  h.q = Array(with(q, s.d), s.type), h.k = Array(with(keys, s.d), s.type),
+  h.v = Array(with(keys, s.dv), s.type);
+  h.out = Array(with(q, s.dv), s.out), h.lse = Array(q, DType::f32);
+  h.q.draw(random);
+  for (int64_t n = 0; n < s.sequences; ++n)
+    for (int64_t j = 0; j < lengths[static_cast<std::size_t>(n)]; ++j) {
+      int64_t row = n * s.keys + j;
+      if (s.layout == Layout::packed) row = cu_k[static_cast<std::size_t>(n)] + j;
+      if (s.layout == Layout::paged)
+        row = pages[static_cast<std::size_t>(n * most + j / s.page)] * s.page + j % s.page;
+      const double scale = random() % 50 == 0 ? 40 : 1;  // weights far below the smallest normal number
+      h.k.draw_rows(random, row * s.heads * s.d, (row + 1) * s.heads * s.d, scale);
+      h.v.draw_rows(random, row * s.heads * s.dv, (row + 1) * s.heads * s.dv, 1);
+    }
+  if (sinks) h.sinks = Array({all}, DType::f32).draw(random);
+  return h;
+}
+
+template <class T>
+T one_of(std::mt19937& random, std::initializer_list<T> list) {
+  return *(list.begin() + random() % list.size());
+}
+
+}  // namespace
+
+TEST_CASE("attention on Hopper has the bits of its replay, for any shape, layout and option") {
+  if (!hopper()) return;
+  for (unsigned seed = 1; seed <= 150; ++seed) {
+    std::mt19937 random(seed);
+    const bool causal = random() % 4 != 0;
+    const int64_t group = one_of<int64_t>(random, {1, 2, 4, 7, 8, 16});
+    const Sizes s{one_of(random, {Layout::dense, Layout::packed, Layout::paged}),
+                  1 + static_cast<int64_t>(random() % 4),
+                  one_of<int64_t>(random, {1, 1, 2, 5, 17, 64, 130}),
+                  one_of<int64_t>(random, {1, 100, 127, 128, 129, 600, 1025, 2300}),
+                  1 + static_cast<int64_t>(random() % 2),
+                  group,
+                  one_of<int64_t>(random, {16, 48, 64, 96, 128, 128}),
+                  one_of<int64_t>(random, {16, 64, 80, 128}),
+                  one_of<int64_t>(random, {16, 17, 64, 128, 256}),
+                  one_of(random, {DType::bf16, DType::f16}),
+                  DType::f32};
+    const Attention options{.causal = causal,
+                            .window = causal ? one_of<int64_t>(random, {0, 0, 1, 128, 129, 1024}) : 0,
+                            .softcap = one_of(random, {0., 0., 0., 2.}),
+                            .split = one_of<int64_t>(random, {512, 1024, 2048, 4096, 0})};
+    Held h = make(s, options, random() % 2 == 0, random);
+    if (random() % 2 == 0) h.out.type = s.type, h.out = Array(h.out.shape, s.type);
+    INFO("seed " << seed);
+    const rlk::Status ran = h.run();
+    REQUIRE_MESSAGE(ran, std::string(ran.message()));
+    const rlk::Status replayed = h.replay();
+    REQUIRE_MESSAGE(replayed, std::string(replayed.message()));
+    check(cudaDeviceSynchronize());
+    CHECK(h.same());
+  }
+}
+
+TEST_CASE("attention on Hopper: a graph captured once serves other lengths and pages") {
+  if (!hopper()) return;
+  std::mt19937 random(5);
+  Held h = make({Layout::paged, 3, 1, 2600, 2, 4, 128, 128, 64, DType::bf16, DType::bf16}, {.split = 512},
+                true, random);
+  h.k.draw(random), h.v.draw(random);
+  REQUIRE(h.run());  // copies are made, attributes are set
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK(h.run(stream));
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&ready, graph, 0));
+  for (const std::vector<int32_t>& lengths : {std::vector{2600, 1, 0}, {128, 513, 2599}, {511, 512, 1025}}) {
+    h.kv_len.bytes = Array(lengths, {3}).bytes;
+    std::reverse(reinterpret_cast<int32_t*>(h.table.bytes.data()),
+                 reinterpret_cast<int32_t*>(h.table.bytes.data()) + h.table.count());
+    h.kv_len.send(), h.table.send();
+    check(cudaGraphLaunch(ready, stream));
+    check(cudaStreamSynchronize(stream));
+    REQUIRE(h.replay());
+    CHECK(h.same());
+  }
+  cudaGraphExecDestroy(ready);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("attention on Hopper refuses what its tiles are not cut for, with both values") {
+  if (!hopper()) return;
+  std::mt19937 random(6);
+  Held h = make({Layout::dense, 1, 1, 20, 1, 1, 256, 128, 16, DType::bf16, DType::bf16}, {}, false, random);
+  const rlk::Status refused = h.run();
+  CHECK(!refused);
+  CHECK(std::string(refused.message()).find("D=256, Dv=128") != std::string::npos);
+}
