@@ -69,17 +69,29 @@ constexpr rlk_implementation replay(const char* arithmetic) {
 
 }  // namespace
 
-#define RLK_REPLAY(name, split, order)                                                                \
-  extern const rlk_implementation attention_replay_##name##_scalar, attention_replay_##name##_avx512; \
-  constinit const rlk_implementation attention_replay_##name##_scalar =                               \
-      replay<"native.replay_sm90_" #name, Isa::scalar, split, order>("sm90/t25k16/attn128/" #name);   \
-  constinit const rlk_implementation attention_replay_##name##_avx512 =                               \
-      replay<"native.replay_sm90_" #name, Isa::avx512, split, order>("sm90/t25k16/attn128/" #name);
-RLK_REPLAY(s1024, 1024, 0)
-RLK_REPLAY(s512, 512, 1)
-RLK_REPLAY(s2048, 2048, 2)
-RLK_REPLAY(s4096, 4096, 3)
-RLK_REPLAY(snone, 0, 4)
-#undef RLK_REPLAY
+extern const rlk_implementation attention_replay_s1024_scalar, attention_replay_s1024_avx512,
+    attention_replay_s512_scalar, attention_replay_s512_avx512, attention_replay_s2048_scalar,
+    attention_replay_s2048_avx512, attention_replay_s4096_scalar, attention_replay_s4096_avx512,
+    attention_replay_snone_scalar, attention_replay_snone_avx512;
+constinit const rlk_implementation attention_replay_s1024_scalar =
+    replay<"native.replay_sm90_s1024", Isa::scalar, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_replay_s1024_avx512 =
+    replay<"native.replay_sm90_s1024", Isa::avx512, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_replay_s512_scalar =
+    replay<"native.replay_sm90_s512", Isa::scalar, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_replay_s512_avx512 =
+    replay<"native.replay_sm90_s512", Isa::avx512, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_replay_s2048_scalar =
+    replay<"native.replay_sm90_s2048", Isa::scalar, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_replay_s2048_avx512 =
+    replay<"native.replay_sm90_s2048", Isa::avx512, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_replay_s4096_scalar =
+    replay<"native.replay_sm90_s4096", Isa::scalar, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_replay_s4096_avx512 =
+    replay<"native.replay_sm90_s4096", Isa::avx512, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_replay_snone_scalar =
+    replay<"native.replay_sm90_snone", Isa::scalar, 0, 4>("sm90/t25k16/attn128/snone");
+constinit const rlk_implementation attention_replay_snone_avx512 =
+    replay<"native.replay_sm90_snone", Isa::avx512, 0, 4>("sm90/t25k16/attn128/snone");
 
 }  // namespace rlk::native
