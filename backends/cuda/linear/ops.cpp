@@ -117,8 +117,7 @@ rlk_code run(const Linear& a, const Call& call) {
 }
 
 rlk_code run_portable(const simt::linear::Product& p, const Call& call) {
-  return simt::finished(call, "linear_bwd",
-                        simt::linear::run(p, simt::linear::Sum::fma32, call.stream(), call.device().id));
+  return simt::finished(call, "linear_bwd", simt::linear::run(p, call.stream(), call.device().id));
 }
 rlk_code run(const LinearBwd& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
