@@ -133,3 +133,9 @@ def test_mistakes_are_the_librarys_own_words_when_traced():
         rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), layout="bsdh")
     with pytest.raises(Exception, match="RLK_INVALID_ARGUMENT: rope: token 0 of batch 0 is at position 9, cos has 6 rows"):
         rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), positions=jnp.full(6, 9)).block_until_ready()
+
+
+def test_a_gradient_that_would_leave_an_argument_out_is_refused():
+    x, weight = jax.numpy.ones((3, 8)), jax.numpy.ones(8)
+    with pytest.raises(rlk.Unsupported, match="residual is given and a gradient is asked for, rms_norm_bwd has no d_residual"):
+        jax.grad(lambda x: rlk.jax.rms_norm(x, weight, x * 2, y=True).sum())(x)

@@ -460,3 +460,18 @@ def test_data_loader_workers_call():
     rlk.torch.lm_head(torch.ones(64, 256), torch.ones(300, 256))  # threads before the fork
     loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
     assert torch.cat(list(loader))[:, 0, 0].tolist() == [16.0 * i for i in range(8)]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradient_that_would_leave_an_argument_out_is_refused(traced):
+    x, weight, residual = torch.randn(3, 8, requires_grad=True), torch.ones(8), torch.randn(3, 8)
+
+    def norm():
+        if traced:
+            return torch.ops.rlk.rms_norm(x, weight, residual, results="y,sum")
+        return rlk.torch.rms_norm(x, weight, residual, sum=True)
+
+    with pytest.raises(rlk.Unsupported, match="residual is given and a gradient is recorded, rms_norm_bwd has no d_residual"):
+        norm()
+    with torch.no_grad():
+        norm()

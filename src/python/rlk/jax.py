@@ -122,6 +122,12 @@ def _forward(config, *primals):
         if not schema.backward or not kinds[name]["differentiable"]:
             why = f"{name} has no gradient" if schema.backward else "this op has no gradient"
             raise _errors.Unsupported(f"{schema.name}: a gradient of {name} is asked for, {why}")
+    if needed:
+        gradients = {a["name"] for a in _schema(schema.backward).results}
+        for name in config.names:
+            if kinds[name]["differentiable"] and f"d_{name}" not in gradients:
+                raise _errors.Unsupported(f"{schema.name}: {name} is given and a gradient is asked for, {schema.backward} has no "
+                                          f"d_{name}: compute without {name}")
     whole = config._replace(results=config.results + _needed(config, arrays)) if needed else config
     outputs = _run(whole, *arrays)
     known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in whole.results), outputs))

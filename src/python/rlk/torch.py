@@ -452,10 +452,22 @@ def _function(schema, backward):
 _APPLY = {}
 
 
+def _whole(schema, backward, given):
+    """Refuses a recorded call whose gradient would leave an argument out: `given` are its inputs by name."""
+    if not backward:
+        return
+    for a in schema.inputs:
+        name = a["name"]
+        if a["differentiable"] and f"d_{name}" not in backward.result_names and given.get(name) is not None:
+            raise _errors.Unsupported(f"{schema.name}: {name} is given and a gradient is recorded, {backward.name} has no d_{name}: "
+                                      f"compute without {name}, or under torch.no_grad()")
+
+
 def _plan_of(schema, backward):
     preset = _preset(schema)
 
     def plan(*args, **keywords):
+        _whole(schema, backward, dict(zip(schema.input_names, args)) | keywords)
         return _Plan(schema, backward, _understood(schema, args, keywords, preset)[1], every_result=False)
 
     return plan
@@ -498,6 +510,7 @@ def _differentiate(schema, schemas):
     def kernel(*inputs, **keywords):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             inputs += (None,) * (len(schema.input_names) - len(inputs))  # of which the dispatcher leaves trailing ones out
+            _whole(schema, other, dict(zip(schema.input_names, inputs)))
             return dispatched(_Plan(schema, other, keywords, every_result=True), *inputs)
         with below():
             return op(*inputs, **keywords)
