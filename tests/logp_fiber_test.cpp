@@ -2,6 +2,8 @@
 // The portable GPU kernels of logp, on fibers: the bits of the native backend, at both wave sizes and in any thread order.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "arithmetic/logp/bind.hpp"
 #include "fiber_rows.hpp"
 #include "simt/logp/kernels.hpp"
@@ -80,6 +82,29 @@ TEST_CASE("logp on fibers is native's bits, with every option") {
         on_fibers({&logp, &lse, &entropy, &stats, &bad}, rlk::lse128::problem_of(a),
                   rlk::simt::logp::launch_reduction);
       }
+}
+
+// A leaf of more tiles than a block takes at once, with entries so far apart that exp2_32 gives nothing.
+TEST_CASE("logp on fibers is native's bits over wide rows, with nothing in some tiles") {
+  std::mt19937 random(14);
+  const std::int64_t vocab = 33100;
+  for (DType t : {DType::bf16, DType::f32}) {
+    Inputs in(2, vocab, vocab, t, random);
+    std::vector<std::byte>& bytes = in.logits.bytes;
+    const std::int64_t size = rlk::size_of(t);
+    const auto put = [&](std::int64_t at, float x) {
+      const std::uint16_t half = rlk::float_to_bf16(x);
+      std::memcpy(bytes.data() + at * size, t == DType::f32 ? static_cast<const void*>(&x) : &half,
+                  static_cast<std::size_t>(size));
+    };
+    for (std::int64_t at = 0; at < 4500; ++at) put(at, -INFINITY);
+    for (std::int64_t at = 9000; at < 20000; at += 77) put(at, 300);
+    Owned logp(in.rows, DType::f32), entropy(in.rows, DType::f32), stats({2, 4}, DType::f32);
+    Logp a{.logp = logp.tensor, .entropy = entropy.tensor, .stats = stats.tensor};
+    in.give(a, 0);
+    REQUIRE(rlk::logp(a, kTiles));
+    on_fibers({&logp, &entropy, &stats}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_reduction);
+  }
 }
 
 TEST_CASE("parts of a vocabulary on fibers are native's, and so is what they are merged to") {

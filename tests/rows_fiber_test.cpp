@@ -23,7 +23,7 @@ const rlk::Options kRows{.backend = "native.rows"};
 TEST_CASE("rms_norm on fibers is native's bits, with every option") {
   std::mt19937 random(7);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}})
+    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}, Shape{2, 5003}})
       for (int form = 0; form < 4; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
@@ -50,7 +50,7 @@ TEST_CASE("rms_norm on fibers is native's bits, with every option") {
 TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
   std::mt19937 random(8);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{131, 40}, Shape{2, 3, 1100}, Shape{0, 40}})
+    for (const Shape& shape : {Shape{131, 40}, Shape{2, 3, 1100}, Shape{2, 5003}, Shape{0, 40}})
       for (int form = 0; form < 4; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);

@@ -15,6 +15,12 @@
 
 #include "arithmetic/half.hpp"
 
+#if defined(RLK_FIBER)
+#  define RLK_DEVICE_CALL inline __attribute__((noinline))
+#else
+#  define RLK_DEVICE_CALL inline __device__ __noinline__
+#endif
+
 namespace rlk::simt {
 
 // The block's dynamic shared memory, 16-byte aligned.

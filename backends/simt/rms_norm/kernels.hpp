@@ -1,8 +1,8 @@
 // The portable GPU kernels of rms_norm (arithmetic rms32): the bits of the native backend on every GPU.
 //
-// rows         32 lanes a row, four rows a block; lane l has the lanes l, l + 32, .. of the sum's 1024, so the first five folds
-//              are its own and the last five are shuffles. A row is read twice, the second time from cache
-// shares       one thread a channel and block of 128 rows, one fp32 chain: what the block adds to d_weight
+// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row. A thread takes packs of eight
+//              neighbours, so it has eight of the sum's 1024 lanes, or 32; what it read first stays in registers
+// shares       one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
 // d_weight     one thread a channel adds the shares ascending in fp64
 #pragma once
 
@@ -12,134 +12,303 @@
 namespace rlk::simt::rms_norm {
 
 using namespace rlk::rms32;
+using rows::kPack;
 using rows::RowOf;
 
 inline constexpr int kThreads = 128;
-inline constexpr int kRowLanes = 32;
-inline constexpr int kFolds = 5;  // of a lane's 32 sums
-inline constexpr int kRows = kThreads / kRowLanes;
+inline constexpr int kWave = 32;
+inline constexpr int kHeld = 4;  // packs of a row that a thread keeps
 
-// rms32 of a row: next(i, sum) adds element i to the sum of its lane. Every lane of the row gets the result. The 32 sums of
-// a lane are taken in bit-reversed order, so that the two halves of every fold come one after the other: five registers hold
-// what waits for its partner, and the code is that of one sum.
-template <class Next>
-__device__ __forceinline__ float row_sum(int lane, std::int64_t width, Next next) {
-  float waiting[kFolds] = {}, total = 0;
-  for (unsigned t = 0; t < kRowLanes; ++t) {
-    const unsigned q = (t & 1) << 4 | (t & 2) << 2 | (t & 4) | (t & 8) >> 2 | (t & 16) >> 4;
-    float sum = 0;
-    for (std::int64_t i = q * kRowLanes + lane; i < width; i += kLanes) sum = next(i, sum);
-    bool waits = false;
+// The sum of 256 values, eight neighbours in each of 32 lanes, by halves: 128, 64, .. 1. Every lane gets it. A lane and its
+// partner share the work: each goes on with one half of the values.
+__device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
 #pragma unroll
-    for (int fold = 0; fold < kFolds; ++fold) {
-      if (!waits && (t >> fold & 1) != 0) {
-        sum = add_rn(waiting[fold], sum);
-      } else if (!waits) {
-        waiting[fold] = sum;
-        waits = true;
-      }
+  for (int step = 16, n = 4; n > 0; step /= 2, n /= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float mine = upper ? v[k + n] : v[k], other = upper ? v[k] : v[k + n];
+      v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
     }
-    total = sum;
   }
+  float sum = add_rn(v[0], __shfl_xor(v[0], 2, kWave));
+  sum = add_rn(sum, __shfl_xor(sum, 1, kWave));
 #pragma unroll
-  for (int h = kRowLanes / 2; h > 0; h /= 2) total = add_rn(total, __shfl_xor(total, h, kRowLanes));
-  return total;
+  for (int step = 16; step > 2; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+  return sum;
 }
 
-struct Place {
-  int lane;
+// A row's threads: `Waves` times 32 of them.
+template <int Waves>
+struct Team {
+  static constexpr int kThreadsOf = Waves * kWave;
+  static constexpr int kRows = kThreads / kThreadsOf;
+  static constexpr int kStride = kThreadsOf * kPack;  // from one pack of a thread to its next
+  static constexpr int kSums = kLanes / kStride;
   std::int64_t row;
   bool there;  // rows past the end repeat the last one, since every lane must reach the shuffles
+  int first, lane;
+
+  __device__ __forceinline__ explicit Team(const Problem& p) {
+    const std::int64_t mine = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kThreadsOf;
+    there = mine < p.axes.rows;
+    row = there ? mine : p.axes.rows - 1;
+    first = static_cast<int>(threadIdx.x) % kThreadsOf * kPack;
+    lane = static_cast<int>(threadIdx.x) % kWave;
+  }
+
+  // rms32 from the sums of all threads: lane j of its 1024 is sums[j / kStride] of the thread that has j % kStride.
+  __device__ __forceinline__ float total(float (&sums)[kSums][kPack]) const {
+    float v[kPack];
+    if constexpr (Waves == 1) {
+      for (int k = 0; k < kPack; ++k)
+        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
+    } else {
+      float* all = dynamic_shared<float>();
+      __syncthreads();  // what lies there was read
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) all[k * kThreadsOf + static_cast<int>(threadIdx.x)] = sums[0][k];
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const float* of = all + k * kThreadsOf + lane;
+        v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
+      }
+    }
+    return fold(v, lane);
+  }
+
+  // body(number, first element, how many) for kHeld packs of this thread, the first at `i`.
+  template <class Body>
+  __device__ __forceinline__ void for_some(std::int64_t i, std::int64_t width, Body body) const {
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) body(c, i + c * kStride, rows::pack_at(i + c * kStride, width));
+  }
+  // read(number, first element, how many) for kHeld packs at a time, then body(lane, number, first element, how many) for
+  // each. Nothing is read again by a later pass over a row of no more than kHeld packs a thread.
+  template <class Read, class Body>
+  __device__ __forceinline__ void for_packs(std::int64_t width, bool again, Read read, Body body) const {
+    for (std::int64_t i = first; i < width; i += kHeld * kStride) {
+      if (!again || width > kHeld * kStride) for_some(i, width, read);
+      for_some(i, width, [&](int c, std::int64_t at, int n) {
+        if (n > 0) body(c % kSums, c, at, n);
+      });
+    }
+  }
 };
-__device__ __forceinline__ Place place(const Problem& p) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kRowLanes;
-  const bool there = row < p.axes.rows;
-  return {static_cast<int>(threadIdx.x % kRowLanes), there ? row : p.axes.rows - 1, there};
+static_assert(Team<4>::kSums == 1 && Team<1>::kSums == kHeld);
+
+template <class T>
+using Held = rows::Raw<T>[kHeld];
+
+struct Eight {
+  float at[kPack];
+};
+// What the gate multiplies by, and its slope: out of line, for calls with a gate only.
+RLK_DEVICE_CALL Eight gate_values(Gate act, Eight gate) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::value(act, gate.at[k]);
+  return gate;
+}
+RLK_DEVICE_CALL Eight gate_slopes(Gate act, Eight gate) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::slope(act, gate.at[k]);
+  return gate;
 }
 
-__global__ void __launch_bounds__(kThreads) forward(Problem p) {
-  const Place at = place(p);
+__device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kPack]) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) v[k] = v[k] * by[k];
+}
+// The weight's part of a pack.
+__device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n, float (&w)[kPack]) {
+  rows::get_pack<rows::Any>(p.weight_type, p.weight, i, n, w);
+  if (!p.offset) return;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
+}
+
+template <class T, int Waves>
+__global__ void __launch_bounds__(kThreads, 6) forward(Problem p) {
+  const Team<Waves> at(p);
   const RowOf x(p.axes, p.x, at.row), residual(p.axes, p.residual, at.row), gate(p.axes, p.gate, at.row),
       y(p.axes, p.y, at.row), sum(p.axes, p.sum, at.row), rstd(p.axes, p.rstd, at.row);
-  const auto a = [&](std::int64_t i) {
-    const float v = x.get(i);
-    return residual ? rows::round_to(residual.type, v + residual.get(i)) : v;
+  Held<T> xs, residuals;
+  const auto read = [&](int c, std::int64_t i, int n) {
+    xs[c] = x.fetch<T>(i, n);
+    if (residual) residuals[c] = residual.fetch<T>(i, n);
   };
-  const float squares = row_sum(at.lane, p.width, [&](std::int64_t i, float s) {
-    const float v = a(i);
-    return fused(v, v, s);
+  const auto normalised = [&](int c, float(&a)[kPack]) {
+    x.unpack<T>(xs[c], a);
+    if (!residual) return;
+    float r[kPack];
+    residual.unpack<T>(residuals[c], r);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
+    rows::round_pack<T>(residual.type, a);
+  };
+  float sums[Team<Waves>::kSums][kPack] = {};
+  at.for_packs(p.width, false, read, [&](int lane, int c, std::int64_t, int) {
+    float a[kPack];
+    normalised(c, a);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sums[lane][k] = fused(a[k], a[k], sums[lane][k]);  // absent: + 0
   });
+  const float r = reciprocal(at.total(sums), p.width, p.eps);
   if (!at.there) return;
-  const float r = reciprocal(squares, p.width, p.eps);
-  if (rstd && at.lane == 0) rstd.set(0, r);
-  for (std::int64_t i = at.lane; i < p.width; i += kRowLanes) {
-    const float v = a(i);
-    if (sum) sum.set(i, v);
-    float out = v * r;
-    if (p.early) out = rows::round_to(p.y.type, out);
-    if (p.weight) out = out * p.weight_at(i);
-    if (gate) out = out * activation::value(p.act, gate.get(i));
-    y.set(i, out);
-  }
+  if (rstd && at.first == 0) rstd.set(0, r);
+  at.for_packs(p.width, true, read, [&](int, int c, std::int64_t i, int n) {
+    float out[kPack];
+    normalised(c, out);
+    if (sum) sum.set<T>(i, n, out);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
+    if (p.early) rows::round_pack<T>(p.y.type, out);
+    if (p.weight) {
+      float w[kPack];
+      weights(p, i, n, w);
+      multiply(out, w);
+    }
+    if (gate) {
+      Eight g;
+      gate.get<T>(i, n, g.at);
+      multiply(out, gate_values(p.act, g).at);
+    }
+    y.set<T>(i, n, out);
+  });
 }
 
 // d_x and d_gate, and every row's r for the shares.
-__global__ void __launch_bounds__(kThreads) backward(Problem p, float* r_of_row) {
-  const Place at = place(p);
+template <class T, int Waves>
+__global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_row) {
+  const Team<Waves> at(p);
   const RowOf x(p.axes, p.x, at.row), d_y(p.axes, p.d_y, at.row), gate(p.axes, p.gate, at.row),
       rstd(p.axes, p.rstd, at.row), d_sum(p.axes, p.d_sum, at.row), d_x(p.axes, p.d_x, at.row),
       d_gate(p.axes, p.d_gate, at.row);
-  const float squares = row_sum(at.lane, p.width, [&](std::int64_t i, float s) {
-    const float v = x.get(i);
-    return fused(v, v, s);
-  });
-  const float r = rstd ? rstd.get(0) : reciprocal(squares, p.width, p.eps);
-  const auto g = [&](std::int64_t i) {
-    float d = d_y.get(i);
-    if (gate) d = d * activation::value(p.act, gate.get(i));
-    return p.weight ? d * p.weight_at(i) : d;
+  Held<T> xs, d_ys;
+  const auto read = [&](int c, std::int64_t i, int n) {
+    xs[c] = x.fetch<T>(i, n);
+    d_ys[c] = d_y.fetch<T>(i, n);
   };
-  const float dot =
-      row_sum(at.lane, p.width, [&](std::int64_t i, float s) { return fused(g(i), x.get(i) * r, s); });
-  if (!at.there) return;
-  if (r_of_row && at.lane == 0) r_of_row[at.row] = r;
-  const float mean = dot / static_cast<float>(p.width);
-  for (std::int64_t i = at.lane; i < p.width; i += kRowLanes) {
-    const float n = x.get(i) * r;
-    if (d_gate) {
-      const float through = p.weight ? n * p.weight_at(i) : n;
-      d_gate.set(i, d_y.get(i) * through * activation::slope(p.act, gate.get(i)));
+  float sums[Team<Waves>::kSums][kPack] = {};
+  at.for_packs(p.width, false, read, [&](int lane, int c, std::int64_t, int) {
+    float a[kPack];
+    x.unpack<T>(xs[c], a);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sums[lane][k] = fused(a[k], a[k], sums[lane][k]);
+  });
+  const float r = rstd ? rstd.get(0) : reciprocal(at.total(sums), p.width, p.eps);
+  // The gradient of the normalised value.
+  const auto inner = [&](int c, std::int64_t i, int n, float(&d)[kPack]) {
+    d_y.unpack<T>(d_ys[c], d);
+    if (gate) {
+      Eight g;
+      gate.get<T>(i, n, g.at);
+      multiply(d, gate_values(p.act, g).at);
     }
-    if (!d_x) continue;
-    float d = gradient(r, n, mean, g(i));
-    if (d_sum) d = d + d_sum.get(i);
-    d_x.set(i, d);
-  }
+    if (p.weight) {
+      float w[kPack];
+      weights(p, i, n, w);
+      multiply(d, w);
+    }
+  };
+#pragma unroll
+  for (int c = 0; c < at.kSums; ++c)
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sums[c][k] = 0;
+  at.for_packs(p.width, true, read, [&](int lane, int c, std::int64_t i, int n) {
+    float a[kPack], d[kPack];
+    x.unpack<T>(xs[c], a);
+    inner(c, i, n, d);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      if (k < n) sums[lane][k] = fused(d[k], a[k] * r, sums[lane][k]);
+  });
+  const float mean = at.total(sums) / static_cast<float>(p.width);
+  if (!at.there) return;
+  if (r_of_row && at.first == 0) r_of_row[at.row] = r;
+  at.for_packs(p.width, true, read, [&](int, int c, std::int64_t i, int n) {
+    float a[kPack], d[kPack];
+    x.unpack<T>(xs[c], a);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) a[k] = a[k] * r;
+    if (d_gate) {
+      Eight g;
+      gate.get<T>(i, n, g.at);
+      float through[kPack];
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) through[k] = a[k];
+      if (p.weight) {
+        weights(p, i, n, d);
+        multiply(through, d);
+      }
+      d_y.unpack<T>(d_ys[c], d);
+      multiply(d, through);
+      multiply(d, gate_slopes(p.act, g).at);
+      d_gate.set<T>(i, n, d);
+    }
+    if (!d_x) return;
+    inner(c, i, n, d);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) d[k] = gradient(r, a[k], mean, d[k]);
+    if (d_sum) {
+      d_sum.get<T>(i, n, a);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
+    }
+    d_x.set<T>(i, n, d);
+  });
 }
 
-// Tiles of kThreads channels, one after another along the grid, then blocks of rows.
-__device__ __forceinline__ std::int64_t tiles(const Problem& p) {
-  return (p.width + kThreads - 1) / kThreads;
-}
+// Tiles of channels, one after another along the grid, then blocks of rows.
+inline constexpr int kShareThreads = 32, kTile = kShareThreads * kPack;
+inline constexpr int kAhead = 4;  // rows that are read before they are added
+__device__ __forceinline__ std::int64_t tiles(const Problem& p) { return (p.width + kTile - 1) / kTile; }
 
-__global__ void __launch_bounds__(kThreads) shares(Problem p, const float* r_of_row, float* out) {
-  const std::int64_t i = blockIdx.x % tiles(p) * kThreads + threadIdx.x, block = blockIdx.x / tiles(p);
-  if (i >= p.width) return;
+template <class T>
+__global__ void __launch_bounds__(kShareThreads) shares(Problem p, const float* r_of_row, float* out) {
+  const std::int64_t i = blockIdx.x % tiles(p) * kTile + threadIdx.x * kPack, block = blockIdx.x / tiles(p);
+  const int n = rows::pack_at(i, p.width);
+  if (n == 0) return;
   const std::int64_t first = block * kBlock,
                      last = first + kBlock < p.axes.rows ? first + kBlock : p.axes.rows;
-  float sum = 0;
-  for (std::int64_t row = first; row < last; ++row) {
-    float d = RowOf(p.axes, p.d_y, row).get(i);
-    if (p.gate) d = d * activation::value(p.act, RowOf(p.axes, p.gate, row).get(i));
-    sum = fused(d, RowOf(p.axes, p.x, row).get(i) * r_of_row[row], sum);
+  float sum[kPack] = {};
+  for (std::int64_t row = first; row < last; row += kAhead) {
+    rows::Raw<T> xs[kAhead], d_ys[kAhead];
+    float r[kAhead];
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead)
+      if (const std::int64_t at = row + ahead; at < last) {
+        xs[ahead] = RowOf(p.axes, p.x, at).fetch<T>(i, n);
+        d_ys[ahead] = RowOf(p.axes, p.d_y, at).fetch<T>(i, n);
+        r[ahead] = r_of_row[at];
+      }
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead)
+      if (const std::int64_t at = row + ahead; at < last) {
+        float a[kPack], d[kPack];
+        rows::unpack<T>(p.x.type, xs[ahead], a);
+        rows::unpack<T>(p.d_y.type, d_ys[ahead], d);
+        if (p.gate) {
+          Eight g;
+          RowOf(p.axes, p.gate, at).get<T>(i, n, g.at);
+          multiply(d, gate_values(p.act, g).at);
+        }
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) sum[k] = fused(d[k], a[k] * r[ahead], sum[k]);
+      }
   }
-  out[block * p.width + i] = sum;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k)
+    if (k < n) out[block * p.width + i + k] = sum[k];
 }
 
-__global__ void __launch_bounds__(kThreads) d_weight(Problem p, const float* shares) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+inline constexpr int kJoinThreads = 32;
+__global__ void __launch_bounds__(kJoinThreads) d_weight(Problem p, const float* shares) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kJoinThreads + threadIdx.x;
   if (i >= p.width) return;
   double sum = 0;
+#pragma unroll 16
   for (std::int64_t block = 0; block < p.blocks(); ++block)
     sum += static_cast<double>(shares[block * p.width + i]);
   rows::store(p.d_weight_type, p.d_weight, i, sum);
@@ -148,9 +317,18 @@ __global__ void __launch_bounds__(kThreads) d_weight(Problem p, const float* sha
 inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, int by) { return (n + by - 1) / by; }
 
+inline bool narrow(const Problem& p) { return p.width <= kLanes; }
+inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
+
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
-  hipLaunchKernelGGL(forward, grid(over(p.axes.rows, kRows)), dim3(kThreads), 0, stream, p);
+  rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum), [&]<class T>(T) {
+    if (narrow(p))
+      hipLaunchKernelGGL((forward<T, 1>), grid(over(p.axes.rows, Team<1>::kRows)), dim3(kThreads), 0, stream,
+                         p);
+    else
+      hipLaunchKernelGGL((forward<T, 4>), grid(p.axes.rows), dim3(kThreads), kSharedBytes, stream, p);
+  });
 }
 
 // r of every row, then the shares of the blocks.
@@ -161,12 +339,19 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
   if (p.axes.rows > 0)
-    hipLaunchKernelGGL(backward, grid(over(p.axes.rows, kRows)), dim3(kThreads), 0, stream, p, r);
-  if (!p.d_weight) return;
-  const std::int64_t across = over(p.width, kThreads);
-  if (p.axes.rows > 0)
-    hipLaunchKernelGGL(shares, grid(across * p.blocks()), dim3(kThreads), 0, stream, p, r, kept);
-  hipLaunchKernelGGL(d_weight, grid(across), dim3(kThreads), 0, stream, p, kept);
+    rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.d_y, p.gate, p.d_sum, p.d_x, p.d_gate), [&]<class T>(
+                                                                                                     T) {
+      if (narrow(p))
+        hipLaunchKernelGGL((backward<T, 1>), grid(over(p.axes.rows, Team<1>::kRows)), dim3(kThreads), 0,
+                           stream, p, r);
+      else
+        hipLaunchKernelGGL((backward<T, 4>), grid(p.axes.rows), dim3(kThreads), kSharedBytes, stream, p, r);
+      if (!p.d_weight) return;
+      hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()), dim3(kShareThreads), 0, stream,
+                         p, r, kept);
+    });
+  if (p.d_weight)
+    hipLaunchKernelGGL(d_weight, grid(over(p.width, kJoinThreads)), dim3(kJoinThreads), 0, stream, p, kept);
 }
 
 }  // namespace rlk::simt::rms_norm
