@@ -112,7 +112,7 @@ void both(Inputs& in, Results& out, bool filters, bool min_p_first, Run run) {
 }  // namespace
 
 TEST_CASE("sample and sample_verify on fibers are native's tokens and bits") {
-  const std::pair<int64_t, int64_t> shapes[] = {{6, 70}, {4, 1500}, {2, 5}, {3, 1}, {2, 0}};
+  const std::pair<int64_t, int64_t> shapes[] = {{6, 70}, {4, 1500}, {2, 17000}, {2, 5}, {3, 1}, {2, 0}};
   for (const auto& [n, v] : shapes)
     for (int form = 0; form < 3; ++form) {
       const DType t = form == 0 ? DType::f32 : form == 1 ? DType::bf16 : DType::f16;

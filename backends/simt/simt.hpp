@@ -72,4 +72,13 @@ __device__ __forceinline__ float add_rn(float a, float b) {
 #endif
 }
 
+// log2 to a few units of 2^-20, for an estimate: not the same bits everywhere.
+__device__ __forceinline__ float rough_log2(float x) {
+#if defined(RLK_FIBER)
+  return __builtin_log2f(x);
+#else
+  return __log2f(x);
+#endif
+}
+
 }  // namespace rlk::simt

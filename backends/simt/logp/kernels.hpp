@@ -11,20 +11,16 @@
 
 #include "arithmetic/logp/logp.hpp"
 #include "simt/logp/launchers.hpp"
+#include "simt/logp/tiles.hpp"
 #include "simt/rows.hpp"
 
 namespace rlk::simt::logp {
 
 using namespace rlk::lse128;
 
-using rows::kPack;
-
 inline constexpr int kThreads = 128;
-inline constexpr int kWave = 32;  // lanes that share what they know of kWave tiles
-inline constexpr int kTileLanes = 4;
 inline constexpr int kTiles = kThreads / kTileLanes;  // of a block at a time
-inline constexpr int kPacks = kTile / kPack / kTileLanes;
-static_assert(kTiles == kWave && kPacks == 4);
+static_assert(kTiles == kWave);
 
 // A logit of the span as it goes into the rule, before softcap.
 __device__ __forceinline__ float rounded(const Problem& p, const Matrix& logits, std::int64_t row,
@@ -56,118 +52,6 @@ __device__ __forceinline__ void logits_of(const Problem& p, const rows::Raw<T>& 
   for (int k = 0; k < kPack; ++k) z[k] = eight.at[k];
 }
 
-// 32 values of a tile's 128, bits 0 to 2 in a pack, bit 3 the number's lowest, bit 6 its other: folded by bits 6, 3, 0, 1, 2, and
-// with the other lanes of the tile by 4, 5.
-__device__ __forceinline__ float tree(float (&v)[kPacks][kPack]) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) v[0][k] = add_rn(add_rn(v[0][k], v[2][k]), add_rn(v[1][k], v[3][k]));
-#pragma unroll
-  for (int step = 1; step < kPack; step *= 2)
-#pragma unroll
-    for (int k = 0; k < kPack; k += 2 * step) v[0][k] = add_rn(v[0][k], v[0][k + step]);
-  float sum = add_rn(v[0][0], __shfl_xor(v[0][0], 1, kWave));
-  return add_rn(sum, __shfl_xor(sum, 2, kWave));
-}
-
-// The least of two, NaN if either is.
-__device__ __forceinline__ float least(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-#else
-  return a != a || a < b ? a : b;
-#endif
-}
-
-// exp2_32 of what is in [kPlain, 0], where neither clamping nor scaling twice has anything to do: the same bits.
-inline constexpr float kPlain = -125;
-__device__ __forceinline__ float plain_exp2(float x) {
-  using C = ExpConstants<float>;
-  const float shifted = x + C::kShift, n = shifted - C::kShift, r = (x - n) * C::kLn2;
-  const float e = fused(exp_tail(r) * r, r, r) + 1;
-  return bits_float(float_bits(e) + (float_bits(shifted) << C::kMantissa));
-}
-
-// A tile by four lanes, each of which gets it.
-__device__ __forceinline__ State tile(float (&z)[kPacks][kPack], Scale k, bool bends) {
-  float m = none(), low = z[0][0];
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      m = z[i][j] > m ? z[i][j] : m;
-      low = least(low, z[i][j]);
-    }
-#pragma unroll
-  for (int step = 1; step < kTileLanes; step *= 2) {
-    const float other = __shfl_xor(m, step, kWave);
-    m = other > m ? other : m;
-  }
-  m = add_rn(m, 0.0f);  // one zero
-  float u[kPacks][kPack] = {};
-  if ((low - m) * k.c >= kPlain) {  // and no NaN
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        const float d = z[i][j] - m;
-        z[i][j] = plain_exp2(d * k.c);
-        if (bends) u[i][j] = z[i][j] * (d * k.tau);
-      }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        const float e = weight(z[i][j], m, k.c);
-        if (bends) u[i][j] = bend(e, z[i][j], m, k.tau);
-        z[i][j] = e;
-      }
-  }
-  const float s = tree(z);
-  return {m, s, bends ? tree(u) : 0.0f};
-}
-
-// join() of `all` and 32 tiles, a tile a lane, ascending; every lane gets it.
-__device__ __forceinline__ State join_tiles(State all, State mine, int lane, Scale k, bool bends) {
-  // The maximum up to this tile, of tiles with a sum alone.
-  const bool there = mine.s != 0;
-  float m = there ? mine.m : none();
-  bool some = there;
-  for (int step = 1; step < kWave; step *= 2) {
-    const float other = __shfl_up(m, static_cast<unsigned>(step), kWave);
-    const bool others = __shfl_up(static_cast<int>(some), static_cast<unsigned>(step), kWave) != 0;
-    if (lane < step) continue;
-    m = other > m ? other : m;
-    some = some || others;
-  }
-  const bool any = all.s != 0;
-  if (any) m = all.m > m ? all.m : m;
-  float before = __shfl_up(m, 1u, kWave);
-  bool first = __shfl_up(static_cast<int>(some), 1u, kWave) == 0 && !any;
-  if (lane == 0) before = all.m, first = !any;
-  // What came before times a_by, and this tile as it is added; nothing changes where there is no tile.
-  const float d = there && !first ? before - m : 0, by = there ? exp2<float>((mine.m - m) * k.c) : 0;
-  const float a_by = !there ? 1.0f : first ? 0.0f : exp2<float>(d * k.c);
-  const float s = !there ? 0.0f : first ? mine.s : mine.s * by;
-  const float bend_by = d * k.tau;
-  float u = 0;
-  if (bends && there) u = first ? mine.u : shifted(mine.s, mine.u, mine.m - m, by, k.tau) * by;
-#pragma unroll 8
-  for (int t = 0; t < kWave; ++t) {
-    const float by_t = __shfl(a_by, t, kWave), s_t = __shfl(s, t, kWave);
-    if (bends) {
-      const float u_t = __shfl(u, t, kWave), bend_t = __shfl(bend_by, t, kWave);
-      const float old = by_t == 0 ? 0.0f : fused(all.s, bend_t, all.u);
-      all.u = fused(old, by_t, u_t);
-    }
-    all.s = fused(all.s, by_t, s_t);
-  }
-  all.m = __shfl(m, kWave - 1, kWave);
-  return all;
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     fold(Problem p, Panel panel, int leaves, bool bends, State* states, float* targets) {
@@ -183,20 +67,27 @@ __global__ void __launch_bounds__(kThreads)
   const void* logits = panel.logits.row(row);
   State* kept = states + row * p.count + leaf;
   State all = from == p.leaf_begin(leaf) ? nothing() : *kept;
+  rows::Raw<T> raw[kPacks];
+  // The column of a pack of this lane, and its entries before they are needed.
+  const auto column = [&](std::int64_t at, int i) {
+    return at + thread / kTileLanes * kTile + pack_start(lane, i);
+  };
+  const auto fetch = [&](std::int64_t at) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const std::int64_t c = column(at, i);
+      raw[i] = rows::fetch_pack<T>(panel.logits.type, logits, c - start, rows::pack_at(c, end));
+    }
+  };
+  fetch(from);
   for (std::int64_t at = from; at < end; at += kTiles * kTile) {
-    const std::int64_t first = at + thread / kTileLanes * kTile + 2 * kPack * lane;
-    rows::Raw<T> raw[kPacks];
     float z[kPacks][kPack];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const std::int64_t c = first + i / 2 * (kTile / 2) + i % 2 * kPack;
-      raw[i] = rows::fetch_pack<T>(panel.logits.type, logits, c - start, rows::pack_at(c, end));
-    }
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const std::int64_t c = first + i / 2 * (kTile / 2) + i % 2 * kPack;
+      const std::int64_t c = column(at, i);
       logits_of<T>(p, raw[i], panel.logits.type, row, c, rows::pack_at(c, end), z[i]);
     }
+    fetch(at + kTiles * kTile);
     const State mine = tile(z, k, bends);
     if (lane == 0) tiles[thread / kTileLanes] = mine;
     __syncthreads();

@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
 
 // Tiles of channels, one after another along the grid, then blocks of rows.
 inline constexpr int kShareThreads = 32, kTile = kShareThreads * kPack;
-inline constexpr int kAhead = 4;  // rows that are read before they are added
+inline constexpr int kAhead = 8;  // rows that are read before they are added
 __device__ __forceinline__ std::int64_t tiles(const Problem& p) { return (p.width + kTile - 1) / kTile; }
 
 template <class T>

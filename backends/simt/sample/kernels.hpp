@@ -1,36 +1,58 @@
 // The portable GPU kernels of sample and sample_verify (arithmetic sample/philox-g1): the native backend's tokens on every GPU.
 //
-// A block has a row: eight groups of 32 lanes, one for each leaf of the log-probability's sum; a lane has four entries of a
-// tile of 128, which are those of one Philox counter. The row is read again for every pass, from cache. Selects count in
-// shared memory, in integers, so the order of their atomic adds does not matter.
+// A block has a row, 64 threads each leaf of the log-probability's sum, four lanes a tile of 128 as in logp. The row is read
+// again for every pass, from cache. Selects count in shared memory, in integers, so the order of their atomic adds does not
+// matter; what is left after two digits is mostly few entries, which are then kept there. An exact score is computed only
+// where a bound on it reaches the best so far.
 #pragma once
 
 #include "arithmetic/sample/sample.hpp"
-#include "simt/simt.hpp"
+#include "simt/logp/tiles.hpp"
+#include "simt/rows.hpp"
 
 namespace rlk::simt::sample {
 
 using namespace rlk::sampling;
+using logp::kPacks;
+using logp::kTileLanes;
+using logp::kWave;
+using lse128::State;
+using rows::kPack;
 
-inline constexpr int kLanes = 32, kThreads = kLeaves * kLanes;
-inline constexpr int kEach = kTile / kLanes;
+inline constexpr int kTeam = 64, kThreads = kLeaves * kTeam;  // a leaf's threads, and all
+inline constexpr int kTiles = kTeam / kTileLanes;
 inline constexpr int kBinBits = 11, kBins = 1 << kBinBits;
 inline constexpr int kBinsOfThread = kBins / kThreads;
-static_assert(kEach == 4, "the words of a counter");
+inline constexpr int kListed = 2048;  // entries that a select keeps
+inline constexpr int kWaves = kThreads / kWave;
 
 using Mass = unsigned long long;
 
 struct Shared {
   Mass bins[kBins];
-  Mass sums[kThreads];
+  std::uint64_t listed[kListed];
+  Mass sums[kWaves];
   Mass before;  // what lies above the cut's bin
   unsigned bin;
-  float score[kLeaves], most[kLeaves];
-  std::int32_t id[kLeaves], count[kLeaves];
+  std::int32_t list;
+  float score[kWaves], most[kWaves];
+  std::int32_t id[kWaves], count[kWaves];
+  State tiles[2][kLeaves][kTiles];
   Part kept[kLeaves], all[kLeaves];
 };
+static_assert(sizeof(Shared) <= 48 << 10);
+
+struct Eight {
+  float at[kPack];
+};
+RLK_DEVICE_CALL Eight bent(float softcap, Eight z) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) z.at[k] = capped(z.at[k], softcap);
+  return z;
+}
 
 // The block's view of its row.
+template <class T>
 struct Reader {
   const Problem& p;
   const sampling::Parameters r;
@@ -40,58 +62,84 @@ struct Reader {
   __device__ float z(std::int64_t i) const {
     return capped(rows::round_to(p.round, rows::load(p.type, logits, i)), p.softcap);
   }
-  __device__ bool has(const Kept& k, float x, std::int64_t i) const {
+  __device__ __forceinline__ bool has(const Kept& k, float x, std::int64_t i) const {
     return k.has(x, static_cast<std::int32_t>(i)) && (k.least <= 0 || weight(x, most, r.c) >= k.least);
+  }
+  __device__ __forceinline__ rows::Raw<T> fetch(std::int64_t i, std::int64_t end) const {
+    return rows::fetch_pack<T>(p.type, logits, i, rows::pack_at(i, end));
+  }
+  // Absent entries are -inf.
+  __device__ __forceinline__ void unpack(const rows::Raw<T>& raw, int n, float (&z)[kPack]) const {
+    rows::unpack<T>(p.type, raw, z);
+    if (p.round != Type::f32) rows::round_pack<rows::Any>(p.round, z);
+    if (p.softcap > 0) {
+      Eight eight;
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) eight.at[k] = z[k];
+      eight = bent(p.softcap, eight);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) z[k] = eight.at[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) z[k] = k < n ? capped(z[k], 0) : -__builtin_inff();
+  }
+  // body(first id, how many, entries) for all packs, in no order.
+  template <class Body>
+  __device__ __forceinline__ void for_packs(Body body) const {
+    for (std::int64_t at = std::int64_t{threadIdx.x} * kPack; at < p.vocab; at += kPacks * kThreads * kPack) {
+      rows::Raw<T> raw[kPacks];
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) raw[i] = fetch(at + i * kThreads * kPack, p.vocab);
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const std::int64_t first = at + i * kThreads * kPack;
+        const int n = rows::pack_at(first, p.vocab);
+        float z[kPack];
+        unpack(raw[i], n, z);
+        if (n > 0) body(first, n, z);
+      }
+    }
   }
 };
 
-__device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x) / kLanes; }
-__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+__device__ __forceinline__ int wave() { return static_cast<int>(threadIdx.x) / kWave; }
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWave; }
 
-// body(first id of this lane, how many of its four there are) for the tiles of this group's leaf. Every group runs as often,
-// so that all lanes reach what is inside.
-template <class Body>
-__device__ __forceinline__ void for_tiles(const Problem& p, Body body) {
-  const std::int64_t width = p.leaf(), start = group() * width;
-  const std::int64_t end = start + width < p.vocab ? start + width : p.vocab;
-  for (std::int64_t tile = 0; tile < width; tile += kTile) {
-    const std::int64_t first = start + tile + kEach * lane();
-    const std::int64_t there = end - first;
-    body(first, static_cast<int>(there < 0 ? 0 : there < kEach ? there : kEach));
-  }
-}
-
-__device__ __forceinline__ float group_max(float x) {
-  for (int step = 1; step < kLanes; step *= 2) {
-    const float other = __shfl_xor(x, step, kLanes);
+__device__ __forceinline__ float wave_max(float x) {
+#pragma unroll
+  for (int step = 1; step < kWave; step *= 2) {
+    const float other = __shfl_xor(x, step, kWave);
     x = other > x ? other : x;
   }
   return x;
 }
-__device__ __forceinline__ std::int32_t group_total(std::int32_t x) {
-  for (int step = 1; step < kLanes; step *= 2) x += __shfl_xor(x, step, kLanes);
+template <class Number>
+__device__ __forceinline__ Number wave_total(Number x) {
+#pragma unroll
+  for (int step = 1; step < kWave; step *= 2) x += __shfl_xor(x, step, kWave);
   return x;
 }
 
 // The largest entry of the row; NaN where no token can be drawn.
-__device__ __forceinline__ float largest(const Reader& row, Shared& s) {
+template <class T>
+__device__ __forceinline__ float largest(const Reader<T>& row, Shared& s) {
   float most = -__builtin_inff();
   std::int32_t bad = 0;
-  for_tiles(row.p, [&](std::int64_t first, int n) {
-    for (int k = 0; k < n; ++k) {
-      const float z = row.z(first + k);
-      most = z > most ? z : most;
-      bad += !(z < __builtin_inff());
+  row.for_packs([&](std::int64_t, int, const float(&z)[kPack]) {
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      most = z[k] > most ? z[k] : most;
+      bad += z[k] < __builtin_inff() ? 0 : 1;
     }
   });
-  most = group_max(most);
-  bad = group_total(bad);
-  if (lane() == 0) s.most[group()] = most, s.count[group()] = bad;
+  most = wave_max(most);
+  bad = wave_total(bad);
+  if (lane() == 0) s.most[wave()] = most, s.count[wave()] = bad;
   __syncthreads();
-  most = s.most[0], bad = s.count[0];
-  for (int g = 1; g < kLeaves; ++g) {
-    most = s.most[g] > most ? s.most[g] : most;
-    bad += s.count[g];
+  bad = 0;
+  for (int w = 0; w < kWaves; ++w) {
+    most = s.most[w] > most ? s.most[w] : most;
+    bad += s.count[w];
   }
   __syncthreads();
   return bad > 0 || most == -__builtin_inff() ? __builtin_nanf("") : most;
@@ -99,41 +147,63 @@ __device__ __forceinline__ float largest(const Reader& row, Shared& s) {
 
 // The bin in which `target` is reached, s.bin, and what lies before it, s.before; kBins where it is not reached.
 __device__ __forceinline__ void find_bin(Shared& s, Mass before, Mass target) {
+  const Mass* mine = s.bins + threadIdx.x * kBinsOfThread;
   Mass sum = 0;
-  for (int k = 0; k < kBinsOfThread; ++k) sum += s.bins[threadIdx.x * kBinsOfThread + k];
-  s.sums[threadIdx.x] = sum;
+  for (int k = 0; k < kBinsOfThread; ++k) sum += mine[k];
+  Mass up_to = sum;  // with all before it in the wave
+#pragma unroll
+  for (int step = 1; step < kWave; step *= 2) {
+    const Mass other = __shfl_up(up_to, static_cast<unsigned>(step), kWave);
+    if (lane() >= step) up_to += other;
+  }
+  if (lane() == kWave - 1) s.sums[wave()] = up_to;
+  if (threadIdx.x == 0) s.bin = kBins;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned t = 0;
-    while (t < kThreads && before + s.sums[t] < target) before += s.sums[t++];
-    unsigned bin = t * kBinsOfThread;
-    while (bin < kBins && before + s.bins[bin] < target) before += s.bins[bin++];
-    s.bin = bin, s.before = before;
+  before += up_to - sum;
+  for (int w = 0; w < wave(); ++w) before += s.sums[w];
+  if (before < target && before + sum >= target) {
+    unsigned k = 0;
+    while (before + mine[k] < target) before += mine[k++];
+    s.bin = threadIdx.x * kBinsOfThread + k, s.before = before;
   }
   __syncthreads();
 }
 
 // Where the first entries of the order whose value adds up to `target` end: bits of place first, then of the id among
 // equals. value(z, id) is 0 for entries that are not there. False where all of them together are less.
-template <class Value>
-__device__ __forceinline__ bool cut(const Reader& row, Shared& s, Value value, Mass target, Kept& kept) {
+template <class T, class Value>
+__device__ __forceinline__ bool cut(const Reader<T>& row, Shared& s, Value value, Mass target, Kept& kept) {
   std::uint64_t prefix = 0;
   Mass before = 0;
-  int known = 0;  // bits of the 64
+  int known = 0;        // bits of the 64
+  bool listed = false;  // whether the list has all entries with the prefix
   for (int digit = 0; digit < 6; ++digit) {
     const int bits = digit % 3 == 2 ? 10 : kBinBits;
     for (unsigned b = threadIdx.x; b < kBins; b += kThreads) s.bins[b] = 0;
+    if (threadIdx.x == 0 && !listed) s.list = 0;
     __syncthreads();
-    for_tiles(row.p, [&](std::int64_t first, int n) {
-      for (int k = 0; k < n; ++k) {
-        const float z = row.z(first + k);
-        const std::uint64_t key = std::uint64_t{place(z)} << 32 | static_cast<std::uint64_t>(first + k);
-        if (known > 0 && key >> (64 - known) != prefix) continue;
-        if (const Mass v = value(z, first + k))
-          atomicAdd(&s.bins[key >> (64 - known - bits) & ((1u << bits) - 1)], v);
-      }
-    });
+    // Whether an entry that is there has the prefix.
+    const auto count = [&](std::uint64_t key, float z) {
+      if (known > 0 && key >> (64 - known) != prefix) return false;
+      const Mass v = value(z, static_cast<std::int64_t>(key & 0xffffffffu));
+      if (v != 0) atomicAdd(&s.bins[key >> (64 - known - bits) & ((1u << bits) - 1)], v);
+      return v != 0;
+    };
+    if (listed) {
+      for (int i = static_cast<int>(threadIdx.x); i < s.list; i += kThreads)
+        count(s.listed[i], at_place(static_cast<std::uint32_t>(s.listed[i] >> 32)));
+    } else {
+      row.for_packs([&](std::int64_t first, int n, const float(&z)[kPack]) {
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) {
+          const std::uint64_t key = std::uint64_t{place(z[k])} << 32 | static_cast<std::uint64_t>(first + k);
+          if (k >= n || !count(key, z[k]) || digit == 0) continue;
+          if (const std::int32_t at = atomicAdd(&s.list, 1); at < kListed) s.listed[at] = key;
+        }
+      });
+    }
     __syncthreads();
+    listed = listed || (digit > 0 && s.list <= kListed);
     find_bin(s, before, target);
     const unsigned bin = s.bin;
     before = s.before;
@@ -147,22 +217,25 @@ __device__ __forceinline__ bool cut(const Reader& row, Shared& s, Value value, M
   return true;
 }
 
-__device__ __forceinline__ Mass total(const Reader& row, Shared& s, const Kept& kept) {
+template <class T>
+__device__ __forceinline__ Mass total(const Reader<T>& row, Shared& s, const Kept& kept) {
   Mass sum = 0;
-  for_tiles(row.p, [&](std::int64_t first, int n) {
-    for (int k = 0; k < n; ++k)
-      if (const float z = row.z(first + k); row.has(kept, z, first + k))
-        sum += mass(weight(z, row.most, row.r.c));
+  row.for_packs([&](std::int64_t first, int n, const float(&z)[kPack]) {
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      if (k < n && row.has(kept, z[k], first + k)) sum += mass(weight(z[k], row.most, row.r.c));
   });
-  s.sums[threadIdx.x] = sum;
+  sum = wave_total(sum);
+  if (lane() == 0) s.sums[wave()] = sum;
   __syncthreads();
   sum = 0;
-  for (int t = 0; t < kThreads; ++t) sum += s.sums[t];
+  for (int w = 0; w < kWaves; ++w) sum += s.sums[w];
   __syncthreads();
   return sum;
 }
 
-__device__ __forceinline__ Kept filtered(const Reader& row, Shared& s) {
+template <class T>
+__device__ __forceinline__ Kept filtered(const Reader<T>& row, Shared& s) {
   Kept kept;
   if (row.p.min_p_first) kept.least = row.r.least;
   if (row.r.top_k > 0) {
@@ -185,24 +258,6 @@ __device__ __forceinline__ Kept filtered(const Reader& row, Shared& s) {
   return kept;
 }
 
-// A tile's part: lane l has the entries 4 l .., so bits 0 and 1 of an index are a register's and 2 to 6 a lane's.
-__device__ __forceinline__ Part tile_part(const float (&z)[kEach], float c) {
-  float most = z[0];
-  for (int k = 1; k < kEach; ++k) most = z[k] > most ? z[k] : most;
-  most = group_max(most);
-  float e[kEach];
-  for (int k = 0; k < kEach; ++k) {
-    e[k] = most == -__builtin_inff() ? 0.0f : weight(z[k], most, c);
-    e[k] = add_rn(e[k], __shfl_xor(e[k], 16, kLanes));  // bit 6
-    e[k] = add_rn(e[k], __shfl_xor(e[k], 2, kLanes));   // bit 3
-  }
-  float sum = add_rn(add_rn(e[0], e[1]), add_rn(e[2], e[3]));  // bits 0 and 1
-  sum = add_rn(sum, __shfl_xor(sum, 1, kLanes));               // bit 2
-  sum = add_rn(sum, __shfl_xor(sum, 4, kLanes));               // bit 4
-  sum = add_rn(sum, __shfl_xor(sum, 8, kLanes));               // bit 5
-  return {most, sum};
-}
-
 struct Best {
   float score = -__builtin_inff();
   std::int32_t id = -1;
@@ -211,27 +266,51 @@ struct Best {
   }
 };
 
-__device__ __forceinline__ void score_four(const Reader& row, const float (&z)[kEach], std::int64_t first,
-                                           Best& best) {
+RLK_DEVICE_CALL float exact_score(float z, float most, float tau, std::uint32_t word) {
+  return score(z, most, tau, word);
+}
+
+// No score with a word is more than (z - most) tau and this: E >= v, so -ln E <= -ln v, and the margin is a thousand times what
+// the functions on either side are off by.
+__device__ __forceinline__ float most_noise(std::uint32_t word) {
+  constexpr float kLn2 = 0.693147182f, kMargin = 0.01f;
+  const float w = word == 0 ? 0.5f : static_cast<float>(word);
+  return fused(rough_log2(w), -kLn2, 32 * kLn2 + kMargin);
+}
+
+// The best of a pack of entries, of those above -inf; `reached` is a score that is surely reached.
+template <class T>
+__device__ __forceinline__ void score_pack(const Reader<T>& row, const float (&z)[kPack], std::int64_t first,
+                                           float reached, Best& best) {
   if (row.r.greedy) {
-    for (int k = 0; k < kEach; ++k)
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
       if (z[k] > -__builtin_inff()) best.take(z[k], static_cast<std::int32_t>(first + k));
     return;
   }
-  const philox::Counter c = row.r.noise(static_cast<std::uint32_t>(first / kEach));
-  const std::uint32_t words[kEach] = {c.x, c.y, c.z, c.w};
-  for (int k = 0; k < kEach; ++k)
-    if (z[k] > -__builtin_inff())
-      best.take(score(z[k], row.most, row.r.tau, words[k]), static_cast<std::int32_t>(first + k));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const philox::Counter c = row.r.noise(static_cast<std::uint32_t>(first / 4 + half));
+    const std::uint32_t words[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float x = z[4 * half + k];
+      const float bound = (x - row.most) * row.r.tau + most_noise(words[k]);
+      if (x == -__builtin_inff() || bound < best.score || bound < reached) continue;
+      best.take(exact_score(x, row.most, row.r.tau, words[k]),
+                static_cast<std::int32_t>(first + 4 * half + k));
+    }
+  }
 }
 
-// What every group found, joined by each thread.
-__device__ __forceinline__ Drawn joined_groups(const Reader& row, const Shared& s) {
+// What all waves found, joined by each thread.
+template <class T>
+__device__ __forceinline__ Drawn joined_waves(const Reader<T>& row, const Shared& s) {
   Drawn d;
   Best best;
-  for (int g = 0; g < kLeaves; ++g) {
-    best.take(s.score[g], s.id[g]);
-    d.count += s.count[g];
+  for (int w = 0; w < kWaves; ++w) {
+    best.take(s.score[w], s.id[w]);
+    d.count += s.count[w];
   }
   d.token = best.id;
   const float z = row.z(d.token);
@@ -240,40 +319,82 @@ __device__ __forceinline__ Drawn joined_groups(const Reader& row, const Shared& 
   return d;
 }
 
-__device__ __forceinline__ Drawn drawn(const Reader& row, Shared& s, const Kept& kept) {
-  Best best;
-  Part of_kept, of_all;
-  std::int32_t count = 0;
-  for_tiles(row.p, [&](std::int64_t first, int n) {
-    float z[kEach], stays[kEach];
-    int here = 0;
-    for (int k = 0; k < kEach; ++k) {
-      z[k] = k < n ? row.z(first + k) : -__builtin_inff();
-      stays[k] = k < n && row.has(kept, z[k], first + k) ? z[k] : -__builtin_inff();
-      here += stays[k] > -__builtin_inff();
-    }
-    if (here > 0) score_four(row, stays, first, best);
-    count += here;
-    if (row.p.wants_logp()) of_kept = joined(of_kept, tile_part(stays, row.r.c), row.r.c);
-    if (row.p.wants_raw()) of_all = joined(of_all, tile_part(z, row.r.raw_c), row.r.raw_c);
-  });
-  for (int step = 1; step < kLanes; step *= 2) {
-    const float other = __shfl_xor(best.score, step, kLanes);
-    best.take(other, __shfl_xor(best.id, step, kLanes));
-  }
-  count = group_total(count);
-  if (lane() == 0) {
-    s.score[group()] = best.score, s.id[group()] = best.id, s.count[group()] = count;
-    s.kept[group()] = of_kept, s.all[group()] = of_all;
-  }
+// The sum of a leaf with 16 more tiles, of which this thread's four lanes have one.
+__device__ __forceinline__ State join_leaf(Shared& s, int buffer, State all, State tile, float c) {
+  const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
+  if (thread % kTileLanes == 0) s.tiles[buffer][team][thread / kTileLanes] = tile;
   __syncthreads();
-  return joined_groups(row, s);
+  const State mine = lane() < kTiles ? s.tiles[buffer][team][lane()] : lse128::nothing();
+  return logp::join_tiles<kTiles>(all, mine, lane(), {1, c}, false);
 }
 
-__global__ void __launch_bounds__(kThreads) draw(Problem p) {
+template <class T>
+__device__ __forceinline__ Drawn drawn(const Reader<T>& row, Shared& s, const Kept& kept) {
+  const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
+  const std::int64_t width = row.p.leaf(), start = team * width;
+  const std::int64_t end = start + width < row.p.vocab ? start + width : row.p.vocab;
+  Best best;
+  State of_kept = lse128::nothing(), of_all = lse128::nothing();
+  float reached = -__builtin_inff();
+  std::int32_t count = 0;
+  int buffer = 0;
+  rows::Raw<T> raw[kPacks];
+  const auto id = [&](std::int64_t at, int i) {
+    return at + thread / kTileLanes * kTile + logp::pack_start(thread % kTileLanes, i);
+  };
+  const auto fetch = [&](std::int64_t at) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) raw[i] = row.fetch(id(at, i), end);
+  };
+  fetch(start);
+  for (std::int64_t at = start; at < start + width; at += kTiles * kTile) {  // as often for every leaf
+    float z[kPacks][kPack];
+    const auto unpack = [&] {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) row.unpack(raw[i], rows::pack_at(id(at, i), end), z[i]);
+    };
+    if (row.p.wants_raw()) {
+      unpack();
+      of_all = join_leaf(s, buffer, of_all, logp::tile(z, {1, row.r.raw_c}, false), row.r.raw_c);
+      buffer = 1 - buffer;
+    }
+    unpack();
+    fetch(at + kTiles * kTile);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const std::int64_t first = id(at, i);
+      int here = 0;
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        if (!row.has(kept, z[i][k], first + k)) z[i][k] = -__builtin_inff();
+        here += z[i][k] > -__builtin_inff() ? 1 : 0;
+      }
+      if (here > 0) score_pack(row, z[i], first, reached, best);
+      count += here;
+      reached = wave_max(best.score);
+    }
+    if (row.p.wants_logp()) {
+      of_kept = join_leaf(s, buffer, of_kept, logp::tile(z, {1, row.r.c}, false), row.r.c);
+      buffer = 1 - buffer;
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < kWave; step *= 2) {
+    const float other = __shfl_xor(best.score, step, kWave);
+    best.take(other, __shfl_xor(best.id, step, kWave));
+  }
+  count = wave_total(count);
+  if (lane() == 0) s.score[wave()] = best.score, s.id[wave()] = best.id, s.count[wave()] = count;
+  if (thread == 0) s.kept[team] = {of_kept.m, of_kept.s}, s.all[team] = {of_all.m, of_all.s};
+  __syncthreads();
+  return joined_waves(row, s);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) draw(Problem p) {
   Shared& s = *dynamic_shared<Shared>();
   const std::int64_t at = blockIdx.x;
-  Reader row{p, parameters_of(p, at), p.logits_of(at)};
+  Reader<T> row{p, parameters_of(p, at), p.logits_of(at)};
   row.most = largest(row, s);
   const bool there = row.r.valid && row.most == row.most;
   Drawn d;
@@ -310,7 +431,10 @@ __global__ void __launch_bounds__(kThreads) count_bad(Problem p) {
 
 inline void launch(const Problem& p, hipStream_t stream) {
   if (p.rows > 0)
-    hipLaunchKernelGGL(draw, dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), sizeof(Shared), stream, p);
+    rows::for_type(p.type == Type::bf16, [&]<class T>(T) {
+      hipLaunchKernelGGL((draw<T>), dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), sizeof(Shared),
+                         stream, p);
+    });
   if (p.bad_count)
     hipLaunchKernelGGL(count_bad, dim3(1), dim3(kThreads), kThreads * sizeof(std::int32_t), stream, p);
 }
