@@ -68,7 +68,7 @@ class Sequences {
     const int64_t position = s.kv_len - s.q_len + i;
     Visible v{0, s.kv_len};
     if (a_.causal) v.last = std::min(s.kv_len, position + 1);
-    if (a_.window > 0) v.first = std::max<int64_t>(0, position - a_.window + 1);
+    if (a_.window > 0 && a_.window <= position) v.first = position - a_.window + 1;
     return v;
   }
 
