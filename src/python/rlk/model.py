@@ -118,7 +118,7 @@ class Decoder(nn.Module):
 
     def __init__(self, shape="tiny-qwen3", *, seed=0, dtype=torch.float32, device="cpu", ops=rlk.torch):
         super().__init__()
-        self.config, self.ops = config(shape), ops
+        self.config, self.ops, self._chain = config(shape), ops, None
         c, draw = self.config, torch.Generator().manual_seed(seed)
 
         def make(*size, ones=False):
@@ -184,8 +184,14 @@ class Decoder(nn.Module):
         return tuple(f.roll(1) for f in found) if entropy else found.roll(1)
 
     def logits(self, hidden):
-        """[T, vocab] in fp32."""
-        return self.ops.lm_head(hidden, self.head_weight, out="fp32")
+        """[T, vocab] in fp32, by the chain of sums that score's linear_logp has on this device: what is drawn is what is scored."""
+        if self.ops is not rlk.torch:
+            return self.ops.lm_head(hidden, self.head_weight, out="fp32")
+        if self._chain is None:
+            target = torch.zeros(len(hidden), dtype=torch.int32, device=hidden.device)
+            found = rlk.resolve("linear_logp", hidden.detach(), self.head_weight.detach(), target=target, logp=True)
+            self._chain = found.arithmetic.removesuffix("/lse128/l8")
+        return self.ops.lm_head(hidden, self.head_weight, out="fp32", arithmetic=self._chain)
 
     # ---- weights as Hugging Face stores them
 
