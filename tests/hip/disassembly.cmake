@@ -1,4 +1,4 @@
-# Disassembles OBJECT for GFX and checks what the arithmetic ids rest on: fused multiply-adds, no
+# Disassembles OBJECT, whose chains meet as JOINT, for GFX and checks what the arithmetic ids rest on: fused multiply-adds, no
 # register spilled, rounding to nearest even with subnormals kept, and matrix-core instructions where they are promised.
 cmake_minimum_required(VERSION 3.25)
 foreach(tool IN ITEMS CLANG_OFFLOAD_BUNDLER LLVM_OBJCOPY LLVM_OBJDUMP)
@@ -55,19 +55,27 @@ endfunction()
 # A thread's outputs times the steps of a tile, at least: 4 or 16 times 16.
 foreach(tall IN ITEMS 1 4)
   math(EXPR least "${tall} * 4 * 16")
+  string(LENGTH ${JOINT} length)
+  kernel(body "chain_productIf[^>]*${length}${JOINT}ELi${tall}E")
+  count(fused "v_fma_f32|v_fmac_f32|v_dual_fmac_f32" "${body}")
+  count(packed "v_pk_fma_f32" "${body}")
+  string(REGEX MATCHALL ":: v_dual_fmac_f32" paired "${body}")  # the second half of an instruction of two
+  list(LENGTH paired paired)
+  math(EXPR fused "${fused} + 2 * ${packed} + ${paired}")
+  expect("fp32 fused multiply-adds, ${tall} rows a thread, blocks joined as a ${JOINT}" ${least} ${fused})
+  forbid("matrix-core instructions in the fp32 chain" "v_mfma" "${body}")
+endforeach()
+# linear's, which keep the waiting sums of the tree in memory: the rest is lm_head's alone.
+if(JOINT STREQUAL Tree)
+  return()
+endif()
+
+foreach(tall IN ITEMS 1 4)
+  math(EXPR least "${tall} * 4 * 16")
   kernel(body "chain_productId[^>]*3RowELi${tall}E")
   count(fused "v_fma_f64|v_fmac_f64" "${body}")
   expect("fp64 fused multiply-adds, ${tall} rows a thread" ${least} ${fused})
   forbid("matrix-core instructions in the fp64 chain" "v_mfma" "${body}")
-  foreach(joint IN ITEMS Row Tree)
-    string(LENGTH ${joint} length)
-    kernel(body "chain_productIf[^>]*${length}${joint}ELi${tall}E")
-    count(fused "v_fma_f32|v_fmac_f32|v_dual_fmac_f32" "${body}")
-    count(packed "v_pk_fma_f32" "${body}")
-    math(EXPR fused "${fused} + 2 * ${packed}")
-    expect("fp32 fused multiply-adds, ${tall} rows a thread, blocks joined as a ${joint}" ${least} ${fused})
-    forbid("matrix-core instructions in the fp32 chain" "v_mfma" "${body}")
-  endforeach()
   if(GFX STREQUAL gfx90a OR GFX STREQUAL gfx942)
     kernel(body "mfma_productILi${tall}")
     count(matrix "v_mfma_f32_16x16x16_?bf16" "${body}")
