@@ -31,8 +31,8 @@ struct AmxProduct {
       : rows(a), weight(b), residual(added), out(to) {
     sums.rows = RowSet(a).rows, sums.cols = b.dim(0), sums.depth = b.dim(1);
     sums.block = block;
-    sums.leaves = sums.depth == 0 ? 1 : leaves;  // no depth at all is a block of nothing
-    sums.out_type = float_of(to.dtype());
+    sums.leaves = sums.depth == 0 ? 1 : leaves;    // no depth at all is a block of nothing
+    if (to) sums.out_type = float_of(to.dtype());  // absent where only the workspace is asked
     if (bias) sums.bias = bias.data<void>(), sums.bias_type = float_of(bias.dtype());
     if (added) sums.residual_type = float_of(added.dtype());
   }
