@@ -48,7 +48,8 @@ class Consumer {
       wgmma_wait<1>();
       wgmma_fence_operand(s);
       release(s_.k_empty, k_);
-      const bool next = !S::kSpread && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
+      const bool next =
+          !S::kSpread && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
       Rows ended;
       if constexpr (!S::kSpread) {
         ended = rows_;

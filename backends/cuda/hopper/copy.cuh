@@ -17,7 +17,8 @@ __device__ __forceinline__ void copy16(Place to, const void* from, int valid) {
 // was made for.
 template <class Place>
 __device__ __forceinline__ void copy_arrive(Place barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Left>

@@ -101,12 +101,12 @@ __device__ __forceinline__ void wgmma(float (&d)[Size], std::uint64_t a, std::ui
 #define RLK_WGMMA_REGISTERS(width, count, type, ...)                                             \
   RLK_WGMMA(width, count, type, __VA_ARGS__, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), \
             "r"(static_cast<int>(accumulate)), "n"(TransB ? 1 : 0))
-#define RLK_WGMMA_REGISTERS_OF(width, count, ...)                   \
-  do {                                                              \
-    if constexpr (std::is_same_v<T, __half>)                        \
-      RLK_WGMMA_REGISTERS(width, count, "f16.f16", __VA_ARGS__);    \
-    else                                                            \
-      RLK_WGMMA_REGISTERS(width, count, "bf16.bf16", __VA_ARGS__);  \
+#define RLK_WGMMA_REGISTERS_OF(width, count, ...)                  \
+  do {                                                             \
+    if constexpr (std::is_same_v<T, __half>)                       \
+      RLK_WGMMA_REGISTERS(width, count, "f16.f16", __VA_ARGS__);   \
+    else                                                           \
+      RLK_WGMMA_REGISTERS(width, count, "bf16.bf16", __VA_ARGS__); \
   } while (false)
 
 // A in registers, as T like B.

@@ -20,7 +20,8 @@ __global__ void column_sums(const T* x, std::int64_t ld, std::int64_t m, std::in
       sum = __dadd_rn(sum, static_cast<double>(to_float(x[row * ld])));
     out[column] = round_to<Out>(sum);
   } else {
-    float total = m ? -0.0f : 0.0f;  // the start that leaves the first block's sum as it is; an empty sum is +0
+    float total =
+        m ? -0.0f : 0.0f;  // the start that leaves the first block's sum as it is; an empty sum is +0
     for (std::int64_t row0 = 0; row0 < m; row0 += 1024) {
       const std::int64_t end = m < row0 + 1024 ? m : row0 + 1024;
       float chain = 0;
