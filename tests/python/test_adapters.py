@@ -107,5 +107,8 @@ def test_what_a_whole_patch_does_not_know_is_refused_and_nothing_stays(monkeypat
     with pytest.raises(rlk.Unsupported, match="does not know"):
         rlk.torch.patch(model)
     assert model.model.norm.forward == before and "forward" not in model.lm_head.__dict__
+    packed = torch.tensor([[0, 1, 0]])
+    with pytest.raises(rlk.Unsupported, match="several sequences lie in one row"):
+        rlk.adapters.transformers.attention(None, *(torch.zeros(1, 2, 3, 16) for _ in range(3)), None, position_ids=packed)
     with pytest.raises(rlk.Unsupported, match="dropout is 0.5"):
         rlk.adapters.transformers.attention(None, *(torch.zeros(1, 2, 3, 16) for _ in range(3)), None, dropout=0.5)

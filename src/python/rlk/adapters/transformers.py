@@ -71,10 +71,14 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     return rlk.torch.rope(q, cos, sin, k=k, table="full", layout="bhsd" if unsqueeze_dim == 1 else "bshd")
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None, **_):
+def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
+              position_ids=None, cu_seq_lens_q=None, **_):
     """transformers' attention interface over rlk.torch.attention. attention_mask is None or [B, tokens]: which of them are there."""
     if dropout:
         raise _errors.Unsupported(f"attention: dropout is {dropout}, rlk has none")
+    if cu_seq_lens_q is not None or (attention_mask is None and position_ids is not None and
+                                     bool((position_ids.diff(dim=-1) != 1).any())):
+        raise _errors.Unsupported("attention: several sequences lie in one row of the batch, this adapter takes one in each")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     options = {"scale": scaling or 0.0, "causal": getattr(module, "is_causal", True), "window": sliding_window or 0,
                "softcap": softcap or 0.0}
