@@ -65,7 +65,7 @@ def linear_logp(hidden, weight, *, target, temperature=1.0, logp=True, entropy=F
     return picked, torch.where(target < 0, 0.0, -(all_logp.exp() * all_logp).sum(-1))
 
 
-def sample(logits, temperature, *, seed, stream, position, logp=False, logp_raw=False, raw_temperature=False):
+def sample(logits, temperature, *, seed, stream, position, logp=True):
     all_logp = torch.log_softmax(logits / temperature[:, None], -1)
     draws = []
     for row, key in zip(all_logp, zip(seed.tolist(), stream.tolist(), position.tolist())):

@@ -98,14 +98,13 @@ class Cache:
 class Sampler:
     """Serves requests from one model. `chunk` rows of a prompt go into one step, `batch` sequences run side by side."""
 
-    def __init__(self, model, *, pages=1024, page_size=16, chunk=512, batch=64, reuse=True, raw=False):
+    def __init__(self, model, *, pages=1024, page_size=16, chunk=512, batch=64, reuse=True):
         for name, value in (("pages", pages), ("page_size", page_size), ("chunk", chunk), ("batch", batch)):
             if value < 1:
                 raise _errors.InvalidArgument(f"sampler: {name} is {value}, it must be at least 1")
         self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse
         self.cache = Cache(model, pages, page_size)
         self.waiting, self.running = deque(), []
-        self.raw = raw  # logp of the distribution before filters
         self.note = lambda layer, name, rows, keys: None  # is shown every op's rows with their (request, position)
 
     def add(self, request):
@@ -211,8 +210,7 @@ class Sampler:
         with torch.no_grad():
             token, logp = self.model.ops.sample(
                 self.model.logits(hidden), column("temperature", torch.float32), seed=column("seed", torch.int64),
-                stream=column("stream", torch.int32), position=positions, **filters,
-                **({"logp_raw": True, "raw_temperature": True} if self.raw else {"logp": True}))
+                stream=column("stream", torch.int32), position=positions, logp=True, **filters)
         for s, t, value in zip(sequences, token.tolist(), logp.tolist()):
             if t < 0:
                 raise _errors.Error(f"sampler: no token can be drawn at position {len(s.tokens)}: the logits are not finite")
