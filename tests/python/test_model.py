@@ -139,7 +139,8 @@ def test_verify_model_says_same_and_its_control_does_not(tmp_path, capsys):
     assert verify_model.main([*small, "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["good"] and all(p["d_logp"] == 0 for p in found["paths"]) and len(found["paths"]) > 6
-    assert "every path has the same bits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "every path has the same bits" in said and " none" not in said
 
 
 needs_backward = pytest.mark.skipif(not rlk.torch.Schema("attention").backward, reason="attention has no backward")
@@ -149,7 +150,9 @@ needs_backward = pytest.mark.skipif(not rlk.torch.Schema("attention").backward, 
 def test_the_loop_has_no_kl_and_resumes_with_the_same_bits(tmp_path):
     small = ["--prompts", "2", "--group", "4", "--length", "2", "--dtype", "fp32"]
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
-    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(whole)]) == 0
+    figures, drawing = tmp_path / "run.json", tmp_path / "run.svg"
+    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(whole), "--json", str(figures)]) == 0
+    assert onpolicy.main(["--plot", str(drawing), str(figures)]) == 0 and drawing.read_text().count("<polyline") == 2
     assert onpolicy.main([*small, "--steps", "1", "--checkpoint", str(parts)]) == 0
     assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(parts)]) == 0
     a, b = (torch.load(f, weights_only=True) for f in (whole, parts))

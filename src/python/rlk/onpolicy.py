@@ -1,6 +1,6 @@
 """GRPO on a task that needs no download: what a sampler draws, a trainer scores, and the two agree to the bit.
 
-    python -m rlk.onpolicy                    # two minutes on two CPU cores
+    python -m rlk.onpolicy                    # less than two minutes on two CPU cores
     python -m rlk.onpolicy --peer torch       # the control: the same loop on PyTorch's own ops
     python -m rlk.onpolicy --checkpoint FILE  # written after every step, and gone on from where it exists
 

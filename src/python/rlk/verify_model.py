@@ -134,12 +134,12 @@ def compare(reference, other):
 
 
 def arithmetic_of(model):
-    """Which implementation and arithmetic serve this model's ops, as rlk resolves them."""
+    """Which implementation and arithmetic come first for this model's ops; a call that one refuses goes to the next."""
     device = model.device.type
     dtype = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[model.embed.dtype]
     found = {}
     for op in sorted(set(_OPS.values())):
-        best = max((i for i in rlk.implementations() if i["op"] == op and i["usable"] is True and i["device"] == device and
+        best = max((i for i in rlk.implementations() if i["op"] == op and str(i["usable"]).startswith(("True", "yes")) and i["device"] == device and
                     (dtype in i["dtypes"] or op == "embedding")), key=lambda i: i["priority"], default=None)
         found[op] = f"{best['id']} ({best['arithmetic']})" if best else "none"
     return found
