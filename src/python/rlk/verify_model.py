@@ -158,7 +158,7 @@ def options(arguments):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="tiny-qwen3", help=f"{', '.join(rlk.model.CONFIGS)}, or a folder with weights")
     parser.add_argument("--layers", type=int, help="only so many")
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer", choices=("torch",), help="PyTorch's ops in place of rlk's")
     parser.add_argument("--sequences", type=int, default=6)
