@@ -5,6 +5,7 @@
 #include "src/prepared.hpp"
 #include "src/saved.hpp"
 #include "src/thread_state.hpp"
+#include "src/trace.hpp"
 
 namespace rlk {
 namespace {
@@ -112,6 +113,10 @@ Status run_under(const Policy& policy, int32_t op, const rlk_slot* slots, const 
     }
     if (Status s = check_saved(*(*p)->op, slots, options); !s) return s;
   }
+  if (Gate::now().traced()) [[unlikely]]
+    return run_traced(**p, op, slots, options, [](const Prepared& q, const rlk_slot* s, const Options& o) {
+      return execute(q, s, o);
+    });
   return execute(**p, slots, options);
 }
 

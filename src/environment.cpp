@@ -20,7 +20,7 @@
 namespace rlk {
 namespace {
 
-// There are no others; a sixth needs a line here, in Environment, in env_json and in the README.
+// There are no others; a seventh needs a line here, in Environment, in env_json and in the README.
 struct Variable {
   const char* name;
   std::string Environment::* field;
@@ -29,7 +29,8 @@ constexpr Variable kVariables[] = {{"RLK_BACKEND", &Environment::backend},
                                    {"RLK_PLUGIN_PATH", &Environment::plugin_path},
                                    {"RLK_PLUGIN_TRUST", &Environment::plugin_trust},
                                    {"RLK_LOG", &Environment::log},
-                                   {"RLK_CPU", &Environment::cpu}};
+                                   {"RLK_CPU", &Environment::cpu},
+                                   {"RLK_TRACE", &Environment::trace}};
 
 // Every environment that was ever read stays: references to it are out, and reloads are rare.
 ForkMutex history_mutex;

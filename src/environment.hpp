@@ -12,6 +12,7 @@ struct Environment {
   std::string plugin_trust;  // RLK_PLUGIN_TRUST
   std::string log;           // RLK_LOG
   std::string cpu;           // RLK_CPU
+  std::string trace;         // RLK_TRACE
   bool secure = false;       // true: variables were ignored
 };
 

@@ -14,4 +14,8 @@ void set_scoped(bool scoped) noexcept {
   Gate::word.fetch_add(scoped ? Gate::kScoped : -Gate::kScoped, std::memory_order_acq_rel);
 }
 
+void set_traced(bool traced) noexcept {
+  Gate::word.fetch_add(traced ? Gate::kTraced : -Gate::kTraced, std::memory_order_acq_rel);
+}
+
 }  // namespace rlk

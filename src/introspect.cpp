@@ -246,7 +246,11 @@ std::string env_json(const Snapshot& s) {
       {"RLK_PLUGIN_PATH", "absolute folders with plugins, separated by ':'", e.plugin_path},
       {"RLK_PLUGIN_TRUST", "folders whose plugins load without a child process, or 'all'", e.plugin_trust},
       {"RLK_LOG", "trace, debug, info, warn (default), error or off", e.log},
-      {"RLK_CPU", "the most of the processor that may be used: baseline, avx2, avx512 or amx", e.cpu}};
+      {"RLK_CPU", "the most of the processor that may be used: baseline, avx2, avx512 or amx", e.cpu},
+      {"RLK_TRACE",
+       "a file that every call is recorded in; %p becomes the process id; "
+       "FILE;weights_once;every=N;tags=GLOBS",
+       e.trace}};
   JsonArray out;
   for (const Variable& v : variables)
     out.raw(JsonObject()

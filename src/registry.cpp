@@ -17,6 +17,7 @@
 #include "src/machine.hpp"
 #include "src/plugin.hpp"
 #include "src/plugin_table.hpp"
+#include "src/trace.hpp"
 
 namespace rlk {
 
@@ -224,8 +225,13 @@ const Snapshot& snapshot() {
   const NoCancel whole;
   environment();  // it logs, so it is read before the lock is held
   const HeldLog held;
-  const Publishing publishing;
-  if (!published.load(std::memory_order_relaxed)) publish(first_snapshot());
+  bool first = false;
+  {
+    const Publishing publishing;
+    first = !published.load(std::memory_order_relaxed);
+    if (first) publish(first_snapshot());
+  }
+  if (first && !environment().trace.empty()) trace_environment();
   return *published.load(std::memory_order_acquire);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/scope.hpp"
+#include "src/trace_marks.hpp"
 #include "src/workspace.hpp"
 
 namespace rlk {
@@ -20,6 +21,7 @@ struct ThreadState {
   std::unique_ptr<std::unique_ptr<OpCache>[]> by_op;  // resolved calls, by op index
   std::size_t ops = 0;
   Arena arena;
+  TraceMarks trace;
   std::vector<ScopeState> entered;  // what rlk_scope_leave() goes back to
   char failure[1024] = "";
 

@@ -276,7 +276,7 @@ TEST_CASE("--env shows the variables also when one is wrong, and exits with 2 th
   CHECK_SAYS(r.out, "lm_hed=native");
   CHECK_SAYS(r.err, "did you mean 'lm_head'");
   CHECK(dispatch({"--env"}).exit == 0);
-  CHECK(json({"--env"})["env"]["variables"].size() == 5);
+  CHECK(json({"--env"})["env"]["variables"].size() == 6);
 }
 
 TEST_CASE("bytes that are no text come out as valid JSON") {

@@ -1,4 +1,4 @@
-// The five variables, as a process sees them: what they change, what is said about wrong ones, and that they
+// The six variables, as a process sees them: what they change, what is said about wrong ones, and that they
 // are ignored where they must be.
 #include <sys/stat.h>
 
@@ -257,4 +257,42 @@ TEST_CASE("a process with raised rights ignores all variables and says so once")
   CHECK_SAYS(r.err, "RLK_BACKEND");
   CHECK_SAYS(r.err, "RLK_CPU");
   CHECK(r.err.find("raised rights") == r.err.rfind("raised rights"));
+}
+
+TEST_CASE("RLK_TRACE records every call of the process, in a file of its own where its name has %p") {
+  const Folder folder;
+  const Ran r = child({"RLK_TRACE=" + folder.path + "/%p.trace"});
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK(r.err == "");
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path)) files.push_back(entry.path());
+  REQUIRE(files.size() == 1);
+  CHECK(files[0].find_first_not_of("0123456789", folder.path.size() + 1) ==
+        files[0].size() - std::string(".trace").size());
+  const std::string text = rlk::test::read_and_remove(files[0]);
+  CHECK_SAYS(text, "{\"n\": 1, \"op\": \"lm_head\"");
+  CHECK_SAYS(text, "{\"end\": 1}\n");
+}
+
+TEST_CASE("RLK_TRACE takes options behind the file, and says which word is none") {
+  const Folder folder;
+  const std::string file = folder.path + "/trace";
+  CHECK(child({"RLK_TRACE=" + file + ";weights_once;every=16"}).err == "");
+  const std::string text = rlk::test::read_and_remove(file);
+  CHECK_SAYS(text, "\"every\": 16}\n{\"n\": 1, ");
+  CHECK(child({"RLK_TRACE=" + file + ";tags=layer*"}).err == "");
+  CHECK_SAYS(rlk::test::read_and_remove(file), "\"every\": 1}\n{\"end\": 0}\n");  // the call has no tag
+  for (const char* word : {"weight_once", "every=x", "every=", "every", "tags", "every=-1"}) {
+    const Ran r = child({"RLK_TRACE=" + file + ";" + word});
+    CHECK_SAYS(r.out, "ran: 5 11 17");
+    CHECK_SAYS(r.err,
+               "RLK_TRACE: '" + std::string(word) + "' is none of: weights_once, every=NUMBER, tags=GLOBS");
+    CHECK_FALSE(std::filesystem::exists(file));
+  }
+}
+
+TEST_CASE("RLK_TRACE that cannot be written is reported, and calls run") {
+  const Ran r = child({"RLK_TRACE=/nowhere/file"});
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK_SAYS(r.err, "RLK_TRACE: trace: '/nowhere/file' cannot be written: No such file or directory");
 }

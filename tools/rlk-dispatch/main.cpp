@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "commands.hpp"
@@ -34,9 +35,18 @@ std::vector<Command> add_commands(CLI::App& app, Options& o) {
       {app.add_option("--verify", o.op, "Prove what the implementations of OP (default: all) promise")
            ->expected(0, 1),
        verify},
+      {app.add_option(
+              "--verify-model", o.model,
+              "Compare every path of a model, trainer's and sampler's, bit for bit (in Python); or, of a "
+              "certificate (.json), write the page")
+           ->expected(1),
+       verify_model},
       {app.add_option("--compare", o.files, "The first difference between two certificates")->expected(2),
        compare},
-      {flag("--env", "The five variables and their values"), env},
+      {app.add_option("--trace-diff", o.files, "The first call at which two traces part, and why")
+           ->expected(2),
+       trace_diff},
+      {flag("--env", "The six variables and their values"), env},
       {app.add_option("--probe", o.plugin, "Check a plugin file without loading it"), probe},
       {flag("--version", "Versions of this program and of the library"), version},
       {app.add_option("--bench", o.op, "Time every implementation that takes a call of OP, on the CPU"),
@@ -61,11 +71,12 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--budget", o.budget, "--verify: short, normal, full, or seconds")->capture_default_str();
   app.add_option("--case", o.case_name, "--verify: one case, as a failure names it");
   app.add_option("--transform", o.transform, "--verify: one transform, as a failure names it");
-  app.add_option("--certificate", o.certificate, "--verify: write what was proved, as JSON");
+  app.add_option("--certificate", o.certificate,
+                 "--verify, --verify-model, --trace-diff: write what was proved or found, as JSON");
   app.add_option("--mutants", o.mutants,
                  "--verify: a plugin of deliberate errors (tests/harness/mutants in a build tree); what is "
                  "caught goes into the certificate");
-  app.add_option("--report", o.report, "--verify: write a page with the matrix and plots");
+  app.add_option("--report", o.report, "--verify, --verify-model: write a page with the table and plots");
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
 }
@@ -87,11 +98,16 @@ int run(int argc, char** argv) {
   CLI::App app("rlk: numerically pinned kernels, one registry, one dispatcher", "rlk-dispatch");
   app.footer(
       "Exit codes: 0 good, 1 verification failed, 2 usage or configuration, 3 no implementation, 4 plugin "
-      "failed");
+      "failed; --trace-diff: 1 promise broken, 10 arithmetic, 11 semantics, 12 weights, 13 upstream, 14 "
+      "nothing in "
+      "common");
   const std::vector<Command> commands = add_commands(app, options);
   add_options(app, options);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words(argv + 1, argv + argc);
+    if (!words.empty() && words[0] == "trace-diff") words[0] = "--trace-diff";  // as one says it
+    std::reverse(words.begin(), words.end());                                   // as CLI11 takes them
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e), kGood;
     std::fprintf(stderr, "%s\nRun with --help for more information.\n", printable(e.what()).c_str());

@@ -12,14 +12,21 @@ enum Exit : int {
   kVerificationFailed = 1,
   kUsage = 2,  // usage or configuration
   kNoImplementation = 3,
-  kPluginFailed = 4  // under --strict, and for --probe
+  kPluginFailed = 4,  // under --strict, and for --probe
+  // Of trace-diff; a broken promise is kVerificationFailed.
+  kDifferentArithmetic = 10,
+  kDifferentSemantics = 11,
+  kDifferentWeights = 12,
+  kUpstreamDiffers = 13,
+  kNothingInCommon = 14
 };
 
 struct Options {
   std::string what;                // --list: ops, impls, backends, plugins or env
   std::string op;                  // --explain, --verify, --bench: an op, or "*"
   std::string plugin;              // --probe
-  std::vector<std::string> files;  // --compare: two certificates
+  std::string model;               // --verify-model: a name, a folder, or a certificate
+  std::vector<std::string> files;  // --compare: two certificates; trace-diff: two traces
 
   std::string device = "cpu";           // "cuda" or "cuda:1"
   std::string dtype;                    // of every argument that can have it
@@ -32,7 +39,7 @@ struct Options {
   std::string transform;       // --verify: only this transform
   uint64_t seed = 1;
   std::string budget = "normal";
-  std::string certificate;  // --verify: where to write what was proved
+  std::string certificate;  // --verify: where to write what was proved; trace-diff: what was found
   std::string mutants;      // --verify: a plugin of deliberate errors that must be caught
   std::string report;       // --verify, --bench: where to write an HTML page
 
