@@ -1,0 +1,106 @@
+// labels: conformance fibers
+// The portable GPU kernels of short_conv, on fibers: the bits of the native backend, at both wave sizes and in any thread order.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "arithmetic/short_conv/bind.hpp"
+#include "fiber_rows.hpp"
+#include "simt/short_conv/kernels.hpp"
+
+namespace {
+
+using namespace fiberrows;
+
+const rlk::Options kNative{.backend = "native.tiles"};
+
+struct Size {
+  int64_t batch, tokens, channels, taps;
+  std::vector<int64_t> bounds{};
+  int64_t sequences() const { return bounds.empty() ? batch : static_cast<int64_t>(bounds.size()) - 1; }
+};
+const Size kSizes[] = {{2, 37, 70, 4},
+                       {3, 1, 24, 3},
+                       {1, 130, 20, 2, {0, 0, 1, 3, 66, 66, 130}},
+                       {1, 33, 8, 4, {0, 2, 4, 7, 33}},
+                       {2, 0, 16, 4},
+                       {1, 300, 48, 4, {0, 1, 7, 140, 140, 300}},
+                       {3, 43, 32, 2},
+                       {2, 47, 24, 3},
+                       {2, 2, 1100, 3}};
+
+// Rows between rows, so that packs lie on 16 bytes or not.
+rlk::Tensor strided(Owned& wide, const Size& z, int64_t channels, DType t) {
+  const int64_t shape[] = {z.batch, z.tokens, z.channels}, strides[] = {z.tokens * channels, channels, 1};
+  return rlk::Tensor(wide.bytes.data(), shape, t, {kDLCPU, 0}, strides);
+}
+
+}  // namespace
+
+TEST_CASE("short_conv on fibers is native's bits, packed, with states, and in place") {
+  std::mt19937 random(11);
+  for (DType t : kTypes)
+    for (const Size& z : kSizes)
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(z.tokens);
+        CAPTURE(form);
+        const DType wide = form == 1 ? DType::f32 : t;
+        const Shape state{z.sequences(), z.taps - 1, z.channels};
+        const int64_t row = form == 2 ? z.channels + 3 : z.channels;
+        Owned x({z.batch, z.tokens, row}, t, random);
+        const Owned weight({z.channels, z.taps}, wide, random), bias({z.channels}, wide, random),
+            start(state, t, random);
+        Owned y({z.batch, z.tokens, row}, t), end(state, t);
+        const rlk::Tensor x_of = strided(x, z, row, t), y_of = strided(y, z, row, t);
+        const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
+        rlk::ShortConv a{.x = x_of, .weight = weight.tensor, .y = y_of, .final_state = end.tensor};
+        if (form != 0) a.bias = bias.tensor;
+        if (form != 1) a.initial_state = start.tensor;
+        if (!z.bounds.empty()) a.cu_seqlens = cu;
+        REQUIRE(rlk::short_conv(a, kNative));
+        const auto expected = copies({&y, &end});
+        same_on_fibers({&y, &end}, expected,
+                       [&] { rlk::simt::short_conv::launch_forward(rlk::conv32::problem_of(a), nullptr); });
+        if (form == 1) continue;
+        a.initial_state = end.tensor;
+        same_on_fibers({&y, &end}, expected, [&] {
+          end.bytes = start.bytes;
+          rlk::simt::short_conv::launch_forward(rlk::conv32::problem_of(a), nullptr);
+        });
+      }
+}
+
+TEST_CASE("short_conv_bwd on fibers is native's bits, whatever is asked for") {
+  std::mt19937 random(12);
+  for (DType t : kTypes)
+    for (const Size& z : kSizes)
+      for (int form = 0; form < 4; ++form) {
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(z.tokens);
+        CAPTURE(form);
+        const DType wide = form == 1 ? DType::f32 : t;
+        const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
+        const Owned x(all, t, random), d_y(all, t, random), weight({z.channels, z.taps}, t, random),
+            bias({z.channels}, wide, random), start(state, t, random), d_end(state, wide, random);
+        Owned d_x(all, wide), d_weight({z.channels, z.taps}, wide), d_bias({z.channels}, DType::f32),
+            d_start(state, wide);
+        const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
+        rlk::ShortConvBwd a{.x = x.tensor, .weight = weight.tensor, .d_y = d_y.tensor};
+        std::vector<Owned*> results;
+        if (form != 3) a.d_x = d_x.tensor, results.push_back(&d_x);
+        if (form != 2) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
+        if (form != 0) a.bias = bias.tensor, a.initial_state = start.tensor, a.d_final_state = d_end.tensor;
+        if (form == 1 || form == 3) a.d_bias = d_bias.tensor, results.push_back(&d_bias);
+        if (form == 1 || form == 2) a.d_initial_state = d_start.tensor, results.push_back(&d_start);
+        if (!z.bounds.empty()) a.cu_seqlens = cu;
+        REQUIRE(rlk::short_conv_bwd(a, kNative));
+        same_on_fibers(results, copies(results), [&] {
+          const rlk::conv32::Problem p = rlk::conv32::problem_of(a);
+          std::vector<float> workspace(
+              static_cast<std::size_t>(rlk::simt::short_conv::backward_bytes(p)) / sizeof(float) + 1, NAN);
+          rlk::simt::short_conv::launch_backward(p, workspace.data(), nullptr);
+        });
+      }
+}
