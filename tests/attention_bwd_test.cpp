@@ -18,7 +18,14 @@ using rlk::DType;
 using rlk::Tensor;
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kWidth = 32, kValueWidth = 16;
-constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+// Which data, and who computes: any arithmetic keeps these promises. No name: the usual choice.
+struct Way {
+  DType type;
+  const char* backend = "";
+};
+constexpr Way kWays[] = {{DType::f32}, {DType::bf16}, {DType::bf16, "native.replay_sm90"}};
+rlk::Options options(const Way& way) { return {.backend = way.backend}; }
 
 struct Gradients {
   Owned d_q, d_k, d_v, d_sinks;
@@ -33,7 +40,8 @@ struct Gradients {
 struct Tokens {
   int64_t count;
   Owned q, k, v, sinks, out, lse, d_out, d_lse;
-  rlk::Attention options;
+  rlk::Attention attributes;
+  const char* backend = "";  // of the gradients
 
   Tokens(int64_t n, DType t, std::mt19937& random, const rlk::Attention& o = {})
       : count(n),
@@ -45,7 +53,7 @@ struct Tokens {
         lse({n, kHeads}, DType::f32, 7),
         d_out({n, kHeads, kValueWidth}, t, random),
         d_lse({n, kHeads}, DType::f32, random),
-        options(o) {}
+        attributes(o) {}
 
   // Of queries [from, to) over all keys before `to`: the forward, or the gradients.
   void run(int64_t from, int64_t to, Gradients* g, int64_t room) {
@@ -54,7 +62,7 @@ struct Tokens {
     const Tensor queries = rows(q), keys = k.view(0, {1, room}), values = v.view(0, {1, room}), o = rows(out),
                  l = rows(lse), d_o = rows(d_out), d_l = rows(d_lse),
                  kv_len(const_cast<int64_t*>(length), {1}, DType::i64), s = sinks.view(0, {kHeads});
-    rlk::Attention a = options;
+    rlk::Attention a = attributes;
     a.q = queries, a.k = keys, a.v = values, a.kv_len = kv_len, a.sinks = s;
     a.out = o, a.lse = l;
     if (g == nullptr) {
@@ -65,8 +73,8 @@ struct Tokens {
                  d_v = g->d_v.view(0, {1, room}), d_s = g->d_sinks.view(0, {kHeads});
     AttentionBwd b{.q = queries, .k = keys, .v = values, .kv_len = kv_len, .sinks = s, .out = o, .lse = l};
     b.d_out = d_o, b.d_lse = d_l, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.d_sinks = d_s;
-    b.causal = options.causal, b.window = options.window, b.softcap = options.softcap;
-    REQUIRE(rlk::attention_bwd(b));
+    b.causal = attributes.causal, b.window = attributes.window, b.softcap = attributes.softcap;
+    REQUIRE(rlk::attention_bwd(b, options({q.type, backend})));
   }
   Gradients all() {
     run(0, count, nullptr, count);
@@ -91,13 +99,15 @@ bool zero_rows(const Owned& x, int64_t from) {
 
 TEST_CASE("attention_bwd of packed sequences is that of each alone, and rows of no sequence get +0") {
   std::mt19937 random(1);
-  for (DType t : kTypes) {
+  for (const Way& way : kWays) {
+    const DType t = way.type;
+    CAPTURE(way.backend);
     std::vector<Tokens> parts;
     std::vector<Gradients> expected;
     std::vector<int64_t> bounds{0};
     for (int64_t n : {130, 1, 257, 16, 128}) {
       parts.emplace_back(n, t, random, rlk::Attention{.window = 100});
-      parts.back().sinks.bytes = parts.front().sinks.bytes;
+      parts.back().sinks.bytes = parts.front().sinks.bytes, parts.back().backend = way.backend;
       expected.push_back(parts.back().all());
       bounds.push_back(bounds.back() + n);
       if (n == 1) bounds.push_back(bounds.back());  // an empty one
@@ -121,7 +131,7 @@ TEST_CASE("attention_bwd of packed sequences is that of each alone, and rows of 
         d_k = g.d_k.view(0, {rows}), d_v = g.d_v.view(0, {rows});
     AttentionBwd b{.q = q, .k = k, .v = v, .cu_q = cu, .cu_k = cu, .sinks = sinks, .out = out, .lse = lse};
     b.d_out = d_out, b.d_lse = d_lse, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.window = 100;
-    REQUIRE(rlk::attention_bwd(b));
+    REQUIRE(rlk::attention_bwd(b, options(way)));
     at = 0;
     for (std::size_t n = 0; n < parts.size(); at += parts[n++].count) {
       CAPTURE(n);
@@ -135,10 +145,12 @@ TEST_CASE("attention_bwd of packed sequences is that of each alone, and rows of 
 
 TEST_CASE("d_q of attention_bwd in chunks is that of one call, with NaN where later keys would be") {
   std::mt19937 random(2);
-  for (DType t : kTypes)
+  for (const Way& way : kWays)
     for (const rlk::Attention& o :
          {rlk::Attention{}, rlk::Attention{.window = 129}, rlk::Attention{.softcap = 2}}) {
+      const DType t = way.type;
       Tokens s(390, t, random, o);
+      s.backend = way.backend;
       const Gradients whole = s.all();
       for (int64_t chunk : {64, 127, 128, 129})
         for (int64_t from = 0; from < s.count; from += chunk) {
@@ -183,6 +195,44 @@ TEST_CASE("a key and a value that no query sees have gradient +0, and so has a q
   CHECK(zero_rows(of.d_k, 1));
   Owned none({2, kHeads, kWidth}, DType::f32, 0.0);
   CHECK(same_rows(none, 0, 2, of.d_q, 0));
+}
+
+TEST_CASE("attention_bwd as a tensor core computes it is close to the fp32 one, and not the same") {
+  std::mt19937 random(5);
+  for (DType t : {DType::bf16, DType::f16})
+    for (const rlk::Attention& o : {rlk::Attention{}, rlk::Attention{.causal = false, .softcap = 2}}) {
+      Tokens s(300, t, random, o);
+      const Gradients usual = s.all();
+      s.backend = "native.replay_sm90";
+      const Gradients replayed = s.all();
+      bool differ = false;
+      for (const Owned Gradients::* which : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
+        const Owned &x = usual.*which, &y = replayed.*which;
+        double peak = 0, most = 0;
+        for (int64_t i = 0; i < x.count(); ++i) {
+          peak = std::max(peak, std::fabs(x.number(i)));
+          most = std::max(most, std::fabs(x.number(i) - y.number(i)));
+        }
+        differ = differ || most > 0;
+        CHECK(most < (t == DType::bf16 ? 8e-3 : 1e-3) * peak);
+      }
+      CHECK(differ);
+      CHECK(usual.d_sinks.bytes == replayed.d_sinks.bytes);
+    }
+}
+
+TEST_CASE("a tensor core's attention_bwd refuses a d_out that it would have to round") {
+  std::mt19937 random(6);
+  Tokens s(5, DType::bf16, random);
+  Gradients g(5, 5, DType::bf16);
+  const Owned wide({5, kHeads, kValueWidth}, DType::f32, 1.0);
+  const Tensor q = s.q.view(0, {1, 5}), k = s.k.view(0, {1, 5}), v = s.v.view(0, {1, 5}),
+               out = s.out.view(0, {1, 5}), lse = s.lse.view(0, {1, 5}), d_out = wide.view(0, {1, 5}),
+               d_q = g.d_q.view(0, {1, 5});
+  const AttentionBwd b{.q = q, .k = k, .v = v, .out = out, .lse = lse, .d_out = d_out, .d_q = d_q};
+  const rlk::Status status = rlk::attention_bwd(b, {.backend = "native.replay_sm90"});
+  CAPTURE(std::string(status.message()));
+  CHECK(std::string(status.message()).find("d_out is fp32") != std::string::npos);
 }
 
 TEST_CASE("attention_bwd refuses pages and what does not fit, with both values") {

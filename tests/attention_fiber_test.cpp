@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
@@ -43,7 +44,8 @@ struct Owned {
 
 // Native's bits of a call, then the kernels' at every wave size and order.
 void same_on_fibers(const Attention& a, Owned& out, Owned& lse, bool spreads) {
-  REQUIRE(rlk::attention(a, {.backend = "native"}));
+  const std::string arithmetic = "fma32/attn128/s" + (a.split == 0 ? "none" : std::to_string(a.split));
+  REQUIRE(rlk::attention(a, {.backend = "native", .arithmetic = arithmetic}));
   const auto expected = out.bytes, expected_lse = lse.bytes;
   const rlk::attn128::Problem p = rlk::attn128::problem_of(a);
   CHECK((rlk::simt::attention::spread(p) > 1) == spreads);
@@ -162,5 +164,29 @@ TEST_CASE("attention_bwd of packed sequences on fibers is native's bits, with ro
     b.kv_len = kv_len, b.sinks = sinks.tensor, b.out = out.tensor, b.lse = lse.tensor, b.d_out = d_out.tensor;
     b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor, b.d_sinks = d_sinks.tensor;
     same_gradients(b, {&d_q, &d_k, &d_v, &d_sinks});
+  }
+}
+
+TEST_CASE("attention and attention_bwd of wide and latent heads on fibers are native's bits") {
+  std::mt19937 random(5);
+  struct Widths {
+    int64_t d, dv;
+  };
+  for (const auto& [d, dv] : {Widths{256, 256}, Widths{192, 128}, Widths{576, 512}}) {
+    CAPTURE(d);
+    const DType t = DType::bf16;
+    const Owned q({1, 3, 2, d}, t, &random), k({1, 140, 1, d}, t, &random), own({1, 140, 1, dv}, t, &random),
+        d_out({1, 3, 2, dv}, t, &random);
+    Owned out({1, 3, 2, dv}, t), lse({1, 3, 2}, DType::f32), d_q({1, 3, 2, d}, t), d_k({1, 140, 1, d}, t),
+        d_v({1, 140, 1, dv}, t);
+    // The first channels of k, as latent heads have it.
+    const int64_t shape[] = {1, 140, 1, dv}, strides[] = {140 * d, d, d, 1};
+    const Tensor view(const_cast<std::byte*>(k.bytes.data()), shape, t, {kDLCPU, 0}, strides),
+        v = d > 256 ? view : own.tensor;
+    Attention f{.q = q.tensor, .k = k.tensor, .v = v, .out = out.tensor, .lse = lse.tensor};
+    same_on_fibers(f, out, lse, false);
+    rlk::AttentionBwd b{.q = q.tensor, .k = k.tensor, .v = v, .out = out.tensor, .lse = lse.tensor};
+    b.d_out = d_out.tensor, b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor;
+    same_gradients(b, {&d_q, &d_k, &d_v});
   }
 }

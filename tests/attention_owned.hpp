@@ -46,6 +46,13 @@ struct Owned {
     std::memcpy(&x, bytes.data() + 4 * i, 4);
     return x;
   }
+  double number(int64_t i) const {
+    uint16_t half;
+    std::memcpy(&half, bytes.data() + i * rlk::size_of(type), 2);
+    return type == DType::f32    ? double{f32(i)}
+           : type == DType::bf16 ? rlk::bf16_to_float(half)
+                                 : rlk::f16_to_float(half);
+  }
   // Bytes of one row of the first axis.
   std::size_t row() const { return bytes.size() / static_cast<std::size_t>(shape[0]); }
   // From row `from` of the first axis on, as a tensor with `leading` in that axis's place.

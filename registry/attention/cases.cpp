@@ -167,8 +167,9 @@ void attention_cases(const CaseSink& sink) {
 // ulps of their terms' magnitude.
 Bound attention_bound(const BoundQuery& q) {
   if (q.result == "lse") return {.metric = Bound::elementwise, .ulps = 8, .absolute = 1e-6};
-  const double value = q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5;
-  return {Bound::peak, value};
+  Bound b{Bound::peak, q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5};
+  b.flushes = q.arithmetic.starts_with("amx/");
+  return b;
 }
 
 }  // namespace rlk::registry

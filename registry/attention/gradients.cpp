@@ -17,17 +17,27 @@ RLK_FUSED void accumulate(double p, const std::vector<double>& v, std::vector<do
   for (std::size_t d = 0; d < v.size(); ++d) out[d] = std::fma(p, v[d], out[d]);
 }
 
+double dot_magnitudes(const std::vector<double>& x, const std::vector<double>& y) {
+  double sum = 0;
+  for (std::size_t d = 0; d < x.size(); ++d) sum += std::fabs(x[d] * y[d]);
+  return sum;
+}
+void accumulate_magnitudes(double p, const std::vector<double>& v, std::vector<double>& out) {
+  for (std::size_t d = 0; d < v.size(); ++d) out[d] += std::fabs(p * v[d]);
+}
+
 void times(std::vector<double>& x, double scale) {
   for (double& v : x) v *= scale;
 }
 
 }  // namespace
 
-TrueGradients::TrueGradients(const AttentionBwd& a)
+TrueGradients::TrueGradients(const AttentionBwd& a, bool magnitudes)
     : a_(a),
       all_(a),
       group_(a.q.dim(-2) / a.k.dim(-2)),
       scale_(scale_of(a.scale, a.q.dim(-1))),
+      magnitudes_(magnitudes),
       queries_(a.q.numel() / a.q.dim(-1)),
       keys_(a.k.numel() / a.k.dim(-1)) {}
 
@@ -41,6 +51,7 @@ const TrueGradients::Query& TrueGradients::query(const Sequence& s, int64_t i, i
     x.lse = scalar(a_.lse, s, i, head);
     x.delta = dot(x.d_out, out);
     if (a_.d_lse) x.delta -= scalar(a_.d_lse, s, i, head);
+    x.terms = dot_magnitudes(x.d_out, out) + (a_.d_lse ? std::fabs(scalar(a_.d_lse, s, i, head)) : 0);
     return x;
   });
 }
@@ -60,7 +71,14 @@ TrueGradients::Pair TrueGradients::pair(const Query& x, const Key& y) const {
     s = a_.softcap * t, slope = 1 - t * t;
   }
   const double p = std::exp(s - (x.lse == -INFINITY ? 0 : x.lse));
-  return {p, p * (dot(x.d_out, y.v) - x.delta) * slope};
+  const double ds = p * (dot(x.d_out, y.v) - x.delta) * slope;
+  if (!magnitudes_) return {p, ds};
+  const double finer = a_.v.dtype() == DType::bf16 ? 0x1p-10 : a_.v.dtype() == DType::f16 ? 0x1p-7 : 1;
+  return {p, std::fabs(ds) + finer * p * (dot_magnitudes(x.d_out, y.v) + x.terms)};
+}
+
+void TrueGradients::add(double p, const std::vector<double>& v, std::vector<double>& sum) const {
+  magnitudes_ ? accumulate_magnitudes(p, v, sum) : accumulate(p, v, sum);
 }
 
 std::vector<double> TrueGradients::d_q(const Sequence& s, int64_t i, int64_t head) {
@@ -69,7 +87,7 @@ std::vector<double> TrueGradients::d_q(const Sequence& s, int64_t i, int64_t hea
   std::vector<double> sum(x.q.size());
   for (int64_t j = seen.first; j < seen.last; ++j) {
     const Key& y = key(s, j, head / group_);
-    accumulate(pair(x, y).ds, y.k, sum);
+    add(pair(x, y).ds, y.k, sum);
   }
   times(sum, scale_);
   return sum;
@@ -83,8 +101,8 @@ TrueGradients::OfKey TrueGradients::d_kv(const Sequence& s, int64_t j, int64_t k
     for (int64_t i = rows.first; i < rows.last; ++i) {
       const Query& x = query(s, i, head);
       const Pair of = pair(x, y);
-      accumulate(of.ds, x.q, sum.d_k);
-      accumulate(of.p, x.d_out, sum.d_v);
+      add(of.ds, x.q, sum.d_k);
+      add(of.p, x.d_out, sum.d_v);
     }
   times(sum.d_k, scale_);
   return sum;
@@ -115,12 +133,10 @@ void put(const Out& t, int64_t row, const std::vector<double>& x) {
   for (std::size_t d = 0; d < x.size(); ++d) rows.set(row, static_cast<int64_t>(d), x[d]);
 }
 
-}  // namespace
-
-int32_t attention_bwd_reference(const rlk_slot* slots, const rlk_host* host) {
+int32_t write(const rlk_slot* slots, const rlk_host* host, bool magnitudes) {
   using namespace attention;
   const auto& a = *reinterpret_cast<const AttentionBwd*>(slots);
-  TrueGradients truth(a);
+  TrueGradients truth(a, magnitudes);
   const Sequences<AttentionBwd>& all = truth.sequences();
   if (!all.valid())
     return host->fail(RLK_INVALID_ARGUMENT, "attention_bwd: cu_q, cu_k or kv_len point outside the tensors");
@@ -140,6 +156,15 @@ int32_t attention_bwd_reference(const rlk_slot* slots, const rlk_host* host) {
   }
   for (int64_t h = 0; a.d_sinks && h < heads; ++h) Rows(a.d_sinks).set(0, h, truth.d_sink(h));
   return RLK_OK;
+}
+
+}  // namespace
+
+int32_t attention_bwd_reference(const rlk_slot* slots, const rlk_host* host) {
+  return write(slots, host, false);
+}
+int32_t attention::attention_bwd_magnitudes(const rlk_slot* slots, const rlk_host* host) {
+  return write(slots, host, true);
 }
 
 }  // namespace rlk::registry

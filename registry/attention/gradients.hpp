@@ -48,7 +48,8 @@ class Kept {
 
 class TrueGradients {
  public:
-  explicit TrueGradients(const AttentionBwd& a);
+  // magnitudes: of all sums but delta and d_sink, those of their terms' magnitudes.
+  explicit TrueGradients(const AttentionBwd& a, bool magnitudes = false);
   const Sequences<AttentionBwd>& sequences() const { return all_; }
 
   std::vector<double> d_q(const Sequence& s, int64_t i, int64_t head);
@@ -61,7 +62,7 @@ class TrueGradients {
  private:
   struct Query {
     std::vector<double> q, d_out;
-    double lse, delta;
+    double lse, delta, terms;  // terms: of delta, in magnitude
   };
   struct Key {
     std::vector<double> k, v;
@@ -72,13 +73,19 @@ class TrueGradients {
   const Query& query(const Sequence& s, int64_t i, int64_t head);
   const Key& key(const Sequence& s, int64_t j, int64_t kv_head);
   Pair pair(const Query& x, const Key& y) const;
+  void add(double p, const std::vector<double>& v, std::vector<double>& sum) const;
 
   const AttentionBwd& a_;
   const Sequences<AttentionBwd> all_;
   const int64_t group_;
   const double scale_;
+  const bool magnitudes_;
   Kept<Query> queries_;
   Kept<Key> keys_;
 };
+
+// The sums of magnitudes in place of d_q, d_k and d_v, in which they may cancel: what P and dS are off by their rounding to v's
+// dtype is relative to these. dS is itself a difference, whose terms count as far as fp32 is finer than that dtype.
+int32_t attention_bwd_magnitudes(const rlk_slot* slots, const rlk_host* host);
 
 }  // namespace rlk::registry::attention

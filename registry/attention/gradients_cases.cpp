@@ -94,6 +94,8 @@ void small_cases(const CaseSink& sink, DType t) {
     dense(sink, {2, 2, keys, 2, 1, 32, 32}, t, {.name = "dense", .brief = keys != 129});
   dense(sink, {2, 20, 20, 4, 4, 64, 64}, t, {.name = "prefill"});
   dense(sink, {1, 129, 129, 1, 1, 16, 16}, t, {.name = "prefill", .brief = true});
+  // The second tile's first query is in the middle of a group of 16.
+  dense(sink, {1, 140, 144, 1, 1, 16, 16}, t, {.name = "chunk", .brief = true});
   dense(sink, {2, 5, 150, 3, 1, 16, 48}, t, {.name = "sinks", .sinks = true, .lse = true});
   dense(sink, {1, 9, 140, 16, 2, 16, 16}, t, {.name = "groups", .brief = true});
   dense(sink, {2, 3, 130, 2, 2, 16, 16}, t, {.name = "whole", .causal = false, .brief = true});

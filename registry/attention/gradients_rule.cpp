@@ -1,11 +1,12 @@
-// fma32/attn128, the gradients, as the page has it, in plain loops, independent of every kernel. fma64 has no rule here: another
-// exponential in fp64 may differ in its last bit.
+// fma32/attn128 and sm90/t25k16/attn128, the gradients, as the page has them, in plain loops, independent of every kernel. fma64
+// has no rule here: another exponential in fp64 may differ in its last bit.
 #include <array>
 #include <cmath>
 #include <functional>
 
 #include "registry/attention/gradients.hpp"
 #include "registry/exp32.hpp"
+#include "registry/lm_head/chains.hpp"
 #include "registry/op.hpp"
 #include "rlk/float_guard.hpp"
 
@@ -27,6 +28,42 @@ RLK_FUSED float dot(const Row& x, const Row& y) {
 RLK_FUSED void accumulate(float p, const Row& v, Row& out) {
   for (std::size_t d = 0; d < v.size(); ++d) out[d] = std::fma(p, v[d], out[d]);
 }
+
+// A sum of x[i] y[i][d], ascending in i, for every d. Terms come with their place in the whole, so that a tensor core's groups of
+// 16 are counted from its start, and what is absent is zeros.
+class Chains {
+ public:
+  Chains(bool tensor_core, DType type, std::size_t width)
+      : tensor_core_(tensor_core), type_(type), sum_(width), pending_(tensor_core ? width : 0) {}
+  void add(int64_t place, float x, const Row& y) {
+    if (!tensor_core_) return accumulate(x, y, sum_);
+    if (place / 16 != group_) flush();
+    group_ = place / 16;
+    weights_[static_cast<std::size_t>(place % 16)] = x;
+    for (std::size_t d = 0; d < y.size(); ++d) pending_[d][static_cast<std::size_t>(place % 16)] = y[d];
+  }
+  const Row& sum() {
+    flush();
+    return sum_;
+  }
+
+ private:
+  void flush() {
+    chains::Operands x{{weights_.begin(), weights_.end()}, Row(16), type_};
+    for (std::size_t d = 0; group_ >= 0 && d < pending_.size(); ++d) {
+      x.b.assign(pending_[d].begin(), pending_[d].end());
+      sum_[d] = chains::group_of_16(sum_[d], x, 0, 16);
+      pending_[d] = {};
+    }
+    group_ = -1, weights_ = {};
+  }
+  bool tensor_core_;
+  DType type_;
+  Row sum_;
+  int64_t group_ = -1;
+  std::array<float, 16> weights_{};
+  std::vector<std::array<float, 16>> pending_;
+};
 
 // Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5.
 float tree(std::array<float, kTile> v) {
@@ -59,9 +96,10 @@ Row join(const std::vector<Row>& heads, std::size_t first, std::size_t count) {
 
 class Rule {
  public:
-  explicit Rule(const AttentionBwd& a)
+  Rule(const AttentionBwd& a, bool tensor_core)
       : a_(a),
         all_(a),
+        tensor_core_(tensor_core),
         group_(a.q.dim(-2) / a.k.dim(-2)),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
@@ -74,13 +112,14 @@ class Rule {
   Row d_q(const Sequence& s, int64_t i, int64_t head) {
     const Query& x = query(s, i, head);
     const Visible seen = all_.visible(s, i);
-    Row sum(x.q.size()), tile(x.q.size());
+    Row sum(x.q.size());
+    Chains tile = chains_of(x.q);
     for (int64_t j = seen.first; j < seen.last; ++j) {
       const Key& y = key(s, j, head / group_);
-      accumulate(rounded(pair(x, y).ds), y.k, tile);
+      tile.add(j, rounded(pair(x, y).ds), y.k);
       if ((j + 1) % static_cast<int64_t>(kTile) != 0 && j + 1 < seen.last) continue;
-      for (std::size_t d = 0; d < sum.size(); ++d) sum[d] = sum[d] + tile[d];
-      tile.assign(tile.size(), 0.0f);
+      for (std::size_t d = 0; d < sum.size(); ++d) sum[d] = sum[d] + tile.sum()[d];
+      tile = chains_of(x.q);
     }
     for (float& g : sum) g = g * scale_;
     return sum;
@@ -93,14 +132,15 @@ class Rule {
     const Key& y = key(s, j, kv_head);
     const Visible rows = seen_by(a_, s, j);
     const auto count = static_cast<std::size_t>(group_);
-    std::vector<Row> d_k(count, Row(y.k.size())), d_v(count, Row(y.v.size()));
+    std::vector<Row> d_k, d_v;
     for (std::size_t h = 0; h < count; ++h) {
+      Chains of_k = chains_of(y.k), of_v = chains_of(y.v);
       for (int64_t i = rows.first; i < rows.last; ++i) {
         const Query& x = query(s, i, kv_head * group_ + static_cast<int64_t>(h));
         const Pair of = pair(x, y);
-        accumulate(rounded(of.ds), x.q, d_k[h]);
-        accumulate(rounded(of.p), x.d_out, d_v[h]);
+        of_k.add(i, rounded(of.ds), x.q), of_v.add(i, rounded(of.p), x.d_out);
       }
+      d_k.push_back(of_k.sum()), d_v.push_back(of_v.sum());
       for (Row* sum : {&d_k[h], &d_v[h]})
         for (float& g : *sum) g = g + 0.0f;
     }
@@ -133,6 +173,10 @@ class Rule {
   };
 
   static Row single(const std::vector<double>& x) { return {x.begin(), x.end()}; }
+  Chains chains_of(const Row& row) const { return {tensor_core_, a_.v.dtype(), row.size()}; }
+  float product(const Row& x, const Row& y) const {
+    return tensor_core_ ? chains::sm90({x, y, a_.q.dtype()}, 0, x.size()) : dot(x, y);
+  }
   float rounded(float x) const { return static_cast<float>(round_to(a_.v.dtype(), x)); }
 
   const Query& query(const Sequence& s, int64_t i, int64_t head) {
@@ -159,18 +203,19 @@ class Rule {
   }
 
   Pair pair(const Query& x, const Key& y) const {
-    float score = dot(x.q, y.k), slope = 1;
+    float score = product(x.q, y.k), slope = 1;
     if (cap_ != 0) {
       const float t = tanh32(score * scale_ / cap_);
       score = t * cap_, slope = std::fma(-t, t, 1.0f);
     }
     const float base = x.lse == -INFINITY ? 0 : x.lse * kLog2e;
-    const float p = exp2_32(std::fma(score, c_, -base)), ds = p * (dot(x.d_out, y.v) - x.delta);
+    const float p = exp2_32(std::fma(score, c_, -base)), ds = p * (product(x.d_out, y.v) - x.delta);
     return {p, cap_ != 0 ? ds * slope : ds};
   }
 
   const AttentionBwd& a_;
   const Sequences<AttentionBwd> all_;
+  const bool tensor_core_;
   const int64_t group_;
   const float scale_, cap_, c_;
   Kept<Query> queries_;
@@ -233,6 +278,7 @@ void write(const RuleQuery& q, const AttentionBwd& a, Of& of) {
   }
   if (!d_sinks.any(0)) return;
   std::vector<double> all;
+  all.reserve(static_cast<std::size_t>(heads));
   for (int64_t h = 0; h < heads; ++h) all.push_back(double{of.d_sink(h)});
   d_sinks.put(0, all);
 }
@@ -250,8 +296,9 @@ bool attention_bwd_rule(const RuleQuery& q) {
     write(q, a, truth);
     return true;
   }
-  if (q.arithmetic != "fma32/attn128") return false;
-  Rule rule(a);
+  const bool tensor_core = q.arithmetic == "sm90/t25k16/attn128";
+  if (!tensor_core && q.arithmetic != "fma32/attn128") return false;
+  Rule rule(a, tensor_core);
   if (!rule.sequences().valid()) return false;
   write(q, a, rule);
   return true;

@@ -1,5 +1,6 @@
-// fma32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, in plain loops, independent of every kernel. fma64 has no rule here: another
+// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, in plain loops, independent of every kernel. fma64 has no rule here: another
 // exponential in fp64 may differ in its last bit.
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -55,8 +56,11 @@ void merge(Sums& all, float m, float l, const Row& o) {
   all.m = most;
 }
 
+// Whose chains an id has: fused multiply-adds, Intel's matrix unit, a Hopper tensor core.
+enum class Chains { fma32, amx, sm90 };
+
 struct Id {
-  bool tensor_core;  // whose chains are a Hopper tensor core's
+  Chains chains;
   int64_t split;
 };
 
@@ -65,7 +69,7 @@ class Rule {
   Rule(const Attention& a, const Id& id)
       : a_(a),
         all_(a),
-        tensor_core_(id.tensor_core),
+        chains_(id.chains),
         split_(id.split),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
@@ -103,7 +107,7 @@ class Rule {
     float m = at.m;
     for (int64_t j = first; j < last; ++j) {
       all_.key(a_.k, s, j, kv_head, key);
-      float score = tensor_core_ ? tensor_core_dot(q, key) : dot(q, key);
+      float score = chains_ == Chains::fma32 ? dot(q, key) : unit_dot(q, key);
       if (cap_ != 0) score = cap_ * tanh32(score * scale_ / cap_);
       x[static_cast<std::size_t>(j % kTile)] = score;
       if (score * c_ > m) m = score * c_;
@@ -118,34 +122,35 @@ class Rule {
     at.m = m;
     if (!with_values) return;
     for (float& o : at.o) o = o * a;
-    if (tensor_core_) {
-      for (float& p : x) p = static_cast<float>(round_to(a_.v.dtype(), p));
-      tensor_core_values(s, x, kv_head, first, last, at.o);
-      return;
-    }
-    for (int64_t j = first; j < last; ++j) {
-      all_.key(a_.v, s, j, kv_head, key);
-      accumulate(static_cast<float>(round_to(a_.v.dtype(), x[static_cast<std::size_t>(j % kTile)])), key,
-                 at.o);
-    }
+    for (float& p : x) p = static_cast<float>(round_to(a_.v.dtype(), p));
+    if (chains_ != Chains::fma32)
+      unit_values(s, x, kv_head, first, last, at.o);
+    else
+      for (int64_t j = first; j < last; ++j) {
+        all_.key(a_.v, s, j, kv_head, key);
+        accumulate(x[static_cast<std::size_t>(j % kTile)], key, at.o);
+      }
     for (float& o : at.o) o = o + 0.0f;
   }
 
-  float tensor_core_dot(const std::vector<double>& q, const std::vector<double>& key) const {
+  // Of a matrix unit.
+  float unit_dot(const std::vector<double>& q, const std::vector<double>& key) const {
     const chains::Operands x{{q.begin(), q.end()}, {key.begin(), key.end()}, a_.q.dtype()};
-    return chains::sm90(x, 0, q.size());
+    return chains_ == Chains::amx ? chains::amx(x, 0, q.size()) : chains::sm90(x, 0, q.size());
   }
-  // Groups of 16 keys count from the tile's start; those without a key would change nothing.
-  void tensor_core_values(const Sequence& s, const std::array<float, kTile>& weights, int64_t kv_head,
-                          int64_t first, int64_t last, Row& o) const {
+  // Groups of keys count from the tile's start; those without a key would change nothing.
+  void unit_values(const Sequence& s, const std::array<float, kTile>& weights, int64_t kv_head, int64_t first,
+                   int64_t last, Row& o) const {
     std::vector<std::vector<double>> values(static_cast<std::size_t>(kTile), std::vector<double>(o.size()));
     for (int64_t j = first; j < last; ++j)
       all_.key(a_.v, s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
     chains::Operands x{{weights.begin(), weights.end()}, Row(static_cast<std::size_t>(kTile)), a_.v.dtype()};
+    const bool amx = chains_ == Chains::amx;
+    const std::size_t group = amx ? 32 : 16, end = static_cast<std::size_t>((last - 1) % kTile) + 1;
     for (std::size_t d = 0; d < o.size(); ++d) {
       for (std::size_t j = 0; j < values.size(); ++j) x.b[j] = static_cast<float>(values[j][d]);
-      for (int64_t k = first % kTile / 16 * 16; k <= (last - 1) % kTile; k += 16)
-        o[d] = chains::group_of_16(o[d], x, static_cast<std::size_t>(k), static_cast<std::size_t>(k) + 16);
+      for (std::size_t k = static_cast<std::size_t>(first % kTile) / group * group; k < end; k += group)
+        o[d] = (amx ? chains::group_of_32 : chains::group_of_16)(o[d], x, k, k + group);
     }
   }
 
@@ -163,22 +168,25 @@ class Rule {
 
   const Attention& a_;
   const Sequences<Attention> all_;
-  const bool tensor_core_;
+  const Chains chains_;
   const int64_t split_;
   const float scale_, cap_, c_;
 };
 
 // Nothing when it is none of ours.
 std::optional<Id> id_of(std::string_view id) {
-  constexpr std::string_view kFamilies[] = {"fma32/attn128/s", "sm90/t25k16/attn128/s"};
-  const bool tensor_core = id.starts_with(kFamilies[1]);
-  if (!tensor_core && !id.starts_with(kFamilies[0])) return {};
-  id.remove_prefix(kFamilies[tensor_core].size());
-  if (id == "none") return Id{tensor_core, 0};
+  constexpr std::pair<std::string_view, Chains> kFamilies[] = {{"fma32/attn128/s", Chains::fma32},
+                                                               {"amx/k32/attn128/s", Chains::amx},
+                                                               {"sm90/t25k16/attn128/s", Chains::sm90}};
+  const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                    [&](const auto& f) { return id.starts_with(f.first); });
+  if (family == std::end(kFamilies)) return {};
+  id.remove_prefix(family->first.size());
+  if (id == "none") return Id{family->second, 0};
   int64_t split = 0;
   const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), split);
   if (error != std::errc() || end != id.data() + id.size()) return {};
-  return Id{tensor_core, split};
+  return Id{family->second, split};
 }
 
 void put(const DLTensor& t, int64_t element, float x) {
@@ -238,7 +246,8 @@ bool attention_rule(const RuleQuery& q) {
   }
   const auto id = id_of(q.arithmetic);
   if (!id || id->split != a.split) return false;
-  if (id->tensor_core && a.q.dtype() != DType::bf16 && a.q.dtype() != DType::f16) return false;
+  if (id->chains == Chains::amx && a.q.dtype() != DType::bf16) return false;
+  if (id->chains == Chains::sm90 && a.q.dtype() != DType::bf16 && a.q.dtype() != DType::f16) return false;
   const Rule rule(a, *id);
   if (!rule.sequences().valid()) return false;
   Row values;

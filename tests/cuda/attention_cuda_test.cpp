@@ -95,12 +95,23 @@ std::string id_of(const char* family, int64_t split) {
 struct Held {
   Array q, k, v, cu_q, cu_k, kv_len, table, sinks, out, lse;
   Attention options{};
+  int64_t values_of_keys = 0;  // v is so many first channels of k
+
+  // The first channels of k.
+  Tensor channels(const Tensor& keys) const {
+    Shape shape = k.shape, strides(shape.size(), 1);
+    for (std::size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
+    shape.back() = values_of_keys;
+    return Tensor(keys.dl().data, shape, k.type, keys.dl().device, strides);
+  }
 
   template <class View>
   rlk::Status call(View view, const rlk::Options& how) {
     const auto there = [&](Array& a) { return a.shape.empty() ? Tensor() : view(a); };
-    const Tensor views[] = {there(q),      there(k),     there(v),     there(cu_q), there(cu_k),
-                            there(kv_len), there(table), there(sinks), there(out),  there(lse)};
+    const Tensor views[] = {there(q),     there(k),     values_of_keys != 0 ? channels(view(k)) : there(v),
+                            there(cu_q),  there(cu_k),  there(kv_len),
+                            there(table), there(sinks), there(out),
+                            there(lse)};
     Attention a = options;
     a.q = views[0], a.k = views[1], a.v = views[2], a.out = views[8], a.lse = views[9];
     if (!cu_q.shape.empty()) a.cu_q = views[3];
@@ -193,44 +204,105 @@ T one_of(std::mt19937& random, std::initializer_list<T> list) {
 
 }  // namespace
 
+namespace {
+
+// The kernel's bits are its replay's.
+void same_as_replay(Held& h, DType type, std::mt19937& random) {
+  if (random() % 2 == 0) h.out = Array(h.out.shape, type);
+  const rlk::Status ran = h.run();
+  REQUIRE_MESSAGE(ran, std::string(ran.message()));
+  const rlk::Status replayed = h.replay();
+  REQUIRE_MESSAGE(replayed, std::string(replayed.message()));
+  check(cudaDeviceSynchronize());
+  CHECK(h.same());
+}
+
+Attention drawn_options(std::mt19937& random) {
+  const bool causal = random() % 4 != 0;
+  return {.causal = causal,
+          .window = causal ? one_of<int64_t>(random, {0, 0, 1, 128, 129, 1024}) : 0,
+          .softcap = one_of(random, {0., 0., 0., 2.}),
+          .split = one_of<int64_t>(random, {512, 1024, 2048, 4096, 0})};
+}
+
+}  // namespace
+
 TEST_CASE("attention on Hopper has the bits of its replay, for any shape, layout and option") {
   if (!hopper()) return;
   for (unsigned seed = 1; seed <= 150; ++seed) {
     std::mt19937 random(seed);
-    const bool causal = random() % 4 != 0;
-    const int64_t group = one_of<int64_t>(random, {1, 2, 4, 7, 8, 16});
     const Sizes s{one_of(random, {Layout::dense, Layout::packed, Layout::paged}),
                   1 + static_cast<int64_t>(random() % 4),
                   one_of<int64_t>(random, {1, 1, 2, 5, 17, 64, 130}),
                   one_of<int64_t>(random, {1, 100, 127, 128, 129, 600, 1025, 2300}),
                   1 + static_cast<int64_t>(random() % 2),
-                  group,
+                  one_of<int64_t>(random, {1, 2, 4, 7, 8, 16}),
                   one_of<int64_t>(random, {16, 48, 64, 96, 128, 128}),
                   one_of<int64_t>(random, {16, 64, 80, 128}),
                   one_of<int64_t>(random, {16, 17, 64, 128, 256}),
                   one_of(random, {DType::bf16, DType::f16}),
                   DType::f32};
-    const Attention options{.causal = causal,
-                            .window = causal ? one_of<int64_t>(random, {0, 0, 1, 128, 129, 1024}) : 0,
-                            .softcap = one_of(random, {0., 0., 0., 2.}),
-                            .split = one_of<int64_t>(random, {512, 1024, 2048, 4096, 0})};
-    Held h = make(s, options, random() % 2 == 0, random);
-    if (random() % 2 == 0) h.out.type = s.type, h.out = Array(h.out.shape, s.type);
     INFO("seed " << seed);
-    const rlk::Status ran = h.run();
-    REQUIRE_MESSAGE(ran, std::string(ran.message()));
-    const rlk::Status replayed = h.replay();
-    REQUIRE_MESSAGE(replayed, std::string(replayed.message()));
-    check(cudaDeviceSynchronize());
-    CHECK(h.same());
+    Held h = make(s, drawn_options(random), random() % 2 == 0, random);
+    same_as_replay(h, s.type, random);
   }
 }
 
-TEST_CASE("attention on Hopper: a graph captured once serves other lengths and pages") {
+TEST_CASE(
+    "attention on Hopper has the bits of its replay for wide and latent heads, whether v is k's or its own") {
   if (!hopper()) return;
+  struct Widths {
+    int64_t d, dv;
+  };
+  for (unsigned seed = 1; seed <= 120; ++seed) {
+    std::mt19937 random(seed);
+    const auto [d, dv] = one_of<Widths>(
+        random,
+        {{256, 256}, {256, 256}, {192, 128}, {144, 112}, {64, 208}, {208, 16}, {576, 512}, {576, 512}});
+    const Sizes s{one_of(random, {Layout::dense, Layout::packed, Layout::paged}),
+                  1 + static_cast<int64_t>(random() % 3),
+                  one_of<int64_t>(random, {1, 1, 2, 5, 17, 40}),
+                  one_of<int64_t>(random, {1, 100, 127, 128, 129, 600, 1025}),
+                  1 + static_cast<int64_t>(random() % 2),
+                  one_of<int64_t>(random, {1, 2, 7, 8, 16}),
+                  d,
+                  dv,
+                  one_of<int64_t>(random, {16, 17, 64, 128, 256}),
+                  one_of(random, {DType::bf16, DType::f16}),
+                  DType::f32};
+    INFO("seed " << seed);
+    Held h = make(s, drawn_options(random), random() % 2 == 0, random);
+    if (d >= dv && random() % 2 == 0) h.values_of_keys = dv;
+    same_as_replay(h, s.type, random);
+  }
+}
+
+TEST_CASE(
+    "attention on Hopper of many rows of wide heads joins splits in shared memory to the replay's bits") {
+  if (!hopper()) return;
+  for (const int64_t d : {192, 256}) {
+    std::mt19937 random(static_cast<unsigned>(d));
+    const int64_t dv = d == 192 ? 128 : 256;
+    for (const double cap : {0., 2.}) {
+      // Blocks enough that none takes a single split.
+      Held h = make({Layout::dense, 8, 130, 600, 2, 16, d, dv, 16, DType::bf16, DType::bf16},
+                    {.softcap = cap, .split = 512}, cap == 0, random);
+      const rlk::Status ran = h.run();
+      REQUIRE_MESSAGE(ran, std::string(ran.message()));
+      check(cudaDeviceSynchronize());
+      REQUIRE(h.replay());
+      CHECK(h.same());
+    }
+  }
+}
+
+namespace {
+
+void other_lengths(int64_t d, int64_t dv) {
   std::mt19937 random(5);
-  Held h = make({Layout::paged, 3, 1, 2600, 2, 4, 128, 128, 64, DType::bf16, DType::bf16}, {.split = 512},
-                true, random);
+  Held h = make({Layout::paged, 3, 1, 2600, 2, 4, d, dv, 64, DType::bf16, DType::bf16}, {.split = 512}, true,
+                random);
+  if (d > 256) h.values_of_keys = dv;
   h.k.draw(random), h.v.draw(random);
   REQUIRE(h.run());  // copies are made, attributes are set
   cudaStream_t stream = nullptr;
@@ -256,11 +328,26 @@ TEST_CASE("attention on Hopper: a graph captured once serves other lengths and p
   cudaStreamDestroy(stream);
 }
 
+}  // namespace
+
+TEST_CASE("attention on Hopper: a graph captured once serves other lengths and pages") {
+  if (!hopper()) return;
+  SUBCASE("128 channels") { other_lengths(128, 128); }
+  SUBCASE("256 channels") { other_lengths(256, 256); }
+  SUBCASE("latent heads") { other_lengths(576, 512); }
+}
+
 TEST_CASE("attention on Hopper refuses what its tiles are not cut for, with both values") {
   if (!hopper()) return;
   std::mt19937 random(6);
-  Held h = make({Layout::dense, 1, 1, 20, 1, 1, 256, 128, 16, DType::bf16, DType::bf16}, {}, false, random);
+  // Nothing of q is read: 2048 queries of 128 heads, whose sums would be more than the workspace.
+  Held h = make({Layout::dense, 1, 1, 20, 1, 1, 576, 512, 16, DType::bf16, DType::bf16}, {.split = 512},
+                false, random);
+  h.q.shape = {1, 2048, 128, 576}, h.out.shape = {1, 2048, 128, 512}, h.lse.shape = {1, 2048, 128};
+  h.k.shape = {1, 600, 1, 576}, h.v.shape = {1, 600, 1, 512};
   const rlk::Status refused = h.run();
   CHECK(!refused);
-  CHECK(std::string(refused.message()).find("D=256, Dv=128") != std::string::npos);
+  CHECK(std::string(refused.message())
+            .find("D=576: sums of splits are 268435456 floats, the workspace holds 134217728") !=
+        std::string::npos);
 }

@@ -1,5 +1,5 @@
-// attention on the GPU by cuda.sm90_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, bf16. One line of JSON for
-// every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
+// attention on the GPU by cuda.sm90_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, then wide and latent heads,
+// bf16. One line of JSON for every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
 // times PyTorch's kernels on the same shapes.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -19,7 +19,6 @@ namespace {
 using rlk::DType;
 using rlk::Tensor;
 
-constexpr std::int64_t kHeads = 32, kKvHeads = 8, kWidth = 128;
 constexpr DLDevice kGpu{kDLCUDA, 0};
 
 void check(cudaError_t e) {
@@ -71,15 +70,26 @@ double median_us(Run run) {
   return times[kRounds / 2] * 1000.0 / kCalls;
 }
 
-void measure(std::int64_t batch, std::int64_t queries, std::int64_t keys, std::int64_t split) {
-  const std::int64_t rows = batch * queries * kHeads, cache = batch * keys * kKvHeads * kWidth;
-  const Memory q(2 * rows * kWidth), k(2 * cache), v(2 * cache), out(2 * rows * kWidth), lse(4 * rows);
-  fill(q, rows * kWidth), fill(k, cache), fill(v, cache);
-  const Tensor tq(q.data, {batch, queries, kHeads, kWidth}, DType::bf16, kGpu),
-      tk(k.data, {batch, keys, kKvHeads, kWidth}, DType::bf16, kGpu),
-      tv(v.data, {batch, keys, kKvHeads, kWidth}, DType::bf16, kGpu),
-      to(out.data, {batch, queries, kHeads, kWidth}, DType::bf16, kGpu),
-      tl(lse.data, {batch, queries, kHeads}, DType::f32, kGpu);
+struct Shape {
+  std::int64_t batch, queries, keys;
+  std::int64_t heads = 32, kv_heads = 8, d = 128, dv = 128;
+};
+
+// Latent heads' values are the first channels of their keys.
+void measure(const Shape& s, std::int64_t split) {
+  const bool latent = s.d > 256;
+  const std::int64_t rows = s.batch * s.queries * s.heads, tokens = s.batch * s.keys * s.kv_heads;
+  const Memory q(2 * rows * s.d), k(2 * tokens * s.d), v(latent ? 0 : 2 * tokens * s.dv),
+      out(2 * rows * s.dv), lse(4 * rows);
+  fill(q, rows * s.d), fill(k, tokens * s.d);
+  if (!latent) fill(v, tokens * s.dv);
+  const std::int64_t width = latent ? s.d : s.dv;  // of v in memory
+  const Tensor tq(q.data, {s.batch, s.queries, s.heads, s.d}, DType::bf16, kGpu),
+      tk(k.data, {s.batch, s.keys, s.kv_heads, s.d}, DType::bf16, kGpu),
+      tv(latent ? k.data : v.data, {s.batch, s.keys, s.kv_heads, s.dv}, DType::bf16, kGpu,
+         {s.keys * s.kv_heads * width, s.kv_heads * width, width, 1}),
+      to(out.data, {s.batch, s.queries, s.heads, s.dv}, DType::bf16, kGpu),
+      tl(lse.data, {s.batch, s.queries, s.heads}, DType::f32, kGpu);
   const rlk::Attention call{.q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .split = split};
   const std::string id = split == 0 ? "cuda.sm90_snone" : fmt::format("cuda.sm90_s{}", split);
   rlk::Options options{.backend = id};
@@ -88,25 +98,85 @@ void measure(std::int64_t batch, std::int64_t queries, std::int64_t keys, std::i
   const Memory workspace(static_cast<std::int64_t>(*bytes));
   options.workspace = workspace.data, options.workspace_bytes = *bytes;
   const double us = median_us([&] { rlk::check(rlk::attention(call, options)); });
-  const double seen = static_cast<double>(queries) * static_cast<double>(2 * keys - queries + 1) / 2;
+  const double seen = static_cast<double>(s.queries) * static_cast<double>(2 * s.keys - s.queries + 1) / 2;
   fmt::print(
-      "{{\"implementation\": \"{}\", \"batch\": {}, \"queries\": {}, \"keys\": {}, \"us\": {:.2f}, "
-      "\"tflops\": {:.1f}, \"cache_gbs\": {:.0f}}}\n",
-      id, batch, queries, keys, us, 4e-6 * kWidth * static_cast<double>(batch * kHeads) * seen / us,
-      4e-3 * static_cast<double>(cache) / us);
+      "{{\"implementation\": \"{}\", \"batch\": {}, \"queries\": {}, \"keys\": {}, \"heads\": \"{}/{}\", "
+      "\"width\": \"{}/{}\", \"us\": {:.2f}, \"tflops\": {:.1f}, \"cache_gbs\": {:.0f}}}\n",
+      id, s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.d, s.dv, us,
+      2e-6 * static_cast<double>((s.d + s.dv) * s.batch * s.heads) * seen / us,
+      2e-3 * static_cast<double>(tokens * (latent ? s.d : s.d + s.dv)) / us);
+}
+
+void narrow() {
+  for (std::int64_t split : {1024, 0}) {
+    measure({1, 8192, 8192}, split);
+    measure({4, 4096, 4096}, split);
+  }
+  for (std::int64_t batch : {1, 16})
+    for (std::int64_t keys : {2048, 16384, 65536})
+      for (std::int64_t split : {512, 1024, 4096}) measure({batch, 1, keys}, split);
+}
+
+// 256 channels, 192 and 128, 576 and 512.
+void wide() {
+  for (std::int64_t split : {1024, 0}) {
+    measure({1, 8192, 8192, 16, 2, 256, 256}, split);
+    measure({1, 8192, 8192, 16, 16, 192, 128}, split);
+    measure({1, 1024, 1024, 16, 1, 576, 512}, split);
+  }
+  for (std::int64_t keys : {2048, 16384, 65536}) {
+    measure({1, 1, keys, 16, 2, 256, 256}, 1024);
+    measure({16, 1, keys, 16, 2, 256, 256}, 1024);
+    measure({16, 1, keys, 64, 1, 576, 512}, 1024);
+  }
+}
+
+// Causal, of five products: what a kernel has to do that computes scores once.
+void measure_backward(std::int64_t batch, std::int64_t tokens) {
+  constexpr std::int64_t kHeads = 32, kKvHeads = 8, kWidth = 128;
+  const std::int64_t rows = batch * tokens * kHeads, keys = batch * tokens * kKvHeads;
+  const Memory q(2 * rows * kWidth), k(2 * keys * kWidth), v(2 * keys * kWidth), out(2 * rows * kWidth),
+      lse(4 * rows), d_out(2 * rows * kWidth), d_q(2 * rows * kWidth), d_k(2 * keys * kWidth),
+      d_v(2 * keys * kWidth);
+  fill(q, rows * kWidth), fill(k, keys * kWidth), fill(v, keys * kWidth), fill(d_out, rows * kWidth);
+  const auto of = [&](const Memory& m, std::int64_t heads) {
+    return Tensor(m.data, {batch, tokens, heads, kWidth}, DType::bf16, kGpu);
+  };
+  const Tensor tq = of(q, kHeads), tk = of(k, kKvHeads), tv = of(v, kKvHeads), to = of(out, kHeads),
+               tl(lse.data, {batch, tokens, kHeads}, DType::f32, kGpu), td = of(d_out, kHeads),
+               tdq = of(d_q, kHeads), tdk = of(d_k, kKvHeads), tdv = of(d_v, kKvHeads);
+  rlk::check(rlk::attention({.q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .split = 0},
+                            {.backend = "cuda.sm90_snone"}));
+  const rlk::AttentionBwd call{
+      .q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .d_out = td, .d_q = tdq, .d_k = tdk, .d_v = tdv};
+  rlk::AttentionBwd queries = call;
+  queries.d_k = {}, queries.d_v = {};
+  for (const rlk::AttentionBwd* one : {&call, static_cast<const rlk::AttentionBwd*>(&queries)}) {
+    rlk::Options options{.backend = "cuda.sm90"};
+    const auto bytes = rlk::workspace(*one, options);
+    if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
+    const Memory workspace(static_cast<std::int64_t>(*bytes));
+    options.workspace = workspace.data, options.workspace_bytes = *bytes;
+    const double us = median_us([&] { rlk::check(rlk::attention_bwd(*one, options)); });
+    const double seen = static_cast<double>(tokens) * static_cast<double>(tokens + 1) / 2;
+    fmt::print(
+        "{{\"gradients\": \"{}\", \"batch\": {}, \"tokens\": {}, \"us\": {:.1f}, \"tflops\": {:.1f}}}\n",
+        one == &call ? "all" : "d_q", batch, tokens, us,
+        (one == &call ? 10e-6 : 6e-6) * kWidth * static_cast<double>(batch * kHeads) * seen / us);
+  }
 }
 
 }  // namespace
 
-int main() {
+// With `wide`, only these; with `backward`, only gradients.
+int main(int count, char** arguments) {
   try {
-    for (std::int64_t split : {1024, 0}) {
-      measure(1, 8192, 8192, split);
-      measure(4, 4096, 4096, split);
-    }
-    for (std::int64_t batch : {1, 16})
-      for (std::int64_t keys : {2048, 16384, 65536})
-        for (std::int64_t split : {512, 1024, 4096}) measure(batch, 1, keys, split);
+    if (count > 1 && arguments[1] == std::string("wide"))
+      wide();
+    else if (count > 1 && arguments[1] == std::string("backward"))
+      measure_backward(4, 4096), measure_backward(1, 8192);
+    else
+      narrow(), wide();
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

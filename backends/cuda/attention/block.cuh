@@ -17,22 +17,35 @@ struct Job {
   Maps maps;
   float* parts;  // Spread: [row, split] of m, l and O
   int splits;
+  bool values_in_keys;  // v is the first channels of k
 };
 
-// Groups: warpgroups of 64 rows. Spread: a block has one split and leaves its sums in memory.
-template <class T, int Width, int Groups, bool Capped, bool Spread>
+// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
+// sums in memory.
+template <class T, int Width, int ValueWidth, bool Capped, bool Spread>
 struct Shape {
   using Element = T;
-  static constexpr int kWidth = Width, kGroups = Groups, kRows = 64 * Groups;
+  static constexpr int kWidth = Width, kValueWidth = ValueWidth;
   static constexpr bool kCapped = Capped, kSpread = Spread;
-  static constexpr int kConsumers = 128 * Groups, kThreads = kConsumers + 128;
-  static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
-  static constexpr int kTileBytes = kTile * Width * 2, kQueryBytes = kRows * Width * 2;
-  static constexpr int kTotalBytes = Spread ? 0 : kRows * Width * 4;
-  static constexpr int kStages = Groups == 1 ? 3 : 2;  // what there is room for
-  static constexpr int kRingBytes = 2 * kStages * kTileBytes;
+  // One tile of keys is all there is room for: its values are their first channels, or take their place.
+  static constexpr bool kLatent = Width > 256;
+  static_assert(!kLatent || Spread, "there is no room for sums of other splits");
+  static constexpr bool kOneByOne = kLatent || (Width > 128 && Capped);
+  // Warpgroups: of 64 rows each, or, where a thread cannot hold a row's sums, of the same rows and a part of the values'
+  // channels each.
+  static constexpr int kGroups = Spread || Width > 192 ? 1 : 2, kParts = kLatent ? 2 : 1;
+  static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
+  static constexpr int kPartWidth = ValueWidth / kParts;
+  static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;
+  static constexpr int kQueryBytes = kRows * Width * 2, kTotalBytes = Spread ? 0 : kRows * ValueWidth * 4;
+  // What there is room for.
+  static constexpr int kKeyStages = Width > 192 ? 1 : Width > 128 ? (Spread ? 2 : 1) : Spread ? 3 : 2;
+  static constexpr int kValueStages = kLatent || (Width > 192 && !Spread) ? 1
+                                      : Width <= 128 && Spread            ? 3
+                                                                          : 2;
+  static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kPlaceBytes = 2 * kTile * 8;
-  static constexpr int kBarriers = 4 * kStages;
+  static constexpr int kBarriers = 2 * (kKeyStages + kValueStages);
   static constexpr int kBytes = kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8;
   static_assert(kBytes <= 227 * 1024, "of a block");
 };
@@ -99,6 +112,7 @@ __device__ inline bool find_work(const Problem& p, Work& w) {
   w.begin = static_cast<int>(top.first / kTile);
   w.end = static_cast<int>((last.last + kTile - 1) / kTile);
   if constexpr (S::kSpread) {
+    if (p.split == 0) return w.begin < w.end;
     const auto tiles = static_cast<int>(p.split / kTile), split = static_cast<int>(blockIdx.y);
     w.begin = max(w.begin, split * tiles), w.end = min(w.end, (split + 1) * tiles);
     return w.begin < w.end;
@@ -106,7 +120,13 @@ __device__ inline bool find_work(const Problem& p, Work& w) {
   return true;
 }
 
-// It starts on 1024 bytes, as tiles have to, which lie as rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as TMA and wgmma have it.
+// Where 16 bytes of a tile's row lie: tiles are rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as TMA and
+// wgmma have it.
+__device__ __forceinline__ int swizzled(int rows, int row, int piece) {
+  return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+}
+
+// It starts on 1024 bytes, as tiles have to.
 template <class S>
 struct Shared {
   unsigned char *q, *k, *v;
@@ -117,21 +137,18 @@ struct Shared {
   __device__ explicit Shared(unsigned char* raw) {
     q = raw;
     k = q + S::kQueryBytes;
-    v = k + S::kStages * S::kTileBytes;
-    unsigned char* const rest = v + S::kStages * S::kTileBytes;
+    v = S::kLatent ? k : k + S::kKeyStages * S::kKeyBytes;
+    unsigned char* const rest = k + S::kRingBytes;
     total = reinterpret_cast<float4*>(rest);
     places = reinterpret_cast<const unsigned char**>(rest + S::kTotalBytes);
     k_full = reinterpret_cast<std::uint64_t*>(rest + S::kTotalBytes + S::kPlaceBytes);
-    k_empty = k_full + S::kStages, v_full = k_empty + S::kStages, v_empty = v_full + S::kStages;
-  }
-  __device__ static int swizzled(int rows, int row, int piece) {
-    return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+    k_empty = k_full + S::kKeyStages, v_full = k_empty + S::kKeyStages, v_empty = v_full + S::kValueStages;
   }
   __device__ void init() const {
-    for (int i = 0; i < S::kStages; ++i) {
-      barrier_init(k_full + i, 128), barrier_init(v_full + i, 128);
-      barrier_init(k_empty + i, S::kConsumers / 32), barrier_init(v_empty + i, S::kConsumers / 32);
-    }
+    for (int i = 0; i < S::kKeyStages; ++i)
+      barrier_init(k_full + i, 128), barrier_init(k_empty + i, S::kConsumers / 32);
+    for (int i = 0; i < S::kValueStages; ++i)
+      barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
     fence_barrier_init();
   }
 };

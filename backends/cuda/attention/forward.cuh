@@ -18,10 +18,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_co
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
-    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     produce<S>(job, w, shared);
   } else {
-    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     Consumer<S> consumer(job, w, shared);
     w.begin < w.end ? consumer.run() : consumer.run_empty();
   }
@@ -35,25 +35,38 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
     return e;
   const dim3 blocks(static_cast<unsigned>(tiles_at_most(p, S::kRows) * p.heads),
                     static_cast<unsigned>(S::kSpread ? splits : 1));
-  kernel<<<blocks, S::kThreads, S::kBytes, stream>>>({p, maps_of(p), parts, static_cast<int>(splits)});
+  kernel<<<blocks, S::kThreads, S::kBytes, stream>>>(
+      {p, maps_of(p), parts, static_cast<int>(splits), values_in_keys(p)});
   return cudaGetLastError();
 }
 
-template <class T, int Width, bool Capped>
+template <class T, int Width, int ValueWidth, bool Capped>
 cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return splits > 1 ? start<Shape<T, Width, 1, Capped, true>>(p, parts, splits, stream)
-                    : start<Shape<T, Width, 2, Capped, false>>(p, parts, 1, stream);
-}
-template <class T, int Width>
-cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return p.cap != 0 ? start<T, Width, true>(p, parts, splits, stream)
-                    : start<T, Width, false>(p, parts, splits, stream);
+  return splits > 1 ? start<Shape<T, Width, ValueWidth, Capped, true>>(p, parts, splits, stream)
+                    : start<Shape<T, Width, ValueWidth, Capped, false>>(p, parts, 1, stream);
 }
 
+// Softcaps have kernels of their own, for the others' sake.
+template <class T, int Width>
+cudaError_t start_narrow(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  return p.cap != 0 ? start<T, Width, Width, true>(p, parts, splits, stream)
+                    : start<T, Width, Width, false>(p, parts, splits, stream);
+}
 template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return std::max(p.width, p.value_width) <= 64 ? start<T, 64>(p, parts, splits, stream)
-                                                : start<T, 128>(p, parts, splits, stream);
+  return std::max(p.width, p.value_width) <= 64 ? start_narrow<T, 64>(p, parts, splits, stream)
+                                                : start_narrow<T, 128>(p, parts, splits, stream);
+}
+
+// Widths above kNarrow.
+template <class T>
+cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  if (is_latent(p)) return start<Shape<T, 576, 512, true, true>>(p, parts, splits, stream);
+  if (p.width <= 192 && p.value_width <= 128)
+    return p.cap != 0 ? start<T, 192, 128, true>(p, parts, splits, stream)
+                      : start<T, 192, 128, false>(p, parts, splits, stream);
+  return p.cap != 0 ? start<T, 256, 256, true>(p, parts, splits, stream)
+                    : start<T, 256, 256, false>(p, parts, splits, stream);
 }
 
 }  // namespace rlk::cuda::attention

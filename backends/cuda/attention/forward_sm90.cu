@@ -2,12 +2,18 @@
 // time; weights by the library's own exp2.
 //
 // A block is a producer warpgroup and one or two consumers of 64 rows; a row is a query of one of the heads that share keys,
-// so that decoding fills a tile with heads. Many rows: a block takes all keys of its 128, and joins splits in shared memory.
-// Few rows: a block takes one split and leaves its sums in the workspace, a second kernel joins them, ascending.
+// so that decoding fills a tile with heads. Many rows: a block takes all keys of its 128 (D and Dv above 192 and 128: of its
+// 64, whose sums are what shared memory holds), and joins splits in shared memory. Few rows: a block takes one split and
+// leaves its sums in the workspace, a second kernel joins them, ascending.
+// Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
+// hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
+// read once; else v takes its place.
 //
 // Operations: 2 (D + Dv) per query head and key. Traffic: q, out and lse once, the keys and values that a tile sees for
-// every 128 rows. Grids come from shapes; lengths, bounds and pages are read here, so a captured graph may be replayed with
+// every 128 rows, or 64. Grids come from shapes; lengths, bounds and pages are read here, so a captured graph may be replayed with
 // others.
+#include <algorithm>
+
 #include "cuda/attention/block.cuh"
 #include "cuda/attention/forward.h"
 
@@ -15,7 +21,7 @@ namespace rlk::cuda::attention {
 namespace {
 
 // A row's splits joined ascending, a block a row, a thread a channel.
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(512)
     join_kernel(const __grid_constant__ Problem p, const float* parts, int splits) {
   const std::int64_t heads = std::int64_t{p.heads} * p.group, head = blockIdx.x % heads;
   std::int64_t i = blockIdx.x / heads, n = 0, token = i;
@@ -64,37 +70,50 @@ __global__ void __launch_bounds__(128)
 
 // ---- which blocks there are
 
-// Splits that a block each takes; 1: blocks take whole rows. Where rows alone make blocks enough, or make too many parts,
-// splits stay together.
-constexpr std::int64_t kFewBlocks = 256, kMostParts = std::int64_t{1} << 27, kMostSplits = 65535;
-std::int64_t spread(const Problem& p) {
-  if (p.split == 0) return 1;
-  const std::int64_t splits = (p.room + p.split - 1) / p.split, heads = std::int64_t{p.heads} * p.group;
-  const std::int64_t queries = p.queries * (p.cu_q ? 1 : p.sequences);
-  if (splits < 2 || splits > kMostSplits || queries * heads * splits > kMostParts / p.value_width) return 1;
-  return p.queries * p.group <= 64 || tiles_at_most(p, 128) * p.heads < kFewBlocks ? splits : 1;
-}
+constexpr std::int64_t kFewBlocks = 256, kMostSplits = 65535;
 
 std::int64_t row_count(const Problem& p) {
   return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group;
 }
+std::int64_t splits_of(const Problem& p) {
+  return p.split == 0 || p.room <= p.split ? 1 : (p.room + p.split - 1) / p.split;
+}
+
+// Splits that a block each takes; 1: blocks take whole rows. Where rows alone make blocks enough, or make too many parts,
+// splits stay together; those of latent heads never do.
+std::int64_t spread(const Problem& p) {
+  const std::int64_t splits = splits_of(p);
+  if (is_latent(p)) return splits;
+  if (splits < 2 || splits > kMostSplits || row_count(p) * splits > kMostParts / p.value_width) return 1;
+  return p.queries * p.group <= 64 || tiles_at_most(p, 128) * p.heads < kFewBlocks ? splits : 1;
+}
+bool has_parts(const Problem& p, std::int64_t splits) { return splits > 1 || is_latent(p); }
 
 }  // namespace
 
+std::int64_t latent_parts(const Problem& p) {
+  if (!is_latent(p)) return 0;
+  const std::int64_t splits = splits_of(p);
+  return splits > kMostSplits ? INT64_MAX : row_count(p) * splits * p.value_width;
+}
+
 std::int64_t workspace_bytes(const Problem& p) {
   const std::int64_t splits = spread(p);
-  return splits == 1 ? 0 : row_count(p) * splits * (p.value_width + 2) * std::int64_t{sizeof(float)};
+  return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * std::int64_t{sizeof(float)} : 0;
 }
 
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream) {
   if (row_count(p) == 0) return cudaSuccess;
   const std::int64_t splits = spread(p);
   auto* const parts = static_cast<float*>(workspace);
-  if (cudaError_t e = p.q.type == rows::Type::f16 ? start_forward<__half>(p, parts, splits, stream)
-                                                  : start_forward<__nv_bfloat16>(p, parts, splits, stream);
-      e != cudaSuccess || splits == 1)
-    return e;
-  join_kernel<<<static_cast<unsigned>(row_count(p)), 128, 0, stream>>>(p, parts, static_cast<int>(splits));
+  const bool wide = std::max(p.width, p.value_width) > kNarrow, half = p.q.type == rows::Type::f16;
+  const auto start = wide   ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
+                       : half ? start_forward<__half>
+                            : start_forward<__nv_bfloat16>;
+  if (cudaError_t e = start(p, parts, splits, stream); e != cudaSuccess || !has_parts(p, splits)) return e;
+  const int threads = (p.value_width + 127) / 128 * 128;
+  join_kernel<<<static_cast<unsigned>(row_count(p)), threads, 0, stream>>>(p, parts,
+                                                                           static_cast<int>(splits));
   return cudaGetLastError();
 }
 

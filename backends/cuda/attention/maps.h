@@ -21,10 +21,10 @@ inline int box_of(const Problem& p) {
   return p.page_size >= 8 && kTile % p.page_size == 0 ? static_cast<int>(p.page_size) : 0;
 }
 
-inline bool map_tensor(CUtensorMap& map, const Problem& p, const attn128::Tensor& t, int width, int box) {
-  const std::int64_t outer = p.block_table ? p.pages : p.cu_k ? 1 : p.sequences;
-  const std::int64_t tokens = p.block_table ? p.page_size : p.room;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(p.heads),
+// [outer, tokens, heads, width] in boxes of `box` tokens; false where the encoder refuses.
+inline bool map_tensor(CUtensorMap& map, const attn128::Tensor& t, std::int64_t outer, std::int64_t tokens,
+                       int heads, int width, int box) {
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(heads),
                                static_cast<cuuint64_t>(tokens), static_cast<cuuint64_t>(outer)};
   const std::int64_t steps[3] = {t.head, t.token, t.sequence};
   cuuint64_t strides[3];
@@ -43,7 +43,10 @@ inline bool map_tensor(CUtensorMap& map, const Problem& p, const attn128::Tensor
 inline Maps maps_of(const Problem& p) {
   Maps maps;
   const int box = hopper::encoder() != nullptr ? box_of(p) : 0;
-  if (box != 0 && map_tensor(maps.k, p, p.k, p.width, box) && map_tensor(maps.v, p, p.v, p.value_width, box))
+  const std::int64_t outer = p.block_table ? p.pages : p.cu_k ? 1 : p.sequences;
+  const std::int64_t tokens = p.block_table ? p.page_size : p.room;
+  if (box != 0 && map_tensor(maps.k, p.k, outer, tokens, p.heads, p.width, box) &&
+      map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box))
     maps.box = box;
   return maps;
 }

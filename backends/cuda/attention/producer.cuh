@@ -6,22 +6,22 @@
 namespace rlk::cuda::attention {
 
 // Rows that are not there, and channels behind the last, are zeros: 0 * NaN would be NaN.
-template <class S>
+template <int Pieces>
 __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char* const* places,
                                           const void* anywhere, int pieces) {
   const int t = static_cast<int>(threadIdx.x) % 128;
-#pragma unroll
-  for (int i = 0; i < S::kPieces; ++i) {
-    const int at = t + i * 128, row = at / S::kPieces, piece = at % S::kPieces;
+#pragma unroll 8
+  for (int i = 0; i < Pieces; ++i) {
+    const int at = t + i * 128, row = at / Pieces, piece = at % Pieces;
     const unsigned char* from = places[row];
     const bool there = from != nullptr && piece < pieces;
-    copy16(to + Shared<S>::swizzled(kTile, row, piece),
-           there ? static_cast<const void*>(from + piece * 16) : anywhere, there ? 16 : 0);
+    copy16(to + swizzled(kTile, row, piece), there ? static_cast<const void*>(from + piece * 16) : anywhere,
+           there ? 16 : 0);
   }
 }
 
 // Whole tiles by TMA, in pieces of a box.
-template <class S>
+template <int Width>
 __device__ __forceinline__ void order_tile(unsigned char* to, const CUtensorMap* map, std::uint64_t* full,
                                            const Job& job, const Work& w, int tile) {
   const Problem& p = job.p;
@@ -33,9 +33,9 @@ __device__ __forceinline__ void order_tile(unsigned char* to, const CUtensorMap*
     const int size = static_cast<int>(p.page_size);
     outer = static_cast<int>(Problem::held(p.block_table.get(w.n, j / size), p.pages - 1)), token = j % size;
   }
-  barrier_expect(full, S::kTileBytes / pieces);
+  barrier_expect(full, kTile * Width * 2 / pieces);
 #pragma unroll
-  for (int x = 0; x < S::kWidth; x += 64)
+  for (int x = 0; x < Width; x += 64)
     tma_load(to + (x / 64 * kTile + t * box) * 128, map, full, x, w.h, token, outer);
 }
 
@@ -52,24 +52,30 @@ __device__ __forceinline__ void copy_places(const Problem& p, const Work& w, int
 template <class S>
 __device__ inline void produce(const Job& job, const Work& w, const Shared<S>& s) {
   const Problem& p = job.p;
-  Turn<S::kStages> turn;
-  for (int tile = w.begin; tile < w.end; ++tile, turn.next()) {
-    unsigned char *const k = s.k + turn.stage * S::kTileBytes, *const v = s.v + turn.stage * S::kTileBytes;
-    std::uint64_t *const k_full = s.k_full + turn.stage, *const v_full = s.v_full + turn.stage;
-    if (by_threads(w, job.maps.box, tile)) {
-      copy_places(p, w, tile, s.places);
-      barrier_wait(s.k_empty + turn.stage, turn.phase ^ 1);
-      copy_tile<S>(k, s.places, p.k.data, p.width / 8);
-      copy_arrive(k_full);
-      barrier_wait(s.v_empty + turn.stage, turn.phase ^ 1);
-      copy_tile<S>(v, s.places + kTile, p.v.data, p.value_width / 8);
-      copy_arrive(v_full);
+  Turn<S::kKeyStages> keys;
+  Turn<S::kValueStages> values;
+  for (int tile = w.begin; tile < w.end; ++tile) {
+    unsigned char *const k = s.k + keys.stage * S::kKeyBytes, *const v = s.v + values.stage * S::kValueBytes;
+    const bool threads = by_threads(w, job.maps.box, tile), with_values = !S::kLatent || !job.values_in_keys;
+    if (threads) copy_places(p, w, tile, s.places);
+    barrier_wait(s.k_empty + keys.stage, keys.phase ^ 1);
+    if (threads) {
+      copy_tile<S::kWidth / 8>(k, s.places, p.k.data, p.width / 8);
+      copy_arrive(s.k_full + keys.stage);
     } else {
-      barrier_wait(s.k_empty + turn.stage, turn.phase ^ 1);
-      order_tile<S>(k, &job.maps.k, k_full, job, w, tile);
-      barrier_wait(s.v_empty + turn.stage, turn.phase ^ 1);
-      order_tile<S>(v, &job.maps.v, v_full, job, w, tile);
+      order_tile<S::kWidth>(k, &job.maps.k, s.k_full + keys.stage, job, w, tile);
     }
+    keys.next();
+    if (!with_values) continue;
+    // In the place of keys: when their scores are there.
+    barrier_wait(s.v_empty + values.stage, S::kLatent ? values.phase : values.phase ^ 1);
+    if (threads) {
+      copy_tile<S::kValueWidth / 8>(v, s.places + kTile, p.v.data, p.value_width / 8);
+      copy_arrive(s.v_full + values.stage);
+    } else {
+      order_tile<S::kValueWidth>(v, &job.maps.v, s.v_full + values.stage, job, w, tile);
+    }
+    values.next();
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
 }

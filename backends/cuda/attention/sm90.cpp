@@ -1,28 +1,16 @@
 // attention on Hopper: what the kernel takes, and the way from the typed arguments to it; an implementation for every split.
 #include "cuda/attention/sm90.h"
 
-#include <algorithm>
-
 #include "arithmetic/attention/bind.hpp"
+#include "cuda/attention/aligned.hpp"
 #include "cuda/device.hpp"
 
 namespace rlk::cuda {
 namespace {
 
+using attention::aligned;
 using attn128::Problem;
 using attn128::problem_of;
-
-// Whether every row [.., width] starts on `bytes`.
-template <class View>
-bool aligned(const View& v, std::int64_t bytes) {
-  if (v.numel() == 0) return true;
-  const std::int64_t size = v.dtype() == DType::f32 ? 4 : 2;
-  if (reinterpret_cast<std::uintptr_t>(v.template data<char>()) % static_cast<std::uintptr_t>(bytes) != 0)
-    return false;
-  for (std::int32_t i = 0; i + 1 < v.rank(); ++i)
-    if (v.dim(i) > 1 && v.stride(i) * size % bytes != 0) return false;
-  return true;
-}
 
 template <int S>
 rlk_verdict supports(const Attention& a, const rlk_request&) {
@@ -30,9 +18,6 @@ rlk_verdict supports(const Attention& a, const rlk_request&) {
     return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
                   "set split, or take another arithmetic");
   const Problem p = problem_of(a);
-  if (std::max(p.width, p.value_width) > attention::kMostWidth)
-    return refuse("D={0}, Dv={1}: tiles are cut for widths up to {2}",
-                  {p.width, p.value_width, attention::kMostWidth});
   if (!aligned(a.q, 16) || !aligned(a.k, 16) || !aligned(a.v, 16))
     return refuse("rows of q, k or v that do not start on 16 bytes", {}, "align every row to 16 bytes");
   if (!aligned(a.out, a.out.dtype() == DType::f32 ? 8 : 4))
@@ -43,6 +28,9 @@ rlk_verdict supports(const Attention& a, const rlk_request&) {
   const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
   if (rows > kMost || p.sequences * p.heads > kMost)
     return refuse("q has {0} rows in {1} sequences, the grid has 2^30", {rows, p.sequences});
+  if (const std::int64_t parts = attention::latent_parts(p); parts > attention::kMostParts)
+    return refuse("D={0}: sums of splits are {1} floats, the workspace holds {2}",
+                  {p.width, parts, attention::kMostParts}, "bring fewer queries in a call");
   return kAccept;
 }
 

@@ -9,7 +9,10 @@ namespace rlk::cuda::attention {
 
 using attn128::Problem;
 
-inline constexpr int kMostWidth = 128;
+// Floats in the workspace.
+inline constexpr std::int64_t kMostParts = std::int64_t{1} << 27;
+// Of them, those that a call of latent heads (576 and 512 channels) needs.
+std::int64_t latent_parts(const Problem& p);
 
 std::int64_t workspace_bytes(const Problem& p);
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream);

@@ -62,8 +62,10 @@ struct Rows {
 template <bool Capped>
 __device__ __forceinline__ bool weigh(const Problem& p, float (&s)[64], Rows& rows, int at, float (&a)[2]) {
   if constexpr (Capped) {
+    if (p.cap != 0) {
 #pragma unroll
-    for (float& x : s) x = attn128::capped(p, x);
+      for (float& x : s) x = attn128::capped(p, x);
+    }
   }
   bool whole = true;
 #pragma unroll

@@ -113,11 +113,13 @@ __device__ __forceinline__ void wgmma(float (&d)[Size], std::uint64_t a, std::ui
 template <class T, bool TransB, int Size>
 __device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)[4], std::uint64_t b,
                                       bool accumulate) {
-  static_assert(Size == 32 || Size == 64, "N is 64 or 128");
+  static_assert(Size == 32 || Size == 64 || Size == 128, "N is 64, 128 or 256");
   if constexpr (Size == 32)
     RLK_WGMMA_REGISTERS_OF(64, 32, "{%32,%33,%34,%35}", "%36", "%37", "%38");
-  else
+  else if constexpr (Size == 64)
     RLK_WGMMA_REGISTERS_OF(128, 64, "{%64,%65,%66,%67}", "%68", "%69", "%70");
+  else
+    RLK_WGMMA_REGISTERS_OF(256, 128, "{%128,%129,%130,%131}", "%132", "%133", "%134");
 }
 template <bool TransB, int Size>
 __device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)[4], std::uint64_t b,

@@ -3,17 +3,19 @@
 // Operations: 2 (3 D + 2 Dv) per query head and key for d_k and d_v, 2 (2 D + Dv) for d_q: scores are computed twice, so that
 // no sum crosses tasks. Workspace: 8 bytes per query and head, beside the tasks' own.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
 #include "native/attention/backward_engine.hpp"
+#include "native/attention/backward_rows.hpp"
 #include "native/attention/check.hpp"
 #include "rlk/workers.hpp"
 
 namespace rlk::native {
 namespace {
 
+using attn::parts;
+using attn::stat_bytes;
 using attn128::Backward;
 using attn128::backward_of;
 using attn128::Problem;
@@ -22,11 +24,6 @@ using attn128::Stat;
 constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
 constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 
-std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
-
-std::uint64_t stat_bytes(const Backward& g) {
-  return g.p.sequences == 0 ? 0 : static_cast<std::uint64_t>(g.rows() * g.all_heads()) * sizeof(Stat);
-}
 std::uint64_t scratch_bytes(const Problem& p) {
   return static_cast<std::uint64_t>(attn::backward_scratch_floats(p)) * sizeof(float);
 }
@@ -42,37 +39,6 @@ std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
   return workers::workspace_for(r.threads, tasks, scratch_bytes(p), stat_bytes(g));
 }
 
-// ---- rows of no sequence
-
-void clear(const attn128::Tensor& t, std::int64_t n, attn128::Visible rows, int heads, int width) {
-  for (std::int64_t i = rows.first; t && i < rows.last; ++i)
-    for (int h = 0; h < heads; ++h)
-      std::memset(t.at(n, i, h), 0, static_cast<std::size_t>(width * rows::size_of(t.type)));
-}
-void clear_idle(const Backward& g) {
-  const Problem& p = g.p;
-  const auto keys = [&](std::int64_t n, attn128::Visible rows) {
-    clear(g.d_k, n, rows, p.heads, p.width), clear(g.d_v, n, rows, p.heads, p.value_width);
-  };
-  for (std::int64_t n = 0; n < p.sequences; ++n) keys(p.cu_k ? 0 : n, g.idle_keys(n));
-  for (std::int64_t n = 0; p.sequences == 0 && n < g.key_batches; ++n) keys(n, {0, p.room});
-  if (p.cu_q && p.sequences > 0)
-    clear(g.d_q, 0, {p.q_begin(p.sequences - 1) + p.q_len(p.sequences - 1), p.queries}, g.all_heads(),
-          p.width);
-}
-
-// ---- sinks
-
-void sink_gradient(const Backward& g, const Stat* stats, std::int64_t head) {
-  double sum = 0;
-  for (std::int64_t n = 0; n < g.p.sequences; ++n)
-    for (std::int64_t i = 0; i < g.p.q_len(n); ++i) {
-      const auto* lse = static_cast<const float*>(g.p.lse.at(n, g.p.q_begin(n) + i, head));
-      sum += attn128::sink_term(g.p.sinks[head], *lse, stats[g.row(n, i) * g.all_heads() + head].delta);
-    }
-  rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
-}
-
 // ---- tiles
 
 template <Isa I>
@@ -80,7 +46,7 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
   const Backward g = backward_of(a);
   const Problem& p = g.p;
   if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
-  clear_idle(g);
+  attn::clear_idle(g);
   auto* stats = reinterpret_cast<Stat*>(workers::shared_workspace(call));
   std::vector<attn::Block> blocks;
   std::vector<attn::KeyTile> tiles;
@@ -104,7 +70,7 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
   run_all(blocks, engine.queries);
   run_all(tiles, engine.keys);
   if (g.d_sinks != nullptr)
-    call.parallel_for(g.all_heads(), [&](std::int64_t head) { sink_gradient(g, stats, head); });
+    call.parallel_for(g.all_heads(), [&](std::int64_t head) { attn::sink_gradient(g, stats, head); });
   return RLK_OK;
 }
 
@@ -208,7 +174,7 @@ rlk_code run_golden(const AttentionBwd& a, const Call& call) {
   const Backward g = backward_of(a);
   const Problem& p = g.p;
   if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
-  clear_idle(g);
+  attn::clear_idle(g);
   Golden golden(g);
   call.parallel_for(p.sequences * p.heads,
                     [&](std::int64_t task) { golden.sequence(task / p.heads, task % p.heads); });

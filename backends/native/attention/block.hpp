@@ -11,11 +11,69 @@
 
 namespace rlk::native::attn {
 
+// The products of a block and a tile: fma chains over fp32.
 template <class L, int W>
+class FmaTile {
+  using Row = native::Row<L, W>;
+  static constexpr std::int64_t kTurned = 16;  // keys that are turned at a time: a cache line of floats
+
+ public:
+  // Takes what it needs from scratch, which moves on.
+  FmaTile(const Problem& p, float*& scratch) : p_(p) {
+    const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
+    turned_ = take(kTile * p.width), values_ = take(kTile * p.value_width);
+    some_ = take(kTurned * p.width), q_ = take(std::int64_t{kRows} * p.width), halves_ = take(kTile);
+  }
+  static constexpr int kSpare = 0;  // rows behind the block that products write
+  // From one row of O to the next.
+  static std::int64_t pitch(const Problem& p) { return p.value_width; }
+
+  void query(int r, const void* q) { Row::widen(p_.q.type, q, q_ + r * p_.width, p_.width); }
+  // key(t, j): where key j of the tile lies in k or v; null: it counts as zeros.
+  template <class Key>
+  void load(Key key) {
+    for (std::int64_t j = 0; j < kTile; j += kTurned) {
+      for (std::int64_t i = 0; i < kTurned; ++i) {
+        float *k = some_ + i * p_.width, *v = values_ + (j + i) * p_.value_width;
+        const void* from = key(p_.k, j + i);
+        if (from == nullptr) {
+          std::fill_n(k, p_.width, 0.0f), std::fill_n(v, p_.value_width, 0.0f);
+          continue;
+        }
+        Row::widen(p_.k.type, from, k, p_.width);
+        Row::widen(p_.v.type, key(p_.v, j + i), v, p_.value_width);
+      }
+      for (std::int64_t d = 0; d < p_.width; ++d)
+        for (std::int64_t i = 0; i < kTurned; ++i) turned_[d * kTile + j + i] = some_[i * p_.width + d];
+    }
+  }
+  // Of rows [from, to).
+  void scores(int from, int to, float* scores) const {
+    std::fill_n(scores + from * kTile, (to - from) * kTile, 0.0f);
+    Products<L, W>::add(q_ + from * p_.width, p_.width, turned_, kTile, scores + from * kTile, kTile,
+                        to - from, p_.width, kTile);
+  }
+  // A row's weights are rounded to v's dtype.
+  void round(int, float* weights) {
+    if (p_.v.type == rows::Type::f32) return;
+    Row::narrow(p_.v.type, weights, halves_, kTile);
+    Row::widen(p_.v.type, halves_, weights, kTile);
+  }
+  void add_values(int from, int to, const float* weights, float* o) const {
+    const std::int64_t width = p_.value_width;
+    Products<L, W>::add(weights + from * kTile, kTile, values_, width, o + from * width, width, to - from,
+                        kTile, width);
+  }
+
+ private:
+  const Problem& p_;
+  float *turned_, *values_, *some_, *q_, *halves_;
+};
+
+template <class L, int W, class Tile = FmaTile<L, W>>
 class Rows {
   using Row = native::Row<L, W>;
   using Type = rows::Type;
-  static constexpr std::int64_t kTurned = 16;  // keys that are turned at a time: a cache line of floats
 
  public:
   Rows(const Problem& p, const Block& block, float* scratch)
@@ -24,13 +82,14 @@ class Rows {
         q_begin_(p.q_begin(block.n)),
         k_begin_(p.k_begin(block.n)),
         keys_(p.kv_count(block.n)),
-        offset_(keys_ - p.q_len(block.n)) {
+        offset_(keys_ - p.q_len(block.n)),
+        pitch_(Tile::pitch(p)),
+        tile_(p, scratch) {
     const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
-    turned_ = take(kTile * p.width), values_ = take(kTile * p.value_width);
-    some_ = take(kTurned * p.width), q_ = take(std::int64_t{kRows} * p.width);
-    p_row_ = take(std::int64_t{kRows} * kTile);
-    o_ = take(std::int64_t{kRows} * p.value_width), total_ = take(std::int64_t{kRows} * p.value_width);
-    halves_ = take(kTile), m_ = take(kRows), l_ = take(kRows), a_ = take(kRows);
+    p_row_ = take(std::int64_t{kRows + Tile::kSpare} * kTile);
+    o_ = take(std::int64_t{kRows + Tile::kSpare} * pitch_),
+    total_ = take(std::int64_t{kRows} * p.value_width);
+    m_ = take(kRows), l_ = take(kRows), a_ = take(kRows);
     total_m_ = take(kRows), total_l_ = take(kRows), begun_ = take(kRows);
   }
 
@@ -51,7 +110,7 @@ class Rows {
       if (!sees(r, split)) continue;
       float* to = part(parts, r, split);
       to[0] = m_[r], to[1] = l_[r];
-      std::copy_n(o_ + r * p_.value_width, p_.value_width, to + 2);
+      std::copy_n(o_ + r * pitch_, p_.value_width, to + 2);
     }
   }
   void join_splits(const float* parts) {
@@ -61,7 +120,7 @@ class Rows {
         if (!sees(r, split)) continue;
         const float* from = part(parts, r, split);
         m_[r] = from[0], l_[r] = from[1];
-        std::copy_n(from + 2, p_.value_width, o_ + r * p_.value_width);
+        std::copy_n(from + 2, p_.value_width, o_ + r * pitch_);
       }
       end_split(split);
     }
@@ -77,7 +136,7 @@ class Rows {
   void begin() {
     first_ = keys_, last_ = 0;
     for (int r = 0; r < block_.count; ++r) {
-      Row::widen(p_.q.type, p_.q.at(block_.n, q_begin_ + query(r), head(r)), q_ + r * p_.width, p_.width);
+      tile_.query(r, p_.q.at(block_.n, q_begin_ + query(r), head(r)));
       const attn128::Visible seen = visible(r);
       if (seen.first < seen.last) first_ = std::min(first_, seen.first), last_ = std::max(last_, seen.last);
       begun_[r] = 0;
@@ -114,27 +173,9 @@ class Rows {
   }
 
   void restart() {
-    std::fill_n(o_, std::int64_t{block_.count} * p_.value_width, 0.0f);
+    std::fill_n(o_, std::int64_t{block_.count} * pitch_, 0.0f);
     std::fill_n(m_, block_.count, -__builtin_inff());
     std::fill_n(l_, block_.count, 0.0f);
-  }
-
-  // Keys [at, at + kTile) of which [first, last) are there; the others count as zeros and are not read.
-  void load(std::int64_t at, std::int64_t first, std::int64_t last) {
-    for (std::int64_t j = 0; j < kTile; j += kTurned) {
-      for (std::int64_t i = 0; i < kTurned; ++i) {
-        const std::int64_t key = at + j + i;
-        float *k = some_ + i * p_.width, *v = values_ + (j + i) * p_.value_width;
-        if (key < first || key >= last) {
-          std::fill_n(k, p_.width, 0.0f), std::fill_n(v, p_.value_width, 0.0f);
-          continue;
-        }
-        Row::widen(p_.k.type, p_.key(p_.k, block_.n, k_begin_, key, block_.h), k, p_.width);
-        Row::widen(p_.v.type, p_.key(p_.v, block_.n, k_begin_, key, block_.h), v, p_.value_width);
-      }
-      for (std::int64_t d = 0; d < p_.width; ++d)
-        for (std::int64_t i = 0; i < kTurned; ++i) turned_[d * kTile + j + i] = some_[i * p_.width + d];
-    }
   }
 
   void one_tile(std::int64_t tile, std::int64_t first, std::int64_t last) {
@@ -143,18 +184,19 @@ class Rows {
     while (from < to && !sees(from, at, at + kTile)) ++from;
     while (from < to && !sees(to - 1, at, at + kTile)) --to;
     if (from == to) return;
-    load(at, first, last);
-    float* scores = p_row_ + from * kTile;
-    std::fill_n(scores, (to - from) * kTile, 0.0f);
-    Products<L, W>::add(q_ + from * p_.width, p_.width, turned_, kTile, scores, kTile, to - from, p_.width,
-                        kTile);
+    // Keys of [first, last) are there; the others are not read.
+    tile_.load([&](const attn128::Tensor& t, std::int64_t j) -> const void* {
+      const bool there = at + j >= first && at + j < last;
+      return there ? p_.key(t, block_.n, k_begin_, at + j, block_.h) : nullptr;
+    });
+    tile_.scores(from, to, p_row_);
     for (int r = from; r < to; ++r) weigh(r, at);
     const std::int64_t width = p_.value_width;
     for (int r = from; r < to; ++r)
-      Row::map(width, [a = a_[r]](auto o) { return o * a; }, o_ + r * width, o_ + r * width);
-    Products<L, W>::add(scores, kTile, values_, width, o_ + from * width, width, to - from, kTile, width);
+      Row::map(width, [a = a_[r]](auto o) { return o * a; }, o_ + r * pitch_, o_ + r * pitch_);
+    tile_.add_values(from, to, p_row_, o_);
     for (int r = from; r < to; ++r)  // -0 becomes +0
-      Row::map(width, [](auto o) { return o + 0.0f; }, o_ + r * width, o_ + r * width);
+      Row::map(width, [](auto o) { return o + 0.0f; }, o_ + r * pitch_, o_ + r * pitch_);
   }
 
   // The row's scores become weights, rounded to v's dtype; m and l move on, and a is what O is multiplied by.
@@ -174,9 +216,7 @@ class Rows {
     a_[r] = simt::exp2(m_[r] - base);
     l_[r] = simt::fused(l_[r], a_[r], tree<L, W>(x));
     m_[r] = m;
-    if (p_.v.type == Type::f32) return;
-    Row::narrow(p_.v.type, x, halves_, kTile);
-    Row::widen(p_.v.type, halves_, x, kTile);
+    tile_.round(r, x);
   }
 
   // NaN is none of them.
@@ -197,7 +237,7 @@ class Rows {
     const std::int64_t width = p_.value_width;
     for (int r = 0; r < block_.count; ++r) {
       if (!sees(r, split)) continue;
-      float *total = total_ + r * width, *o = o_ + r * width;
+      float *total = total_ + r * width, *o = o_ + r * pitch_;
       if (begun_[r] == 0) {
         std::copy_n(o, width, total);
         total_m_[r] = m_[r], total_l_[r] = l_[r], begun_[r] = 1;
@@ -238,28 +278,28 @@ class Rows {
 
   const Problem& p_;
   const Block& block_;
-  const std::int64_t q_begin_, k_begin_, keys_, offset_;
+  const std::int64_t q_begin_, k_begin_, keys_, offset_, pitch_;
+  Tile tile_;
   std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
-  float *turned_, *values_, *some_, *q_, *p_row_, *o_, *total_, *halves_, *m_, *l_, *a_, *total_m_, *total_l_,
-      *begun_;
+  float *p_row_, *o_, *total_, *m_, *l_, *a_, *total_m_, *total_l_, *begun_;
 };
 
-template <class L, int W>
+template <class L, int W, class Tile>
 void forward(const Problem& p, const Block& block, float* scratch) {
-  Rows<L, W>(p, block, scratch).run();
+  Rows<L, W, Tile>(p, block, scratch).run();
 }
-template <class L, int W>
+template <class L, int W, class Tile>
 void forward_split(const Problem& p, const Block& block, std::int64_t split, float* parts, float* scratch) {
-  Rows<L, W>(p, block, scratch).run_split(split, parts);
+  Rows<L, W, Tile>(p, block, scratch).run_split(split, parts);
 }
-template <class L, int W>
+template <class L, int W, class Tile>
 void join_splits(const Problem& p, const Block& block, const float* parts, float* scratch) {
-  Rows<L, W>(p, block, scratch).join_splits(parts);
+  Rows<L, W, Tile>(p, block, scratch).join_splits(parts);
 }
 
-template <class L, int W>
+template <class L, int W, class Tile = FmaTile<L, W>>
 constexpr Engine engine() {
-  return {forward<L, W>, forward_split<L, W>, join_splits<L, W>};
+  return {forward<L, W, Tile>, forward_split<L, W, Tile>, join_splits<L, W, Tile>};
 }
 
 }  // namespace rlk::native::attn

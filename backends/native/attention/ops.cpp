@@ -1,4 +1,4 @@
-// attention on the CPU: fma32/attn128/s<S> by instruction set, an implementation for every S.
+// attention on the CPU: fma32/attn128/s<S> by instruction set, and amx/k32/attn128/s<S>; an implementation for every S.
 //
 // The attribute `split` chooses among the ids and each implementation refuses the others: so an id says all there is to
 // know of the bits, to policies, certificates and replays alike, and the dispatcher needs to know nothing of splits.
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
+#include "native/attention/amx.hpp"
 #include "native/attention/check.hpp"
 #include "native/attention/engine.hpp"
 #include "rlk/workers.hpp"
@@ -26,8 +27,20 @@ std::int64_t blocks_of(const Problem& p, std::int64_t queries) {
   return (queries * p.group + attn::kRows - 1) / attn::kRows;
 }
 
+// Who computes a block, and with how much scratch.
+template <Isa I>
+struct Vectors {
+  static const attn::Engine& engine() { return attn::engine_for(I); }
+  static std::int64_t scratch_floats(const Problem& p) { return attn::scratch_floats(p); }
+};
+struct Amx {
+  static const attn::Engine& engine() { return *attn::amx_engine(); }
+  static std::int64_t scratch_floats(const Problem& p) { return attn::amx_scratch_floats(p); }
+};
+
+template <class By>
 std::uint64_t scratch_bytes(const Problem& p) {
-  return static_cast<std::uint64_t>(attn::scratch_floats(p)) * sizeof(float);
+  return static_cast<std::uint64_t>(By::scratch_floats(p)) * sizeof(float);
 }
 
 // Packed sequences may each leave a block that is not full.
@@ -45,15 +58,18 @@ std::uint64_t part_bytes(const Problem& p, std::int32_t threads) {
   return attn::split_count(p) == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
+template <class By>
 std::uint64_t workspace(const Attention& a, const rlk_request& r) {
   const Problem p = problem_of(a);
   const std::uint64_t parts = part_bytes(p, r.threads);
   const std::int64_t tasks = most_blocks(p) * (parts == 0 ? 1 : attn::split_count(p));
-  return workers::workspace_for(r.threads, tasks, scratch_bytes(p), parts);
+  return workers::workspace_for(r.threads, tasks, scratch_bytes<By>(p), parts);
 }
 
-template <int S>
+template <class By, int S>
 rlk_verdict supports(const Attention& a, const rlk_request&) {
+  if (std::is_same_v<By, Amx> && attn::amx_engine() == nullptr)
+    return refuse("this build lacks AMX with bf16");
   if (a.split == S) return kAccept;
   return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
                 "set split, or take another arithmetic");
@@ -61,7 +77,7 @@ rlk_verdict supports(const Attention& a, const rlk_request&) {
 
 // ---- blocks of rows
 
-template <Isa I, int S>
+template <class By, int S>
 rlk_code run(const Attention& a, const Call& call) {
   const Problem p = problem_of(a);
   if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
@@ -73,10 +89,10 @@ rlk_code run(const Attention& a, const Call& call) {
       for (std::int64_t h = 0; h < p.heads; ++h)
         blocks.push_back({n, h, b * attn::kRows,
                           static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
-  const attn::Engine& engine = attn::engine_for(I);
+  const attn::Engine& engine = By::engine();
   const std::uint64_t shared = part_bytes(p, call.threads());
   const auto run_all = [&](std::int64_t tasks, auto one) {
-    workers::run_tasks(call, tasks, scratch_bytes(p), shared, [&](std::int64_t task, std::byte* scratch) {
+    workers::run_tasks(call, tasks, scratch_bytes<By>(p), shared, [&](std::int64_t task, std::byte* scratch) {
       one(task, reinterpret_cast<float*>(scratch));
     });
   };
@@ -164,7 +180,8 @@ constexpr const char* kArithmetic<0> = "fma32/attn128/snone";
 template <Family F, int S, int Order>
 constexpr Levels tiles() {
   return by_level([]<Isa I>() {
-    return implement<Attention, run<I, S>, supports<S>, workspace>(
+    using By = Vectors<I>;
+    return implement<Attention, run<By, S>, supports<By, S>, workspace<By>>(
         facts_at<F, I>({.id = "",
                         .doc = "96 rows share a tile of 128 keys",
                         .priority = 112 - 3 * Order,
@@ -182,6 +199,35 @@ constinit const Levels attention_s512 = tiles<"native.tiles_s512", 512, 1>();
 constinit const Levels attention_s2048 = tiles<"native.tiles_s2048", 2048, 2>();
 constinit const Levels attention_s4096 = tiles<"native.tiles_s4096", 4096, 3>();
 constinit const Levels attention_snone = tiles<"native.tiles_snone", 0, 4>();
+
+namespace {
+
+template <int S, int Order>
+constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
+  return implement<Attention, run<Amx, S>, supports<Amx, S>, workspace<Amx>>(
+      {.id = id,
+       .doc = "96 rows share a tile of 128 keys on Intel's matrix unit",
+       .priority = 210 - 3 * Order,
+       .arithmetic = arithmetic,
+       .dtypes = RLK_BF16,
+       .traits = kTraits,
+       .min_arch = RLK_CPU_AMX});
+}
+
+}  // namespace
+
+extern const rlk_implementation attention_amx_s1024, attention_amx_s512, attention_amx_s2048,
+    attention_amx_s4096, attention_amx_snone;
+constinit const rlk_implementation attention_amx_s1024 =
+    amx<1024, 0>("native.amx_s1024", "amx/k32/attn128/s1024");
+constinit const rlk_implementation attention_amx_s512 =
+    amx<512, 1>("native.amx_s512", "amx/k32/attn128/s512");
+constinit const rlk_implementation attention_amx_s2048 =
+    amx<2048, 2>("native.amx_s2048", "amx/k32/attn128/s2048");
+constinit const rlk_implementation attention_amx_s4096 =
+    amx<4096, 3>("native.amx_s4096", "amx/k32/attn128/s4096");
+constinit const rlk_implementation attention_amx_snone =
+    amx<0, 4>("native.amx_snone", "amx/k32/attn128/snone");
 
 extern const rlk_implementation attention_golden;
 constinit const rlk_implementation attention_golden =

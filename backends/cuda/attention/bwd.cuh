@@ -1,0 +1,77 @@
+// The two kernels of attention's backward on Hopper and their launch, for one element type.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention/bwd_consumer.cuh"
+#include "cuda/attention/bwd_producer.cuh"
+
+namespace rlk::cuda::attention {
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1) backward_kernel(const __grid_constant__ BackwardJob job) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  BackwardWork w;
+  if (!find_work<S>(job.g, w)) return;
+  const BackwardShared<S> shared(raw);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x >= S::kConsumers) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    produce<S>(job, w, shared);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    BackwardConsumer<S>(job, w, shared).run();
+  }
+}
+
+template <class S>
+bool map_moving(const Backward& g, CUtensorMap (&maps)[2]) {
+  const Problem& p = g.p;
+  if (encoder() == nullptr) return false;
+  if constexpr (S::kKeys) {
+    const std::int64_t outer = p.cu_q ? 1 : p.sequences;
+    return map_tensor(maps[0], p.q, outer, p.queries, g.all_heads(), p.width, S::kMoving) &&
+           map_tensor(maps[1], g.d_out, outer, p.queries, g.all_heads(), p.value_width, S::kMoving);
+  }
+  const std::int64_t outer = p.cu_k ? 1 : p.sequences;
+  return map_tensor(maps[0], p.k, outer, p.room, p.heads, p.width, S::kMoving) &&
+         map_tensor(maps[1], p.v, outer, p.room, p.heads, p.value_width, S::kMoving);
+}
+
+template <class S>
+cudaError_t start(BackwardJob job, cudaStream_t stream) {
+  const Problem& p = job.g.p;
+  const auto kernel = backward_kernel<S>;
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      e != cudaSuccess)
+    return e;
+  const bool packed = static_cast<bool>(S::kKeys ? p.cu_k : p.cu_q);
+  const std::int64_t tiles = ((S::kKeys ? p.room : p.queries) + S::kStill - 1) / S::kStill;
+  const std::int64_t blocks = (packed ? tiles + p.sequences : tiles * p.sequences) * job.g.all_heads();
+  if (blocks == 0) return cudaSuccess;
+  job.mapped = map_moving<S>(job.g, job.maps);
+  kernel<<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, stream>>>(job);
+  return cudaGetLastError();
+}
+
+template <class T, int Width, bool Capped>
+cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
+  if (job.g.d_q)
+    if (cudaError_t e = start<BackwardShape<T, Width, Capped, Side::queries>>(job, stream); e != cudaSuccess)
+      return e;
+  if (job.gathered.parts == nullptr) return cudaSuccess;
+  return start<BackwardShape<T, Width, Capped, Side::keys>>(job, stream);
+}
+template <class T, int Width>
+cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
+  return job.g.p.cap != 0 ? start<T, Width, true>(job, stream) : start<T, Width, false>(job, stream);
+}
+
+template <class T>
+cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream) {
+  const BackwardJob job{g, gathered, {}, false};
+  return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64>(job, stream) : start<T, 128>(job, stream);
+}
+
+}  // namespace rlk::cuda::attention

@@ -1,0 +1,30 @@
+// attention_bwd on Hopper: what the op layer and the kernels of bwd_*sm90.cu share. Knows nothing of the registry.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "arithmetic/attention/backward.hpp"
+
+namespace rlk::cuda::attention {
+
+using attn128::Backward;
+using attn128::Stat;
+
+inline constexpr int kMostBackwardWidth = 128;
+inline constexpr int kMostGroup =
+    64;  // heads that a thread joins in registers, where they are a power of two
+
+// What kernels leave for others in the workspace.
+struct Gathered {
+  Stat* stats = nullptr;   // [query heads][rows of q]
+  float* parts = nullptr;  // [rows of k][query heads][D + Dv]: d_k and d_v of each query head
+};
+
+std::int64_t backward_workspace_bytes(const Backward& g);
+cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t stream);
+
+// A file for each element type, so that they compile side by side: d_q, and each query head's d_k and d_v.
+template <class T>
+cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream);
+
+}  // namespace rlk::cuda::attention

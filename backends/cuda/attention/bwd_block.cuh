@@ -1,0 +1,143 @@
+// What producer and consumers of attention's backward share: which rows a block has, and its shared memory.
+//
+// A block holds 128 rows still, keys or queries, and walks over the other side in tiles of 64:
+//
+//   still        moving       sums
+//   k, v         q, d_out     d_k, d_v of one query head
+//   q, d_out     k, v         d_q
+#pragma once
+
+#include "cuda/attention/block.cuh"
+#include "cuda/attention/bwd.h"
+
+namespace rlk::cuda::attention {
+
+enum class Side { keys, queries };
+
+struct BackwardJob {
+  Backward g;
+  Gathered gathered;
+  CUtensorMap maps[2];  // of the moving side
+  bool mapped;          // else threads copy
+};
+
+template <class T, int Width, bool Capped, Side Still>
+struct BackwardShape {
+  using Element = T;
+  static constexpr int kWidth = Width;
+  static constexpr bool kCapped = Capped, kKeys = Still == Side::keys;
+  static constexpr int kStill = 128, kMoving = 64;  // rows
+  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
+  static constexpr int kStages = 3;
+  static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
+  static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
+  static constexpr int kStatBytes = kStages * kMoving * 8;
+  static constexpr int kBytes = 2 * kStillBytes + 2 * kStages * kMovingBytes + kStatBytes + 2 * kStages * 8;
+  static_assert(kBytes <= 227 * 1024, "of a block");
+};
+
+// Of sequence n: rows [first, first + count) of the still side of query head `head`, and tiles [begin, end) of the other, of
+// whose rows [all_from, all_to) are seen by, or see, all of them.
+struct BackwardWork {
+  std::int64_t n = 0, q_begin = 0, k_begin = 0, row_begin = 0;  // the last: of stats
+  int head = 0, kv_head = 0, first = 0, count = 0, queries = 0, keys = 0, begin = 0, end = 0, all_from = 0,
+      all_to = 0;
+};
+
+// The sequence that block `tile` of the packed ones belongs to, where sequence i has tiles_in(i); `tile` becomes one of its
+// own. Every lane asks alike.
+template <class Tiles>
+__device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::int64_t& n, int& tile) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (std::int64_t base = 0; base < sequences; base += 32) {
+    const int own = base + lane < sequences ? tiles_in(base + lane) : 0;
+    int upto = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, upto, step);
+      if (lane >= step) upto += before;
+    }
+    if (const unsigned hit = __ballot_sync(~0u, tile < upto); hit != 0) {
+      const int from = __ffs(static_cast<int>(hit)) - 1;
+      n = base + from;
+      tile -= __shfl_sync(~0u, upto - own, from);
+      return true;
+    }
+    tile -= __shfl_sync(~0u, upto, 31);
+  }
+  return false;
+}
+
+// What block x does; false: nothing. Blocks with the most to do come first: a causal sequence's first keys are seen by the
+// most queries, its last queries see the most keys.
+template <class S>
+__device__ inline bool find_work(const Backward& g, BackwardWork& w) {
+  const Problem& p = g.p;
+  const auto x = static_cast<std::int64_t>(blockIdx.x), heads = static_cast<std::int64_t>(g.all_heads());
+  w.head = static_cast<int>(x % heads), w.kv_head = w.head / p.group;
+  const std::int64_t blocks = gridDim.x / heads, at = S::kKeys ? x / heads : blocks - 1 - x / heads;
+  int tile;
+  if (S::kKeys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q)) {
+    tile = static_cast<int>(at);
+    const auto tiles_in = [&](std::int64_t i) {
+      return tiles_of(S::kKeys ? p.kv_count(i) : p.q_len(i), S::kStill);
+    };
+    if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
+  } else {
+    w.n = at % p.sequences, tile = static_cast<int>(at / p.sequences);
+  }
+  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.row_begin = g.row(w.n, 0);
+  w.queries = static_cast<int>(p.q_len(w.n)), w.keys = static_cast<int>(p.kv_count(w.n));
+  w.first = tile * S::kStill;
+  w.count = min((S::kKeys ? w.keys : w.queries) - w.first, S::kStill);
+  if (w.count <= 0) return false;
+  const auto row_sees = [&](std::int64_t i) {
+    return S::kKeys ? g.queries(w.n, i, i + 1) : p.visible(w.keys - w.queries + i, w.keys);
+  };
+  const attn128::Visible top = row_sees(w.first), bottom = row_sees(w.first + w.count - 1);
+  // Later rows begin and end later. What a causal row behind all keys or a first one before them sees is empty.
+  const attn128::Visible seen{top.first, bottom.last};
+  if (w.count == S::kStill)
+    w.all_from = static_cast<int>(bottom.first), w.all_to = static_cast<int>(top.last);
+  w.begin = static_cast<int>(seen.first / S::kMoving), w.end = tiles_of(seen.last, S::kMoving);
+  return true;
+}
+
+// Whether threads bring a tile of the moving side: rows behind the sequence's end have to be zeros.
+template <class S>
+__device__ __forceinline__ bool by_threads(const BackwardJob& job, const BackwardWork& w, int tile) {
+  return !job.mapped || (tile + 1) * S::kMoving > (S::kKeys ? w.queries : w.keys);
+}
+
+// It starts on 1024 bytes. Tiles lie as rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as wgmma has it.
+template <class S>
+struct BackwardShared {
+  unsigned char *still[2], *moving[2];  // k and v, or q and d_out
+  float4* stats;                        // [kStages][kMoving / 2]: base and delta of two moving queries
+  std::uint64_t *full, *empty;
+
+  __device__ explicit BackwardShared(unsigned char* raw) {
+    still[0] = raw, still[1] = still[0] + S::kStillBytes;
+    moving[0] = still[1] + S::kStillBytes, moving[1] = moving[0] + S::kStages * S::kMovingBytes;
+    unsigned char* const rest = moving[1] + S::kStages * S::kMovingBytes;
+    stats = reinterpret_cast<float4*>(rest);
+    full = reinterpret_cast<std::uint64_t*>(rest + S::kStatBytes), empty = full + S::kStages;
+  }
+  __device__ static int swizzled(int rows, int row, int piece) {
+    return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+  }
+  __device__ void init() const {
+    for (int i = 0; i < S::kStages; ++i)
+      barrier_init(full + i, 128), barrier_init(empty + i, S::kConsumers / 32);
+    fence_barrier_init();
+  }
+};
+
+// Row i of the sequence, of one side's two tensors.
+template <bool Keys>
+__device__ __forceinline__ const void* row_of(const Backward& g, const BackwardWork& w, int tensor, int i) {
+  if constexpr (Keys) return (tensor == 0 ? g.p.k : g.p.v).at(w.n, w.k_begin + i, w.kv_head);
+  return (tensor == 0 ? g.p.q : g.d_out).at(w.n, w.q_begin + i, w.head);
+}
+
+}  // namespace rlk::cuda::attention

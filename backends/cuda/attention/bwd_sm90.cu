@@ -1,0 +1,212 @@
+// attention_bwd on Hopper (arithmetic sm90/t25k16/attn128). Four steps, and no sum that crosses blocks:
+//
+// stats    a warp per query and head: delta, and base of lse, which are the same for all keys
+// queries  d_q: a block per 128 queries of a head, over tiles of 64 keys; half the rule's tile, whose chain goes on
+// keys     d_k and d_v of one query head: a block per 128 keys and query head, over tiles of 64 queries
+// join     the heads that share a key: tree, scale, rounding; rows of no sequence are +0
+//
+// Operations: 2 (2 D + Dv) per query head and visible key for queries, 2 (2 D + 2 Dv) for keys: scores and dP are computed
+// twice, which is what it costs that d_q needs no order between blocks. Workspace: 8 bytes per query and head, 4 (D + Dv) per
+// key and query head.
+#include "cuda/attention/block.cuh"
+#include "cuda/attention/bwd.h"
+
+namespace rlk::cuda::attention {
+namespace {
+
+constexpr int kBlock = 256;
+
+__device__ void clear_row(const attn128::Tensor& t, std::int64_t n, std::int64_t token, std::int64_t head,
+                          int width, int first, int step) {
+  for (int d = first; t && d < width; d += step) rows::store(t.type, t.at(n, token, head), d, 0.0f);
+}
+
+// Four channels of a row that starts on as many.
+__device__ float4 load_four(const attn128::Tensor& t, const void* row, int d) {
+  if (t.type == rows::Type::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(row) + d);
+  const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(row) + d);
+  if (t.type == rows::Type::bf16)
+    return {__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
+            __uint_as_float(x.y & 0xffff0000u)};
+  const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&x.x)),
+               high = __half22float2(*reinterpret_cast<const __half2*>(&x.y));
+  return {low.x, low.y, high.x, high.y};
+}
+// The tree over 128 products, four neighbours a lane: bits 6 and 3 of an index are folded across lanes, 0 and 1 in a lane, 2, 4
+// and 5 across lanes.
+__device__ float tree_of_products(const attn128::Tensor& x, const void* row_x, const attn128::Tensor& y,
+                                  const void* row_y, int first, int width) {
+  const int d = first + static_cast<int>(threadIdx.x) % 32 * 4;
+  float p[4] = {};
+  if (d < width) {
+    const float4 a = load_four(x, row_x, d), b = load_four(y, row_y, d);
+    p[0] = __fmul_rn(a.x, b.x), p[1] = __fmul_rn(a.y, b.y), p[2] = __fmul_rn(a.z, b.z),
+    p[3] = __fmul_rn(a.w, b.w);
+  }
+  const auto fold = [](float v, int step) { return __fadd_rn(v, __shfl_xor_sync(~0u, v, step)); };
+#pragma unroll
+  for (float& v : p) v = fold(fold(v, 16), 2);
+  const float sum = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
+  return fold(fold(fold(sum, 1), 4), 8);
+}
+
+// Packed rows behind the last sequence are nobody's.
+__device__ std::int64_t rows_in_use(const Backward& g) {
+  const Problem& p = g.p;
+  if (p.sequences == 0) return 0;
+  return p.cu_q ? p.q_begin(p.sequences - 1) + p.q_len(p.sequences - 1) : g.rows();
+}
+
+__global__ void __launch_bounds__(kBlock) stats_kernel(const __grid_constant__ Backward g, Stat* stats) {
+  const Problem& p = g.p;
+  const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads();
+  const std::int64_t row = at / heads, head = at % heads;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= g.rows()) return;
+  const std::int64_t n = p.cu_q ? 0 : row / p.queries, token = p.cu_q ? row : row % p.queries;
+  if (row >= rows_in_use(g)) return clear_row(g.d_q, n, token, head, p.width, lane, 32);
+  const void *d_out = g.d_out.at(n, token, head), *out = p.out.at(n, token, head);
+  float delta = 0;
+  for (int first = 0; first < p.value_width; first += kTile)
+    delta = __fadd_rn(delta, tree_of_products(g.d_out, d_out, p.out, out, first, p.value_width));
+  if (lane != 0) return;
+  if (g.d_lse) delta = __fadd_rn(delta, -*static_cast<const float*>(g.d_lse.at(n, token, head)));
+  const float lse = *static_cast<const float*>(p.lse.at(n, token, head));
+  stats[head * g.rows() + row] = {attn128::base_of_lse(lse), delta};
+}
+
+// ---- the heads that share a key
+
+__device__ __forceinline__ float4 operator+(const float4& x, const float4& y) {
+  return {__fadd_rn(x.x, y.x), __fadd_rn(x.y, y.y), __fadd_rn(x.z, y.z), __fadd_rn(x.w, y.w)};
+}
+// Neighbours first.
+template <int Count>
+__device__ __forceinline__ float4 pairs(const float4* from, int step) {
+  if constexpr (Count == 1)
+    return *from;
+  else
+    return pairs<Count / 2>(from, step) + pairs<Count / 2>(from + Count / 2 * step, step);
+}
+__device__ float4 ascending(const float4* from, int step, int count) {
+  float4 sum = *from;
+  for (int h = 1; h < count; ++h) sum = sum + from[h * step];
+  return sum;
+}
+
+// The sequence whose keys row `token` is among, and whether there is one.
+__device__ bool key_in_use(const Problem& p, std::int64_t& n, std::int64_t& token) {
+  if (p.sequences == 0) return false;
+  if (!p.cu_k) return n < p.sequences && token < p.kv_count(n);
+  std::int64_t low = 0, high = p.sequences;  // the last one that begins at or before the row
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (p.k_begin(middle) <= token ? low : high) = middle;
+  }
+  return token - p.k_begin(low) < p.kv_count(low);
+}
+
+// A thread has four channels of a key and its head, d_v behind d_k.
+template <int Group>
+__global__ void __launch_bounds__(kBlock)
+    join_kernel(const __grid_constant__ Backward g, const float* parts, std::int64_t count) {
+  const Problem& p = g.p;
+  const int both = (p.width + p.value_width) / 4;
+  const std::int64_t at = blockIdx.x * std::int64_t{kBlock} + threadIdx.x;
+  if (at >= count) return;
+  const std::int64_t key = at / both / p.heads, head = at / both % p.heads;
+  std::int64_t n = p.cu_k ? 0 : key / p.room, token = p.cu_k ? key : key % p.room;
+  float4 sum = make_float4(0, 0, 0, 0);
+  if (key_in_use(p, n, token)) {
+    const float4* const from =
+        reinterpret_cast<const float4*>(parts) + (key * p.heads + head) * p.group * both + at % both;
+    if constexpr (Group == 0)
+      sum = ascending(from, both, p.group);
+    else
+      sum = pairs<Group>(from, both);
+  }
+  const int d = static_cast<int>(at % both) * 4;
+  const bool is_key = d < p.width;
+  const attn128::Tensor& to = is_key ? g.d_k : g.d_v;
+  if (!to) return;
+  const float scale = is_key ? p.scale : 1;
+  const float x[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    rows::store(to.type, to.at(n, token, head), d - (is_key ? 0 : p.width) + i, __fmul_rn(x[i], scale));
+}
+
+template <int Group>
+cudaError_t start_join(const Backward& g, const float* parts, cudaStream_t stream) {
+  if constexpr (Group > 1)
+    if (g.p.group < Group) return start_join<Group / 2>(g, parts, stream);
+  const std::int64_t count = g.key_batches * g.p.room * g.p.heads * ((g.p.width + g.p.value_width) / 4);
+  if (count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((count + kBlock - 1) / kBlock);
+  join_kernel<Group><<<blocks, kBlock, 0, stream>>>(g, parts, count);
+  return cudaGetLastError();
+}
+
+// ---- sinks
+
+// A block a head; its first thread adds what the others compute.
+__global__ void __launch_bounds__(kBlock)
+    sinks_kernel(const __grid_constant__ Backward g, const Stat* stats) {
+  __shared__ double terms[kBlock];
+  const Problem& p = g.p;
+  const std::int64_t head = blockIdx.x, rows = rows_in_use(g);
+  const auto t = static_cast<int>(threadIdx.x);
+  double sum = 0;
+  for (std::int64_t first = 0; first < rows; first += kBlock) {
+    if (const std::int64_t r = first + t; r < rows) {
+      const std::int64_t n = p.cu_q ? 0 : r / p.queries, token = p.cu_q ? r : r % p.queries;
+      const float lse = *static_cast<const float*>(p.lse.at(n, token, head));
+      terms[t] = attn128::sink_term(p.sinks[head], lse, stats[head * g.rows() + r].delta);
+    }
+    __syncthreads();
+    if (t == 0)
+      for (int i = 0; i < kBlock && first + i < rows; ++i) sum += terms[i];
+    __syncthreads();
+  }
+  if (t == 0) rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
+}
+
+std::int64_t line(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+std::int64_t stat_count(const Backward& g) { return g.rows() * g.all_heads(); }
+
+}  // namespace
+
+std::int64_t backward_workspace_bytes(const Backward& g) {
+  const std::int64_t parts =
+      g.d_k || g.d_v ? g.key_batches * g.p.room * g.all_heads() * (g.p.width + g.p.value_width) : 0;
+  return line(stat_count(g) * std::int64_t{sizeof(Stat)}) + parts * std::int64_t{sizeof(float)};
+}
+
+cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t stream) {
+  Gathered gathered{static_cast<Stat*>(workspace)};
+  const std::int64_t stats = stat_count(g);
+  if (g.d_k || g.d_v)
+    gathered.parts =
+        reinterpret_cast<float*>(static_cast<char*>(workspace) + line(stats * std::int64_t{sizeof(Stat)}));
+  if (stats > 0) {
+    const auto blocks = static_cast<unsigned>((stats * 32 + kBlock - 1) / kBlock);
+    stats_kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
+    if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
+    if (cudaError_t e = g.p.q.type == rows::Type::f16 ? start_backward<__half>(g, gathered, stream)
+                                                      : start_backward<__nv_bfloat16>(g, gathered, stream);
+        e != cudaSuccess)
+      return e;
+  }
+  if (gathered.parts != nullptr) {
+    const bool tree = (g.p.group & (g.p.group - 1)) == 0;
+    if (cudaError_t e = tree ? start_join<kMostGroup>(g, gathered.parts, stream)
+                             : start_join<0>(g, gathered.parts, stream);
+        e != cudaSuccess)
+      return e;
+  }
+  if (g.d_sinks != nullptr)
+    sinks_kernel<<<static_cast<unsigned>(g.all_heads()), kBlock, 0, stream>>>(g, gathered.stats);
+  return cudaGetLastError();
+}
+
+}  // namespace rlk::cuda::attention

@@ -1,0 +1,150 @@
+// A block of rows on Intel's matrix unit, bf16 (arithmetic amx/k32/attn128/s<S>): its products are 32 rows by 32 columns at a time,
+// all else is the vector code of block.hpp.
+//
+// Rows of q and weights are the first operand and lie as the matrix unit reads them; keys and values are the second, packed once
+// a tile for all rows of the block. Rows that a product takes beyond those that see the tile are put back as they were.
+#include "native/attention/amx.hpp"
+#include "native/attention/block.hpp"
+#include "native/lm_head/amx.hpp"
+
+namespace rlk::native::attn {
+
+#if RLK_HAS_AMX && defined(__AVX512F__)
+
+namespace {
+
+using Row = native::Row<simt::Float16, 16>;
+
+std::int64_t steps_of(const Problem& p) { return up(p.width, kStep) / kStep; }
+std::int64_t columns_of(const Problem& p) { return up(p.value_width, kWidth); }
+
+class AmxTile {
+  static constexpr std::int64_t kUnitBytes = native::kTile, kUnitFloats = kUnitBytes / 4;
+  static constexpr std::int64_t kSteps = attn::kTile / kStep, kGroups = attn::kTile / kSide;
+
+ public:
+  // A product of fewer rows than it takes reads and writes beyond them.
+  static constexpr int kSpare = kWidth - 1;
+  static constexpr std::int64_t kAll = kRows + kSpare;
+
+  AmxTile(const Problem& p, float*& scratch)
+      : p_(p), steps_(steps_of(p)), depth_(steps_ * kStep), columns_(columns_of(p)) {
+    const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
+    keys_ = bytes(take(kGroups * steps_ * kUnitFloats));
+    values_ = bytes(take(columns_ / kSide * kSteps * kUnitFloats));
+    q_ = halves(take(kAll * depth_ / 2)), weights_ = halves(take(kAll * attn::kTile / 2));
+    some_ = halves(take(kStep * std::max(depth_, columns_) / 2));
+    kept_ = take(kWidth * columns_);
+  }
+  static std::int64_t floats(const Problem& p) {
+    const std::int64_t steps = steps_of(p), depth = steps * kStep, columns = columns_of(p);
+    return kGroups * steps * kUnitFloats + columns / kSide * kSteps * kUnitFloats +
+           kAll * (depth + attn::kTile) / 2 + kStep * std::max(depth, columns) / 2 + kWidth * columns;
+  }
+  static std::int64_t pitch(const Problem& p) { return columns_of(p); }
+
+  void query(int r, const void* q) { copy(q, p_.width, q_ + r * depth_, depth_); }
+  template <class Key>
+  void load(Key key) {
+    for (std::int64_t g = 0; g < kGroups; ++g) {
+      for (std::int64_t i = 0; i < kSide; ++i)
+        copy(key(p_.k, g * kSide + i), p_.width, some_ + i * depth_, depth_);
+      pack_keys(keys_ + g * steps_ * kUnitBytes);
+    }
+    for (std::int64_t s = 0; s < kSteps; ++s) {
+      for (std::int64_t i = 0; i < kStep; ++i)
+        copy(key(p_.v, s * kStep + i), p_.value_width, some_ + i * columns_, columns_);
+      pack_values(values_ + s * kUnitBytes);
+    }
+  }
+  void scores(int from, int to, float* scores) const {
+    for (std::int64_t r = from; r < to; r += kWidth)
+      for (std::int64_t g = 0; g < kGroups; g += 2)
+        multiply(rows_as_they_lie(bytes(q_ + r * depth_), 2 * depth_), keys_ + g * steps_ * kUnitBytes,
+                 steps_ * kUnitBytes, steps_, scores + r * attn::kTile + g * kSide, attn::kTile);
+  }
+  void round(int r, const float* weights) {
+    Row::narrow(rows::Type::bf16, weights, weights_ + r * attn::kTile, attn::kTile);
+  }
+  void add_values(int from, int to, const float*, float* o) {
+    for (std::int64_t r = from; r < to; r += kWidth) {
+      const std::int64_t others = std::max<std::int64_t>(0, r + kWidth - to) * columns_;
+      float* const behind = o + to * columns_;
+      std::copy_n(behind, others, kept_);
+      for (std::int64_t c = 0; c < columns_; c += kWidth)
+        multiply(rows_as_they_lie(bytes(weights_ + r * attn::kTile), 2 * attn::kTile),
+                 values_ + c / kSide * kSteps * kUnitBytes, kSteps * kUnitBytes, kSteps, o + r * columns_ + c,
+                 columns_, true);
+      std::copy_n(kept_, others, behind);
+    }
+  }
+
+ private:
+  template <class T>
+  static std::byte* bytes(T* x) {
+    return reinterpret_cast<std::byte*>(x);
+  }
+  static std::uint16_t* halves(float* x) { return reinterpret_cast<std::uint16_t*>(x); }
+
+  // A row, or zeros where it is null, with zeros behind.
+  static void copy(const void* from, std::int64_t width, std::uint16_t* to, std::int64_t room) {
+    if (from == nullptr) width = 0;
+    if (width > 0) std::memcpy(to, from, static_cast<std::size_t>(2 * width));
+    std::fill(to + width, to + room, std::uint16_t{0});
+  }
+  RLK_ISA void pack_keys(std::byte* to) const {
+    for (std::int64_t s = 0; s < steps_; ++s) {
+      __m512 tile[kSide];
+      load_rows(tile, some_ + s * kStep, depth_, kSide, kStep);
+      transpose_16x16(tile);
+      store_tile(tile, to + s * kUnitBytes);
+    }
+  }
+  RLK_ISA void pack_values(std::byte* to) const {
+    for (std::int64_t c = 0; c < columns_; c += kSide) {
+      __m512 tile[kSide];
+      load_lines(tile, some_ + c, columns_, kStep, kSide);
+      store_tile(tile, to + c / kSide * kSteps * kUnitBytes);
+    }
+  }
+
+  const Problem& p_;
+  const std::int64_t steps_, depth_, columns_;
+  std::byte *keys_, *values_;
+  std::uint16_t *q_, *weights_, *some_;
+  float* kept_;
+};
+
+using Work = Rows<simt::Float16, 16, AmxTile>;
+
+void forward_amx(const Problem& p, const Block& block, float* scratch) {
+  const Tiles tiles;
+  Work(p, block, scratch).run();
+}
+void forward_split_amx(const Problem& p, const Block& block, std::int64_t split, float* parts,
+                       float* scratch) {
+  const Tiles tiles;
+  Work(p, block, scratch).run_split(split, parts);
+}
+void join_splits_amx(const Problem& p, const Block& block, const float* parts, float* scratch) {
+  Work(p, block, scratch).join_splits(parts);
+}
+
+constexpr Engine kEngine{forward_amx, forward_split_amx, join_splits_amx};
+
+}  // namespace
+
+const Engine* amx_engine() { return &kEngine; }
+std::int64_t amx_scratch_floats(const Problem& p) {
+  return AmxTile::floats(p) + AmxTile::kAll * (attn::kTile + columns_of(p)) +
+         std::int64_t{kRows} * p.value_width + 6 * kRows;
+}
+
+#else
+
+const Engine* amx_engine() { return nullptr; }
+std::int64_t amx_scratch_floats(const Problem&) { return 0; }
+
+#endif
+
+}  // namespace rlk::native::attn
