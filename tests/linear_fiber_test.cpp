@@ -76,6 +76,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("linear with swiglu on fibers is native's bits, stacked and interleaved") {
+  struct Size {
+    std::int64_t m, k, width;
+  };
+  for (const DType type : kTypes)
+    for (const auto& [m, k, width] :
+         {Size{1, 1, 1}, Size{3, 300, 70}, Size{17, 96, 192}, Size{66, 33, 64}, Size{5, 0, 33}})
+      for (const bool interleaved : {false, true}) {
+        if (interleaved && width % 64 != 0) continue;
+        CAPTURE(rlk::name_of(type));
+        CAPTURE(width);
+        CAPTURE(interleaved);
+        Array x = normal(type, {m, k}, 1), weight = normal(type, {2 * width, k}, 2, {k + 2, 1}),
+              bias = normal(type, {2 * width}, 3), y(type, {m, width}, {width + 3, 1});
+        const Tensor tx = x.view(), tw = weight.view(), tb = bias.view(), ty = y.view();
+        rlk::Linear a{.x = tx, .weight = tw, .y = ty};
+        a.activation = rlk::Linear::Activation::swiglu;
+        if (interleaved) a.gate_up = rlk::Linear::GateUp::interleaved64;
+        if (m % 2 != 0) a.bias = tb;
+        if (m == 17) a.roundings = rlk::Linear::Roundings::twice;
+        REQUIRE(rlk::linear(a, kNative));
+        same_on_fibers({&y}, [&] { run(linear::forward_product(a)); });
+      }
+}
+
 TEST_CASE("linear_bwd on fibers is native's bits, over more tokens than one block") {
   struct Size {
     std::int64_t m, k, n;
@@ -100,6 +125,40 @@ TEST_CASE("linear_bwd on fibers is native's bits, over more tokens than one bloc
     }
 }
 
+TEST_CASE("linear_bwd of fused projections, added to gradients so far, on fibers is native's bits") {
+  std::vector<std::int64_t> sizes{150, 40, 3};
+  const Tensor segments(sizes.data(), {3}, DType::i64);
+  for (const DType type : kTypes)
+    for (const std::int64_t count : {8, 2}) {
+      CAPTURE(rlk::name_of(type));
+      CAPTURE(count);
+      constexpr std::int64_t m = 18, k = 70;
+      std::int64_t n = 0;
+      for (const std::int64_t size : sizes) n += rlk::leaves::length(size, 0, count);
+      Array d_y = normal(type, {m, n}, 1), x = normal(type, {m, k}, 2), weight = normal(type, {n, k}, 3),
+            w = normal(DType::f32, {n, k}, 4, {k + 1, 1}), b = normal(DType::f32, {n}, 5),
+            d_x(DType::f32, {m, k}), d_weight(DType::f32, {n, k}), d_bias(DType::f32, {n});
+      const Tensor t1 = d_y.view(), t2 = x.view(), t3 = weight.view(), t4 = w.view(), t5 = b.view(),
+                   t6 = d_x.view(), t7 = d_weight.view(), t8 = d_bias.view();
+      rlk::LinearBwd a{.d_y = t1,
+                       .x = t2,
+                       .weight = t3,
+                       .d_x = t6,
+                       .d_weight = t7,
+                       .d_bias = t8,
+                       .d_weight_before = t4,
+                       .d_bias_before = t5,
+                       .segments = segments};
+      a.d_x_leaf_count = count, a.n_total = 193;
+      REQUIRE(rlk::linear_bwd(a, kNative));
+      same_on_fibers({&d_x, &d_weight, &d_bias}, [&] {
+        run(linear::d_x_product(a));
+        run(linear::d_weight_product(a));
+        run(linear::d_bias_product(a));
+      });
+    }
+}
+
 TEST_CASE("tp_sum on fibers is native's bits, at every number of partial sums") {
   for (const DType type : kTypes)
     for (const std::int64_t ranks : {1, 2, 4, 8})
@@ -114,4 +173,30 @@ TEST_CASE("tp_sum on fibers is native's bits, at every number of partial sums") 
         REQUIRE(rlk::tp_sum(a, {.backend = "native.tiles"}));
         same_on_fibers({&y}, [&] { rlk::simt::tp_sum::launch(rlk::tree8::problem_of(a), nullptr); });
       }
+}
+
+TEST_CASE(
+    "tp_sum of tensors of their own and its gradients on fibers are native's bits, with a slice of rows") {
+  for (const DType type : kTypes)
+    for (const std::int64_t n : {5, 1100}) {
+      CAPTURE(rlk::name_of(type));
+      CAPTURE(n);
+      constexpr std::int64_t m = 6, first = 1, count = 4;
+      Array p0 = normal(DType::f32, {m, n}, 1), p1 = normal(DType::f32, {m, n}, 2, {n + 2, 1}),
+            y(type, {count, n});
+      const Tensor t0 = p0.view(), t1 = p1.view(), ty = y.view();
+      rlk::TpSum a{.partials = t0, .y = ty, .p1 = t1};
+      a.row_first = first, a.row_count = count;
+      REQUIRE(rlk::tp_sum(a, {.backend = "native.tiles"}));
+      same_on_fibers({&y}, [&] { rlk::simt::tp_sum::launch(rlk::tree8::problem_of(a), nullptr); });
+
+      Array d_y = normal(type, {count, n}, 3), d0(DType::f32, {m, n}), d1(DType::f32, {m, n}, {n + 2, 1}),
+            d_residual(type, {count, n});
+      const Tensor td = d_y.view(), g0 = d0.view(), g1 = d1.view(), gr = d_residual.view();
+      rlk::TpSumBwd b{.d_y = td, .partials = t0, .d_partials = g0, .d_p1 = g1, .d_residual = gr};
+      b.row_first = first, b.row_count = count;
+      REQUIRE(rlk::tp_sum_bwd(b, {.backend = "native.tiles"}));
+      same_on_fibers({&d0, &d1, &d_residual},
+                     [&] { rlk::simt::tp_sum::launch(rlk::tree8::spread_of(b), nullptr); });
+    }
 }

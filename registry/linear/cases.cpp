@@ -1,6 +1,7 @@
 // Calls of linear worth trying: edges of leaves and lanes, leaves that are empty or longer than a kernel's block, every part
 // of a sum, biases and residuals, hard data.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,12 +26,16 @@ struct Config {
   DType bias = DType::none, residual = DType::none;
   int64_t first = 0, count = 8, total = 0;
   bool cancels = false, brief = false, sampled = false, ruled = false;
+  const char* gate_up = nullptr;  // of swiglu, where it is asked for
+  bool twice = false;
+  bool before = false;                             // gradients are added to others
+  const std::vector<int64_t>* segments = nullptr;  // sizes of the whole N
 };
 
 // Small integers sum exactly in any order, so the roundings of what is added have one right answer.
 Fill fill_of(const Config& o) {
   const bool adds = o.bias != DType::none || o.residual != DType::none;
-  return adds ? Fill{Fill::integers, -40, 41} : o.fill;
+  return adds && !o.gate_up ? Fill{Fill::integers, -40, 41} : o.fill;
 }
 
 void judge(Case& c, const Config& o, int64_t work) {
@@ -46,9 +51,13 @@ void forward(const CaseSink& sink, Size s, DType t, DType y, const Config& o = {
   const Fill loud{Fill::normal, 0, 3000};  // as large as the sums
   if (o.bias != DType::none) c.inputs.push_back({"bias", {s.n}, o.bias, loud});
   if (o.residual != DType::none) c.inputs.push_back({"residual", {s.m, s.n}, o.residual, loud});
-  c.exact = o.bias != DType::none || o.residual != DType::none;
+  c.exact = !o.ruled && (o.bias != DType::none || o.residual != DType::none);
   c.results = {{"y", y}};
   c.attributes = {{"leaf_first", o.first}, {"leaf_count", o.count}, {"k_total", o.total}};
+  if (o.gate_up) {
+    c.attributes.insert(c.attributes.end(), {{"activation", "swiglu"}, {"gate_up", o.gate_up}});
+    if (o.twice) c.attributes.push_back({"roundings", "twice"});
+  }
   c.reduction = s.k;
   judge(c, o, s.m * s.k * s.n);
   sink(std::move(c));
@@ -65,6 +74,18 @@ void backward(const CaseSink& sink, Size s, DType t, DType result, const Config&
                {"d_bias", result},
                {"d_residual", result}};
   c.attributes = {{"d_x_leaf_first", o.first}, {"d_x_leaf_count", o.count}, {"n_total", o.total}};
+  if (o.segments) {
+    const std::vector<double> sizes(o.segments->begin(), o.segments->end());
+    c.inputs.push_back(
+        {"segments", {static_cast<int64_t>(sizes.size())}, DType::i64, {Fill::values, 0, 0, sizes}});
+  }
+  if (o.before) {
+    const Fill loud{Fill::normal, 0, 3000};
+    c.inputs.push_back({"d_weight_before", {s.n, s.k}, DType::f32, loud});
+    c.inputs.push_back({"d_bias_before", {s.n}, DType::f32, loud});
+    c.results[1].second = c.results[2].second = DType::f32;
+    c.exact = true;
+  }
   c.reduction = std::max(s.n, s.m);
   judge(c, o, s.m * s.k * s.n);
   sink(std::move(c));
@@ -83,6 +104,33 @@ void parts(int64_t total, Run run) {
   for (const auto& [first, count, name] : kParts)
     run(leaves::length(total, first, count),
         Config{.name = name, .first = first, .count = count, .total = total});
+}
+
+// swiglu of rounded products: by the written rule, for the distance from the truth is that of two roundings more.
+void gated_cases(const CaseSink& sink, DType t) {
+  const auto gated = [&](Size s, DType y, Config o) {
+    // Products of deviation 3 reach both ends of the sigmoid.
+    o.fill = {Fill::normal, 0, std::sqrt(3 / std::sqrt(static_cast<double>(std::max<int64_t>(s.k, 1))))};
+    o.ruled = true;
+    forward(sink, s, t, y, o);
+  };
+  for (const char* where : {"stacked", "interleaved64"}) {
+    const auto name = [&](const char* what) { return fmt::format("swiglu {}{}", where, what); };
+    const std::string plain = name(""), bias = name(", bias"), twice = name(", twice"),
+                      wide = name(", wide bias"), none = name(", no rows"), flat = name(", no depth");
+    const bool runs = where[0] == 'i';
+    gated({5, 130, runs ? 256 : 70}, t, {.name = plain.c_str(), .gate_up = where});
+    gated({17, 96, 128}, DType::f32, {.name = plain.c_str(), .gate_up = where});
+    gated({3, 300, runs ? 384 : 194}, t, {.name = bias.c_str(), .bias = t, .gate_up = where});
+    gated({4, 140, runs ? 128 : 38}, t, {.name = twice.c_str(), .bias = t, .gate_up = where, .twice = true});
+    gated({2, 33, 128}, DType::f32,
+          {.name = wide.c_str(), .bias = DType::f32, .brief = true, .gate_up = where});
+    gated({0, 64, 128}, t, {.name = none.c_str(), .brief = true, .gate_up = where});
+    gated({3, 0, 128}, t, {.name = flat.c_str(), .bias = t, .brief = true, .gate_up = where});
+  }
+  gated({1, 1, 2}, t, {.name = "swiglu", .brief = true, .gate_up = "stacked"});
+  gated({2, 40, 0}, t, {.name = "swiglu, no columns", .brief = true, .gate_up = "stacked"});
+  gated({2, 1030, 1100}, t, {.name = "swiglu", .brief = true, .gate_up = "stacked"});
 }
 
 void data_cases(const CaseSink& sink) {
@@ -161,10 +209,30 @@ void linear_cases(const CaseSink& sink) {
     for (int i = 0; i < 3; ++i)
       forward(sink, {sink.draw(1, 40), sink.draw(1, 1600), sink.draw(1, 200)}, t, i % 2 ? t : DType::f32,
               {.name = "drawn", .brief = true});
+    gated_cases(sink, t);
   }
   data_cases(sink);
   special_cases(sink);
 }
+
+namespace {
+// Fused projections, whole and in part: sizes between multiples of 16, one that has no late leaves, one that is empty.
+void segment_cases(const CaseSink& sink, DType t) {
+  const std::vector<int64_t> lists[] = {{256, 128, 128}, {150, 40, 3}, {70, 0, 200}, {300}};
+  struct Part {
+    int64_t first, count;
+  };
+  for (const auto& sizes : lists)
+    for (const auto& [first, count] : {Part{0, 8}, Part{4, 4}, Part{2, 2}, Part{7, 1}}) {
+      int64_t whole = 0, held = 0;
+      for (const int64_t n : sizes) whole += n, held += leaves::length(n, first, count);
+      const std::string name =
+          fmt::format("segments {}, leaves {} to {}", fmt::join(sizes, "+"), first, first + count - 1);
+      backward(sink, {5, 21, held}, t, t,
+               {.name = name.c_str(), .first = first, .count = count, .total = whole, .segments = &sizes});
+    }
+}
+}  // namespace
 
 void linear_bwd_cases(const CaseSink& sink) {
   for (DType t : kDTypes) {
@@ -179,6 +247,8 @@ void linear_bwd_cases(const CaseSink& sink) {
       backward(sink, {9, 40, 137}, t, DType::f32, {.name = name, .fill = fill});
     if (t != DType::f32) backward(sink, {7, 48, 133}, t, t, {.name = "fp32 cotangent"}, true);
     parts(300, [&](int64_t n, const Config& o) { backward(sink, {4, 11, n}, t, t, o); });
+    backward(sink, {9, 40, 137}, t, t, {.name = "before", .fill = {Fill::integers, -40, 41}, .before = true});
+    segment_cases(sink, t);
     // Blocks of tokens, and long leaves.
     backward(sink, {4100, 5, 7}, t, DType::f32, {.brief = true});
     backward(sink, {2, 9, 8300}, t, DType::f32, {.brief = true});

@@ -39,18 +39,19 @@ inline float flush(float x) {
   return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
 }
 
-// Groups of 32, filled with zeros at the end.
-inline float amx(const Operands& x, std::size_t begin, std::size_t end) {
+// A group of 32, filled with zeros from `end` on.
+inline float group_of_32(float total, const Operands& x, std::size_t first, std::size_t end) {
   const auto at = [end](const std::vector<float>& v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
-  float total = 0;
-  for (std::size_t first = begin; first < end; first += 32) {
-    float even = 0, odd = 0;
-    for (std::size_t k = first; k < first + 32; k += 2) {
-      even = flush(std::fma(at(x.a, k), at(x.b, k), even));
-      odd = flush(std::fma(at(x.a, k + 1), at(x.b, k + 1), odd));
-    }
-    total = flush(total + flush(even + odd));
+  float even = 0, odd = 0;
+  for (std::size_t k = first; k < first + 32; k += 2) {
+    even = flush(std::fma(at(x.a, k), at(x.b, k), even));
+    odd = flush(std::fma(at(x.a, k + 1), at(x.b, k + 1), odd));
   }
+  return flush(flush(total) + flush(even + odd));
+}
+inline float amx(const Operands& x, std::size_t begin, std::size_t end) {
+  float total = 0;
+  for (std::size_t first = begin; first < end; first += 32) total = group_of_32(total, x, first, end);
   return total;
 }
 

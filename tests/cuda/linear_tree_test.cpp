@@ -12,6 +12,7 @@
 
 #include "cuda/linear/tree.h"
 #include "memory.hpp"
+#include "registry/exp32.hpp"
 #include "registry/linear/geometry.hpp"
 
 namespace {
@@ -62,6 +63,13 @@ class Case {
     }
     for (int i = 0; i < s.leaves; ++i) leaves_.push_back(leaf(i));
   }
+  // swiglu of what were the product's columns.
+  void gate(bool interleaved, bool twice) {
+    product.n = s_.n / 2;
+    const rlk::gate_up::Layout rows(interleaved, product.n);
+    product.run = rows.run, product.step = rows.step, product.up = rows.up, product.twice = twice;
+    product.residual = nullptr;
+  }
   Product product;
 
   std::vector<std::uint8_t> after(const Cut& cut, int multiprocessors) const {
@@ -81,10 +89,8 @@ class Case {
     const auto wide = static_cast<int64_t>(bytes_of(product.out));
     std::vector<std::uint8_t> all(lines(s_.m, s_.n) * static_cast<std::size_t>(wide), 0xff);
     for (int64_t i = 0; i < s_.m; ++i)
-      for (int64_t j = 0; j < s_.n; ++j) {
-        const auto at = static_cast<std::size_t>(i * s_.n + j);
-        float x = rounded(product.a.k_contiguous ? tree(0, s_.leaves, at) : in_order(at), product.out);
-        if (product.bias) x = rounded(x + number(bias, j), product.out);
+      for (int64_t j = 0; j < product.n; ++j) {
+        float x = product.up > 0 ? gated(number, bias, i, j) : column(number, bias, i * s_.n + j, j);
         if (product.residual) x = rounded(x + number(residual, i * line(s_.n) + j), product.out);
         const std::uint16_t half = product.out == Float::f16 ? rlk::float_to_f16(x) : rlk::float_to_bf16(x);
         std::uint8_t* const to = all.data() + (i * line(s_.n) + j) * wide;
@@ -104,6 +110,22 @@ class Case {
   float tree(int first, int count, std::size_t at) const {
     if (count == 1) return leaves_[static_cast<std::size_t>(first)][at];
     return tree(first, count / 2, at) + tree(first + count / 2, count / 2, at);
+  }
+  template <class Number>
+  float column(const Number& number, const std::vector<std::uint8_t>& bias, int64_t element,
+               int64_t j) const {
+    const auto at = static_cast<std::size_t>(element);
+    const float x = rounded(product.a.k_contiguous ? tree(0, s_.leaves, at) : in_order(at), product.out);
+    return product.bias ? rounded(x + number(bias, j), product.out) : x;
+  }
+  template <class Number>
+  float gated(const Number& number, const std::vector<std::uint8_t>& bias, int64_t i, int64_t j) const {
+    const int64_t gate = j / product.run * product.step + j % product.run;
+    const float g = column(number, bias, i * s_.n + gate, gate),
+                u = column(number, bias, i * s_.n + gate + product.up, gate + product.up);
+    float value = g == -INFINITY ? -0.0f : g / (1.0f + rlk::registry::exp32(-g));
+    if (product.twice) value = rounded(value, product.out);
+    return rounded(value * u, product.out);
   }
   float in_order(std::size_t at) const {
     float total = leaves_[0][at];
@@ -159,4 +181,75 @@ TEST_CASE("every cut of linear's tree kernel has the bits of its rule, also with
               CHECK(c.after(cut, multiprocessors) == want);
             }
         }
+}
+
+TEST_CASE("every cut of linear's tree kernel has the bits of swiglu of its rule, stacked and interleaved") {
+  if (!hopper() || !rlk::cuda::linear::tree_available()) return;
+  constexpr Size kGated[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 256, 520, 8}, {65, 384, 1032, 8},
+                             {100, 264, 304, 8}, {300, 1408, 768, 8}, {130, 136, 24, 8}};
+  for (const Size& s : kGated)
+    for (const bool interleaved : {false, true})
+      for (const Float type : {Float::bf16, Float::f16})
+        for (const Float out : {type, Float::f32}) {
+          if (interleaved && s.n % 128 != 0) continue;
+          Case c(s, Form::forward, type, out);
+          c.gate(interleaved, s.m % 3 == 1);
+          const auto want = c.ruled();
+          for (const Cut& cut : rlk::cuda::linear::kCuts)
+            for (const int multiprocessors : {132, 10}) {
+              if (cut.columns == 64) continue;
+              INFO("m=", s.m, " n=", s.n, " k=", s.k, " interleaved ", interleaved, " dtype ",
+                   static_cast<int>(type), " to ", static_cast<int>(out), " cut ", cut.rows, "x", cut.columns,
+                   " split ", cut.split, " pair ", cut.pair, " on ", multiprocessors);
+              CHECK(c.after(cut, multiprocessors) == want);
+            }
+        }
+}
+
+TEST_CASE("d_x of segments has the bits of d_x of their leaves laid one after the other") {
+  if (!hopper() || !rlk::cuda::linear::tree_available()) return;
+  constexpr int64_t sizes[] = {1024, 512, 512}, n = 2048, columns = 136;
+  for (const int64_t leaf_count : {8, 2})
+    for (const int64_t m : {5, 130}) {
+      const int64_t held = n * leaf_count / 8;
+      const Memory a(static_cast<std::size_t>(m * held), Float::bf16, 1),
+          b(static_cast<std::size_t>(held * columns), Float::bf16, 2);
+      const Memory in_order(static_cast<std::size_t>(m * held * 2)),
+          rows(static_cast<std::size_t>(held * columns * 2)), c(static_cast<std::size_t>(m * columns * 4));
+      Product p;
+      p.a = {a.data(), held, true, Float::bf16}, p.b = {b.data(), columns, false, Float::bf16};
+      p.c = c.data(), p.ldc = columns, p.out = Float::f32;
+      p.m = m, p.n = columns, p.k = held, p.leaves = static_cast<int>(leaf_count), p.width = n / 8;
+      p.segments = rlk::leaves::segments_of(sizes, 3, 0, leaf_count);
+      Product plain = p;
+      plain.segments = {}, plain.a.data = in_order.data(), plain.b.data = rows.data();
+      int64_t to = 0;
+      for (int64_t leaf = 0; leaf < leaf_count; ++leaf)
+        for (int i = 0; i < 3; ++i) {
+          const auto width = static_cast<std::size_t>(p.segments.width[i]);
+          const int64_t from = p.segments.start[i] + leaf * p.segments.width[i];
+          check(cudaMemcpy2D(static_cast<char*>(in_order.data()) + to * 2, held * 2,
+                             static_cast<const char*>(a.data()) + from * 2, held * 2, width * 2,
+                             static_cast<std::size_t>(m), cudaMemcpyDeviceToDevice));
+          check(cudaMemcpy(static_cast<char*>(rows.data()) + to * columns * 2,
+                           static_cast<const char*>(b.data()) + from * columns * 2, width * columns * 2,
+                           cudaMemcpyDeviceToDevice));
+          to += p.segments.width[i];
+        }
+      const auto after = [&](const Product& product, const Cut& cut) {
+        c.clear();
+        check(launch_tree(product, cut, 132, nullptr));
+        check(cudaDeviceSynchronize());
+        return c.host();
+      };
+      for (const Cut& cut : rlk::cuda::linear::kCuts) {
+        if (cut.split > leaf_count) continue;
+        INFO("m=", m, " leaves ", leaf_count, " cut ", cut.rows, "x", cut.columns, " split ", cut.split,
+             " pair ", cut.pair);
+        CHECK(after(p, cut) == after(plain, cut));
+      }
+      Product other = p;  // another order of the same sums
+      other.segments = {};
+      CHECK(after(p, rlk::cuda::linear::kCuts[0]) != after(other, rlk::cuda::linear::kCuts[0]));
+    }
 }

@@ -1,6 +1,6 @@
 // linear on the CPU beside lm_head, whose sums are one chain, through the same kernels and through oneDNN: the products of
 // decoder layers in bf16, on one thread, taken in turn in the same run. Figures are medians in GFLOP/s of processor time, so
-// that other work on the machine counts little.
+// that other work on the machine counts little. swiglu: by linear itself, and by the op after it, half of N being gates.
 //
 //   linear_bench [rounds=7 [N K]]
 #include <fmt/format.h>
@@ -51,10 +51,27 @@ struct Column {
 
 void table(std::int64_t m, std::int64_t n, std::int64_t k, int rounds) {
   Matrix x(m, k), weight(n, k), y(m, n), d_x(m, k), d_weight(n, k);
+  std::vector<std::uint16_t> gated(static_cast<std::size_t>(m * (n / 2)));
   const auto linear = [&](const char* id) {
     return [&, id] {
       const Tensor tx = x.tensor(), tw = weight.tensor(), ty = y.tensor();
       return rlk::linear({.x = tx, .weight = tw, .y = ty}, {.backend = id, .threads = 1});
+    };
+  };
+  const auto fused = [&](const char* id) {
+    return [&, id] {
+      const Tensor tx = x.tensor(), tw = weight.tensor(), to(y.numbers.data(), {m, n / 2}, DType::bf16);
+      rlk::Linear a{.x = tx, .weight = tw, .y = to};
+      a.activation = rlk::Linear::Activation::swiglu;
+      return rlk::linear(a, {.backend = id, .threads = 1});
+    };
+  };
+  const auto composed = [&](const char* id) {
+    return [&, id] {
+      const Tensor tx = x.tensor(), tw = weight.tensor(), ty = y.tensor(),
+                   to(gated.data(), {m, n / 2}, DType::bf16);
+      const rlk::Status status = rlk::linear({.x = tx, .weight = tw, .y = ty}, {.backend = id, .threads = 1});
+      return status ? rlk::swiglu({.gate = ty, .out = to}, {.backend = "native", .threads = 1}) : status;
     };
   };
   const auto head = [&](const char* id) {
@@ -81,6 +98,7 @@ void table(std::int64_t m, std::int64_t n, std::int64_t k, int rounds) {
   };
   std::vector<Column> columns = {
       {"linear", linear("native.amx"), {}},         {"fma32", linear("native.avx512"), {}},
+      {"swiglu", fused("native.avx512"), {}},       {"after", composed("native.avx512"), {}},
       {"lm_head", head("native.amx"), {}},          {"onednn", head("onednn.bf16"), {}},
       {"linear_bwd", linear_bwd("native.amx"), {}}, {"fma32", linear_bwd("native.avx512"), {}},
       {"lm_head_bwd", head_bwd("native.amx"), {}},  {"onednn", head_bwd("onednn.bf16"), {}}};
@@ -89,7 +107,7 @@ void table(std::int64_t m, std::int64_t n, std::int64_t k, int rounds) {
     for (std::size_t i = 0; i < columns.size(); ++i) {
       bool served = false;
       const double time = seconds(columns[i].run, served);
-      if (round > 0) columns[i].rates.push_back(served ? flops * (i < 4 ? 1 : 2) / time : 0);
+      if (round > 0) columns[i].rates.push_back(served ? flops * (i < 6 ? 1 : 2) / time : 0);
     }
   fmt::print("{:6} {:6} {:6}", n, k, m);
   for (Column& c : columns) {
@@ -111,9 +129,9 @@ int main(int argc, char** argv) {
   fmt::print(
       "GFLOP/s of processor time, bf16, one thread, median of {}; 0: not served here\n{:>6} {:>6} {:>6} "
       "{:>11} {:>11} "
-      "{:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n",
-      rounds, "N", "K", "M", "linear", "fma32", "lm_head", "onednn", "linear_bwd", "fma32", "lm_head_bwd",
-      "onednn");
+      "{:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n",
+      rounds, "N", "K", "M", "linear", "fma32", "swiglu", "after", "lm_head", "onednn", "linear_bwd", "fma32",
+      "lm_head_bwd", "onednn");
   const std::vector<std::pair<std::int64_t, std::int64_t>> sizes =
       n ? std::vector<std::pair<std::int64_t, std::int64_t>>{{n, k}}
         : std::vector<std::pair<std::int64_t, std::int64_t>>{

@@ -22,8 +22,8 @@ std::int64_t together(const Cut& cut, int multiprocessors) {
 
 double time_of(const Product& g, const Cut& cut, int multiprocessors) {
   const std::int64_t pair = cut.pair ? 2 : 1, rows = cut.rows * pair;
-  const std::int64_t tiles_m = (g.m + rows - 1) / rows,
-                     tiles = tiles_m * ((g.n + cut.columns - 1) / cut.columns);
+  const std::int64_t tiles_m = (g.m + rows - 1) / rows, n = g.up > 0 ? 2 * g.n : g.n,
+                     tiles = tiles_m * ((n + cut.columns - 1) / cut.columns);
   const std::int64_t at_once = std::min(tiles, together(cut, multiprocessors));
   const auto rounds = static_cast<double>((tiles + at_once - 1) / at_once);
   const auto blocks = static_cast<double>(at_once * cut.split * pair);
@@ -32,7 +32,7 @@ double time_of(const Product& g, const Cut& cut, int multiprocessors) {
   const double operands = 2 * depth * real_rows + weight / static_cast<double>(pair);
   const double unit = std::max({weight / kMemoryOfOne, operands / kL2OfOne, blocks * operands / kL2,
                                 depth * cut.columns * cut.rows / kMultiplyAdds});
-  const double all = 2 * static_cast<double>(g.n) * static_cast<double>(g.k) / kMemory;
+  const double all = 2 * static_cast<double>(n) * static_cast<double>(g.k) / kMemory;
   const double fours = std::ceil(real_rows * cut.columns / (4.0 * cut.split * cut.rows * 2));
   return std::max(all, rounds * unit) +
          rounds * (kTile * cut.columns / 64 + (cut.split > 1 ? kMeet + kMeetFour * fours : 0));
@@ -45,6 +45,7 @@ Cut cut_for(const Product& g, int multiprocessors) {
   double least = 0;
   for (const Cut& cut : kCuts) {
     if ((cut.rows == 64 ? g.m > 128 : g.m <= 64) || cut.split > g.leaves) continue;
+    if (g.up > 0 && cut.columns == 64) continue;
     const double time = time_of(g, cut, multiprocessors);
     if (best == nullptr || time < least) best = &cut, least = time;
   }

@@ -5,7 +5,10 @@
 // d_bias and d_residual are the portable chains, whose bits the id asks for. No workspace.
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <string>
 
+#include "arithmetic/linear/segments.hpp"
 #include "cuda/device.hpp"
 #include "cuda/linear/tree.h"
 #include "cuda/lm_head/views.hpp"
@@ -43,6 +46,11 @@ Product forward_product(const Linear& a) {
     g.residual = a.residual.data<void>(), g.residual_type = float_of(a.residual.dtype());
     g.residual_ld = rows_of(a.residual).stride;
   }
+  if (a.activation == Linear::Activation::none) return g;
+  g.n /= 2;
+  const gate_up::Layout rows(a.gate_up == Linear::GateUp::interleaved64, g.n);
+  g.run = rows.run, g.step = rows.step, g.up = rows.up;
+  g.twice = a.roundings == Linear::Roundings::twice;
   return g;
 }
 
@@ -53,6 +61,9 @@ Product d_x_product(const LinearBwd& a) {
   g.a = operand(a.d_y, true), g.b = operand(a.weight, false);
   write_to(g, a.d_x);
   cut(g, a.n_total, a.d_x_leaf_count);
+  g.segments = leaves::segments_of(a);
+  if (a.segments)
+    g.width = std::accumulate(g.segments.width, g.segments.width + g.segments.count, std::int64_t{0});
   return g;
 }
 
@@ -64,15 +75,28 @@ Product d_weight_product(const LinearBwd& a) {
   write_to(g, a.d_weight);
   g.width = simt::linear::kTokens;
   g.leaves = static_cast<int>((g.k + g.width - 1) / g.width);
+  if (a.d_weight_before) {
+    g.residual = a.d_weight_before.data<void>(), g.residual_type = Float::f32;
+    g.residual_ld = rows_of(a.d_weight_before).stride;
+  }
   return g;
+}
+
+// The size of a segment whose leaves are not whole steps; 0: there is none.
+constexpr std::int64_t kEvenSegment = 64 * leaves::kLeaves;
+std::int64_t uneven_segment(const LinearBwd& a) {
+  const auto* sizes = a.segments ? a.segments.data<std::int64_t>() : nullptr;
+  for (std::int64_t i = 0; sizes && i < a.segments.dim(0); ++i)
+    if (sizes[i] % kEvenSegment != 0) return sizes[i];
+  return 0;
 }
 
 rlk_verdict check_product(const Product& g) {
   constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
   if (g.m == 0 || g.n == 0 || g.k == 0) return refuse("an empty product");
-  if (std::max({g.m, g.n, g.k}) >= kTensorMapLimit)
-    return refuse("a dimension is {0}, tensor maps take less than {1}",
-                  {std::max({g.m, g.n, g.k}), kTensorMapLimit});
+  const std::int64_t longest = std::max({g.m, g.up > 0 ? 2 * g.n : g.n, g.k});
+  if (longest >= kTensorMapLimit)
+    return refuse("a dimension is {0}, tensor maps take less than {1}", {longest, kTensorMapLimit});
   if (!lm_head::aligned16(g.a) || !lm_head::aligned16(g.b))
     return refuse("an input's rows do not start on 16 bytes, as the copy engine needs", {},
                   "pad rows to a multiple of 8 elements: same bits");
@@ -90,11 +114,15 @@ rlk_verdict supports(const LinearBwd& a, const rlk_request&) {
   if (a.d_y.dtype() != a.x.dtype())
     return refuse("the tensor core takes two operands of one 16-bit dtype, d_y is fp32", {},
                   "round d_y to x's dtype", 0);
+  if (const std::int64_t size = uneven_segment(a); size != 0)
+    return refuse("a segment has {0} rows, steps of 64 in every leaf take multiples of {1}",
+                  {size, kEvenSegment});
   rlk_verdict v = lm_head::check_rows(a.d_y, 0);
   if (v.code == RLK_OK) v = lm_head::check_rows(a.x, 1);
   if (v.code == RLK_OK) v = lm_head::check_rows(a.weight, 2);
   if (v.code == RLK_OK && a.d_x) v = lm_head::check_rows(a.d_x, 3);
   if (v.code == RLK_OK && a.d_weight) v = lm_head::check_rows(a.d_weight, 4);
+  if (v.code == RLK_OK && a.d_weight_before) v = lm_head::check_rows(a.d_weight_before, 7);
   if (v.code == RLK_OK && a.d_bias) v = lm_head::check_rows(a.d_bias, 5);
   if (v.code == RLK_OK && a.d_residual) v = lm_head::check_rows(a.d_residual, 6);
   if (v.code == RLK_OK && a.d_x) v = check_product(d_x_product(a));
@@ -120,6 +148,11 @@ rlk_code run_portable(const simt::linear::Product& p, const Call& call) {
   return simt::finished(call, "linear_bwd", simt::linear::run(p, call.stream(), call.device().id));
 }
 rlk_code run(const LinearBwd& a, const Call& call) {
+  if (const rlk_code bad = leaves::check_segments(a, call); bad != RLK_OK) return bad;
+  if (const std::int64_t size = uneven_segment(a); size != 0)
+    return call.fail(RLK_INVALID_ARGUMENT,
+                     "linear_bwd: a segment has " + std::to_string(size) + " rows, and had a multiple of " +
+                         std::to_string(kEvenSegment) + " when calls of these shapes were checked");
   const DeviceGuard guard(call.device().id);
   cudaError_t error = cudaSuccess;
   if (a.d_x) error = launch(d_x_product(a), call);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/lm_head/gemm.h"
+#include "registry/linear/geometry.hpp"
 
 namespace rlk::cuda::linear {
 
@@ -20,7 +21,13 @@ struct Product {
   Float bias_type = Float::bf16, residual_type = Float::bf16;
   std::int64_t m = 0, n = 0, k = 0, width = 0;
   int leaves = 8;
+  // Of k, where B is row-contiguous: every leaf has `width` of every segment whole, multiples of 64, and they make up its own.
+  rlk::leaves::Segments segments;
   Float out = Float::bf16;
+  // C(m, i) = silu of column gate(i), times column gate(i) + up, where up is not 0; both are rounded first, with their bias,
+  // and silu too where `twice`. There are n results of 2 n rows of B; no residual.
+  std::int64_t run = 0, step = 0, up = 0;
+  bool twice = false;
 };
 
 // How a product is cut, free of the bits: rows x columns of C per tile, and over how many blocks of a cluster its
@@ -29,7 +36,7 @@ struct Cut {
   int rows, columns, split;
   bool pair = false;
 };
-// Every one there is.
+// Every one there is; swiglu has those of 128 columns.
 inline constexpr Cut kCuts[] = {
     {64, 64, 8},   {64, 64, 4},   {64, 64, 2},   {64, 64, 1},   {64, 128, 8},       {64, 128, 4},
     {64, 128, 2},  {64, 128, 1},  {128, 64, 8},  {128, 64, 4},  {128, 64, 2},       {128, 64, 1},

@@ -2,6 +2,7 @@
 // `lane / 4` and `lane / 4 + 8` of its warp's 16. The slot is the block's tile in fp32; each warp has its 16 rows of it.
 #pragma once
 
+#include "arithmetic/activation.hpp"
 #include "cuda/linear/tree.h"
 #include "cuda/lm_head/device.cuh"
 
@@ -112,6 +113,55 @@ __device__ __forceinline__ void store_four(const Product& g, bool aligned, std::
     finish_four<float>(g, aligned, row, column, sum, count);
   else
     finish_four<T>(g, aligned, row, column, sum, count);
+}
+
+// swiglu of four columns of a row from `column` on, of sums that are not rounded yet.
+template <class Out>
+__device__ __forceinline__ void finish_gated(const Product& g, bool aligned, std::int64_t row,
+                                             std::int64_t column, const float (&gate)[4],
+                                             const float (&up)[4], int count) {
+  union {
+    Out y[4];
+    float4 whole;
+    ushort4 halves;
+  } out;
+  const std::int64_t at = column / g.run * g.step + column % g.run;  // four columns lie in one run
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const auto held = [&](float sum, std::int64_t i) {
+      Out x = lm_head::round_to<Out>(sum);
+      if (g.bias && e < count)
+        x = lm_head::round_to<Out>(
+            __fadd_rn(lm_head::to_float(x), lm_head::load_element(g.bias, g.bias_type, i + e)));
+      return lm_head::to_float(x);
+    };
+    const float x = held(gate[e], at), u = held(up[e], at + g.up);
+    float value = activation::gated<float>(x, x);
+    if (g.twice) value = lm_head::to_float(lm_head::round_to<Out>(value));
+    out.y[e] = lm_head::round_to<Out>(__fmul_rn(value, u));
+  }
+  Out* const to = static_cast<Out*>(g.c) + row * g.ldc + column;
+  if (aligned && count == 4) {
+    if constexpr (sizeof(Out) == 4)
+      __stcs(reinterpret_cast<float4*>(to), out.whole);
+    else
+      __stcs(reinterpret_cast<ushort4*>(to), out.halves);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e)
+    if (e < count) to[e] = out.y[e];
+}
+template <class T>
+__device__ __forceinline__ void store_gated(const Product& g, bool aligned, std::int64_t row,
+                                            std::int64_t column, float4 gate, float4 up) {
+  if (column >= g.n) return;
+  const int count = g.n - column < 4 ? static_cast<int>(g.n - column) : 4;
+  const float x[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+  if (g.out == Float::f32)
+    finish_gated<float>(g, aligned, row, column, x, u, count);
+  else
+    finish_gated<T>(g, aligned, row, column, x, u, count);
 }
 
 }  // namespace rlk::cuda::linear

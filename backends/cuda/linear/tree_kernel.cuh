@@ -9,6 +9,8 @@
 // They leave their subtree's sums in their shared memory, and each block adds its share of the tile's rows from all of
 // them, as the tree says, and stores it. Which cut is taken never shows in a bit.
 //
+// With swiglu a tile has the same 64 columns of gate and of up, which a thread then holds side by side.
+//
 // A stage that reaches over its leaf's end brings the next leaf's first numbers too; they are not multiplied. What lies
 // over the end of k comes as zeros, which are neutral.
 #pragma once
@@ -31,10 +33,13 @@ inline constexpr int kMaxStages = 32;
 inline constexpr int kMostShared = 227 * 1024;  // of a block
 inline constexpr int kBandRows = 2048;          // of the m operand: stay in L2 while a band crosses n
 
-template <class T, int Groups, int Columns, bool KA, bool KB, int Pair>
+// Gated: the first half of a tile's columns are gates, the second their ups, and it leaves half as many.
+template <class T, int Groups, int Columns, bool KA, bool KB, int Pair, bool Gated>
 struct Traits {
   using Element = T;
   static constexpr int kGroups = Groups, kBM = 64 * Groups, BN = Columns, kPair = Pair;
+  static constexpr bool kGated = Gated;
+  static constexpr int kLeaving = Gated ? Columns / 2 : Columns;
   static constexpr bool kAContiguous = KA, kBContiguous = KB;  // along k
   using A = lm_head::Staged<kBM, KA>;
   using B = lm_head::Staged<BN, KB>;
@@ -98,7 +103,7 @@ struct Block {
   };
   __device__ __forceinline__ Place place(std::int64_t tile) const {
     const lm_head::TilePosition at = lm_head::place(tile, p.tiles_m, p.tiles_n, p.band);
-    return {(at.m * P::kPair + (P::kPair > 1 ? rank : 0)) * P::kBM, at.n * P::BN};
+    return {(at.m * P::kPair + (P::kPair > 1 ? rank : 0)) * P::kBM, at.n * P::kLeaving};
   }
 };
 
@@ -119,7 +124,19 @@ template <class P>
 __device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, int k, int column0) {
   unsigned char* const to = b.ring_b + b.stage * P::B::kBytes;
   std::uint64_t* const full = b.full + b.stage;
-  if constexpr (P::kPair > 1) {
+  if constexpr (P::kGated) {
+    static_assert(P::kBContiguous && P::BN % 16 == 0);
+    constexpr int kHalf = P::BN / 2;
+    const Product& g = b.p.product;
+    const int gate = static_cast<int>(column0 / g.run * g.step + column0 % g.run),
+              up = gate + static_cast<int>(g.up);
+    if constexpr (P::kPair > 1) {
+      tma_load_multicast(to + b.rank * kHalf * 128, &map, full, k, b.rank == 0 ? gate : up, 3);
+    } else {
+      tma_load(to, &map, full, k, gate);
+      tma_load(to + kHalf * 128, &map, full, k, up);
+    }
+  } else if constexpr (P::kPair > 1) {
     static_assert(P::kBContiguous ? P::BN % 16 == 0 : P::B::kBlocks % 2 == 0);
     if constexpr (P::kBContiguous) {
       constexpr int kShare = P::BN / 2;
@@ -140,6 +157,13 @@ __device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map
   }
 }
 
+// Where number `at` of a leaf lies, whose segments follow one another.
+__device__ __forceinline__ std::int64_t place_of(const rlk::leaves::Segments& s, int leaf, std::int64_t at) {
+  int i = 0;
+  for (; at >= s.width[i]; ++i) at -= s.width[i];
+  return s.start[i] + leaf * s.width[i] + at;
+}
+
 template <class P>
 __device__ __forceinline__ void produce(Block<P>& b, const CUtensorMap& map_a, const CUtensorMap& map_b) {
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
@@ -148,8 +172,12 @@ __device__ __forceinline__ void produce(Block<P>& b, const CUtensorMap& map_a, c
       for (std::int64_t k = b.start(leaf), end = b.start(leaf + 1); k < end; k += kStep, b.advance()) {
         barrier_wait(b.empty + b.stage, b.phase ^ 1);
         barrier_expect(b.full + b.stage, b.a_bytes + P::B::kBytes);
-        load_b(b, map_b, static_cast<int>(k), static_cast<int>(at.column0));
-        load_a(b, map_a, static_cast<int>(k), static_cast<int>(at.row0));
+        int from = static_cast<int>(k);
+        if constexpr (P::kAContiguous && !P::kBContiguous)
+          if (b.p.product.segments.count > 0)
+            from = static_cast<int>(place_of(b.p.product.segments, leaf, k - b.start(leaf)));
+        load_b(b, map_b, from, static_cast<int>(at.column0));
+        load_a(b, map_a, from, static_cast<int>(at.row0));
       }
   }
 }
@@ -298,10 +326,15 @@ __device__ __forceinline__ void store_joined(const Block<P>& b, const float (&ac
   if (thread < Split) barrier_arrive_released(address_at(shared_address(b.landed), thread));
   barrier_wait_released(b.landed, turn % 2);
   const std::uint32_t slot = shared_address(b.slot);
-  for (int i = b.rank * P::kMultipliers + thread; i < rows * S::kFours; i += Split * P::kMultipliers) {
-    const int row = i / S::kFours, four = i % S::kFours;
-    store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
-                                    join<Split>(slot + S::offset(row, four)));
+  constexpr int kFours = P::kLeaving / 4;
+  for (int i = b.rank * P::kMultipliers + thread; i < rows * kFours; i += Split * P::kMultipliers) {
+    const int row = i / kFours, four = i % kFours;
+    const float4 first = join<Split>(slot + S::offset(row, four));
+    if constexpr (P::kGated)
+      store_gated<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4, first,
+                                       join<Split>(slot + S::offset(row, four + kFours)));
+    else
+      store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4, first);
   }
   everyone();
   if (thread < Split) barrier_arrive_released(address_at(shared_address(b.taken), thread));
@@ -316,7 +349,7 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc
   if (left <= 0) return;
   const int rows = left < 16 ? static_cast<int>(left) : 16;
   __syncwarp();
-  if (b.p.lines) {
+  if (!P::kGated && b.p.lines) {
     unsigned char* const staging = b.slot + b.warp * 16 * P::BN * 4;
     if (b.p.product.out == Float::f32)
       lm_head::store_lines<float, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16, column0);
@@ -328,11 +361,19 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc
   }
   S::put(b.slot, b.warp, acc);
   __syncwarp();
+  const auto sums = [&](int row, int four) {
+    return *reinterpret_cast<const float4*>(b.slot + S::offset(row, four));
+  };
+  constexpr int kFours = P::kLeaving / 4;
 #pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * S::kFours; i += 32) {
-    const int row = b.warp * 16 + i / S::kFours, four = i % S::kFours;
-    store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
-                                    *reinterpret_cast<const float4*>(b.slot + S::offset(row, four)));
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kFours; i += 32) {
+    const int row = b.warp * 16 + i / kFours, four = i % kFours;
+    if constexpr (P::kGated)
+      store_gated<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                       sums(row, four), sums(row, four + kFours));
+    else
+      store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                      sums(row, four));
   }
   __syncwarp();
 }
@@ -403,12 +444,12 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 
 // ---- the launch
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Pair>
+template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated>
 cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
-  using P = Traits<T, Groups, BN, KA, KB, Pair>;
+  using P = Traits<T, Groups, BN, KA, KB, Pair, Gated>;
   Params p{};
   p.product = g, p.split = split;
-  p.tiles_m = (g.m + P::kBM * Pair - 1) / (P::kBM * Pair), p.tiles_n = (g.n + BN - 1) / BN;
+  p.tiles_m = (g.m + P::kBM * Pair - 1) / (P::kBM * Pair), p.tiles_n = (g.n + P::kLeaving - 1) / P::kLeaving;
   p.band = kBandRows / (P::kBM * Pair);
   // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
   const int a_rows = KA && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
@@ -434,7 +475,8 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   CUtensorMap a, b;
   const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, a_rows)
                            : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) &&
-                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / Pair)
+                       (KB ? encode(&b, g.b.data, g.b.type, g.k, Gated ? 2 * g.n : g.n, g.b.ld, kStep,
+                                    Gated ? BN / 2 : BN / Pair)
                            : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
   if (!encoded) return cudaErrorInvalidValue;
 
@@ -462,15 +504,18 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   return cudaLaunchKernelEx(&config, kernel, p, a, b);
 }
 
-template <class T, bool KB>
+// swiglu has wide tiles alone, of which 64 columns leave.
+template <class T, bool KB, bool Gated>
 cudaError_t start_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
-  const bool narrow = cut.columns == 64;
-  const auto start = cut.rows == 64
-                         ? narrow ? start_tree<T, 1, 64, true, KB, 1> : start_tree<T, 1, 128, true, KB, 1>
-                     : narrow   ? start_tree<T, 2, 64, true, KB, 1>
-                     : cut.pair ? start_tree<T, 2, 128, true, KB, 2>
-                                : start_tree<T, 2, 128, true, KB, 1>;
-  return start(g, cut.split < g.leaves ? cut.split : g.leaves, multiprocessors, stream);
+  const int split = cut.split < g.leaves ? cut.split : g.leaves;
+  const auto with = [&](auto start) { return start(g, split, multiprocessors, stream); };
+  if constexpr (!Gated)
+    if (cut.columns == 64)
+      return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false>
+                                 : start_tree<T, 2, 64, true, KB, 1, false>);
+  if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated>);
+  return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated>
+                       : start_tree<T, 2, 128, true, KB, 1, Gated>);
 }
 
 }  // namespace rlk::cuda::linear

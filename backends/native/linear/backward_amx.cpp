@@ -38,6 +38,12 @@ rlk_verdict supports(const LinearBwd& a, const rlk_request&) {
   if (a.d_y.dtype() != a.x.dtype())
     return refuse("the matrix unit takes two operands of one 16-bit dtype, d_y is fp32", {},
                   "round d_y to x's dtype", 0);
+  if (a.segments)
+    return refuse("segments are given, the matrix unit walks the rows of one weight", {},
+                  "leave segments out");
+  if (a.d_weight_before)
+    return refuse("d_weight_before is given, the matrix unit's sums are stored as they are", {},
+                  "leave d_weight_before out, and add");
   return kAccept;
 }
 

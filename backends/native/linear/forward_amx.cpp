@@ -13,7 +13,12 @@ AmxProduct product_of(const Linear& a) {
 }
 rlk_code run(const Linear& a, const Call& call) { return run_amx(product_of(a), call); }
 std::uint64_t workspace(const Linear& a, const rlk_request& r) { return amx_workspace(product_of(a), r); }
-rlk_verdict supports(const Linear&, const rlk_request&) { return kAccept; }
+rlk_verdict supports(const Linear& a, const rlk_request&) {
+  if (a.activation != Linear::Activation::none)
+    return refuse("activation is swiglu, the matrix unit's sums leave before it", {},
+                  "call linear, then swiglu: same bits");
+  return kAccept;
+}
 
 #else
 

@@ -4,7 +4,8 @@
 //   native.golden    fma64         fp64, one rounding
 #include <optional>
 
-#include "native/linear/run.hpp"
+#include "arithmetic/linear/segments.hpp"
+#include "native/linear/gate.hpp"
 
 namespace rlk::native {
 namespace {
@@ -14,11 +15,11 @@ void cut(ChainProduct& p, std::int64_t total, std::int64_t leaves) {
   p.leaves = static_cast<int>(leaves);
 }
 
-rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain) {
-  std::byte* room = shared_workspace(call);
-  const ReadRows x(a.x, room);
-  std::optional<ReadRows> residual;
-  if (a.residual) residual.emplace(a.residual, room);
+std::size_t room_of(const ChainKernels& kernels, Chain chain) {
+  return chain == Chain::fma64 ? kernels.scratch_bytes : kernels.joined_scratch_bytes;
+}
+
+ChainProduct product_of(const Linear& a, const ReadRows& x) {
   ChainProduct p;
   p.rows = x.rows, p.cols = a.weight.dim(0), p.depth = x.width;
   p.a = x.matrix();
@@ -26,7 +27,68 @@ rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels,
   p.out_type = float_of(a.y.dtype());
   cut(p, a.k_total, a.leaf_count);
   if (a.bias) p.bias = a.bias.data<void>(), p.bias_type = float_of(a.bias.dtype());
-  for_row_runs(a.y, p, [&](ChainProduct part, std::int64_t first) {
+  return p;
+}
+
+// A tile of both products into `room`, and their swiglu to y.
+void run_gated_tile(const Linear& a, const ChainProduct& whole, const ChainTile& tile,
+                    const ChainKernels& kernels, Chain chain, Activate activate, std::byte* scratch) {
+  const auto run = chain == Chain::fma64 ? kernels.fma64 : kernels.fma32;
+  const auto bytes = [](const void* data, std::int64_t elements, Float type) {
+    return static_cast<const std::byte*>(data) + elements * bytes_of(type);
+  };
+  std::byte* const products = scratch + line(room_of(kernels, chain));
+  const std::int64_t columns = tile.col_end - tile.col_begin;
+  ChainProduct p = whole;
+  p.rows = tile.row_end - tile.row_begin;
+  p.a.data = bytes(whole.a.data, tile.row_begin * whole.a.row_stride, whole.a.type);
+  p.out_row_stride = 2 * columns;
+  for_products(a, tile, [&](std::int64_t row, std::int64_t count, std::int64_t at) {
+    p.cols = count;
+    p.b.data = bytes(whole.b.data, row * whole.b.col_stride, whole.b.type);
+    if (whole.bias) p.bias = bytes(whole.bias, row, whole.bias_type);
+    p.out = products + at * bytes_of(p.out_type);
+    run(p, {0, p.rows, 0, count}, scratch);
+  });
+  const DefaultFloatMode mode;
+  auto* const out = static_cast<std::byte*>(whole.out) +
+                    (tile.row_begin * whole.out_row_stride + tile.col_begin) * bytes_of(p.out_type);
+  GatedRows{p.out_type,
+            p.rows,
+            columns,
+            interleaved(a) ? gate_up::kRun : columns,
+            products,
+            2 * columns,
+            out,
+            whole.out_row_stride,
+            a.roundings == Linear::Roundings::twice}
+      .activate(activate);
+}
+
+rlk_code compute_gated(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain,
+                       Activate activate) {
+  std::byte* room = shared_workspace(call);
+  const ReadRows x(a.x, room);
+  const std::uint64_t scratch = line(room_of(kernels, chain)) + GatedTiles::kBytes;
+  for_row_runs(a.y, product_of(a, x), [&](ChainProduct part, std::int64_t first) {
+    part.a.data = x.row(first);
+    const std::int64_t workers = workers_for(call.threads(), std::int64_t{1} << 30);
+    const GatedTiles tiles(part.rows, part.cols / 2, workers > 1 ? 4 * workers : 1);
+    run_tasks(call, tiles.count(), scratch, copies(a), [&](std::int64_t index, std::byte* mine) {
+      run_gated_tile(a, part, tiles.tile(index), kernels, chain, activate, mine);
+    });
+  });
+  return RLK_OK;
+}
+
+rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain,
+                 Activate activate) {
+  if (gated(a)) return compute_gated(a, call, kernels, chain, activate);
+  std::byte* room = shared_workspace(call);
+  const ReadRows x(a.x, room);
+  std::optional<ReadRows> residual;
+  if (a.residual) residual.emplace(a.residual, room);
+  for_row_runs(a.y, product_of(a, x), [&](ChainProduct part, std::int64_t first) {
     part.a.data = x.row(first);
     if (residual) add_residual(part, *residual, first);
     run_chain(call, part, kernels, chain, copies(a));
@@ -43,6 +105,7 @@ void input_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, c
   p.b = {a.weight.data<void>(), float_of(a.weight.dtype()), a.weight.stride(0), 1};
   p.out_type = float_of(a.d_x.dtype());
   cut(p, a.n_total, a.d_x_leaf_count);
+  p.segments = leaves::segments_of(a);
   for_row_runs(a.d_x, p, [&](ChainProduct part, std::int64_t first) {
     part.a.data = d_y.row(first);
     run_chain(call, part, kernels, chain, copies(a));
@@ -58,10 +121,13 @@ void weight_gradient(const LinearBwd& a, const ReadRows& d_y, const ReadRows& x,
   p.b = x.matrix();
   p.out = a.d_weight.data<void>(), p.out_type = float_of(a.d_weight.dtype());
   p.out_row_stride = a.d_weight.stride(0);
+  if (a.d_weight_before)
+    p.residual = a.d_weight_before.data<void>(), p.residual_row_stride = a.d_weight_before.stride(0);
   run_chain(call, p, kernels, chain, copies(a));
 }
 
-rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kernels, Chain chain) {
+rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kernels, Chain chain, Activate) {
+  if (const rlk_code code = leaves::check_segments(a, call); code != RLK_OK) return code;
   std::byte* room = shared_workspace(call);
   const ReadRows d_y(a.d_y, room), x(a.x, room);
   if (a.d_x) input_gradient(a, d_y, call, kernels, chain);
@@ -73,13 +139,20 @@ rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kerne
 
 template <Isa I, Chain Sum, class Args>
 struct Linears {
-  static rlk_code run(const Args& a, const Call& call) { return compute(a, call, *chain_kernels<I>(), Sum); }
+  static Activate activate() { return Sum == Chain::fma64 ? activate_golden : glu::engine_for(I).forward; }
+  static rlk_code run(const Args& a, const Call& call) {
+    return compute(a, call, *chain_kernels<I>(), Sum, activate());
+  }
   static rlk_verdict supports(const Args&, const rlk_request&) {
     return chain_kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
   }
   static std::uint64_t workspace(const Args& a, const rlk_request& r) {
     const ChainKernels& kernels = *chain_kernels<I>();
-    const std::size_t room = Sum == Chain::fma64 ? kernels.scratch_bytes : kernels.joined_scratch_bytes;
+    const std::size_t room = room_of(kernels, Sum);
+    if constexpr (std::is_same_v<Args, Linear>)
+      if (gated(a))
+        return workspace_for(r.threads, GatedTiles::most(RowSet(a.x).rows, a.weight.dim(0) / 2),
+                             line(room) + GatedTiles::kBytes, copies(a));
     return workspace_for(r.threads, most_tiles(a, kernels), room, copies(a));
   }
 };

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "native/linear/gate.hpp"
 #include "native/lm_head/float.hpp"
 #include "native/lm_head/run.hpp"
 #include "registry/linear/geometry.hpp"
@@ -24,11 +25,8 @@ const ReplayKernels* kernels() {
   return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
 }
 
-std::uint64_t copies(const Linear& a) {
-  return RowSet(a.x).copy_bytes() + (a.residual ? RowSet(a.residual).copy_bytes() : 0);
-}
 std::uint64_t scratch_of(const ReplayKernels& kernels) {
-  return line(kernels.scratch_bytes) + leaves::kLeaves * kLeafBytes;
+  return line(kernels.scratch_bytes) + leaves::kLeaves * kLeafBytes + 2 * kLeafBytes;
 }
 
 struct Product {
@@ -73,7 +71,37 @@ void run_tile(const Product& p, const ReplayKernels& kernels, std::int64_t row, 
                      p.residual_type, (row + i) * p.residual_row_stride + col + j);
 }
 
-rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels) {
+// Both products of a tile to scratch, and their swiglu to y.
+void run_gated_tile(const Linear& a, const Product& whole, const ReplayKernels& kernels, Activate activate,
+                    std::int64_t row, std::int64_t col, std::byte* scratch) {
+  auto* const products = scratch + line(kernels.scratch_bytes) + leaves::kLeaves * kLeafBytes;
+  const std::int64_t size = bytes_of(whole.out_type), columns = std::min(kCols, whole.leaf.cols / 2 - col);
+  Product p = whole;
+  p.rows = std::min(kRows, whole.rows - row);
+  p.leaf.hidden = whole.leaf.hidden + row * whole.leaf.hidden_stride;
+  p.out_row_stride = 2 * columns;
+  for_products(a, {row, row + p.rows, col, col + columns},
+               [&](std::int64_t from, std::int64_t count, std::int64_t at) {
+                 p.leaf.weight = whole.leaf.weight + from * whole.leaf.weight_stride, p.leaf.cols = count;
+                 if (whole.bias)
+                   p.bias = static_cast<const std::byte*>(whole.bias) + from * bytes_of(whole.bias_type);
+                 p.out = products + at * size;
+                 for (std::int64_t j = 0; j < count; j += kCols) run_tile(p, kernels, 0, j, scratch);
+               });
+  const DefaultFloatMode mode;
+  GatedRows{p.out_type,
+            p.rows,
+            columns,
+            interleaved(a) ? gate_up::kRun : columns,
+            products,
+            2 * columns,
+            static_cast<std::byte*>(whole.out) + (row * whole.out_row_stride + col) * size,
+            whole.out_row_stride,
+            a.roundings == Linear::Roundings::twice}
+      .activate(activate);
+}
+
+rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels, Activate activate) {
   std::byte* room = shared_workspace(call);
   const ReadRows x(a.x, room);
   std::optional<ReadRows> residual;
@@ -92,9 +120,12 @@ rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels) {
       part.residual = residual->row(first), part.residual_type = residual->type,
       part.residual_row_stride = residual->stride;
     const std::int64_t row_tiles = (part.rows + kRows - 1) / kRows;
-    run_tasks(call, tiles_for(part.rows, part.leaf.cols), scratch_of(kernels), copies(a),
+    const std::int64_t cols = gated(a) ? part.leaf.cols / 2 : part.leaf.cols;
+    run_tasks(call, tiles_for(part.rows, cols), scratch_of(kernels), copies(a),
               [&](std::int64_t index, std::byte* scratch) {
-                run_tile(part, kernels, index % row_tiles * kRows, index / row_tiles * kCols, scratch);
+                const std::int64_t row = index % row_tiles * kRows, col = index / row_tiles * kCols;
+                if (gated(a)) return run_gated_tile(a, part, kernels, activate, row, col, scratch);
+                run_tile(part, kernels, row, col, scratch);
               });
   });
   return RLK_OK;
@@ -102,7 +133,9 @@ rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels) {
 
 template <Isa I>
 struct Replays {
-  static rlk_code run(const Linear& a, const Call& call) { return native::run(a, call, *kernels<I>()); }
+  static rlk_code run(const Linear& a, const Call& call) {
+    return native::run(a, call, *kernels<I>(), glu::engine_for(I).forward);
+  }
   static rlk_verdict supports(const Linear&, const rlk_request&) {
     return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
   }

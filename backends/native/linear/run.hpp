@@ -39,6 +39,7 @@ inline void bias_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& c
   p.a = {&kOne, Float::f32, 0, 0};
   p.b = d_y.matrix();
   p.out = a.d_bias.data<void>(), p.out_type = float_of(a.d_bias.dtype()), p.out_row_stride = d_y.width;
+  if (a.d_bias_before) p.residual = a.d_bias_before.data<void>(), p.residual_row_stride = d_y.width;
   run_chain(call, p, kernels, chain, shared);
 }
 

@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "registry/linear/geometry.hpp"
 #include "rlk/float.hpp"
 
 namespace rlk::native {
@@ -45,8 +46,9 @@ struct ChainProduct {
   std::int64_t depth = 0;
   std::int64_t block = 1024;  // of fp32 chains along depth
   int leaves = 0;             // 0: block sums are added in order; else that many blocks, joined as a tree
-  MatrixView a;               // [rows, depth]
-  MatrixView b;               // [depth, cols]
+  rlk::leaves::Segments segments;  // of leaves
+  MatrixView a;                    // [rows, depth]
+  MatrixView b;                    // [depth, cols]
 
   void* out = nullptr;  // [rows, cols]
   Float out_type = Float::f32;
@@ -80,6 +82,27 @@ struct Piece {
   bool ends = false;
 };
 
+// The depth of block n: one stretch, which may be empty, or those of its segments that are not.
+struct Stretch {
+  std::int64_t begin = 0, end = 0;
+};
+inline int stretches(const ChainProduct& p, std::int64_t n, Stretch (&all)[leaves::Segments::kMost]) {
+  const leaves::Segments& s = p.segments;
+  if (s.count == 0) {
+    const std::int64_t begin = std::min(p.depth, n * p.block);
+    all[0] = {begin, std::min(p.depth, begin + p.block)};
+    return 1;
+  }
+  int count = 0;
+  for (int i = 0; i < s.count; ++i) {
+    const std::int64_t begin = std::min(s.length[i], n * s.width[i]),
+                       end = std::min(s.length[i], begin + s.width[i]);
+    if (begin < end) all[count++] = {s.start[i] + begin, s.start[i] + end};
+  }
+  if (count == 0) all[count++] = {};
+  return count;
+}
+
 template <class Body>
 void for_pieces(const ChainProduct& p, std::int64_t longest, Body body) {
   const std::int64_t blocks = p.leaves > 0 ? p.leaves : (p.depth + p.block - 1) / p.block;
@@ -88,14 +111,19 @@ void for_pieces(const ChainProduct& p, std::int64_t longest, Body body) {
     const int meets = p.leaves > 0 ? ones : n > 0 ? 1 : 0;
     const int to = p.leaves == 0 || n + 1 == blocks ? 0 : ones;
     const int chain = meets == 0 ? to : kChain;
-    const std::int64_t begin = std::min(p.depth, n * p.block), end = std::min(p.depth, begin + p.block);
-    std::int64_t first = begin;
-    do {
-      const std::int64_t depth = std::min(longest, end - first);
-      const bool last = first + depth == end;
-      body(Piece{first, depth, first > begin, last ? meets : 0, last ? to : kChain, chain, last});
-      first += depth;
-    } while (first < end);
+    Stretch all[leaves::Segments::kMost];
+    const int count = stretches(p, n, all);
+    bool resumes = false;
+    for (int s = 0; s < count; ++s) {
+      const auto [begin, end] = all[s];
+      std::int64_t first = begin;
+      do {
+        const std::int64_t depth = std::min(longest, end - first);
+        const bool last = s + 1 == count && first + depth == end;
+        body(Piece{first, depth, resumes, last ? meets : 0, last ? to : kChain, chain, last});
+        first += depth, resumes = true;
+      } while (first < end);
+    }
   }
 }
 

@@ -287,7 +287,7 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
         p.b.type == Float::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
-    if ((plain || p.leaves > 0) && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+    if ((plain || p.leaves > 0) && p.segments.count == 0 && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
   if constexpr (B::kWide) {

@@ -202,6 +202,7 @@ inline void copy_tails(const ChainProduct& p, const AmxBlocking& b, const AmxWei
 inline AmxWeight copy_rows(const ChainProduct& p, const AmxWeight& w, std::int64_t count, std::byte* to) {
   const std::int64_t stride = up(2 * p.depth, 64);
   std::memset(to, 0, static_cast<std::size_t>(up(count, kUnit) * stride));
+  if (p.depth == 0) return {to, stride, w.tails};  // the weight may have no memory at all
   for (std::int64_t j = 0; j < count; ++j)
     std::memcpy(to + j * stride, w.data + j * w.stride, static_cast<std::size_t>(2 * p.depth));
   return {to, stride, w.tails};

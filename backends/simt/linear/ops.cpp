@@ -13,8 +13,8 @@ rlk_code start(const Product& p, const char* op, const Call& call) {
 rlk_code forward(const Linear& a, const Call& call) { return start(forward_product(a), "linear", call); }
 rlk_code backward(const LinearBwd& a, const Call& call) {
   static constexpr const char* op = "linear_bwd";
-  rlk_code code = RLK_OK;
-  if (a.d_x) code = start(d_x_product(a), op, call);
+  rlk_code code = leaves::check_segments(a, call);
+  if (code == RLK_OK && a.d_x) code = start(d_x_product(a), op, call);
   if (code == RLK_OK && a.d_weight) code = start(d_weight_product(a), op, call);
   if (code == RLK_OK && a.d_bias) code = start(d_bias_product(a), op, call);
   if (code == RLK_OK && a.d_residual) code = start(d_residual_product(a), op, call);

@@ -14,6 +14,7 @@
 // since a zero added to a chain that has underflowed to -0 would turn it into +0.
 #pragma once
 
+#include "arithmetic/activation.hpp"
 #include "simt/lm_head/product.hpp"
 #include "simt/simt.hpp"
 
@@ -84,6 +85,34 @@ __device__ __forceinline__ void store_sum(const Product& p, const RowAt& row, st
   }
 }
 
+// swiglu of two sums, of columns p.gate(col) and so much further.
+template <class Out>
+__device__ __forceinline__ void store_gated_as(const Product& p, const RowAt& row, std::int64_t col,
+                                               float gate, float up) {
+  const std::int64_t at = p.gate(col);
+  const auto held = [&](float sum, std::int64_t i) {
+    Out y = from_float<Out>(sum);
+    if (p.bias != nullptr) y = from_float<Out>(add_rn(to_float(y), load_element(p.bias, p.bias_type, i)));
+    return to_float(y);
+  };
+  const float g = held(gate, at), u = held(up, at + p.up);
+  float value = activation::gated<float>(g, g);
+  if (p.twice) value = to_float(from_float<Out>(value));
+  static_cast<Out*>(p.out)[row.out + col] = from_float<Out>(value * u);
+}
+__device__ __forceinline__ void store_gated(const Product& p, const RowAt& row, std::int64_t col, float gate,
+                                            float up) {
+  if (col >= p.cols) return;
+  switch (p.out_type) {
+    case Float::f32:
+      return store_gated_as<float>(p, row, col, gate, up);
+    case Float::bf16:
+      return store_gated_as<bf16>(p, row, col, gate, up);
+    default:
+      return store_gated_as<fp16>(p, row, col, gate, up);
+  }
+}
+
 // A thread's part in bringing Lines lines of an operand by Depth steps into a tile: which elements it
 // carries, and where their lines start, which is found once per tile.
 template <int Lines, int Depth>
@@ -91,9 +120,10 @@ class Reader {
  public:
   static constexpr int kEach = Lines * Depth / kThreads;
 
+  // The tile's lines from `line0` on, of which `left` exist, or `left` in every `period` of them.
   __device__ __forceinline__ Reader(const Operand& from, bool along_depth, std::int64_t line0,
-                                    std::int64_t lines)
-      : from_(from), along_depth_(along_depth), left_(lines - line0) {
+                                    std::int64_t left, int period = Lines)
+      : from_(from), along_depth_(along_depth), left_(left), within_(period - 1) {
     RLK_UNROLL(8)
     for (int e = 0; e < kEach; ++e) start_[e] = from.line.at(line0 + line(e));
   }
@@ -104,7 +134,8 @@ class Reader {
     RLK_UNROLL(8)
     for (int e = 0; e < kEach; ++e) {
       const std::int64_t r = r0 + step(e);
-      put(line(e), step(e), line(e) < left_ && r < depth, start_[e] + (along_depth_ ? r : from_.depth.at(r)));
+      put(line(e), step(e), (line(e) & within_) < left_ && r < depth,
+          start_[e] + (along_depth_ ? r : from_.depth.at(r)));
     }
   }
 
@@ -121,6 +152,7 @@ class Reader {
   const Operand& from_;
   const bool along_depth_;  // the depth is what is contiguous
   const std::int64_t left_;
+  const int within_;
   std::int64_t start_[kEach];
 };
 
@@ -147,6 +179,7 @@ __device__ __forceinline__ void copy(const Outputs<Acc, Tall>& from, Outputs<Acc
 // binary counter carries, and the last one's result is the total.
 template <class Acc, int Tall>
 struct Tree {
+  static constexpr bool kGates = true;
   Outputs<Acc, Tall> level[3];
   __device__ __forceinline__ void join(int n, const Outputs<Acc, Tall>& leaf, Outputs<Acc, Tall>& total) {
     copy<Acc, Tall>(leaf, total);
@@ -160,11 +193,29 @@ struct Tree {
 // Sums of blocks in order: the first one's is the total as it is.
 template <class Acc, int Tall>
 struct Row {
+  static constexpr bool kGates = false;
   __device__ __forceinline__ void join(int n, const Outputs<Acc, Tall>& block, Outputs<Acc, Tall>& total) {
     if (n == 0) return copy<Acc, Tall>(block, total);
     each_output<Tall>([&](int i, int j) { total[i][j] = add_rn(total[i][j], block[i][j]); });
   }
 };
+
+// Blocks along the depth: leaves, or at least one.
+__device__ __forceinline__ int blocks_of(const Product& p) {
+  if (p.leaves > 0) return p.leaves;
+  return p.depth <= p.block ? 1 : static_cast<int>((p.depth + p.block - 1) / p.block);
+}
+// The part of block n that lies in segment s, where there are segments.
+struct Stretch {
+  std::int64_t begin, end;
+};
+__device__ __forceinline__ Stretch stretch(const Product& p, int n, int s) {
+  const bool whole = s < 0 || p.segments.count == 0;
+  const std::int64_t length = whole ? p.depth : p.segments.length[s],
+                     width = whole ? p.block : p.segments.width[s], start = whole ? 0 : p.segments.start[s],
+                     begin = n * width < length ? n * width : length;
+  return {start + begin, start + (begin + width < length ? begin + width : length)};
+}
 
 // Acc is the type of the chain, Joint where blocks meet, Tall the rows of a thread. `tiles` of them are dealt to the
 // blocks in turn.
@@ -177,50 +228,59 @@ __global__ void __launch_bounds__(kThreads)
   Acc* b_tile = a_tile + kDepth * (kRows + 1);
   const int ty = static_cast<int>(threadIdx.x) / 16, tx = static_cast<int>(threadIdx.x) % 16;
   const std::int64_t tall = (p.rows + kRows - 1) / kRows;
+  const int blocks = blocks_of(p);
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const std::int64_t row0 = tile % tall * kRows, col0 = tile / tall * kSide;
+    const bool gated = Joint<Acc, Tall>::kGates && p.up > 0;
+    const std::int64_t row0 = tile % tall * kRows, line0 = tile / tall * kSide,
+                       col0 = gated ? line0 / 2 : line0;
     Outputs<Acc, Tall> total, chain;
     Joint<Acc, Tall> joint;
     each_output<Tall>([&](int i, int j) { total[i][j] = chain[i][j] = 0; });
-    int closed = 0;
-    const auto close_block = [&] {
-      if constexpr (!kWide) {
-        joint.join(closed, chain, total);
-        each_output<Tall>([&](int i, int j) { chain[i][j] = 0; });
-      }
-      ++closed;
-    };
-    std::int64_t end = p.block;
-    const Reader<kRows, kDepth> a_reader(p.a, a_along_depth, row0, p.rows);
-    const Reader<kSide, kDepth> b_reader(p.b, b_along_depth, col0, p.cols);
-    for (std::int64_t r0 = 0; r0 < p.depth; r0 += kDepth) {
-      a_reader.each(r0, p.depth, [&](int line, int r, bool inside, std::int64_t at) {
+    const Reader<kRows, kDepth> a_reader(p.a, a_along_depth, row0, p.rows - row0);
+    const Reader<kSide, kDepth> b_reader(p.b, b_along_depth, line0, p.cols - col0, gated ? kSide / 2 : kSide);
+    const auto multiply_step = [&](std::int64_t r0, std::int64_t end) {
+      a_reader.each(r0, end, [&](int line, int r, bool inside, std::int64_t at) {
         a_tile[r * (kRows + 1) + line] = inside ? load_element(p.a.data, p.a.type, at) : 0.0f;
       });
-      b_reader.each(r0, p.depth, [&](int line, int r, bool inside, std::int64_t at) {
+      b_reader.each(r0, end, [&](int line, int r, bool inside, std::int64_t at) {
         b_tile[r * (kSide + 1) + line] = inside ? load_element(p.b.data, p.b.type, at) : 0.0f;
       });
       __syncthreads();
-      if (r0 == end) close_block(), end += p.block;
       const auto multiply = [&](int r) {
         const Acc* a = a_tile + r * (kRows + 1) + ty;
         const Acc* b = b_tile + r * (kSide + 1) + tx;
         each_output<Tall>([&](int i, int j) { chain[i][j] = fused(a[i * 16], b[j * 16], chain[i][j]); });
       };
-      if (r0 + kDepth <= p.depth) {
+      if (r0 + kDepth <= end) {
         RLK_UNROLL(16)
         for (int r = 0; r < kDepth; ++r) multiply(r);
       } else {
-        for (int r = 0; r < static_cast<int>(p.depth - r0); ++r) multiply(r);
+        for (int r = 0; r < static_cast<int>(end - r0); ++r) multiply(r);
       }
       __syncthreads();
+    };
+    for (int n = 0; n < blocks; ++n) {
+      const int stretches = Joint<Acc, Tall>::kGates && p.segments.count > 0 ? p.segments.count : 1;
+      for (int s = 0; s < stretches; ++s) {
+        const Stretch at = stretch(p, n, Joint<Acc, Tall>::kGates ? s : -1);
+        for (std::int64_t r0 = at.begin; r0 < at.end; r0 += kDepth) multiply_step(r0, at.end);
+      }
+      if constexpr (!kWide) {
+        joint.join(n, chain, total);
+        each_output<Tall>([&](int i, int j) { chain[i][j] = 0; });
+      }
     }
-    do close_block();
-    while (closed < p.leaves);
     RLK_UNROLL(4)
     for (int i = 0; i < Tall; ++i) {
       if (row0 + ty + i * 16 >= p.rows) break;
       const RowAt row(p, row0 + ty + i * 16);
+      if constexpr (Joint<Acc, Tall>::kGates)
+        if (gated) {
+          RLK_UNROLL(2)
+          for (int j = 0; j < kSide / 32; ++j)
+            store_gated(p, row, col0 + tx + j * 16, total[i][j], total[i][j + kSide / 32]);
+          continue;
+        }
       RLK_UNROLL(4)
       for (int j = 0; j < kSide / 16; ++j)
         store_sum(p, row, col0 + tx + j * 16, kWide ? chain[i][j] : total[i][j]);
@@ -229,7 +289,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 inline std::int64_t tiles_of(const Product& p, int rows) {
-  return (p.rows + rows - 1) / rows * ((p.cols + kSide - 1) / kSide);
+  static_assert(Product::kPaired == kSide / 2);
+  const std::int64_t side = p.up > 0 ? kSide / 2 : kSide;
+  return (p.rows + rows - 1) / rows * ((p.cols + side - 1) / side);
 }
 // A launch of more blocks would not fit every GPU's counters; what is left over is dealt to the same blocks.
 inline unsigned blocks_for(std::int64_t tiles) {

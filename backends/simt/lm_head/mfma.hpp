@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::int64_t row0 = tile % tall * kRows, col0 = tile / tall * kSide;
     Sums sums[Tall] = {};
-    const Reader<kRows, kMfmaDepth> a_reader(p.a, a_along_depth, row0, p.rows);
-    const Reader<kSide, kMfmaDepth> b_reader(p.b, b_along_depth, col0, p.cols);
+    const Reader<kRows, kMfmaDepth> a_reader(p.a, a_along_depth, row0, p.rows - row0);
+    const Reader<kSide, kMfmaDepth> b_reader(p.b, b_along_depth, col0, p.cols - col0);
     const auto element = [](const Operand& from, bool inside, std::int64_t at) {
       return inside ? static_cast<const bf16*>(from.data)[at] : bf16{0};
     };

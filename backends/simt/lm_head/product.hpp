@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "arithmetic/math.hpp"
+#include "registry/linear/geometry.hpp"
 #include "rlk/float.hpp"
 
 namespace rlk::simt::lm_head {
@@ -67,6 +68,14 @@ struct Product {
   Axis residual_row;
   std::int64_t block = 1024;  // of fp32 chains, a multiple of 16
   int leaves = 0;             // 0: block sums are added in order; 1, 2, 4, 8: that many, joined as a tree
+  rlk::leaves::Segments segments;  // of joined leaves
+  // Of joined leaves alone: result i is silu of column gate(i), times column gate(i) + up, where up is not 0. Both are
+  // rounded first, with their bias, and silu too where `twice`. `cols` counts results, and b.line walks the columns as
+  // tiles take them: kPaired gates, then their ups, in turn.
+  static constexpr std::int64_t kPaired = 32;
+  std::int64_t run = 0, step = 0, up = 0;
+  bool twice = false;
+  RLK_HD std::int64_t gate(std::int64_t i) const { return i / run * step + i % run; }
 };
 
 enum class Sum : std::uint8_t { fma32, fma64, mfma };
