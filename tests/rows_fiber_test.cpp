@@ -50,15 +50,17 @@ TEST_CASE("rms_norm on fibers is native's bits, with every option") {
 TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
   std::mt19937 random(8);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{131, 40}, Shape{2, 3, 1100}, Shape{2, 5003}, Shape{0, 40}})
-      for (int form = 0; form < 4; ++form) {
+    for (const Shape& shape :
+         {Shape{131, 40}, Shape{2, 3, 1100}, Shape{5, 264}, Shape{3, 4104}, Shape{2, 5003}, Shape{0, 40}})
+      for (int form = 0; form < 7; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
         const Shape width{shape.back()};
-        const DType wide = form == 2 ? DType::f32 : t;
-        const Owned d_y(shape, t, random), x(shape, wide, random, 3), weight(width, t, random),
-            gate(shape, t, random, 30), d_sum(shape, t, random);
-        Owned d_x(shape, t), d_weight(width, wide), d_gate(shape, t);
+        const DType wide = form == 2 || form == 5 ? DType::f32 : t;
+        const Owned residual(shape, wide, random), sum(shape, wide, random);
+        const Owned d_y(shape, t, random), x(shape, form == 5 ? t : wide, random, 3),
+            weight(width, t, random), gate(shape, t, random, 30), d_sum(shape, t, random);
+        Owned d_x(shape, t), d_weight(width, wide), d_gate(shape, t), d_residual(shape, wide);
         rlk::RmsNormBwd a{.d_y = d_y.tensor, .x = x.tensor, .d_x = d_x.tensor};
         std::vector<Owned*> results{&d_x};
         if (form != 3) {
@@ -70,6 +72,11 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
           results.push_back(&d_gate);
         }
         if (form >= 1) a.d_sum = d_sum.tensor;
+        if (form >= 4) {
+          a.residual = residual.tensor, a.d_residual = d_residual.tensor;
+          results.push_back(&d_residual);
+        }
+        if (form == 6) a.sum = sum.tensor;
         if (form == 2) a.weight_offset = true, a.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
         REQUIRE(rlk::rms_norm_bwd(a, kRows));
         same_on_fibers(results, copies(results), [&] {

@@ -111,6 +111,133 @@ void both(Inputs& in, Results& out, bool filters, bool min_p_first, Run run) {
 
 }  // namespace
 
+namespace {
+
+// Every step of a call of sample over `parts` parts of its vocabulary: part(a) and merge(a) run one call each. Returns all
+// numbers on the way.
+template <class RunPart, class RunMerge>
+std::vector<int64_t> in_parts(Inputs& in, int64_t parts, bool filters, bool min_p_first, Results& out,
+                              RunPart part, RunMerge merge) {
+  using Step = rlk::SamplePart::Step;
+  constexpr int64_t kWidths[] = {1, 2048, 2048, 8};
+  const int64_t leaf = 16 * ((in.v + 127) / 128), count = 8 / parts, size = rlk::size_of(in.type);
+  std::vector<int64_t> state(static_cast<std::size_t>(in.n) * 24), next(state.size()), seen;
+  const Tensor t = view(in.temperature, DType::f32), p = view(in.top_p, DType::f32),
+               m = view(in.min_p, DType::f32), k = view(in.top_k, DType::i32),
+               st = view(in.stream, DType::i32), s = view(in.seed, DType::i64),
+               at = view(in.position, DType::i64), before(state.data(), {in.n, 24}, DType::i64),
+               after(next.data(), {in.n, 24}, DType::i64);
+  char* const whole = in.type == DType::f32 ? reinterpret_cast<char*>(in.logits.data())
+                                            : reinterpret_cast<char*>(in.halves.data());
+  const auto step = [&](Step which, int64_t digit) {
+    const int64_t width = kWidths[static_cast<int>(which)];
+    std::vector<int64_t> partials(static_cast<std::size_t>(parts * in.n * width), 99);
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t start = std::min(in.v, i * count * leaf), end = std::min(in.v, (i + 1) * count * leaf);
+      const Tensor z(whole + start * size, {in.n, end - start}, in.type, {kDLCPU, 0}, {in.v, 1}),
+          to(partials.data() + i * in.n * width, {in.n, width}, DType::i64);
+      const int64_t words = (end - start + 31) / 32;
+      std::vector<int32_t> bits(static_cast<std::size_t>(in.n * words), 7);
+      const Tensor keep(bits.data(), {in.n, words}, DType::i32);
+      rlk::SamplePart a{
+          .logits = z, .temperature = t, .seed = s, .stream = st, .position = at, .partials = to};
+      if (filters) a.top_k = k, a.top_p = p, a.min_p = m;
+      if (which != Step::largest) a.state = before;
+      if (which == Step::token) a.keep = keep;
+      if (min_p_first) {
+        a.filter_order = rlk::SamplePart::FilterOrder::min_p_first;
+        a.softcap = 3, a.logits_round = rlk::SamplePart::LogitsRound::bf16, a.raw_temperature = false;
+      }
+      a.vocab = in.v, a.vocab_start = start, a.leaf_first = i * count, a.leaf_count = count;
+      a.step = which, a.digit = digit;
+      part(a);
+      seen.insert(seen.end(), bits.begin(), bits.end());
+      for (int64_t row = 0; which == Step::token && row < in.n; ++row)
+        for (int64_t id = start; id < end; ++id) {
+          const int32_t word = bits[static_cast<std::size_t>(row * words + (id - start) / 32)];
+          auto& to_word = out.keep[static_cast<std::size_t>(row * ((in.v + 31) / 32) + id / 32)];
+          const auto bit = uint32_t{1} << (id % 32);
+          to_word =
+              static_cast<int32_t>((static_cast<uint32_t>(to_word) & ~bit) |
+                                   (static_cast<uint32_t>(word) >> ((id - start) % 32) & 1) << (id % 32));
+        }
+    }
+    const Tensor all(partials.data(), {parts, in.n, width}, DType::i64),
+        token = view(out.token, DType::i64), logp = view(out.logp, DType::f32),
+        raw = view(out.raw, DType::f32), n = view(out.count, DType::i32), bad = view(out.bad, DType::i32);
+    rlk::SampleMerge b{.partials = all, .temperature = t};
+    if (filters) b.top_k = k, b.top_p = p;
+    if (which != Step::largest) b.state = before;
+    if (which == Step::token)
+      b.token = token, b.logp = logp, b.logp_raw = raw, b.count = n, b.bad_count = bad;
+    else
+      b.next = after;
+    b.step = static_cast<rlk::SampleMerge::Step>(which), b.digit = digit;
+    b.raw_temperature = !min_p_first;
+    merge(b);
+    if (which != Step::token) state = next;
+    seen.insert(seen.end(), partials.begin(), partials.end());
+    seen.insert(seen.end(), state.begin(), state.end());
+  };
+  std::fill(out.keep.begin(), out.keep.end(), 0);
+  step(Step::largest, 0);
+  for (int64_t d = 0; filters && d < 3; ++d) step(Step::top_k, d);
+  for (int64_t d = 0; filters && d < 3; ++d) step(Step::top_p, d);
+  step(Step::token, 0);
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("a vocabulary in 1, 2, 4 or 8 parts gives sample's tokens, sets and bits, on fibers too") {
+  const std::pair<int64_t, int64_t> shapes[] = {{6, 70}, {7, 1500}, {2, 3000}, {3, 5}, {2, 1}};
+  for (const auto& [n, v] : shapes)
+    for (int form = 0; form < 3; ++form)
+      for (int64_t parts : {1, 2, 4, 8}) {
+        const DType t = form == 0 ? DType::f32 : form == 1 ? DType::bf16 : DType::f16;
+        CAPTURE(n);
+        CAPTURE(v);
+        CAPTURE(form);
+        CAPTURE(parts);
+        Inputs in(n, v, t, static_cast<uint32_t>(v + form));
+        const auto rows = static_cast<std::size_t>(n), columns = static_cast<std::size_t>(v);
+        Results whole(rows, columns), native(rows, columns);
+        both(in, whole, form > 0, form == 2, [](const rlk::Sample& a, const rlk::SampleVerify&) {
+          REQUIRE(rlk::sample(a, {.backend = "native.rows"}));
+        });
+        const auto seen = in_parts(
+            in, parts, form > 0, form == 2, native,
+            [](const rlk::SamplePart& a) {
+              const rlk::Status status = rlk::sample_part(a, {.backend = "native.rows"});
+              REQUIRE_MESSAGE(status, status.message());
+            },
+            [](const rlk::SampleMerge& a) {
+              const rlk::Status status = rlk::sample_merge(a, {.backend = "native.rows"});
+              REQUIRE_MESSAGE(status, status.message());
+            });
+        CHECK(native == whole);
+        for (int wave : {32, 64}) {
+          if (v > 2000 && wave == 32) continue;
+          rlk_fiber::wave_size = wave;
+          rlk_fiber::order = wave == 32 ? rlk_fiber::Order::ascending : rlk_fiber::Order::shuffled;
+          Results device(rows, columns);
+          const auto too = in_parts(
+              in, parts, form > 0, form == 2, device,
+              [](const rlk::SamplePart& a) {
+                rlk::simt::sample::launch_part(rlk::sampling::problem_of(a), nullptr);
+              },
+              [](const rlk::SampleMerge& a) {
+                rlk::simt::sample::launch_merge(rlk::sampling::problem_of(a), nullptr);
+              });
+          CAPTURE(wave);
+          CHECK(too == seen);
+          CHECK(device == whole);
+        }
+      }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
 TEST_CASE("sample and sample_verify on fibers are native's tokens and bits") {
   const std::pair<int64_t, int64_t> shapes[] = {{6, 70}, {4, 1500}, {2, 17000}, {2, 5}, {3, 1}, {2, 0}};
   for (const auto& [n, v] : shapes)

@@ -2,6 +2,8 @@
 // they lie on 16 bytes.
 #pragma once
 
+#include <type_traits>
+
 #include "arithmetic/rows.hpp"
 #include "simt/simt.hpp"
 
@@ -19,6 +21,15 @@ __device__ __forceinline__ int pack_at(std::int64_t i, std::int64_t width) {
 struct Any {
   std::uint32_t largest;
 };
+// bf16 in rows of whole packs that lie on 16 bytes: nothing is decided.
+struct Whole {
+  std::uint16_t bits;
+};
+inline bool lies_whole(const Axes& axes, const Tensor& t) {
+  bool whole = t.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+  for (int i = 0; i < axes.count; ++i) whole = whole && t.stride[i] % kPack == 0;
+  return whole || !t;
+}
 
 // Calls f(T{}) with what its kernel is to be compiled for: bf16 where all tensors are of that type, else Any.
 template <class F>
@@ -158,6 +169,10 @@ template <class T>
 __device__ __forceinline__ Raw<T> fetch_pack(Type type, const void* row, std::int64_t i, int n) {
   Raw<T> raw{};
   if (n == 0) return raw;
+  if constexpr (__is_same(T, Whole)) {
+    raw.part[0] = *reinterpret_cast<const Bytes16*>(static_cast<const std::uint16_t*>(row) + i);
+    return raw;
+  }
   if constexpr (__is_same(T, Any)) {
     if (type == Type::f32) {
       fetch(static_cast<const std::uint32_t*>(row) + i, n, raw.part);
@@ -169,14 +184,16 @@ __device__ __forceinline__ Raw<T> fetch_pack(Type type, const void* row, std::in
 }
 template <class T>
 __device__ __forceinline__ void unpack(Type type, const Raw<T>& raw, float (&v)[kPack]) {
-  if constexpr (!__is_same(T, Any))
-    unpack<T>(raw.part, v);
-  else if (type == Type::f32)
-    unpack<float>(raw.part, v);
-  else if (type == Type::bf16)
-    unpack<bf16>(raw.part, v);
-  else
-    unpack<fp16>(raw.part, v);
+  if constexpr (__is_same(T, Any)) {
+    if (type == Type::f32)
+      unpack<float>(raw.part, v);
+    else if (type == Type::bf16)
+      unpack<bf16>(raw.part, v);
+    else
+      unpack<fp16>(raw.part, v);
+  } else {
+    unpack<std::conditional_t<__is_same(T, Whole), bf16, T>>(raw.part, v);
+  }
 }
 template <class T>
 __device__ __forceinline__ void get_pack(Type type, const void* data, std::int64_t i, int n,
@@ -186,7 +203,12 @@ __device__ __forceinline__ void get_pack(Type type, const void* data, std::int64
 template <class T>
 __device__ __forceinline__ void put_pack(Type type, void* data, std::int64_t i, int n,
                                          const float (&v)[kPack]) {
-  if constexpr (!__is_same(T, Any))
+  if constexpr (__is_same(T, Whole)) {
+    Bytes16 raw;
+#pragma unroll
+    for (int k = 0; k < kPack; k += 2) raw.word[k / 2] = pair_of<bf16>(v[k], v[k + 1]);
+    if (n > 0) *reinterpret_cast<Bytes16*>(static_cast<std::uint16_t*>(data) + i) = raw;
+  } else if constexpr (!__is_same(T, Any))
     put<T>(data, i, n, v);
   else if (type == Type::f32)
     put<float>(data, i, n, v);
@@ -208,7 +230,7 @@ __device__ __forceinline__ void put_raw_pack(Type type, void* row, std::int64_t 
 // A pack as a tensor of this type holds it.
 template <class T>
 __device__ __forceinline__ void round_pack(Type type, float (&v)[kPack]) {
-  const Type known = __is_same(T, bf16) ? Type::bf16 : type;
+  const Type known = __is_same(T, bf16) || __is_same(T, Whole) ? Type::bf16 : type;
   if (known == Type::f32) return;
 #pragma unroll
   for (int k = 0; k < kPack; ++k) v[k] = round_to(known, v[k]);

@@ -78,14 +78,16 @@ inline int32_t check_temperature(const rlk_host* host, const char* op, double te
 }
 
 // `columns` of `name` are what the call has of the vocabulary.
-inline int32_t check_vocabulary(const rlk_host* host, const char* op, const rlk_slot* attributes,
-                                const char* name, int64_t columns, Vocabulary& v) {
-  const auto integer = [&](std::string_view which) {
-    for (std::size_t i = 0; i < kRowAttributes.size(); ++i)
-      if (which == kRowAttributes[i].name) return attributes[i].i;
-    return int64_t{0};
+inline int32_t check_vocabulary_by(const auto& table, const rlk_host* host, const char* op,
+                                   const rlk_slot* attributes, const char* name, int64_t columns,
+                                   Vocabulary& v) {
+  const auto slot = [&](std::string_view which) {
+    std::size_t i = 0;
+    while (which != table[i].name) ++i;
+    return attributes[i];
   };
-  const double softcap = attributes[index_of(kRowAttributes, "softcap")].f;
+  const auto integer = [&](std::string_view which) { return slot(which).i; };
+  const double softcap = slot("softcap").f;
   if (!(softcap >= 0 && softcap <= 1e30))
     return fail(host, "{}: softcap is {}, it must be from 0 to 1e30", op, softcap);
   const int64_t first = integer("leaf_first"), count = integer("leaf_count"), start = integer("vocab_start"),
@@ -117,6 +119,11 @@ inline int32_t expect_rows(const rlk_host* host, const char* op, const char* nam
                            const char* base, int64_t rows) {
   if (!t || dim(t, 0) == rows) return RLK_OK;
   return fail(host, "{}: {} has N={}, {} has N={}", op, name, dim(t, 0), base, rows);
+}
+
+inline int32_t check_vocabulary(const rlk_host* host, const char* op, const rlk_slot* attributes,
+                                const char* name, int64_t columns, Vocabulary& v) {
+  return check_vocabulary_by(kRowAttributes, host, op, attributes, name, columns, v);
 }
 
 struct RowInputs {

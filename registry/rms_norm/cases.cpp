@@ -17,6 +17,8 @@ struct Config {
   const char* name = "plain";
   bool weight = true, residual = false, gate = false, wide = false;  // wide: fp32 weight and residual
   bool offset = false, early = false, sigmoid = false;
+  bool computed = false,
+       from_x = false;  // of a gradient with a residual: whether it has the sum, or makes it
   bool brief = false;
   Fill x{};
 };
@@ -51,11 +53,15 @@ void forward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, c
 void backward(const CaseSink& sink, const std::vector<int64_t>& shape, DType t, const Config& o) {
   Case c = base("d_y", shape, t, o);
   const DType wide = o.wide ? DType::f32 : t;
-  c.inputs = {rows("d_y", shape, t), rows("x", shape, o.residual ? wide : t, o.x)};
+  c.inputs = {rows("d_y", shape, t),
+              rows("x", shape, o.residual && !o.from_x && !o.computed ? wide : t, o.x)};
   if (o.weight) c.inputs.push_back({"weight", {shape.back()}, wide});
   if (o.gate) c.inputs.push_back(rows("gate", shape, t, {Fill::normal, 0, 4}));
   if (o.residual) c.inputs.push_back(rows("d_sum", shape, wide));
+  if (o.from_x || o.computed) c.inputs.push_back(rows("residual", shape, wide, {Fill::normal, 0, 3}));
+  if (o.computed) c.inputs.push_back(rows("sum", shape, wide));
   c.results = {{"d_x", t}};
+  if (o.residual) c.results.push_back({"d_residual", wide});
   if (o.weight) c.results.push_back({"d_weight", wide});
   if (o.gate) c.results.push_back({"d_gate", t});
   sink(std::move(c));
@@ -94,7 +100,17 @@ void rms_norm_cases(const CaseSink& sink) {
   // The gradient of a row of one is what rounding leaves of eps.
   for (DType t : kDTypes) forward(sink, {5, 1}, t, {.name = "one column"});
 }
-void rms_norm_bwd_cases(const CaseSink& sink) { all_cases(sink, backward); }
+void rms_norm_bwd_cases(const CaseSink& sink) {
+  all_cases(sink, backward);
+  for (DType t : kDTypes) {
+    backward(sink, {3, 2100}, t, {.name = "x and residual", .residual = true, .from_x = true});
+    backward(sink, {3, 130}, t,
+             {.name = "x and fp32 residual", .residual = true, .wide = true, .from_x = true});
+    backward(sink, {130, 40}, t,
+             {.name = "gate and residual", .residual = true, .gate = true, .from_x = true, .brief = true});
+    backward(sink, {3, 130}, t, {.name = "sum", .residual = true, .wide = true, .computed = true});
+  }
+}
 
 // The sum's error is a few ulps of fp32 whatever the width. A value close to the middle of two of x's dtype is rounded
 // early to either of them, which are an ulp apart: two of the product's ulps at most, and half a one for its own rounding.

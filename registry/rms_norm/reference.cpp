@@ -69,12 +69,16 @@ int32_t rms_norm_reference(const rlk_slot* slots, const rlk_host*) {
 
 int32_t rms_norm_bwd_reference(const rlk_slot* slots, const rlk_host*) {
   const auto& a = *reinterpret_cast<const RmsNormBwd*>(slots);
-  const Rows d_y(a.d_y), x(a.x);
+  const Rows d_y(a.d_y), x(a.sum ? a.sum : a.x);
   const Act act{a.gate_act == RmsNormBwd::GateAct::silu};
   const int64_t width = x.width();
   Row row(static_cast<std::size_t>(width)), g = row, d_weight = row;
   for (int64_t m = 0; m < x.count(); ++m) {
-    for (int64_t i = 0; i < width; ++i) row[static_cast<std::size_t>(i)] = x.get(m, i);
+    for (int64_t i = 0; i < width; ++i) {
+      const double v = x.get(m, i);
+      row[static_cast<std::size_t>(i)] =
+          a.residual && !a.sum ? round_to(a.residual.dtype(), v + Rows(a.residual).get(m, i)) : v;
+    }
     const double r = a.rstd ? Rows(a.rstd).get(m, 0) : rstd_of(row, a.eps);
     double dot = 0;
     for (int64_t i = 0; i < width; ++i) {
@@ -90,10 +94,12 @@ int32_t rms_norm_bwd_reference(const rlk_slot* slots, const rlk_host*) {
       g[at] = d * weight_at(a, i);
       dot = std::fma(g[at], normal, dot);
     }
-    for (int64_t i = 0; a.d_x && i < width; ++i) {
+    for (int64_t i = 0; i < width; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      const double d = r * std::fma(-row[at] * r, dot / static_cast<double>(width), g[at]);
-      Rows(a.d_x).set(m, i, a.d_sum ? d + Rows(a.d_sum).get(m, i) : d);
+      double d = r * std::fma(-row[at] * r, dot / static_cast<double>(width), g[at]);
+      if (a.d_sum) d += Rows(a.d_sum).get(m, i);
+      if (a.d_x) Rows(a.d_x).set(m, i, d);
+      if (a.d_residual) Rows(a.d_residual).set(m, i, d);
     }
   }
   for (int64_t i = 0; a.d_weight && i < width; ++i)

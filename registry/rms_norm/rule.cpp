@@ -108,9 +108,9 @@ bool rms_norm_bwd_rule(const RuleQuery& q) {
   const FloatGuard guard;
   const auto& a = *reinterpret_cast<const RmsNormBwd*>(q.slots);
   if (q.arithmetic == "fma64" && !a.gate)
-    return by_reference(q.slots, rms_norm_bwd_reference, {a.d_x, a.d_weight, a.d_gate});
+    return by_reference(q.slots, rms_norm_bwd_reference, {a.d_x, a.d_residual, a.d_weight, a.d_gate});
   if (q.arithmetic != "rms32") return false;
-  const Rows x(a.x);
+  const Rows x(a.sum ? a.sum : a.x);
   const auto width = static_cast<std::size_t>(x.width());
   const bool silu = a.gate_act == RmsNormBwd::GateAct::silu;
   const Row w = weights(a, width);
@@ -118,7 +118,11 @@ bool rms_norm_bwd_rule(const RuleQuery& q) {
   Row normal(width), d(width), block(width);
   for (int64_t m = 0; m < x.count(); ++m) {
     if (m % 128 == 0) block.assign(width, 0.0f);
-    for (std::size_t i = 0; i < width; ++i) normal[i] = get(x, m, i);
+    for (std::size_t i = 0; i < width; ++i) {
+      normal[i] = get(x, m, i);
+      if (a.residual && !a.sum)
+        normal[i] = static_cast<float>(round_to(a.residual.dtype(), normal[i] + get(Rows(a.residual), m, i)));
+    }
     const float r = a.rstd ? get(Rows(a.rstd), m, 0) : rstd_of(normal, a.eps);
     for (std::size_t i = 0; i < width; ++i) {
       normal[i] = normal[i] * r;
@@ -134,10 +138,11 @@ bool rms_norm_bwd_rule(const RuleQuery& q) {
     if (m % 128 == 127 || m + 1 == x.count())
       for (std::size_t i = 0; i < width; ++i) d_weight[i] += double{block[i]};
     const float mean = in_1024_lanes(d, normal) / static_cast<float>(width);
-    for (std::size_t i = 0; a.d_x && i < width; ++i) {
+    for (std::size_t i = 0; i < width; ++i) {
       float g = r * std::fma(-normal[i], mean, d[i]);
       if (a.d_sum) g = g + get(Rows(a.d_sum), m, i);
-      set(Rows(a.d_x), a.d_x, m, i, g);
+      if (a.d_x) set(Rows(a.d_x), a.d_x, m, i, g);
+      if (a.d_residual) set(Rows(a.d_residual), a.d_residual, m, i, g);
     }
   }
   for (std::size_t i = 0; a.d_weight && i < width; ++i) {

@@ -1,7 +1,7 @@
 // rms_norm: y = a / rms(a) * weight with a = x, or x + residual; and its gradients.
 #include "registry/schema.hpp"
 
-#include <cmath>
+#include <utility>
 
 namespace rlk::registry {
 namespace {
@@ -23,7 +23,7 @@ enum {
 constexpr auto kForward = arguments(
     read("x", "[..., H]").rows().saved().strided(),
     read("weight", "[H], x's dtype or fp32; absent: ones").rank(1).optional().saved(),
-    read("residual", "added to x first [..., H], x's dtype or fp32").rows().optional().strided(),
+    read("residual", "added to x first [..., H], x's dtype or fp32").rows().optional().saved().strided(),
     read("gate", "[..., H]: gate_act of it multiplies the result").rows().optional().saved().strided(),
     write("y", "[..., H]").rows().strided(),
     write("sum", "x + residual in residual's dtype: what is normalised").rows().optional().saved().strided(),
@@ -40,12 +40,17 @@ enum {
 
 constexpr auto kBackward = arguments(
     read("d_y", "gradient of y [..., H]").rows().strided(),
-    read("x", "x of the forward, or its sum [..., H]; d_y's dtype or fp32").rows().strided(),
+    read("x", "x of the forward, or its sum [..., H]; d_y's dtype or, without residual, fp32")
+        .rows()
+        .strided(),
     read("weight", "as in the forward [H]").rank(1).optional(),
     read("gate", "as in the forward [..., H]").rows().optional().strided(),
     read("rstd", "as the forward left it [..., 1]; absent: computed again").of(RLK_F32).rows().optional(),
     read("d_sum", "gradient of sum, added to the result [..., H]").rows().optional().strided(),
+    read("residual", "as in the forward [..., H]").rows().optional().strided(),
+    read("sum", "as the forward left it [..., H]; absent: computed again").rows().optional().strided(),
     write("d_x", "of x, and of residual [..., H]").rows().optional().strided(),
+    write("d_residual", "of residual: d_x in a dtype of its own [..., H]").rows().optional().strided(),
     write("d_weight", "[H]").rank(1).optional(),
     write("d_gate", "of gate [..., H]").rows().optional().strided());
 enum {
@@ -55,7 +60,10 @@ enum {
   kGateB = index_of(kBackward, "gate"),
   kRstdB = index_of(kBackward, "rstd"),
   kDSum = index_of(kBackward, "d_sum"),
+  kResidualB = index_of(kBackward, "residual"),
+  kSumB = index_of(kBackward, "sum"),
   kDX = index_of(kBackward, "d_x"),
+  kDResidual = index_of(kBackward, "d_residual"),
   kDWeight = index_of(kBackward, "d_weight"),
   kDGate = index_of(kBackward, "d_gate")
 };
@@ -117,11 +125,18 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
 int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "rms_norm_bwd";
   const DLTensor *d_y = s[kDY].tensor, *a = s[kA].tensor, *weight = s[kWeightB].tensor,
-                 *gate = s[kGateB].tensor;
+                 *gate = s[kGateB].tensor, *residual = s[kResidualB].tensor, *sum = s[kSumB].tensor;
   const int64_t h = dim(d_y, -1);
   if (int32_t code = check_common(host, op, d_y, "d_y", weight, gate, s + kBackward.size())) return code;
   if (int32_t code = expect_rows(host, op, "x", a, "d_y", d_y, h)) return code;
-  if (int32_t code = expect_dtype(host, op, "x", a, "d_y", d_y, true)) return code;
+  if (int32_t code = expect_dtype(host, op, "x", a, "d_y", d_y, !residual)) return code;
+  for (const auto& [name, t] : {std::pair{"residual", residual}, std::pair{"sum", sum}}) {
+    if (int32_t code = expect_rows(host, op, name, t, "d_y", d_y, h)) return code;
+    if (int32_t code = expect_dtype(host, op, name, t, "d_y", d_y, true)) return code;
+  }
+  if (residual && sum && dtype(residual) != dtype(sum))
+    return fail(host, "{}: sum is {}, residual is {}: sum has residual's dtype", op, name_of(dtype(sum)),
+                name_of(dtype(residual)));
   if (int32_t code = expect_rows(host, op, "rstd", s[kRstdB].tensor, "d_y", d_y, 1)) return code;
   if (int32_t code = expect_rows(host, op, "d_sum", s[kDSum].tensor, "d_y", d_y, h)) return code;
   if (int32_t code = expect_dtype(host, op, "d_sum", s[kDSum].tensor, "d_y", d_y, true)) return code;
@@ -129,6 +144,7 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (s[kDGate].tensor && !gate) return fail(host, "{}: d_gate is asked for, gate is absent", op);
   const uint32_t dtypes = static_cast<uint32_t>(dtype(d_y)) | RLK_F32;
   shapes[kDX] = like(d_y, dtypes, dtype(d_y));
+  shapes[kDResidual] = like(d_y, dtypes, dtype(residual ? residual : sum ? sum : a));
   shapes[kDWeight] = shape_of({h}, dtypes, weight ? dtype(weight) : dtype(d_y));
   shapes[kDGate] = like(d_y, dtypes, dtype(d_y));
   return RLK_OK;

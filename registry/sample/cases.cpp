@@ -9,6 +9,7 @@
 
 #include "registry/op.hpp"
 #include "registry/sample/plain.hpp"
+#include "registry/sample/shards.hpp"
 #include "rlk/ops.hpp"
 
 namespace rlk::registry {
@@ -183,7 +184,185 @@ Record recorded(int64_t n, int64_t v, const List& temperature, const List& top_k
   return r;
 }
 
+// ---- parts of a vocabulary
+
+// The steps of T parts over rows of drawn integers, eighths of which are logits: ties, absent entries, a row without a
+// finite one, one with NaN. Hands every call of a step to `part` and `merge` before it goes on by the rule.
+struct Steps {
+  static constexpr int64_t n = 6;
+  int64_t v, parts, leaf = 16 * ((v + 127) / 128);
+  bool filters, min_p_first;
+  std::vector<float> logits, temperature{0.7f, 1, 0, 2, 1, 1.5f}, top_p{0.9f, 1, 0.5f, 0.99f, 0.3f, 0.7f},
+      min_p{0, 0.01f, 0, 0.05f, 0, 0.001f};
+  std::vector<int32_t> top_k{20, 7, 0, 50, 3, 1000};
+  std::vector<int64_t> seed{1, 7, -5, 123456789, 0, 3}, state, partials;
+
+  Steps(int64_t v_, int64_t parts_, bool filters_, bool first)
+      : v(v_), parts(parts_), filters(filters_), min_p_first(first) {
+    uint32_t x = 99;
+    for (int64_t i = 0; i < n * v; ++i) {
+      x = x * 1664525u + 1013904223u;
+      logits.push_back(x >> 28 == 5 ? -INFINITY : static_cast<float>(static_cast<int>(x >> 25) - 64) / 8);
+      if (i / v == 4) logits.back() = -INFINITY;
+    }
+    if (v > 0) logits.back() = NAN;
+  }
+  int64_t start(int64_t t) const { return std::min(v, t * (8 / parts) * leaf); }
+  int64_t end(int64_t t) const { return std::min(v, (t + 1) * (8 / parts) * leaf); }
+
+  void inputs(auto& a) {
+    const auto column = [](auto& x, DType t) { return Tensor(x.data(), {n}, t); };
+    temperatures_ = column(temperature, DType::f32), ks_ = column(top_k, DType::i32),
+    ps_ = column(top_p, DType::f32);
+    a.temperature = temperatures_;
+    if (filters) a.top_k = ks_, a.top_p = ps_;
+  }
+  // body(a) for the call of part t at a step.
+  void part(int64_t t, SamplePart::Step step, int64_t digit, const auto& body) {
+    const Tensor z(logits.data() + start(t), {n, end(t) - start(t)}, DType::f32, {kDLCPU, 0}, {v, 1}),
+        m(min_p.data(), {n}, DType::f32), s(seed.data(), {n}, DType::i64),
+        st(state.data(), {n, 24}, DType::i64);
+    SamplePart a{.logits = z, .seed = s};
+    inputs(a);
+    if (filters) a.min_p = m;
+    if (step != SamplePart::Step::largest) a.state = st;
+    if (min_p_first) a.filter_order = SamplePart::FilterOrder::min_p_first;
+    a.vocab = v, a.vocab_start = start(t), a.leaf_first = t * (8 / parts), a.leaf_count = 8 / parts;
+    a.step = step, a.digit = digit;
+    body(a);
+  }
+  // The partials of all parts at a step, then the state after it.
+  void go(SamplePart::Step step, int64_t digit) {
+    constexpr int64_t widths[] = {1, 2048, 2048, 8};
+    const int64_t width = widths[static_cast<int>(step)];
+    partials.assign(static_cast<std::size_t>(parts * n * width), -1);
+    for (int64_t t = 0; t < parts; ++t)
+      part(t, step, digit, [&](SamplePart& a) {
+        const Tensor out(partials.data() + t * n * width, {n, width}, DType::i64);
+        a.partials = out;
+        sampling::write_parts(a);
+      });
+    if (step == SamplePart::Step::token) return;
+    std::vector<int64_t> next(static_cast<std::size_t>(n) * 24);
+    const Tensor all(partials.data(), {parts, n, width}, DType::i64),
+        before(state.data(), {n, 24}, DType::i64), after(next.data(), {n, 24}, DType::i64);
+    SampleMerge m{.partials = all, .next = after};
+    inputs(m);
+    if (!state.empty()) m.state = before;
+    m.step = static_cast<SampleMerge::Step>(step), m.digit = digit;
+    sampling::write_merged(m);
+    state = next;
+  }
+  // visit(step, digit) before each step, which has the state so far.
+  void walk(const auto& visit) {
+    using enum SamplePart::Step;
+    const auto one = [&](SamplePart::Step step, int64_t digit) {
+      visit(step, digit);
+      go(step, digit);
+    };
+    one(largest, 0);
+    for (int64_t d = 0; filters && d < 3; ++d) one(top_k, d);
+    for (int64_t d = 0; filters && d < 3; ++d) one(top_p, d);
+    one(token, 0);
+  }
+
+ private:
+  Tensor temperatures_, ks_, ps_;
+};
+
+constexpr const char* kStepNames[] = {"largest", "top_k", "top_p", "token"};
+
+Case step_case(const Steps& s, SamplePart::Step step, int64_t digit, const char* what) {
+  Case c;
+  c.name =
+      fmt::format("{}{} {} digit {} of {} V={}", s.filters ? "filters " : "",
+                  s.min_p_first ? "min_p first" : "", kStepNames[static_cast<int>(step)], digit, what, s.v);
+  c.attributes = {{"step", std::string(kStepNames[static_cast<int>(step)])}, {"digit", digit}};
+  c.brief = s.v != 300;
+  return c;
+}
+template <class T>
+Fill all_of(const std::vector<T>& x) {
+  return listed({x.begin(), x.end()});
+}
+void columns(Case& c, const Steps& s, bool part) {
+  const int64_t n = Steps::n;
+  c.inputs.push_back({"temperature", {n}, DType::f32, all_of(s.temperature)});
+  if (s.filters) {
+    c.inputs.push_back({"top_k", {n}, DType::i32, all_of(s.top_k)});
+    c.inputs.push_back({"top_p", {n}, DType::f32, all_of(s.top_p)});
+    if (part) c.inputs.push_back({"min_p", {n}, DType::f32, all_of(s.min_p)});
+  }
+  if (part) c.inputs.push_back({"seed", {n}, DType::i64, all_of(s.seed)});
+}
+
+void part_case(const CaseSink& sink, const Steps& s, int64_t t, DType type, SamplePart::Step step,
+               int64_t digit) {
+  Case c = step_case(s, step, digit, fmt::format("part {} of {} {}", t, s.parts, name_of(type)).c_str());
+  c.attributes.push_back({"vocab", s.v});
+  c.attributes.push_back({"vocab_start", s.start(t)});
+  c.attributes.push_back({"leaf_first", t * (8 / s.parts)});
+  c.attributes.push_back({"leaf_count", 8 / s.parts});
+  c.attributes.push_back({"filter_order", std::string(s.min_p_first ? "min_p_first" : "min_p_last")});
+  List rows;
+  for (int64_t m = 0; m < Steps::n; ++m)
+    rows.insert(rows.end(), s.logits.begin() + m * s.v + s.start(t), s.logits.begin() + m * s.v + s.end(t));
+  c.inputs = {{"logits", {Steps::n, s.end(t) - s.start(t)}, type, listed(rows)}};
+  columns(c, s, true);
+  if (step != SamplePart::Step::largest)
+    c.inputs.push_back({"state", {Steps::n, 24}, DType::i64, all_of(s.state)});
+  c.results = {{"partials", DType::i64}};
+  if (step == SamplePart::Step::token) c.results.push_back({"keep", DType::i32});
+  sink(std::move(c));
+}
+
+struct Form {
+  int64_t v, parts;
+  bool filters = true, min_p_first = false;
+};
+constexpr Form kForms[] = {
+    {300, 2}, {300, 4, true, true}, {300, 8}, {300, 1}, {300, 2, false}, {1000, 2}, {5, 8}, {0, 1}};
+
 }  // namespace
+
+void sample_part_cases(const CaseSink& sink) {
+  for (const Form& f : kForms) {
+    Steps s(f.v, f.parts, f.filters, f.min_p_first);
+    s.walk([&](SamplePart::Step step, int64_t digit) {
+      for (DType type : kDTypes)
+        for (int64_t t : {int64_t{0}, f.parts - 1})
+          if (t == 0 || f.parts > 1) part_case(sink, s, t, type, step, digit);
+    });
+  }
+}
+
+void sample_merge_cases(const CaseSink& sink) {
+  for (const Form& f : kForms) {
+    Steps s(f.v, f.parts, f.filters, f.min_p_first);
+    std::vector<int64_t> state;
+    s.walk([&](SamplePart::Step step, int64_t digit) {
+      state = s.state;
+      Steps after = s;
+      after.go(step, digit);
+      Case c = step_case(s, step, digit, fmt::format("{} parts", s.parts).c_str());
+      c.inputs = {{"partials",
+                   {s.parts, Steps::n, static_cast<int64_t>(after.partials.size()) / s.parts / Steps::n},
+                   DType::i64,
+                   all_of(after.partials)}};
+      columns(c, s, false);
+      if (step != SamplePart::Step::largest)
+        c.inputs.push_back({"state", {Steps::n, 24}, DType::i64, all_of(state)});
+      c.results = {{"next", DType::i64}};
+      if (step == SamplePart::Step::token)
+        c.results = {{"token", DType::i64},
+                     {"logp", DType::f32},
+                     {"logp_raw", DType::f32},
+                     {"count", DType::i32},
+                     {"bad_count", DType::i32}};
+      sink(std::move(c));
+    });
+  }
+}
 
 void sample_cases(const CaseSink& sink) {
   for (DType t : kDTypes) {
@@ -222,5 +401,7 @@ void sample_verify_cases(const CaseSink& sink) {
 // distance from the largest entry.
 Bound sample_bound(const BoundQuery&) { return {.metric = Bound::elementwise, .ulps = 2, .absolute = 3e-6}; }
 Bound sample_verify_bound(const BoundQuery&) { return {Bound::bits}; }
+Bound sample_part_bound(const BoundQuery&) { return {Bound::bits}; }
+Bound sample_merge_bound(const BoundQuery&) { return {Bound::bits}; }
 
 }  // namespace rlk::registry

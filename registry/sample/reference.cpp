@@ -1,6 +1,7 @@
 // sample and sample_verify on one thread: the integers and the token by their definition, which has no freedom, and
 // log-probabilities in fp64.
 #include "registry/sample/plain.hpp"
+#include "registry/sample/shards.hpp"
 #include "rlk/ops.hpp"
 
 namespace rlk::registry {
@@ -28,6 +29,16 @@ int32_t sample_reference(const rlk_slot* slots, const rlk_host*) {
 // What was recorded is compared to the bit, so log-probabilities are those of the rule.
 int32_t sample_verify_reference(const rlk_slot* slots, const rlk_host*) {
   sampling::write_status(*reinterpret_cast<const SampleVerify*>(slots));
+  return RLK_OK;
+}
+
+// Partials are sums and scores of the rule.
+int32_t sample_part_reference(const rlk_slot* slots, const rlk_host*) {
+  sampling::write_parts(*reinterpret_cast<const SamplePart*>(slots));
+  return RLK_OK;
+}
+int32_t sample_merge_reference(const rlk_slot* slots, const rlk_host*) {
+  sampling::write_merged(*reinterpret_cast<const SampleMerge*>(slots));
   return RLK_OK;
 }
 

@@ -134,6 +134,11 @@ std::vector<Entry> logp_entries(Tokens& t) {
   };
 }
 
+// One sequence of all rows.
+Tensor sequence(const Tensor& t, DType type) {
+  return {t.dl().data, {1, t.dl().shape[0], t.dl().shape[1]}, type};
+}
+
 std::vector<Entry> entries(std::int64_t width, DType type, std::vector<float>& numbers) {
   const Tensor weight(numbers.data(), {width}, type);
   return {
@@ -167,6 +172,21 @@ std::vector<Entry> entries(std::int64_t width, DType type, std::vector<float>& n
          rlk::check(rlk::swiglu_bwd({.d_out = d, .gate = gate, .up = up, .d_gate = d_gate, .d_up = d_up},
                                     kOneThread));
        }},
+      {"short_conv", 2,
+       [=, &numbers](Room& r) {
+         const Tensor x = sequence(r.tensor(), type), y = sequence(r.tensor(), type);
+         const Tensor filter(numbers.data(), {width, 4}, type);
+         rlk::check(rlk::short_conv({.x = x, .weight = filter, .y = y}, kOneThread));
+       }},
+      {"short_conv_bwd", 3,
+       [=, &numbers](Room& r) {
+         const Tensor x = sequence(r.tensor(), type), d_y = sequence(r.tensor(), type),
+                      d_x = sequence(r.tensor(), type);
+         const Tensor filter(numbers.data(), {width, 4}, type),
+             d_filter(numbers.data() + 4 * width, {width, 4}, type);
+         rlk::check(rlk::short_conv_bwd(
+             {.x = x, .weight = filter, .d_y = d_y, .d_x = d_x, .d_weight = d_filter}, kOneThread));
+       }},
   };
 }
 
@@ -186,7 +206,7 @@ int main(int argc, char** argv) {
   fmt::print("{:5} {:28} {:>8} {:>8} {:>6}\n", "dtype", "op", "ms", "GB/s", "ratio");
   for (const DType type : {DType::bf16, DType::f32}) {
     Room room(rows, width, type);
-    std::vector<float> numbers(static_cast<std::size_t>(2 * width), 1.0f);
+    std::vector<float> numbers(static_cast<std::size_t>(8 * width), 1.0f);
     for (const Entry& e : entries(width, type, numbers)) measure(room, type, e, rounds);
     Tokens tokens(rows);
     for (const Entry& e : logp_entries(tokens)) measure(room, type, e, rounds);

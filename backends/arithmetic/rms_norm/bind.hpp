@@ -33,12 +33,18 @@ inline Problem problem_of(const RmsNorm& a) {
 
 inline Problem problem_of(const RmsNormBwd& a) {
   Problem p = options_of(a);
+  if (a.sum)
+    p.x = rows::tensor_of(a.sum);
+  else
+    p.residual = rows::tensor_of(a.residual);
   p.d_y = rows::tensor_of(a.d_y);
   p.d_sum = rows::tensor_of(a.d_sum);
   p.d_x = rows::tensor_of(a.d_x);
+  p.d_residual = rows::tensor_of(a.d_residual);
   p.d_gate = rows::tensor_of(a.d_gate);
   if (a.d_weight) p.d_weight = a.d_weight.data<char>(), p.d_weight_type = rows::type_of(a.d_weight.dtype());
-  p.axes = rows::axes_of(a.x, {&p.x, &p.gate, &p.rstd, &p.d_y, &p.d_sum, &p.d_x, &p.d_gate});
+  p.axes = rows::axes_of(
+      a.x, {&p.x, &p.residual, &p.gate, &p.rstd, &p.d_y, &p.d_sum, &p.d_x, &p.d_residual, &p.d_gate});
   return p;
 }
 

@@ -25,7 +25,7 @@ struct Problem {
   bool offset = false, early = false;
   Gate act = Gate::silu;
   Tensor x, residual, gate, y, sum, rstd;  // rstd: its first element of a row
-  Tensor d_y, d_sum, d_x, d_gate;
+  Tensor d_y, d_sum, d_x, d_residual, d_gate;
   const void* weight = nullptr;
   Type weight_type = Type::f32;
   void* d_weight = nullptr;

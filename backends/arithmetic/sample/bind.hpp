@@ -1,6 +1,8 @@
 // From the typed arguments of sample and sample_verify to a Problem.
 #pragma once
 
+#include <algorithm>
+
 #include "arithmetic/rows_bind.hpp"
 #include "arithmetic/sample/sample.hpp"
 #include "rlk/ops.hpp"
@@ -23,7 +25,7 @@ template <class Args>
 Problem inputs_of(const Args& a) {
   Problem p;
   p.rows = a.logits.dim(0);
-  p.vocab = a.vocab ? a.vocab : a.logits.dim(1);
+  p.whole = p.vocab = a.vocab ? a.vocab : a.logits.dim(1);
   p.logits = a.logits.template data<char>();
   p.type = rows::type_of(a.logits.dtype());
   p.stride = a.logits.stride(0);
@@ -60,6 +62,41 @@ inline Problem problem_of(const SampleVerify& a) {
   p.recorded_logp = column_of<float>(a.logp);
   p.recorded_logp_raw = column_of<float>(a.logp_raw);
   p.status = column_of<std::int32_t>(a.status);
+  return p;
+}
+
+inline Problem problem_of(const SamplePart& a) {
+  Problem p = inputs_of(a);
+  const std::int64_t end = std::min(p.whole, (a.leaf_first + a.leaf_count) * p.leaf());
+  p.first = a.vocab_start;
+  p.vocab = end - p.first;
+  p.step = static_cast<Step>(a.step);
+  p.digit = static_cast<int>(a.digit);
+  p.part = static_cast<int>(a.leaf_first / a.leaf_count);
+  if (a.state) p.state = a.state.data<std::int64_t>(), p.state_stride = a.state.stride(0);
+  if (a.partials) p.partials = a.partials.data<std::int64_t>(), p.partials_stride = a.partials.stride(0);
+  if (a.keep) p.keep = a.keep.data<std::int32_t>(), p.keep_stride = a.keep.stride(0);
+  return p;
+}
+
+inline MergeProblem problem_of(const SampleMerge& a) {
+  MergeProblem p;
+  p.parts = a.partials.dim(0), p.rows = a.partials.dim(1);
+  p.step = static_cast<Step>(a.step);
+  p.digit = static_cast<int>(a.digit);
+  p.raw_temperature = a.raw_temperature;
+  p.partials = a.partials.data<std::int64_t>();
+  p.part_stride = a.partials.stride(0), p.row_stride = a.partials.stride(1);
+  p.temperature = column_of<float>(a.temperature);
+  p.top_p = column_of<float>(a.top_p);
+  p.top_k = integers_of(a.top_k);
+  if (a.state) p.state = a.state.data<std::int64_t>(), p.state_stride = a.state.stride(0);
+  if (a.next) p.next = a.next.data<std::int64_t>(), p.next_stride = a.next.stride(0);
+  if (a.token) p.token = {a.token.data<char>(), a.token.dtype() == DType::i64, a.token.stride(0)};
+  p.logp = column_of<float>(a.logp);
+  p.logp_raw = column_of<float>(a.logp_raw);
+  p.count = column_of<std::int32_t>(a.count);
+  p.bad_count = a.bad_count.data<std::int32_t>();
   return p;
 }
 

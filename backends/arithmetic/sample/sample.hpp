@@ -50,10 +50,13 @@ struct TokenColumn {
   RLK_HD bool none(std::int64_t row) const { return IntegerColumn{data, wide, stride}[row] < 0; }
 };
 
+enum class Step { largest, top_k, top_p, token };
+
 enum class Audit : std::int32_t { ok, token_differs, logp_differs, not_kept, logp_raw_differs };
 
 struct Problem {
-  std::int64_t rows = 0, vocab = 0;
+  std::int64_t rows = 0, vocab = 0;   // entries of this call
+  std::int64_t whole = 0, first = 0;  // of the vocabulary, and where in it the call's entries start
   const void* logits = nullptr;
   Type type = Type::f32;
   std::int64_t stride = 0;
@@ -73,11 +76,18 @@ struct Problem {
   IntegerColumn recorded;
   Column<const float> recorded_logp, recorded_logp_raw;
   Column<std::int32_t> status;
+  // sample_part
+  Step step = Step::largest;
+  int digit = 0, part = 0;
+  const std::int64_t* state = nullptr;
+  std::int64_t state_stride = 0;
+  std::int64_t* partials = nullptr;
+  std::int64_t partials_stride = 0;
 
   RLK_HD const void* logits_of(std::int64_t row) const {
     return static_cast<const char*>(logits) + row * stride * rows::size_of(type);
   }
-  RLK_HD std::int64_t leaf() const { return 16 * ((vocab + kTile - 1) / kTile); }
+  RLK_HD std::int64_t leaf() const { return 16 * ((whole + kTile - 1) / kTile); }
   RLK_HD bool wants_logp() const { return logp || recorded_logp; }
   RLK_HD bool wants_raw() const { return logp_raw || recorded_logp_raw; }
 };
@@ -108,7 +118,7 @@ RLK_HD Parameters parameters_of(const Problem& p, std::int64_t row) {
   if (r.valid && !r.greedy) r.tau = tau, r.c = c;
   if (p.raw_temperature) r.raw_tau = r.tau, r.raw_c = r.c;
   const std::int64_t k = p.top_k ? p.top_k[row] : 0;
-  r.top_k = k > 0 && k < p.vocab ? k : 0;
+  r.top_k = k > 0 && k < p.whole ? k : 0;
   if (p.top_p) {
     const float x = p.top_p[row];
     r.valid = r.valid && x == x;
@@ -214,13 +224,185 @@ RLK_HD Part joined(Part a, Part b, float c) {
   const float left = simt::exp2<float>((a.most - most) * c), right = simt::exp2<float>((b.most - most) * c);
   return {most, simt::fused(a.sum, left, b.sum * right)};
 }
-RLK_HD Part joined(const Part* leaves, float c) {
-  Part level[kLeaves / 2];
-  for (int i = 0; i < 4; ++i) level[i] = joined(leaves[2 * i], leaves[2 * i + 1], c);
-  return joined(joined(level[0], level[1], c), joined(level[2], level[3], c), c);
+// Of 1, 2, 4 or 8.
+RLK_HD Part joined(const Part* leaves, float c, int count = kLeaves) {
+  Part level[kLeaves];
+  for (int i = 0; i < count; ++i) level[i] = leaves[i];
+  for (; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; ++i) level[i] = joined(level[2 * i], level[2 * i + 1], c);
+  return level[0];
 }
 RLK_HD float log_probability(float z, Part all, float tau) {
   return (z - all.most) * tau - simt::ln<float>(all.sum);
+}
+
+// ---- parts of a vocabulary
+//
+// A state has, for each row: the largest entry; for top_k and for top_p how many digits of the cut's place are known, these
+// digits, and the value of what lies above; top_p's target; and how many of the entries that equal a cut each part keeps.
+
+inline constexpr int kStateWidth = 24, kDrawnWidth = 8, kDigits = 3;
+struct Slots {
+  int digits, prefix, before, takes;
+};
+inline constexpr int kStateMost = 0, kStateTarget = 7;
+RLK_HD Slots top_k_slots() { return {1, 2, 3, 8}; }
+RLK_HD Slots top_p_slots() { return {4, 5, 6, 16}; }
+RLK_HD Slots slots_of(Step step) { return step == Step::top_p ? top_p_slots() : top_k_slots(); }
+inline constexpr std::int64_t kAllOfThem = -1;
+
+RLK_HD int digit_bits(int digit) { return digit == 2 ? 10 : 11; }
+RLK_HD int digit_shift(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
+RLK_HD std::int64_t bits_of(float x) { return static_cast<std::int64_t>(simt::float_bits(x)); }
+RLK_HD float float_of(std::int64_t bits) { return simt::bits_float(static_cast<std::uint32_t>(bits)); }
+RLK_HD bool is_finite(float x) { return x - x == 0; }
+RLK_HD std::uint64_t mass_below_one(float weight) { return mass(weight < 1 ? weight : 1.0f); }
+
+// The cut of a filter that has all its digits. `take` is how many of those that equal it this part keeps.
+struct Edge {
+  bool there = false;
+  float cut = 0;
+  std::int64_t take = 0;
+};
+RLK_HD Edge edge_of(const std::int64_t* state, Slots at, int part) {
+  const float cut = at_place(static_cast<std::uint32_t>(state[at.prefix]));
+  return {state[at.digits] == kDigits && cut > -__builtin_inff(), cut, state[at.takes + part]};
+}
+
+// Whether this step counts a row's entries.
+RLK_HD bool counts(const Problem& p, const Parameters& r, const std::int64_t* state) {
+  const bool on = p.step == Step::top_p ? r.top_p < 1 : r.top_k > 0;
+  return on && (p.digit == 0 || state[slots_of(p.step).digits] == p.digit);
+}
+RLK_HD bool has_prefix(const Problem& p, const std::int64_t* state, std::uint32_t place) {
+  const std::int64_t prefix = state[slots_of(p.step).prefix];
+  return p.digit == 0 ||
+         static_cast<std::int64_t>(place >> (digit_shift(p.digit) + digit_bits(p.digit))) == prefix;
+}
+RLK_HD std::uint32_t bin_of(const Problem& p, std::uint32_t place) {
+  return place >> digit_shift(p.digit) & ((1u << digit_bits(p.digit)) - 1);
+}
+
+// What a part found at the last step.
+struct Found {
+  float score = 0, z = 0;
+  std::int64_t id = -1, count = 0;
+  Part kept, all;
+};
+RLK_HD void put(std::int64_t* out, const Found& f) {
+  out[0] = bits_of(f.id < 0 ? 0.0f : f.score), out[1] = f.id, out[2] = bits_of(f.id < 0 ? 0.0f : f.z);
+  out[3] = f.count;
+  out[4] = bits_of(f.kept.most), out[5] = bits_of(f.kept.sum);
+  out[6] = bits_of(f.all.most), out[7] = bits_of(f.all.sum);
+}
+RLK_HD void put_nothing(std::int64_t* out) {
+  for (int i = 0; i < kDrawnWidth; ++i) out[i] = i == 1 ? -1 : 0;
+}
+
+// sample_merge: parts [T, rows, width].
+struct MergeProblem {
+  std::int64_t rows = 0, parts = 0;
+  Step step = Step::largest;
+  int digit = 0;
+  bool raw_temperature = true;
+  const std::int64_t* partials = nullptr;
+  std::int64_t part_stride = 0, row_stride = 0;
+  Column<const float> temperature, top_p;
+  IntegerColumn top_k;
+  const std::int64_t* state = nullptr;
+  std::int64_t state_stride = 0;
+  std::int64_t* next = nullptr;
+  std::int64_t next_stride = 0;
+  TokenColumn token;
+  Column<float> logp, logp_raw;
+  Column<std::int32_t> count;
+  std::int32_t* bad_count = nullptr;
+
+  RLK_HD const std::int64_t* partial(std::int64_t part, std::int64_t row) const {
+    return partials + part * part_stride + row * row_stride;
+  }
+  // Whether a row has no token, by what the parts found, or by what sample wrote.
+  RLK_HD bool none(std::int64_t row) const {
+    if (partials == nullptr) return token.none(row);
+    bool found = false;
+    for (std::int64_t t = 0; t < parts; ++t) found = found || partial(t, row)[1] >= 0;
+    return !found;
+  }
+  RLK_HD Slots slots() const { return slots_of(step); }
+  // What a bin has in all parts.
+  RLK_HD std::uint64_t bin(std::int64_t row, int b) const {
+    std::uint64_t sum = 0;
+    for (std::int64_t t = 0; t < parts; ++t) sum += static_cast<std::uint64_t>(partial(t, row)[b]);
+    return sum;
+  }
+};
+
+struct Scales {
+  float tau = 1, c = kLog2e, raw_tau = 1, raw_c = kLog2e;
+};
+RLK_HD Scales scales_of(const MergeProblem& p, std::int64_t row) {
+  Scales s;
+  const float tau = 1 / (p.temperature ? p.temperature[row] : 1.0f), c = tau * kLog2e;
+  if (c < __builtin_inff()) s.tau = tau, s.c = c;
+  if (p.raw_temperature) s.raw_tau = s.tau, s.raw_c = s.c;
+  return s;
+}
+
+RLK_HD void merge_largest(const MergeProblem& p, std::int64_t row, std::int64_t* next) {
+  float most = -__builtin_inff();
+  bool bad = false;
+  for (std::int64_t t = 0; t < p.parts; ++t) {
+    const float x = float_of(p.partial(t, row)[0]);
+    bad = bad || x != x;
+    most = x > most ? x : most;
+  }
+  for (int i = 0; i < kStateWidth; ++i) next[i] = 0;
+  next[kStateMost] = bits_of(bad || !is_finite(most) ? simt::from_float<float>(__builtin_nanf("")) : most);
+}
+
+// The state before a digit, and whether the row takes one.
+RLK_HD bool begin_digit(const MergeProblem& p, std::int64_t row, std::int64_t* next) {
+  const Slots at = p.slots();
+  for (int i = 0; i < kStateWidth; ++i) next[i] = p.state[row * p.state_stride + i];
+  if (p.digit == 0) {
+    next[at.digits] = next[at.prefix] = next[at.before] = 0;
+    if (p.step == Step::top_p) next[kStateTarget] = 0;
+    for (int t = 0; t < kLeaves; ++t) next[at.takes + t] = 0;
+  }
+  return is_finite(float_of(next[kStateMost])) && next[at.digits] == p.digit;
+}
+RLK_HD std::uint64_t first_target(const MergeProblem& p, std::int64_t row, std::uint64_t total) {
+  if (p.step == Step::top_k) {
+    const std::int64_t k = p.top_k ? p.top_k[row] : 0;
+    return k > 0 ? static_cast<std::uint64_t>(k) : 0;
+  }
+  const float share = p.top_p ? p.top_p[row] : 1.0f;
+  return share < 1 && total > 0 ? wanted(share, total) : 0;
+}
+// `bin` reached the target, `before` lies above it; a bin of -1: none did.
+RLK_HD void end_digit(const MergeProblem& p, std::int64_t row, std::uint64_t target, int bin,
+                      std::uint64_t before, std::int64_t* next) {
+  const Slots at = p.slots();
+  if (bin < 0) {
+    next[at.digits] = next[at.prefix] = next[at.before] = 0;
+    return;
+  }
+  next[at.digits] = p.digit + 1;
+  next[at.prefix] = static_cast<std::int64_t>(
+      (static_cast<std::uint64_t>(next[at.prefix]) << digit_bits(p.digit)) + static_cast<std::uint64_t>(bin));
+  next[at.before] = static_cast<std::int64_t>(before);
+  if (p.digit + 1 < kDigits) return;
+  std::uint64_t each = 1;
+  if (p.step == Step::top_p)
+    each = mass_below_one(weight(at_place(static_cast<std::uint32_t>(next[at.prefix])),
+                                 float_of(next[kStateMost]), scales_of(p, row).c));
+  if (each == 0) each = 1;
+  std::uint64_t left = (target - before + each - 1) / each;
+  for (std::int64_t t = 0; t < p.parts; ++t) {
+    const std::uint64_t there = static_cast<std::uint64_t>(p.partial(t, row)[bin]) / each;
+    next[at.takes + t] = there <= left ? kAllOfThem : static_cast<std::int64_t>(left);
+    left -= there <= left ? there : left;
+  }
 }
 
 // ---- results
@@ -249,6 +431,33 @@ RLK_HD void write(const Problem& p, std::int64_t row, const Drawn& d) {
   if (p.logp_raw) p.logp_raw[row] = simt::from_float<float>(d.logp_raw);
   if (p.count) p.count[row] = d.count;
   if (p.status) p.status[row] = static_cast<std::int32_t>(compared(p, row, d));
+}
+
+// The best of what the parts found, of equal ones the lowest id.
+RLK_HD bool merge_token(const MergeProblem& p, std::int64_t row) {
+  const Scales s = scales_of(p, row);
+  float best = 0, z = 0;
+  std::int64_t id = -1, count = 0;
+  Part kept[kLeaves], all[kLeaves];
+  for (std::int64_t t = 0; t < p.parts; ++t) {
+    const std::int64_t* part = p.partial(t, row);
+    const float score = float_of(part[0]);
+    count += part[3];
+    kept[t] = {float_of(part[4]), float_of(part[5])}, all[t] = {float_of(part[6]), float_of(part[7])};
+    if (part[1] < 0 || (id >= 0 && !(score > best) && !(score == best && part[1] < id))) continue;
+    best = score, id = part[1], z = float_of(part[2]);
+  }
+  const int parts = static_cast<int>(p.parts);
+  float logp = __builtin_nanf(""), raw = logp;
+  if (id >= 0) {
+    logp = log_probability(z, joined(kept, s.c, parts), s.tau);
+    raw = log_probability(z, joined(all, s.raw_c, parts), s.raw_tau);
+  }
+  if (p.token) p.token.put(row, id);
+  if (p.logp) p.logp[row] = simt::from_float<float>(logp);
+  if (p.logp_raw) p.logp_raw[row] = simt::from_float<float>(raw);
+  if (p.count) p.count[row] = static_cast<std::int32_t>(id < 0 ? 0 : count);
+  return id >= 0;
 }
 
 }  // namespace rlk::sampling

@@ -39,11 +39,16 @@ double rstd(const Problem& p, const Row& a) {
   return 1 / std::sqrt(squares / static_cast<double>(p.width) + double{p.eps});
 }
 
+// What is normalised: x, or its sum with the residual as a tensor would hold it.
+double normalised(const Problem& p, std::int64_t row, std::int64_t i) {
+  const double x = at(p, p.x, row, i);
+  return p.residual ? round_to(p.residual.type, x + at(p, p.residual, row, i)) : x;
+}
+
 void forward_row(const Problem& p, std::int64_t row) {
   Row a(static_cast<std::size_t>(p.width));
   for (std::int64_t i = 0; i < p.width; ++i) {
-    double x = at(p, p.x, row, i);
-    if (p.residual) x = round_to(p.residual.type, x + at(p, p.residual, row, i));
+    const double x = normalised(p, row, i);
     if (p.sum) put(p, p.sum, row, i, x);
     a[static_cast<std::size_t>(i)] = x;
   }
@@ -61,7 +66,7 @@ void forward_row(const Problem& p, std::int64_t row) {
 // Adds its share to d_weight.
 void backward_row(const Problem& p, std::int64_t row, Row& d_weight) {
   Row normal(static_cast<std::size_t>(p.width)), d = normal;
-  for (std::int64_t i = 0; i < p.width; ++i) normal[static_cast<std::size_t>(i)] = at(p, p.x, row, i);
+  for (std::int64_t i = 0; i < p.width; ++i) normal[static_cast<std::size_t>(i)] = normalised(p, row, i);
   const double r = p.rstd ? at(p, p.rstd, row, 0) : rstd(p, normal);
   double dot = 0;
   for (std::int64_t i = 0; i < p.width; ++i) {
@@ -79,11 +84,12 @@ void backward_row(const Problem& p, std::int64_t row, Row& d_weight) {
     dot = std::fma(d[n], normal[n], dot);
   }
   const double mean = dot / static_cast<double>(p.width);
-  for (std::int64_t i = 0; p.d_x && i < p.width; ++i) {
+  for (std::int64_t i = 0; i < p.width; ++i) {
     const auto n = static_cast<std::size_t>(i);
     double x = r * std::fma(-normal[n], mean, d[n]);
     if (p.d_sum) x += at(p, p.d_sum, row, i);
-    put(p, p.d_x, row, i, x);
+    if (p.d_x) put(p, p.d_x, row, i, x);
+    if (p.d_residual) put(p, p.d_residual, row, i, x);
   }
 }
 

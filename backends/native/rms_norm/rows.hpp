@@ -44,6 +44,19 @@ class Rows {
     if (p.offset) Row::map(p.width, [](auto w) { return 1 + w; }, out, static_cast<const float*>(out));
   }
 
+  // What is normalised, in fp32: x, or its sum with the residual, which is stored where it is asked for.
+  static void read(const Problem& p, std::int64_t row, float* a, float* b, bool stream) {
+    const std::int64_t n = p.width;
+    Row::widen(p.x.type, p.x.row(p.axes, row), a, n);
+    if (!p.residual) return;
+    Row::widen(p.residual.type, p.residual.row(p.axes, row), b, n);
+    Row::map(
+        n, [](auto x, auto y) { return x + y; }, a, static_cast<const float*>(a),
+        static_cast<const float*>(b));
+    if (p.sum) Row::narrow(p.sum.type, a, p.sum.row(p.axes, row), n, stream);
+    round(p.residual.type, a, b, n);
+  }
+
   static void forward(const Problem& p, std::int64_t block, const float* weight, float* scratch) {
     const std::int64_t n = p.width;
     float *lanes = scratch, *a = lanes + kLanes, *b = a + n;
@@ -51,13 +64,7 @@ class Rows {
     const bool stream = streams(p.axes, n, p.x.type);
     const std::int64_t last = std::min(p.axes.rows, (block + 1) * kBlock);
     for (std::int64_t row = block * kBlock; row < last; ++row) {
-      Row::widen(p.x.type, p.x.row(p.axes, row), a, n);
-      if (p.residual) {
-        Row::widen(p.residual.type, p.residual.row(p.axes, row), b, n);
-        Row::map(n, [](auto x, auto y) { return x + y; }, a, ca, cb);
-        if (p.sum) Row::narrow(p.sum.type, a, p.sum.row(p.axes, row), n, stream);
-        round(p.residual.type, a, b, n);
-      }
+      read(p, row, a, b, stream);
       const float r = norm::reciprocal(sum(a, a, n, lanes), n, p.eps);
       if (p.rstd) rows::store(p.rstd.type, p.rstd.row(p.axes, row), 0, r);
       if (weight && !p.early) {
@@ -85,7 +92,7 @@ class Rows {
     const bool stream = streams(p.axes, n, p.x.type);
     const std::int64_t last = std::min(p.axes.rows, (block + 1) * kBlock);
     for (std::int64_t row = block * kBlock; row < last; ++row) {
-      Row::widen(p.x.type, p.x.row(p.axes, row), normal, n);
+      read(p, row, normal, gate, stream);
       const float r = p.rstd ? rows::load(p.rstd.type, p.rstd.row(p.axes, row), 0)
                              : norm::reciprocal(sum(normal, normal, n, lanes), n, p.eps);
       Row::map(n, [r](auto x) { return x * r; }, normal, cn);
@@ -95,7 +102,7 @@ class Rows {
         Row::map(
             n, [](auto g, auto x, auto s) { return simt::fused(g, x, s); }, partial, cd, cn,
             static_cast<const float*>(partial));
-      if (!p.d_x) continue;
+      if (!p.d_x && !p.d_residual) continue;
       if (weight) Row::map(n, [](auto g, auto w) { return g * w; }, d, cd, weight);
       const float mean = sum(d, normal, n, lanes) / static_cast<float>(n);
       Row::map(
@@ -109,7 +116,8 @@ class Rows {
         Row::widen(p.d_sum.type, p.d_sum.row(p.axes, row), gate, n);
         Row::map(n, [](auto x, auto y) { return x + y; }, out, co, cg);
       }
-      Row::narrow(p.d_x.type, out, p.d_x.row(p.axes, row), n, stream);
+      for (const rows::Tensor* to : {&p.d_x, &p.d_residual})
+        if (*to) Row::narrow(to->type, out, to->row(p.axes, row), n, stream);
     }
     Row::fence(stream);
   }

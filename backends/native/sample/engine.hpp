@@ -37,6 +37,7 @@ struct RowResult {
 
 struct Engine {
   RowResult (*draw)(const Problem& p, std::int64_t row, const Room& room);
+  void (*part)(const Problem& p, std::int64_t row, const Room& room);  // what sample_part says of a row
 };
 extern const Engine kScalar, kAvx2, kAvx512;
 

@@ -45,6 +45,56 @@ rlk_code run(const Args& a, const Call& call) {
   return RLK_OK;
 }
 
+template <Isa I>
+rlk_code run_part(const SamplePart& a, const Call& call) {
+  const Problem p = problem_of(a);
+  workers::run_tasks(call, p.rows, sample::room_bytes(p), 0, [&](std::int64_t row, std::byte* scratch) {
+    engine_for(I).part(p, row, sample::room_in(scratch, p));
+  });
+  return RLK_OK;
+}
+
+void merge_digit(const sampling::MergeProblem& p, std::int64_t row, std::int64_t* next) {
+  if (!sampling::begin_digit(p, row, next)) return;
+  const int bins = 1 << sampling::digit_bits(p.digit);
+  if (p.digit == 0) {
+    std::uint64_t total = 0;
+    for (int b = 0; p.step == sampling::Step::top_p && b < bins; ++b) total += p.bin(row, b);
+    if (p.step == sampling::Step::top_p)
+      next[sampling::kStateTarget] = static_cast<std::int64_t>(sampling::first_target(p, row, total));
+  }
+  const std::uint64_t target = p.step == sampling::Step::top_p
+                                   ? static_cast<std::uint64_t>(next[sampling::kStateTarget])
+                                   : sampling::first_target(p, row, 0);
+  auto before = static_cast<std::uint64_t>(next[p.slots().before]);
+  int bin = 0;
+  while (target > 0 && bin < bins) {
+    const std::uint64_t here = p.bin(row, bin);
+    if (before + here >= target) break;
+    before += here, ++bin;
+  }
+  sampling::end_digit(p, row, target, target > 0 && bin < bins ? bin : -1, before, next);
+}
+
+rlk_code run_merge(const SampleMerge& a, const Call&) {
+  const sampling::MergeProblem p = problem_of(a);
+  std::int32_t bad = 0;
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    std::int64_t next[sampling::kStateWidth];
+    if (p.step == sampling::Step::token) {
+      bad += !sampling::merge_token(p, row);
+      continue;
+    }
+    if (p.step == sampling::Step::largest)
+      sampling::merge_largest(p, row, next);
+    else
+      merge_digit(p, row, next);
+    if (p.next) std::copy_n(next, sampling::kStateWidth, p.next + row * p.next_stride);
+  }
+  if (p.bad_count) *p.bad_count = bad;
+  return RLK_OK;
+}
+
 // ---- golden
 
 // Of the token among the kept entries.
@@ -87,6 +137,21 @@ constinit const Levels sample_verify_rows = by_level([]<Isa I>() {
   return implement<SampleVerify, run<SampleVerify, I>, nullptr, workspace<SampleVerify>>(
       facts_at<"native.rows", I>(kRows));
 });
+
+extern const Levels sample_part_rows;
+constinit const Levels sample_part_rows = by_level([]<Isa I>() {
+  return implement<SamplePart, run_part<I>, nullptr, workspace<SamplePart>>(
+      facts_at<"native.rows", I>(kRows));
+});
+
+extern const rlk_implementation sample_merge_rows;
+constinit const rlk_implementation sample_merge_rows =
+    implement<SampleMerge, run_merge>({.id = "native.rows",
+                                       .doc = "bins of all parts added",
+                                       .priority = 100,
+                                       .arithmetic = "sample/philox-g1",
+                                       .dtypes = RLK_I64,
+                                       .traits = kTraits});
 
 extern const rlk_implementation sample_golden;
 constinit const rlk_implementation sample_golden =

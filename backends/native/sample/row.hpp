@@ -68,7 +68,7 @@ class Drawer {
     for (std::int64_t i = 0; i < kTile; i += W) Row::store(out + i, f(Row::load(in + i)...));
   }
 
-  // False where no token can be drawn.
+  // False where an entry is NaN or +inf.
   bool read(std::int64_t row) {
     Row::widen(p_.type, p_.logits_of(row), room_.z, n_);
     round(p_.round);
@@ -78,7 +78,7 @@ class Drawer {
     most_ = largest(z, n_);
     std::int64_t numbers = 0;
     for (std::int64_t i = 0; i < n_; ++i) numbers += z[i] == z[i];
-    return numbers == n_ && most_ > kAbsent && most_ < -kAbsent;
+    return numbers == n_ && most_ < -kAbsent;
   }
 
   void weigh() {
@@ -192,7 +192,7 @@ class Drawer {
     const float *values = tile, *h = high, *l = low;
     const float most = most_, tau = r_.tau;
     if (!r_.greedy) {
-      noise(first, high, low);
+      noise(p_.first + first, high, low);
       map_tile([most, tau](auto z, auto a, auto b) { return sampling::score(z, most, tau, a, b); }, scores,
                tile, h, l);
       values = scores;
@@ -230,28 +230,37 @@ class Drawer {
     }
   }
 
-  Drawn drawn() const {
-    alignas(64) float tile[kTile];
+  struct Tiles {
     Best best;
     Part kept[kLeaves], all[kLeaves];
-    Drawn d;
-    const bool logp = p_.wants_logp(), raw = p_.wants_raw();
+    std::int32_t count = 0;
+  };
+  Tiles tiles(bool logp, bool raw) const {
+    alignas(64) float tile[kTile];
+    Tiles out;
     for_tiles([&](std::int64_t first, std::int64_t n, int leaf) {
       take(first, n, tile);
       std::int32_t count = 0;
       for (float z : tile) count += z > kAbsent;
-      if (count > 0) choose(first, tile, best);
-      d.count += count;
-      if (logp && count > 0) kept[leaf] = sampling::joined(kept[leaf], part(tile, r_.c), r_.c);
+      if (count > 0) choose(first, tile, out.best);
+      out.count += count;
+      if (logp && count > 0) out.kept[leaf] = sampling::joined(out.kept[leaf], part(tile, r_.c), r_.c);
       if (!raw) return;
       std::copy_n(room_.z + first, n, tile);
       std::fill(tile + n, tile + kTile, kAbsent);
-      all[leaf] = sampling::joined(all[leaf], part(tile, r_.raw_c), r_.raw_c);
+      out.all[leaf] = sampling::joined(out.all[leaf], part(tile, r_.raw_c), r_.raw_c);
     });
-    d.token = best.id;
+    return out;
+  }
+
+  Drawn drawn() const {
+    const bool logp = p_.wants_logp(), raw = p_.wants_raw();
+    const Tiles found = tiles(logp, raw);
+    Drawn d;
+    d.token = found.best.id, d.count = found.count;
     const float z = room_.z[d.token];
-    if (logp) d.logp = sampling::log_probability(z, sampling::joined(kept, r_.c), r_.tau);
-    if (raw) d.logp_raw = sampling::log_probability(z, sampling::joined(all, r_.raw_c), r_.raw_tau);
+    if (logp) d.logp = sampling::log_probability(z, sampling::joined(found.kept, r_.c), r_.tau);
+    if (raw) d.logp_raw = sampling::log_probability(z, sampling::joined(found.all, r_.raw_c), r_.raw_tau);
     return d;
   }
 
@@ -265,11 +274,75 @@ class Drawer {
     }
   }
 
+  // ---- a part of a vocabulary
+
+  // What the filter whose cut is this leaves of this part's entries.
+  void cut_at(const sampling::Edge& edge) {
+    if (!edge.there || (edge.take == sampling::kAllOfThem && kept_.cut == edge.cut)) return;
+    kept_.cut = edge.cut, kept_.last = edge.take == sampling::kAllOfThem ? n_ : -1;
+    std::int64_t taken = 0;
+    for (std::int32_t i = 0; i < n_ && taken < edge.take; ++i)
+      if (room_.z[i] == edge.cut && (kept_.least <= 0 || room_.weight[i] >= kept_.least))
+        kept_.last = i, ++taken;
+  }
+
+  void count_digit(const std::int64_t* state, std::int64_t* bins) {
+    if (!sampling::counts(p_, r_, state)) return;
+    if (r_.masses()) weigh();
+    if (p_.min_p_first) kept_.least = r_.least;
+    const bool masses = p_.step == sampling::Step::top_p;
+    if (masses) cut_at(sampling::edge_of(state, sampling::top_k_slots(), p_.part));
+    for (std::int64_t i = 0; i < n_; ++i) {
+      const std::uint32_t place = sampling::place(room_.z[i]);
+      if (!has(kept_, i) || !sampling::has_prefix(p_, state, place)) continue;
+      bins[sampling::bin_of(p_, place)] +=
+          masses ? static_cast<std::int64_t>(sampling::mass_below_one(room_.weight[i])) : 1;
+    }
+  }
+
+  sampling::Found found(const std::int64_t* state) {
+    if (r_.least > 0) weigh();
+    if (p_.min_p_first) kept_.least = r_.least;
+    cut_at(sampling::edge_of(state, sampling::top_k_slots(), p_.part));
+    cut_at(sampling::edge_of(state, sampling::top_p_slots(), p_.part));
+    kept_.least = r_.least;
+    const Tiles t = tiles(true, true);
+    sampling::Found f;
+    f.count = t.count;
+    f.kept = sampling::joined(t.kept, r_.c), f.all = sampling::joined(t.all, r_.raw_c);
+    if (t.best.id >= 0) f.score = t.best.score, f.id = p_.first + t.best.id, f.z = room_.z[t.best.id];
+    return f;
+  }
+
  public:
+  static void part(const Problem& p, std::int64_t row, const Room& room) {
+    Drawer d(p, row, room);
+    std::int64_t* out = p.partials + row * p.partials_stride;
+    const bool numbers = d.read(row);
+    if (p.step == sampling::Step::largest) {
+      const float none = simt::from_float<float>(__builtin_nanf(""));
+      out[0] = sampling::bits_of(numbers && d.r_.valid ? d.most_ : none);
+      return;
+    }
+    const std::int64_t* state = p.state + row * p.state_stride;
+    d.most_ = sampling::float_of(state[sampling::kStateMost]);
+    const bool there = sampling::is_finite(d.most_);
+    if (p.step == sampling::Step::token) {
+      if (there)
+        sampling::put(out, d.found(state));
+      else
+        sampling::put_nothing(out);
+      if (p.keep) d.keep(row, !there);
+      return;
+    }
+    std::fill_n(out, kBins, 0);
+    if (there) d.count_digit(state, out);
+  }
+
   static RowResult draw(const Problem& p, std::int64_t row, const Room& room) {
     Drawer d(p, row, room);
     RowResult out;
-    const bool there = d.read(row) && d.r_.valid;
+    const bool there = d.read(row) && d.most_ > kAbsent && d.r_.valid;
     if (there) {
       d.filter();
       out = {d.drawn(), d.kept_, d.most_};
@@ -284,7 +357,7 @@ class Drawer {
 
 template <class L, int W>
 constexpr Engine engine() {
-  return {Drawer<L, W>::draw};
+  return {Drawer<L, W>::draw, Drawer<L, W>::part};
 }
 
 }  // namespace rlk::native::sample

@@ -31,11 +31,12 @@ rlk_code run(const TpSum& a, const Call& call) {
 rlk_code run_golden(const TpSum& a, const Call& call) {
   const Problem p = problem_of(a);
   call.parallel_for(p.axes.rows, [&](std::int64_t row) {
-    const auto* x = static_cast<const float*>(p.partials.row(p.axes, row));
+    const float* x[tree8::kMost] = {};
+    for (int t = 0; t < p.count; ++t) x[t] = static_cast<const float*>(p.partials[t].row(p.axes, row));
     void* y = p.y.row(p.axes, row);
     for (std::int64_t i = 0; i < p.width; ++i) {
       double sum = 0;
-      for (int t = 0; t < p.count; ++t) sum += double{x[t * p.step + i]};
+      for (int t = 0; t < p.count; ++t) sum += double{x[t][i]};
       rows::store(p.y.type, y, i, sum);
       if (p.bias != nullptr)
         rows::store(p.y.type, y, i, rows::load(p.y.type, y, i) + rows::load(p.bias_type, p.bias, i));

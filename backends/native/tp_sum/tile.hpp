@@ -12,10 +12,11 @@ template <class L, int W>
 class Tile {
   using Row = native::Row<L, W>;
 
-  static void join(const Problem& p, const float* x, float* out, std::int64_t n) {
-    const auto at = [&](int t) { return x + t * p.step; };
+  // at(t): the t-th partial sums
+  template <class At>
+  static void join(const Problem& p, At at, float* out, std::int64_t n) {
     if (p.count == 1)
-      std::copy_n(x, n, out);
+      std::copy_n(at(0), n, out);
     else if (p.count == 2)
       Row::map(n, [](auto a, auto b) { return a + b; }, out, at(0), at(1));
     else if (p.count == 4)
@@ -50,7 +51,7 @@ class Tile {
     const auto place = [&](const rows::Tensor& t) {
       return static_cast<char*>(t.row(p.axes, row)) + first * rows::size_of(t.type);
     };
-    join(p, reinterpret_cast<const float*>(place(p.partials)), sum, n);
+    join(p, [&](int t) { return reinterpret_cast<const float*>(place(p.partials[t])); }, sum, n);
     if (p.bias != nullptr)
       add(p, p.bias_type, static_cast<const char*>(p.bias) + first * rows::size_of(p.bias_type), sum, n);
     if (p.residual) add(p, p.residual.type, place(p.residual), sum, n);

@@ -52,10 +52,13 @@ __device__ __forceinline__ void logits_of(const Problem& p, const rows::Raw<T>& 
   for (int k = 0; k < kPack; ++k) z[k] = eight.at[k];
 }
 
+inline constexpr std::size_t kFoldBytes = kWave * sizeof(Joining) + 2 * kTiles * sizeof(State);
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 6)
     fold(Problem p, Panel panel, int leaves, bool bends, State* states, float* targets) {
-  State* tiles = dynamic_shared<State>();
+  Joining* const room = dynamic_shared<Joining>();
+  State* const buffers = reinterpret_cast<State*>(room + kWave);
+  State* tiles = buffers;
   const std::int64_t row = blockIdx.x / static_cast<unsigned>(leaves);
   const int leaf = leaves == 1 ? panel.leaf : static_cast<int>(blockIdx.x % static_cast<unsigned>(leaves));
   if (p.left_out(row)) return;
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   State* kept = states + row * p.count + leaf;
   State all = from == p.leaf_begin(leaf) ? nothing() : *kept;
   rows::Raw<T> raw[kPacks];
-  // The column of a pack of this lane, and its entries before they are needed.
+  // The column of a pack of this lane.
   const auto column = [&](std::int64_t at, int i) {
     return at + thread / kTileLanes * kTile + pack_start(lane, i);
   };
@@ -79,22 +82,20 @@ __global__ void __launch_bounds__(kThreads)
       raw[i] = rows::fetch_pack<T>(panel.logits.type, logits, c - start, rows::pack_at(c, end));
     }
   };
-  fetch(from);
   for (std::int64_t at = from; at < end; at += kTiles * kTile) {
+    fetch(at);
     float z[kPacks][kPack];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const std::int64_t c = column(at, i);
       logits_of<T>(p, raw[i], panel.logits.type, row, c, rows::pack_at(c, end), z[i]);
     }
-    fetch(at + kTiles * kTile);
     const State mine = tile(z, k, bends);
     if (lane == 0) tiles[thread / kTileLanes] = mine;
     __syncthreads();
     if (thread < static_cast<int>(warpSize))  // a whole wave, which may be two times 32 lanes
-      all = join_tiles(all, tiles[thread % kWave], thread % kWave, k, bends);
-    tiles =
-        dynamic_shared<State>() + (tiles == dynamic_shared<State>() ? kTiles : 0);  // the other half is read
+      all = join_tiles(all, tiles[thread % kWave], thread % kWave, k, bends, room);
+    tiles = buffers + (tiles == buffers ? kTiles : 0);  // the other half is read
   }
   if (thread != 0) return;
   *kept = all;
@@ -206,8 +207,8 @@ inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* 
                         hipStream_t stream) {
   if (p.rows == 0) return;
   rows::for_type(panel.logits.type == Type::bf16, [&]<class T>(T) {
-    hipLaunchKernelGGL((fold<T>), blocks(p.rows * leaves), dim3(kThreads), 2 * kTiles * sizeof(State), stream,
-                       p, panel, leaves, bends(p), static_cast<State*>(states), targets);
+    hipLaunchKernelGGL((fold<T>), blocks(p.rows * leaves), dim3(kThreads), kFoldBytes, stream, p, panel,
+                       leaves, bends(p), static_cast<State*>(states), targets);
   });
 }
 inline void launch_count(const Problem& p, hipStream_t stream) {

@@ -43,6 +43,17 @@ __device__ __forceinline__ float least(float a, float b) {
 #endif
 }
 
+// The larger of two, of a number and NaN the number; either of two zeros.
+__device__ __forceinline__ float larger(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float larger;
+  asm("max.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return b > a || a != a ? b : a;
+#endif
+}
+
 // exp2_32 of what is in [kPlain, 0], where neither clamping nor scaling twice has anything to do: the same bits.
 inline constexpr float kPlain = -125;
 __device__ __forceinline__ float plain_exp2(float x) {
@@ -59,13 +70,12 @@ __device__ __forceinline__ State tile(float (&z)[kPacks][kPack], Scale k, bool b
   for (int i = 0; i < kPacks; ++i)
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
-      m = z[i][j] > m ? z[i][j] : m;
+      m = larger(m, z[i][j]);
       low = least(low, z[i][j]);
     }
 #pragma unroll
   for (int step = 1; step < kTileLanes; step *= 2) {
-    const float other = __shfl_xor(m, step, kWave);
-    m = other > m ? other : m;
+    m = larger(m, __shfl_xor(m, step, kWave));
   }
   m = add_rn(m, 0.0f);  // one zero
   float u[kPacks][kPack] = {};
@@ -92,9 +102,16 @@ __device__ __forceinline__ State tile(float (&z)[kPacks][kPack], Scale k, bool b
   return {m, s, bends ? tree(u) : 0.0f};
 }
 
+// How a tile joins what came before it: all is multiplied by `by`, what bends it moves by `bend_by`, and s and u are added.
+struct alignas(16) Joining {
+  float by, s, bend_by, u;
+};
+
 // join() of `all` and the tiles of the first lanes, a tile a lane, ascending; every lane gets it. Other lanes have nothing().
+// `room` has a place for each of the 32 lanes; without it they ask each other, which takes longer.
 template <int Tiles = kWave>
-__device__ __forceinline__ State join_tiles(State all, State mine, int lane, Scale k, bool bends) {
+__device__ __forceinline__ State join_tiles(State all, State mine, int lane, Scale k, bool bends,
+                                            Joining* room = nullptr) {
   // The maximum up to this tile, of tiles with a sum alone.
   const bool there = mine.s != 0;
   float m = there ? mine.m : none();
@@ -118,15 +135,22 @@ __device__ __forceinline__ State join_tiles(State all, State mine, int lane, Sca
   const float bend_by = d * k.tau;
   float u = 0;
   if (bends && there) u = first ? mine.u : shifted(mine.s, mine.u, mine.m - m, by, k.tau) * by;
+  if (room) {
+    wave_sync();  // what lies there was read
+    room[lane] = {a_by, s, bend_by, u};
+    wave_sync();
+  }
 #pragma unroll 8
   for (int t = 0; t < Tiles; ++t) {
-    const float by_t = __shfl(a_by, t, kWave), s_t = __shfl(s, t, kWave);
+    const Joining tile = room    ? room[t]
+                         : bends ? Joining{__shfl(a_by, t, kWave), __shfl(s, t, kWave),
+                                           __shfl(bend_by, t, kWave), __shfl(u, t, kWave)}
+                                 : Joining{__shfl(a_by, t, kWave), __shfl(s, t, kWave), 0, 0};
     if (bends) {
-      const float u_t = __shfl(u, t, kWave), bend_t = __shfl(bend_by, t, kWave);
-      const float old = by_t == 0 ? 0.0f : fused(all.s, bend_t, all.u);
-      all.u = fused(old, by_t, u_t);
+      const float old = tile.by == 0 ? 0.0f : fused(all.s, tile.bend_by, all.u);
+      all.u = fused(old, tile.by, tile.u);
     }
-    all.s = fused(all.s, by_t, s_t);
+    all.s = fused(all.s, tile.by, tile.s);
   }
   all.m = __shfl(m, kWave - 1, kWave);
   return all;

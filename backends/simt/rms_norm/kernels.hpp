@@ -1,10 +1,14 @@
 // The portable GPU kernels of rms_norm (arithmetic rms32): the bits of the native backend on every GPU.
 //
-// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row. A thread takes packs of eight
-//              neighbours, so it has eight of the sum's 1024 lanes, or 32; what it read first stays in registers
-// shares       one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
+// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row, and one of 16 a row of whole packs of
+//              up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024 lanes, or 32; what it
+//              read first stays in registers
+// shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
+//              the block adds to d_weight. The last rows come first: they are still in the cache
 // d_weight     one thread a channel adds the shares ascending in fp64
 #pragma once
+
+#include <type_traits>
 
 #include "arithmetic/rms_norm/norm.hpp"
 #include "simt/rows.hpp"
@@ -17,13 +21,13 @@ using rows::RowOf;
 
 inline constexpr int kThreads = 128;
 inline constexpr int kWave = 32;
-inline constexpr int kHeld = 4;  // packs of a row that a thread keeps
 
-// The sum of 256 values, eight neighbours in each of 32 lanes, by halves: 128, 64, .. 1. Every lane gets it. A lane and its
-// partner share the work: each goes on with one half of the values.
+// The sum of eight neighbours in each of `Lanes` lanes by halves: from four times as many to 1. Every lane gets it. A lane and
+// its partner share the work: each goes on with one half of the values.
+template <int Lanes>
 __device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
 #pragma unroll
-  for (int step = 16, n = 4; n > 0; step /= 2, n /= 2) {
+  for (int step = Lanes / 2, n = 4; n > 0; step /= 2, n /= 2) {
     const bool upper = (lane & step) != 0;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
@@ -31,20 +35,22 @@ __device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
       v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
     }
   }
-  float sum = add_rn(v[0], __shfl_xor(v[0], 2, kWave));
-  sum = add_rn(sum, __shfl_xor(sum, 1, kWave));
+  float sum = v[0];
 #pragma unroll
-  for (int step = 16; step > 2; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+  for (int step = Lanes / 16; step > 0; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+#pragma unroll
+  for (int step = Lanes / 2; step > Lanes / 16; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
   return sum;
 }
 
-// A row's threads: `Waves` times 32 of them.
-template <int Waves>
+// A row's threads, and how many packs of it each keeps.
+template <int Threads, int Held>
 struct Team {
-  static constexpr int kThreadsOf = Waves * kWave;
+  static constexpr int kThreadsOf = Threads, kHeld = Held;
+  static constexpr int kLanesOf = Threads < kWave ? Threads : kWave;  // of a wave
   static constexpr int kRows = kThreads / kThreadsOf;
-  static constexpr int kStride = kThreadsOf * kPack;  // from one pack of a thread to its next
-  static constexpr int kSums = kLanes / kStride;
+  static constexpr int kStride = kThreadsOf * kPack;        // from one pack of a thread to its next
+  static constexpr int kSums = Threads > kWave ? 1 : Held;  // lanes beyond stay +0
   std::int64_t row;
   bool there;  // rows past the end repeat the last one, since every lane must reach the shuffles
   int first, lane;
@@ -54,13 +60,16 @@ struct Team {
     there = mine < p.axes.rows;
     row = there ? mine : p.axes.rows - 1;
     first = static_cast<int>(threadIdx.x) % kThreadsOf * kPack;
-    lane = static_cast<int>(threadIdx.x) % kWave;
+    lane = static_cast<int>(threadIdx.x) % kLanesOf;
   }
 
   // rms32 from the sums of all threads: lane j of its 1024 is sums[j / kStride] of the thread that has j % kStride.
   __device__ __forceinline__ float total(float (&sums)[kSums][kPack]) const {
     float v[kPack];
-    if constexpr (Waves == 1) {
+    if constexpr (kSums == 1 && Threads <= kWave) {
+      for (int k = 0; k < kPack; ++k) v[k] = sums[0][k];
+      return add_rn(fold<kLanesOf>(v, lane), 0.0f);  // as with the empty lanes: no -0
+    } else if constexpr (Threads == kWave) {
       for (int k = 0; k < kPack; ++k)
         v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
     } else {
@@ -75,7 +84,7 @@ struct Team {
         v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
       }
     }
-    return fold(v, lane);
+    return fold<kWave>(v, lane);
   }
 
   // body(number, first element, how many) for kHeld packs of this thread, the first at `i`.
@@ -96,10 +105,10 @@ struct Team {
     }
   }
 };
-static_assert(Team<4>::kSums == 1 && Team<1>::kSums == kHeld);
-
-template <class T>
-using Held = rows::Raw<T>[kHeld];
+using Sixteen = Team<16, 1>;
+using Wave = Team<kWave, 4>;
+using Waves = Team<4 * kWave, 4>;
+static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
 
 struct Eight {
   float at[kPack];
@@ -120,34 +129,52 @@ __device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kP
 #pragma unroll
   for (int k = 0; k < kPack; ++k) v[k] = v[k] * by[k];
 }
+// Whether a kernel for T knows of gates and residuals, and takes weights of any dtype.
+template <class T>
+inline constexpr bool kGeneral = !__is_same(T, rows::Whole);
+
 // The weight's part of a pack.
+template <class T>
 __device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n, float (&w)[kPack]) {
-  rows::get_pack<rows::Any>(p.weight_type, p.weight, i, n, w);
+  using W = std::conditional_t<kGeneral<T>, rows::Any, rows::Whole>;
+  rows::get_pack<W>(p.weight_type, p.weight, i, n, w);
   if (!p.offset) return;
 #pragma unroll
   for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
 }
 
-template <class T, int Waves>
-__global__ void __launch_bounds__(kThreads, 6) forward(Problem p) {
-  const Team<Waves> at(p);
+// What is normalised, from x in `a`: with a residual, its sum with it as a tensor holds it.
+template <class T>
+__device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t i, int n,
+                                             float (&a)[kPack]) {
+  if (!kGeneral<T> || !residual) return;
+  float r[kPack];
+  residual.get<T>(i, n, r);
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
+  rows::round_pack<T>(residual.type, a);
+}
+
+template <class T, class Of>
+__global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 6) forward(Problem p) {
+  const Of at(p);
   const RowOf x(p.axes, p.x, at.row), residual(p.axes, p.residual, at.row), gate(p.axes, p.gate, at.row),
       y(p.axes, p.y, at.row), sum(p.axes, p.sum, at.row), rstd(p.axes, p.rstd, at.row);
-  Held<T> xs, residuals;
+  rows::Raw<T> xs[Of::kHeld], residuals[Of::kHeld];
   const auto read = [&](int c, std::int64_t i, int n) {
     xs[c] = x.fetch<T>(i, n);
-    if (residual) residuals[c] = residual.fetch<T>(i, n);
+    if (kGeneral<T> && residual) residuals[c] = residual.fetch<T>(i, n);
   };
   const auto normalised = [&](int c, float(&a)[kPack]) {
     x.unpack<T>(xs[c], a);
-    if (!residual) return;
+    if (!kGeneral<T> || !residual) return;
     float r[kPack];
     residual.unpack<T>(residuals[c], r);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
     rows::round_pack<T>(residual.type, a);
   };
-  float sums[Team<Waves>::kSums][kPack] = {};
+  float sums[Of::kSums][kPack] = {};
   at.for_packs(p.width, false, read, [&](int lane, int c, std::int64_t, int) {
     float a[kPack];
     normalised(c, a);
@@ -160,16 +187,16 @@ __global__ void __launch_bounds__(kThreads, 6) forward(Problem p) {
   at.for_packs(p.width, true, read, [&](int, int c, std::int64_t i, int n) {
     float out[kPack];
     normalised(c, out);
-    if (sum) sum.set<T>(i, n, out);
+    if (kGeneral<T> && sum) sum.set<T>(i, n, out);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
     if (p.early) rows::round_pack<T>(p.y.type, out);
     if (p.weight) {
       float w[kPack];
-      weights(p, i, n, w);
+      weights<T>(p, i, n, w);
       multiply(out, w);
     }
-    if (gate) {
+    if (kGeneral<T> && gate) {
       Eight g;
       gate.get<T>(i, n, g.at);
       multiply(out, gate_values(p.act, g).at);
@@ -178,22 +205,28 @@ __global__ void __launch_bounds__(kThreads, 6) forward(Problem p) {
   });
 }
 
-// d_x and d_gate, and every row's r for the shares.
-template <class T, int Waves>
-__global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_row) {
-  const Team<Waves> at(p);
-  const RowOf x(p.axes, p.x, at.row), d_y(p.axes, p.d_y, at.row), gate(p.axes, p.gate, at.row),
-      rstd(p.axes, p.rstd, at.row), d_sum(p.axes, p.d_sum, at.row), d_x(p.axes, p.d_x, at.row),
-      d_gate(p.axes, p.d_gate, at.row);
-  Held<T> xs, d_ys;
+// d_x, d_residual and d_gate, and every row's r for the shares. A residual is read again by each pass, where it is cached: its
+// packs would take registers of every call.
+template <class T, class Of>
+__global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 5)
+    backward(Problem p, float* r_of_row) {
+  const Of at(p);
+  const RowOf x(p.axes, p.x, at.row), residual(p.axes, p.residual, at.row), d_y(p.axes, p.d_y, at.row),
+      gate(p.axes, p.gate, at.row), rstd(p.axes, p.rstd, at.row), d_sum(p.axes, p.d_sum, at.row),
+      d_x(p.axes, p.d_x, at.row), d_residual(p.axes, p.d_residual, at.row), d_gate(p.axes, p.d_gate, at.row);
+  rows::Raw<T> xs[Of::kHeld], d_ys[Of::kHeld];
   const auto read = [&](int c, std::int64_t i, int n) {
     xs[c] = x.fetch<T>(i, n);
     d_ys[c] = d_y.fetch<T>(i, n);
   };
-  float sums[Team<Waves>::kSums][kPack] = {};
-  at.for_packs(p.width, false, read, [&](int lane, int c, std::int64_t, int) {
-    float a[kPack];
+  const auto normalised = [&](int c, std::int64_t i, int n, float(&a)[kPack]) {
     x.unpack<T>(xs[c], a);
+    add_residual<T>(residual, i, n, a);
+  };
+  float sums[Of::kSums][kPack] = {};
+  at.for_packs(p.width, false, read, [&](int lane, int c, std::int64_t i, int n) {
+    float a[kPack];
+    normalised(c, i, n, a);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums[lane][k] = fused(a[k], a[k], sums[lane][k]);
   });
@@ -201,14 +234,14 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
   // The gradient of the normalised value.
   const auto inner = [&](int c, std::int64_t i, int n, float(&d)[kPack]) {
     d_y.unpack<T>(d_ys[c], d);
-    if (gate) {
+    if (kGeneral<T> && gate) {
       Eight g;
       gate.get<T>(i, n, g.at);
       multiply(d, gate_values(p.act, g).at);
     }
     if (p.weight) {
       float w[kPack];
-      weights(p, i, n, w);
+      weights<T>(p, i, n, w);
       multiply(d, w);
     }
   };
@@ -218,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
     for (int k = 0; k < kPack; ++k) sums[c][k] = 0;
   at.for_packs(p.width, true, read, [&](int lane, int c, std::int64_t i, int n) {
     float a[kPack], d[kPack];
-    x.unpack<T>(xs[c], a);
+    normalised(c, i, n, a);
     inner(c, i, n, d);
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
@@ -229,17 +262,17 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
   if (r_of_row && at.first == 0) r_of_row[at.row] = r;
   at.for_packs(p.width, true, read, [&](int, int c, std::int64_t i, int n) {
     float a[kPack], d[kPack];
-    x.unpack<T>(xs[c], a);
+    normalised(c, i, n, a);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) a[k] = a[k] * r;
-    if (d_gate) {
+    if (kGeneral<T> && d_gate) {
       Eight g;
       gate.get<T>(i, n, g.at);
       float through[kPack];
 #pragma unroll
       for (int k = 0; k < kPack; ++k) through[k] = a[k];
       if (p.weight) {
-        weights(p, i, n, d);
+        weights<T>(p, i, n, d);
         multiply(through, d);
       }
       d_y.unpack<T>(d_ys[c], d);
@@ -247,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
       multiply(d, gate_slopes(p.act, g).at);
       d_gate.set<T>(i, n, d);
     }
-    if (!d_x) return;
+    if (!d_x && !d_residual) return;
     inner(c, i, n, d);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) d[k] = gradient(r, a[k], mean, d[k]);
@@ -256,7 +289,8 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, float* r_of_r
 #pragma unroll
       for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
     }
-    d_x.set<T>(i, n, d);
+    if (d_x) d_x.set<T>(i, n, d);
+    if (d_residual) d_residual.set<T>(i, n, d);
   });
 }
 
@@ -289,6 +323,7 @@ __global__ void __launch_bounds__(kShareThreads) shares(Problem p, const float* 
         float a[kPack], d[kPack];
         rows::unpack<T>(p.x.type, xs[ahead], a);
         rows::unpack<T>(p.d_y.type, d_ys[ahead], d);
+        add_residual<T>(RowOf(p.axes, p.residual, at), i, n, a);
         if (p.gate) {
           Eight g;
           RowOf(p.axes, p.gate, at).get<T>(i, n, g.at);
@@ -301,6 +336,38 @@ __global__ void __launch_bounds__(kShareThreads) shares(Problem p, const float* 
 #pragma unroll
   for (int k = 0; k < kPack; ++k)
     if (k < n) out[block * p.width + i + k] = sum[k];
+}
+
+// The same for two channels a thread of rows that are whole packs.
+inline constexpr int kPairThreads = 64, kPairTile = 2 * kPairThreads, kPairAhead = 16;
+__global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const float* r_of_row, float* out) {
+  const auto across = static_cast<unsigned>((p.width + kPairTile - 1) / kPairTile);
+  const std::int64_t i = std::int64_t{blockIdx.x % across} * kPairTile + 2 * threadIdx.x;
+  const std::int64_t block = p.blocks() - 1 - blockIdx.x / across;
+  if (i >= p.width) return;
+  const std::int64_t first = block * kBlock;
+  const int n = static_cast<int>(p.axes.rows - first < kBlock ? p.axes.rows - first : kBlock);
+  const auto word = [&](const rows::Tensor& t, std::int64_t row) {
+    return *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(t.data) +
+                                                   t.offset(p.axes, row) + i);
+  };
+  float low = 0, high = 0;
+  const auto add = [&](std::uint32_t x, std::uint32_t d, float r) {
+    low = fused(bits_float(d << 16), bits_float(x << 16) * r, low);
+    high = fused(bits_float(d & 0xffff0000u), bits_float(x & 0xffff0000u) * r, high);
+  };
+  int at = 0;
+  for (; at + kPairAhead <= n; at += kPairAhead) {
+    std::uint32_t x[kPairAhead], d[kPairAhead];
+    float r[kPairAhead];
+#pragma unroll
+    for (int k = 0; k < kPairAhead; ++k)
+      x[k] = word(p.x, first + at + k), d[k] = word(p.d_y, first + at + k), r[k] = r_of_row[first + at + k];
+#pragma unroll
+    for (int k = 0; k < kPairAhead; ++k) add(x[k], d[k], r[k]);
+  }
+  for (; at < n; ++at) add(word(p.x, first + at), word(p.d_y, first + at), r_of_row[first + at]);
+  out[block * p.width + i] = low, out[block * p.width + i + 1] = high;
 }
 
 inline constexpr int kJoinThreads = 32;
@@ -318,38 +385,73 @@ inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, int by) { return (n + by - 1) / by; }
 
 inline bool narrow(const Problem& p) { return p.width <= kLanes; }
+template <class... Tensors>
+bool whole(const Problem& p, const Tensors&... tensors) {
+  const bool weight = p.weight == nullptr || (p.weight_type == rows::Type::bf16 &&
+                                              reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0);
+  return p.width % kPack == 0 && weight && !p.gate && !p.residual &&
+         (rows::lies_whole(p.axes, tensors) && ...);
+}
 inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
 
+// f(a type of team): what suits the rows.
+template <class T, class F>
+void for_team(const Problem& p, F f) {
+  if constexpr (!kGeneral<T>)
+    if (p.width <= Sixteen::kStride) return f.template operator()<Sixteen>();
+  if (narrow(p))
+    f.template operator()<Wave>();
+  else
+    f.template operator()<Waves>();
+}
+template <class Of>
+dim3 grid_of(const Problem& p) {
+  return grid(over(p.axes.rows, Of::kRows));
+}
+
+template <class T>
+void launch_rows(const Problem& p, hipStream_t stream) {
+  for_team<T>(p, [&]<class Of>() {
+    hipLaunchKernelGGL((forward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
+  });
+}
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
-  rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum), [&]<class T>(T) {
-    if (narrow(p))
-      hipLaunchKernelGGL((forward<T, 1>), grid(over(p.axes.rows, Team<1>::kRows)), dim3(kThreads), 0, stream,
-                         p);
-    else
-      hipLaunchKernelGGL((forward<T, 4>), grid(p.axes.rows), dim3(kThreads), kSharedBytes, stream, p);
-  });
+  if (!p.sum && whole(p, p.x, p.y)) return launch_rows<rows::Whole>(p, stream);
+  rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum),
+                 [&]<class T>(T) { launch_rows<T>(p, stream); });
 }
 
 // r of every row, then the shares of the blocks.
 inline std::int64_t backward_bytes(const Problem& p) {
   return p.d_weight ? (p.axes.rows + p.blocks() * p.width) * std::int64_t{sizeof(float)} : 0;
 }
+template <class T>
+void launch_row_gradients(const Problem& p, float* r, hipStream_t stream) {
+  for_team<T>(p, [&]<class Of>() {
+    hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, r);
+  });
+}
 inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream) {
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
-  if (p.axes.rows > 0)
-    rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.d_y, p.gate, p.d_sum, p.d_x, p.d_gate), [&]<class T>(
-                                                                                                     T) {
-      if (narrow(p))
-        hipLaunchKernelGGL((backward<T, 1>), grid(over(p.axes.rows, Team<1>::kRows)), dim3(kThreads), 0,
-                           stream, p, r);
-      else
-        hipLaunchKernelGGL((backward<T, 4>), grid(p.axes.rows), dim3(kThreads), kSharedBytes, stream, p, r);
-      if (!p.d_weight) return;
-      hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()), dim3(kShareThreads), 0, stream,
-                         p, r, kept);
-    });
+  if (p.axes.rows > 0) {
+    if (whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual)) {
+      launch_row_gradients<rows::Whole>(p, r, stream);
+      if (p.d_weight)
+        hipLaunchKernelGGL(pair_shares, grid(over(p.width, kPairTile) * p.blocks()), dim3(kPairThreads), 0,
+                           stream, p, r, kept);
+    } else {
+      rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x,
+                                  p.d_residual, p.d_gate),
+                     [&]<class T>(T) {
+                       launch_row_gradients<T>(p, r, stream);
+                       if (p.d_weight)
+                         hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()),
+                                            dim3(kShareThreads), 0, stream, p, r, kept);
+                     });
+    }
+  }
   if (p.d_weight)
     hipLaunchKernelGGL(d_weight, grid(over(p.width, kJoinThreads)), dim3(kJoinThreads), 0, stream, p, kept);
 }

@@ -120,7 +120,7 @@ __device__ __forceinline__ Number wave_total(Number x) {
   return x;
 }
 
-// The largest entry of the row; NaN where no token can be drawn.
+// The largest entry of the row; NaN where an entry is NaN or +inf.
 template <class T>
 __device__ __forceinline__ float largest(const Reader<T>& row, Shared& s) {
   float most = -__builtin_inff();
@@ -142,7 +142,7 @@ __device__ __forceinline__ float largest(const Reader<T>& row, Shared& s) {
     bad += s.count[w];
   }
   __syncthreads();
-  return bad > 0 || most == -__builtin_inff() ? __builtin_nanf("") : most;
+  return bad > 0 ? __builtin_nanf("") : most;
 }
 
 // The bin in which `target` is reached, s.bin, and what lies before it, s.before; kBins where it is not reached.
@@ -290,7 +290,7 @@ __device__ __forceinline__ void score_pack(const Reader<T>& row, const float (&z
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const philox::Counter c = row.r.noise(static_cast<std::uint32_t>(first / 4 + half));
+    const philox::Counter c = row.r.noise(static_cast<std::uint32_t>((row.p.first + first) / 4 + half));
     const std::uint32_t words[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -304,15 +304,23 @@ __device__ __forceinline__ void score_pack(const Reader<T>& row, const float (&z
 }
 
 // What all waves found, joined by each thread.
-template <class T>
-__device__ __forceinline__ Drawn joined_waves(const Reader<T>& row, const Shared& s) {
-  Drawn d;
+struct Joined {
   Best best;
+  std::int32_t count = 0;
+};
+__device__ __forceinline__ Joined joined_waves(const Shared& s) {
+  Joined all;
   for (int w = 0; w < kWaves; ++w) {
-    best.take(s.score[w], s.id[w]);
-    d.count += s.count[w];
+    all.best.take(s.score[w], s.id[w]);
+    all.count += s.count[w];
   }
-  d.token = best.id;
+  return all;
+}
+template <class T>
+__device__ __forceinline__ Drawn joined_leaves(const Reader<T>& row, const Shared& s) {
+  const Joined all = joined_waves(s);
+  Drawn d;
+  d.token = all.best.id, d.count = all.count;
   const float z = row.z(d.token);
   if (row.p.wants_logp()) d.logp = log_probability(z, joined(s.kept, row.r.c), row.r.tau);
   if (row.p.wants_raw()) d.logp_raw = log_probability(z, joined(s.all, row.r.raw_c), row.r.raw_tau);
@@ -328,8 +336,10 @@ __device__ __forceinline__ State join_leaf(Shared& s, int buffer, State all, Sta
   return logp::join_tiles<kTiles>(all, mine, lane(), {1, c}, false);
 }
 
+// Leaves what the waves and leaves have in `s`.
 template <class T>
-__device__ __forceinline__ Drawn drawn(const Reader<T>& row, Shared& s, const Kept& kept) {
+__device__ __forceinline__ void draw_tiles(const Reader<T>& row, Shared& s, const Kept& kept, bool logp,
+                                           bool raw_logp) {
   const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t width = row.p.leaf(), start = team * width;
   const std::int64_t end = start + width < row.p.vocab ? start + width : row.p.vocab;
@@ -353,7 +363,7 @@ __device__ __forceinline__ Drawn drawn(const Reader<T>& row, Shared& s, const Ke
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) row.unpack(raw[i], rows::pack_at(id(at, i), end), z[i]);
     };
-    if (row.p.wants_raw()) {
+    if (raw_logp) {
       unpack();
       of_all = join_leaf(s, buffer, of_all, logp::tile(z, {1, row.r.raw_c}, false), row.r.raw_c);
       buffer = 1 - buffer;
@@ -373,7 +383,7 @@ __device__ __forceinline__ Drawn drawn(const Reader<T>& row, Shared& s, const Ke
       count += here;
       reached = wave_max(best.score);
     }
-    if (row.p.wants_logp()) {
+    if (logp) {
       of_kept = join_leaf(s, buffer, of_kept, logp::tile(z, {1, row.r.c}, false), row.r.c);
       buffer = 1 - buffer;
     }
@@ -387,7 +397,17 @@ __device__ __forceinline__ Drawn drawn(const Reader<T>& row, Shared& s, const Ke
   if (lane() == 0) s.score[wave()] = best.score, s.id[wave()] = best.id, s.count[wave()] = count;
   if (thread == 0) s.kept[team] = {of_kept.m, of_kept.s}, s.all[team] = {of_all.m, of_all.s};
   __syncthreads();
-  return joined_waves(row, s);
+}
+
+template <class T>
+__device__ __forceinline__ void keep(const Reader<T>& row, std::int64_t at, bool there, const Kept& kept) {
+  const Problem& p = row.p;
+  for (std::int64_t w = threadIdx.x; 32 * w < p.vocab; w += kThreads) {
+    std::uint32_t bits = 0;
+    for (std::int64_t i = 32 * w; there && i < 32 * w + 32 && i < p.vocab; ++i)
+      bits |= std::uint32_t{row.has(kept, row.z(i), i)} << (i - 32 * w);
+    p.keep[at * p.keep_stride + w] = static_cast<std::int32_t>(bits);
+  }
 }
 
 template <class T>
@@ -396,20 +416,15 @@ __global__ void __launch_bounds__(kThreads, 1) draw(Problem p) {
   const std::int64_t at = blockIdx.x;
   Reader<T> row{p, parameters_of(p, at), p.logits_of(at)};
   row.most = largest(row, s);
-  const bool there = row.r.valid && row.most == row.most;
+  const bool there = row.r.valid && row.most > -__builtin_inff();
   Drawn d;
   Kept kept;
   if (there) {
     kept = filtered(row, s);
-    d = drawn(row, s, kept);
+    draw_tiles(row, s, kept, p.wants_logp(), p.wants_raw());
+    d = joined_leaves(row, s);
   }
-  if (p.keep)
-    for (std::int64_t w = threadIdx.x; 32 * w < p.vocab; w += kThreads) {
-      std::uint32_t bits = 0;
-      for (std::int64_t i = 32 * w; there && i < 32 * w + 32 && i < p.vocab; ++i)
-        bits |= std::uint32_t{row.has(kept, row.z(i), i)} << (i - 32 * w);
-      p.keep[at * p.keep_stride + w] = static_cast<std::int32_t>(bits);
-    }
+  if (p.keep) keep(row, at, there, kept);
   if (threadIdx.x != 0) return;
   if (p.recorded)
     if (const std::int64_t id = p.recorded[at]; there && id >= 0 && id < p.vocab)
@@ -417,16 +432,145 @@ __global__ void __launch_bounds__(kThreads, 1) draw(Problem p) {
   write(p, at, d);
 }
 
+// ---- parts of a vocabulary
+
+// What the filter whose cut is this leaves of this part's entries.
+template <class T>
+__device__ __forceinline__ void cut_at(const Reader<T>& row, Shared& s, const Edge& edge, Kept& kept) {
+  if (!edge.there || (edge.take == kAllOfThem && kept.cut == edge.cut)) return;
+  const float least = kept.least;
+  kept.cut = edge.cut, kept.last = edge.take == 0 ? -1 : static_cast<std::int32_t>(row.p.vocab);
+  if (edge.take <= 0) return;
+  Kept found;
+  if (cut(
+          row, s,
+          [&](float z, std::int64_t) {
+            return Mass{z == edge.cut && (least <= 0 || weight(z, row.most, row.r.c) >= least)};
+          },
+          static_cast<Mass>(edge.take), found))
+    kept.last = found.last;
+}
+
+template <class T>
+__device__ __forceinline__ void count_digit(const Reader<T>& row, Shared& s, const std::int64_t* state,
+                                            std::int64_t* out) {
+  const Problem& p = row.p;
+  const bool masses = p.step == Step::top_p, on = counts(p, row.r, state);
+  Kept kept;
+  if (p.min_p_first) kept.least = row.r.least;
+  if (on && masses) cut_at(row, s, edge_of(state, top_k_slots(), p.part), kept);
+  for (unsigned b = threadIdx.x; b < kBins; b += kThreads) s.bins[b] = 0;
+  __syncthreads();
+  if (on)
+    row.for_packs([&](std::int64_t first, int n, const float(&z)[kPack]) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        if (k >= n || !row.has(kept, z[k], first + k) || !has_prefix(p, state, place(z[k]))) continue;
+        atomicAdd(&s.bins[bin_of(p, place(z[k]))],
+                  masses ? Mass{mass_below_one(weight(z[k], row.most, row.r.c))} : Mass{1});
+      }
+    });
+  __syncthreads();
+  for (unsigned b = threadIdx.x; b < kBins; b += kThreads) out[b] = static_cast<std::int64_t>(s.bins[b]);
+}
+
+template <class T>
+__device__ __forceinline__ void find(const Reader<T>& row, Shared& s, const std::int64_t* state, Kept& kept,
+                                     std::int64_t* out) {
+  const Problem& p = row.p;
+  if (p.min_p_first) kept.least = row.r.least;
+  cut_at(row, s, edge_of(state, top_k_slots(), p.part), kept);
+  cut_at(row, s, edge_of(state, top_p_slots(), p.part), kept);
+  kept.least = row.r.least;
+  draw_tiles(row, s, kept, true, true);
+  if (threadIdx.x != 0) return;
+  const Joined all = joined_waves(s);
+  Found f;
+  f.count = all.count;
+  f.kept = joined(s.kept, row.r.c), f.all = joined(s.all, row.r.raw_c);
+  if (all.best.id >= 0) f.score = all.best.score, f.id = p.first + all.best.id, f.z = row.z(all.best.id);
+  put(out, f);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) part(Problem p) {
+  Shared& s = *dynamic_shared<Shared>();
+  const std::int64_t at = blockIdx.x;
+  Reader<T> row{p, parameters_of(p, at), p.logits_of(at)};
+  std::int64_t* out = p.partials + at * p.partials_stride;
+  if (p.step == Step::largest) {
+    const float most = largest(row, s);
+    if (threadIdx.x == 0) out[0] = bits_of(simt::from_float<float>(row.r.valid ? most : __builtin_nanf("")));
+    return;
+  }
+  const std::int64_t* state = p.state + at * p.state_stride;
+  row.most = float_of(state[kStateMost]);
+  const bool there = is_finite(row.most);
+  if (p.step != Step::token) {
+    if (there)
+      count_digit(row, s, state, out);
+    else
+      for (unsigned b = threadIdx.x; b < kBins; b += kThreads) out[b] = 0;
+    return;
+  }
+  Kept kept;
+  if (there)
+    find(row, s, state, kept, out);
+  else if (threadIdx.x == 0)
+    put_nothing(out);
+  if (p.keep) keep(row, at, there, kept);
+}
+
+// A row of sample_merge: a block adds the bins of all parts.
+__global__ void __launch_bounds__(kThreads, 1) merge(MergeProblem p) {
+  Shared& s = *dynamic_shared<Shared>();
+  const std::int64_t row = blockIdx.x;
+  std::int64_t next[kStateWidth];
+  if (p.step == Step::token) {
+    if (threadIdx.x == 0) merge_token(p, row);
+    return;
+  }
+  if (p.step == Step::largest) {
+    merge_largest(p, row, next);
+  } else if (begin_digit(p, row, next)) {  // the same for all threads
+    const int bins = 1 << digit_bits(p.digit);
+    Mass sum = 0;
+    for (int b = static_cast<int>(threadIdx.x); b < kBins; b += kThreads) {
+      s.bins[b] = b < bins ? p.bin(row, b) : 0;
+      sum += s.bins[b];
+    }
+    std::uint64_t target = static_cast<std::uint64_t>(next[kStateTarget]);
+    if (p.step == Step::top_k || p.digit == 0) {
+      sum = wave_total(sum);
+      if (lane() == 0) s.sums[wave()] = sum;
+      __syncthreads();
+      sum = 0;
+      for (int w = 0; w < kWaves; ++w) sum += s.sums[w];
+      target = first_target(p, row, sum);
+      if (p.step == Step::top_p) next[kStateTarget] = static_cast<std::int64_t>(target);
+    }
+    __syncthreads();
+    find_bin(s, static_cast<Mass>(next[p.slots().before]), target);
+    end_digit(p, row, target, s.bin == kBins ? -1 : static_cast<int>(s.bin), s.before, next);
+  }
+  if (p.next && threadIdx.x == 0)
+    for (int i = 0; i < kStateWidth; ++i) p.next[row * p.next_stride + i] = next[i];
+}
+
 // Rows without a token.
-__global__ void __launch_bounds__(kThreads) count_bad(Problem p) {
+__global__ void __launch_bounds__(kThreads) count_bad(MergeProblem p) {
   std::int32_t* counts = dynamic_shared<std::int32_t>();
   std::int32_t bad = 0;
-  for (std::int64_t row = threadIdx.x; row < p.rows; row += kThreads) bad += p.token.none(row);
+  for (std::int64_t row = threadIdx.x; row < p.rows; row += kThreads) bad += p.none(row);
   counts[threadIdx.x] = bad;
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int t = 1; t < kThreads; ++t) bad += counts[t];
   *p.bad_count = bad;
+}
+
+inline void launch_count(const MergeProblem& p, hipStream_t stream) {
+  hipLaunchKernelGGL(count_bad, dim3(1), dim3(kThreads), kThreads * sizeof(std::int32_t), stream, p);
 }
 
 inline void launch(const Problem& p, hipStream_t stream) {
@@ -435,8 +579,25 @@ inline void launch(const Problem& p, hipStream_t stream) {
       hipLaunchKernelGGL((draw<T>), dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), sizeof(Shared),
                          stream, p);
     });
-  if (p.bad_count)
-    hipLaunchKernelGGL(count_bad, dim3(1), dim3(kThreads), kThreads * sizeof(std::int32_t), stream, p);
+  if (p.bad_count) {
+    MergeProblem counted;
+    counted.rows = p.rows, counted.token = p.token, counted.bad_count = p.bad_count;
+    launch_count(counted, stream);
+  }
+}
+
+inline void launch_part(const Problem& p, hipStream_t stream) {
+  if (p.rows > 0)
+    rows::for_type(p.type == Type::bf16, [&]<class T>(T) {
+      hipLaunchKernelGGL((part<T>), dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), sizeof(Shared),
+                         stream, p);
+    });
+}
+
+inline void launch_merge(const MergeProblem& p, hipStream_t stream) {
+  if (p.rows > 0)
+    hipLaunchKernelGGL(merge, dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), sizeof(Shared), stream, p);
+  if (p.bad_count) launch_count(p, stream);
 }
 
 }  // namespace rlk::simt::sample

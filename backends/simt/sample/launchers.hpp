@@ -8,6 +8,10 @@ namespace rlk::simt::sample {
 
 using sampling::Problem;
 
+using sampling::MergeProblem;
+
 const char* run(const Problem& p, void* stream, int device);
+const char* run_part(const Problem& p, void* stream, int device);
+const char* run_merge(const MergeProblem& p, void* stream, int device);
 
 }  // namespace rlk::simt::sample

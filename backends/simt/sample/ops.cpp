@@ -15,6 +15,13 @@ rlk_code verify(const SampleVerify& a, const Call& call) {
   return finished(call, "sample_verify", run(problem_of(a), call.stream(), call.device().id));
 }
 
+rlk_code part(const SamplePart& a, const Call& call) {
+  return finished(call, "sample_part", run_part(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code merge(const SampleMerge& a, const Call& call) {
+  return finished(call, "sample_merge", run_merge(problem_of(a), call.stream(), call.device().id));
+}
+
 constexpr Facts kFacts{.id = kId,
                        .doc = "a block a row, integer histograms",
                        .priority = 100,
@@ -23,8 +30,17 @@ constexpr Facts kFacts{.id = kId,
                        .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
                        .device_type = kDevice};
 
-constexpr rlk_implementation kImplementations[] = {implement<Sample, draw>(kFacts),
-                                                   implement<SampleVerify, verify>(kFacts)};
+constexpr Facts kMergeFacts{.id = kId,
+                            .doc = "a block a row adds the bins of all parts",
+                            .priority = 100,
+                            .arithmetic = "sample/philox-g1",
+                            .dtypes = RLK_I64,
+                            .traits = kFacts.traits,
+                            .device_type = kDevice};
+
+constexpr rlk_implementation kImplementations[] = {
+    implement<Sample, draw>(kFacts), implement<SampleVerify, verify>(kFacts),
+    implement<SamplePart, part>(kFacts), implement<SampleMerge, merge>(kMergeFacts)};
 
 }  // namespace
 

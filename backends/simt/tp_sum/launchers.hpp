@@ -7,7 +7,9 @@
 namespace rlk::simt::tp_sum {
 
 using rlk::tree8::Problem;
+using rlk::tree8::Spread;
 
 const char* run(const Problem& p, void* stream, int device);
+const char* run(const Spread& p, void* stream, int device);
 
 }  // namespace rlk::simt::tp_sum

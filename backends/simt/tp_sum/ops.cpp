@@ -1,5 +1,7 @@
 // tp_sum on any GPU by the portable kernel: the bits of the native backend.
 #include "arithmetic/tp_sum/bind.hpp"
+#include "simt/linear/bind.hpp"
+#include "simt/linear/launchers.hpp"
 #include "simt/portable.hpp"
 #include "simt/tp_sum/launchers.hpp"
 
@@ -10,6 +12,23 @@ rlk_code sum(const TpSum& a, const Call& call) {
   return finished(call, "tp_sum", run(rlk::tree8::problem_of(a), call.stream(), call.device().id));
 }
 
+// Column sums of d_y as linear has them.
+linear::Product d_bias_product(const TpSumBwd& a) {
+  linear::Product p;
+  p.rows = 1, p.cols = a.d_y.dim(1), p.depth = a.d_y.dim(0), p.block = linear::kTokens;
+  p.b = lm_head::operand(a.d_y, lm_head::every(1), lm_head::lines_of(a.d_y));
+  lm_head::write_to(p, a.d_bias);
+  return p;
+}
+
+rlk_code spread(const TpSumBwd& a, const Call& call) {
+  static constexpr const char* op = "tp_sum_bwd";
+  rlk_code code = finished(call, op, run(rlk::tree8::spread_of(a), call.stream(), call.device().id));
+  if (code == RLK_OK && a.d_bias)
+    code = finished(call, op, linear::run(d_bias_product(a), call.stream(), call.device().id));
+  return code;
+}
+
 constexpr Facts kFacts{.id = kId,
                        .doc = "the top of the tree, in fp32",
                        .priority = 100,
@@ -18,7 +37,14 @@ constexpr Facts kFacts{.id = kId,
                        .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
                        .device_type = kDevice};
 
-constexpr rlk_implementation kImplementations[] = {implement<TpSum, sum>(kFacts)};
+constexpr Facts kSpread = [] {
+  Facts f = kFacts;
+  f.doc = "copies, and fp32 chains over tokens", f.dtypes = RLK_F32 | RLK_BF16 | RLK_F16;
+  return f;
+}();
+
+constexpr rlk_implementation kImplementations[] = {implement<TpSum, sum>(kFacts),
+                                                   implement<TpSumBwd, spread>(kSpread)};
 
 }  // namespace
 
