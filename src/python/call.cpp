@@ -390,7 +390,7 @@ bool Call::allocate(uint32_t i) {
 bool Call::use_device() {
   if (!first_ || first_->tensor().device.device_type == kDLCPU) {
     if (first_ && !options_.threads && first_->type()->kind == TensorType::torch)
-      options_.threads = torch_threads();
+      options_.threads = is_small() ? 1 : torch_threads();  // for so few elements nobody wakes another thread
     return true;
   }
   const DLDevice device = first_->tensor().device;
@@ -451,9 +451,8 @@ PyObject* Call::run() {
   if (options_.allocate || is_small()) {  // a launch is short too, and its allocator may need the interpreter
     code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
   } else {
-    Py_BEGIN_ALLOW_THREADS;
+    const Unlocked others_run;
     code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
-    Py_END_ALLOW_THREADS;
   }
   return code == RLK_OK ? results() : fail(code);
 }
@@ -466,7 +465,8 @@ PyObject* Call::results() {
     Part& part = parts()[i];
     if (op_.argument(i).role == RLK_READ || !slots_[i].tensor) continue;
     if (part.finish) {
-      part.made = Owned(PyObject_CallFunctionObjArgs(part.finish.get(), part.made.get(), nullptr));
+      const Owned buffer(PyTuple_Pack(1, part.made.get()));
+      part.made = buffer ? call_python(part.finish.get(), buffer.get()) : Owned();
       if (!part.made) return nullptr;
     }
     found[n++] = part.made ? part.made.get() : part.object;

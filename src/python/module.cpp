@@ -12,6 +12,7 @@
 
 #include "rlk/introspect.h"
 #include "src/python/record.hpp"
+#include "src/python/trace.hpp"
 #include "src/python/xla.hpp"
 
 namespace rlk::python {
@@ -250,6 +251,13 @@ PyMethodDef kMethods[] = {
     {"reload_environment", reload_environment, METH_NOARGS, "Reads the RLK_ variables again."},
     {"code_name", code_name, METH_O, "The name of a code."},
     {"xla_handler", xla_handler, METH_NOARGS, "What XLA calls ops by, as jax.ffi takes it."},
+    {"trace_begin", trace_begin, METH_VARARGS, "Begins a trace: file, tags, every, weights_once."},
+    {"trace_end", trace_end, METH_NOARGS, "Ends it."},
+    {"tracing", tracing, METH_NOARGS, "Whether calls are recorded."},
+    {"trace_tag", trace_tag, METH_O, "What the next calls of this thread are for."},
+    {"trace_rows", trace_rows, METH_VARARGS, "Whose rows they compute."},
+    {"trace_weights_changed", trace_weights_changed, METH_NOARGS, "Weights have been written."},
+    {"trace_tensor", trace_tensor, METH_VARARGS, "Records a tensor that another program computed."},
     {"set_hooks", set_hooks, METH_VARARGS, "What the package does for this module."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -48,7 +48,7 @@ bool save(PyObject* context, PyObject* tensors) {
   static const bool has_attribute = torch_contexts_have(names().to_save);
   if (has_attribute) return PyObject_SetAttr(context, names().to_save, tensors) == 0;
   const Owned method(PyObject_GetAttr(context, names().save_for_backward));
-  return method && Owned(PyObject_Call(method.get(), tensors, nullptr));
+  return method && call_python(method.get(), tensors);
 }
 
 // What the backward will find: context.saved_tensors, and context.rlk = (plan, scopes, guard).
@@ -60,7 +60,8 @@ bool keep(const Recording& now, PyObject* context, PyObject* plan, PyObject* res
   const Owned state(guard ? PyTuple_Pack(3, plan, scopes.get(), guard.get()) : nullptr);
   if (!state || PyObject_SetAttr(context, names().rlk, state.get()) < 0) return false;
   if (now.op->op->results < 2) return true;
-  return bool(Owned(PyObject_CallFunctionObjArgs(now.op->several, context, plan, results, nullptr)));
+  const Owned words(PyTuple_Pack(3, context, plan, results));
+  return words && call_python(now.op->several, words.get());
 }
 
 }  // namespace
@@ -74,7 +75,7 @@ PyObject* make_guard(std::unique_ptr<Tickets> tickets) {
   PyObject* const capsule = PyCapsule_New(tickets.get(), "rlk.guard", [](PyObject* object) {
     delete static_cast<Tickets*>(PyCapsule_GetPointer(object, "rlk.guard"));
   });
-  if (capsule) tickets.release();
+  [[maybe_unused]] const Tickets* const held = capsule ? tickets.release() : nullptr;
   return capsule;
 }
 
@@ -88,7 +89,7 @@ PyObject* call_with(PyObject* function, PyObject* const* args, Py_ssize_t nargs,
   }
   for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
     if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
-  return PyObject_Call(function, tuple.get(), keywords.get());
+  return call_python(function, tuple.get(), keywords.get()).release();
 }
 
 PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
@@ -97,9 +98,9 @@ PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t narg
   const Owned inputs(plan ? call.inputs(plan) : nullptr);
   if (!inputs) return nullptr;
   recording() = {&op, &call};
-  PyObject* const out = PyObject_Call(op.apply, inputs.get(), nullptr);
+  Owned out = call_python(op.apply, inputs.get());
   recording() = {};
-  return out;
+  return out.release();
 }
 
 PyObject* recorded_forward(PyObject*, PyObject* args) {

@@ -51,8 +51,8 @@ void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes) {
 
 void raise(rlk_code code, const char* text, const char* op, const char* resolution) {
   if (!raise_hook) return PyErr_SetString(PyExc_RuntimeError, text);
-  const Owned exception(
-      PyObject_CallFunction(raise_hook, "iszz", static_cast<int>(code), text, resolution, op));
+  const Owned words(Py_BuildValue("(iszz)", static_cast<int>(code), text, resolution, op));
+  const Owned exception(words ? call_python(raise_hook, words.get()) : Owned());
   if (exception) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
 }
 
@@ -69,9 +69,10 @@ Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {
   const Owned sizes(PyTuple_New(shape.ndim));
   if (!sizes) return {};
   for (int32_t i = 0; i < shape.ndim; ++i) PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(shape.dim[i]));
-  return Owned(PyObject_CallFunction(empty_hook, "OOs", like ? like : Py_None, sizes.get(), dtype));
+  const Owned words(Py_BuildValue("(OOs)", like ? like : Py_None, sizes.get(), dtype));
+  return words ? call_python(empty_hook, words.get()) : Owned();
 }
 
-Owned call_scopes() { return Owned(PyObject_CallNoArgs(scopes_hook)); }
+Owned call_scopes() { return call_python(scopes_hook); }
 
 }  // namespace rlk::python

@@ -6,6 +6,8 @@
 #endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -31,6 +33,43 @@ class Owned {
  private:
   PyObject* object_ = nullptr;
 };
+
+// A daemon thread that wants the lock of an interpreter that ends does not get it: before Python 3.14 it is unwound, from within
+// whatever called Python, and what its frames own would be given back without the lock. Here it sleeps instead, until the
+// process is gone. Around all that gives the lock up or runs Python's code while a call is under way.
+template <class Code>
+auto unless_the_interpreter_ends(Code code) {
+#ifdef __GLIBCXX__
+  try {
+    return code();
+  } catch (abi::__forced_unwind&) {  // must not be left, so nothing is unwound
+    for (;;) pause();
+  }
+#else
+  return code();
+#endif
+}
+
+// The interpreter's lock given up while this lives.
+class Unlocked {
+ public:
+  Unlocked() noexcept : state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    unless_the_interpreter_ends([this] { PyEval_RestoreThread(state_); });
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// PyObject_Call and PyObject_CallNoArgs, for code that may be Python's.
+inline Owned call_python(PyObject* function, PyObject* arguments = nullptr, PyObject* keywords = nullptr) {
+  return Owned(unless_the_interpreter_ends([=] {
+    return arguments ? PyObject_Call(function, arguments, keywords) : PyObject_CallNoArgs(function);
+  }));
+}
 
 // Names that are looked up in every call, interned once.
 struct Names {

@@ -12,10 +12,36 @@ namespace {
 
 // ---- torch, where it is imported: looked up in sys.modules, never imported from here ---------------------------------
 
+// A function of torch's module, called without the interpreter between where it is C code that takes its one argument, or none,
+// as it is: a quarter of what the shortest ones cost.
+class Function {
+ public:
+  Function() = default;
+  explicit Function(PyObject* object) : object_(object) {
+    if (!object || !PyCFunction_CheckExact(object)) return;
+    flags_ = PyCFunction_GetFlags(object);
+    if (flags_ == METH_NOARGS || flags_ == METH_O) code_ = PyCFunction_GetFunction(object);
+  }
+  explicit operator bool() const noexcept { return object_; }
+  Owned operator()() const { return call(METH_NOARGS, nullptr); }
+  Owned operator()(PyObject* argument) const { return call(METH_O, argument); }
+
+ private:
+  Owned call(int flags, PyObject* argument) const {
+    if (code_ && flags_ == flags) return Owned(code_(PyCFunction_GetSelf(object_), argument));
+    return Owned(argument ? PyObject_CallFunctionObjArgs(object_, argument, nullptr)
+                          : PyObject_CallNoArgs(object_));
+  }
+
+  PyObject* object_ = nullptr;
+  PyCFunction code_ = nullptr;
+  int flags_ = 0;
+};
+
 struct Torch {
   PyObject *tensor, *parameter, *dtype, *requires_grad, *is_neg;
-  PyObject *grad_enabled, *threads, *dispatch_modes, *function_modes, *transforms, *written, *saving_hooks,
-      *autocasts;
+  Function grad_enabled, threads, dispatch_modes, function_modes, transforms, written, saving_hooks,
+      autocasts;
 };
 
 PyObject* attribute_of(const char* module, const char* name) {
@@ -28,19 +54,22 @@ const Torch* torch() {
   static Torch all{};
   static bool ready = false;
   if (ready) return &all;
+  const auto function = [](const char* module, const char* name) {
+    return Function(attribute_of(module, name));
+  };
   Torch found{attribute_of("torch", "Tensor"),
               attribute_of("torch.nn", "Parameter"),
               attribute_of("torch", "dtype"),
               nullptr,
               nullptr,
-              attribute_of("torch", "is_grad_enabled"),
-              attribute_of("torch", "get_num_threads"),
-              attribute_of("torch._C", "_len_torch_dispatch_stack"),
-              attribute_of("torch._C", "_len_torch_function_stack"),
-              attribute_of("torch._C._functorch", "peek_interpreter_stack"),
-              attribute_of("torch._C", "_increment_version"),
-              attribute_of("torch._C._autograd", "_top_saved_tensors_default_hooks"),
-              attribute_of("torch._C", "_is_any_autocast_enabled")};
+              function("torch", "is_grad_enabled"),
+              function("torch", "get_num_threads"),
+              function("torch._C", "_len_torch_dispatch_stack"),
+              function("torch._C", "_len_torch_function_stack"),
+              function("torch._C._functorch", "peek_interpreter_stack"),
+              function("torch._C", "_increment_version"),
+              function("torch._C._autograd", "_top_saved_tensors_default_hooks"),
+              function("torch._C", "_is_any_autocast_enabled")};
   PyErr_Clear();
   if (!found.tensor || !found.parameter || !found.grad_enabled || !found.threads) return nullptr;
   // Looking these up in every tensor would cost as much as they do.
@@ -59,10 +88,24 @@ PyObject* property_of(PyObject* tensor, PyObject* descriptor) {
   return get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
 }
 
+// Whether a plain tensor has its negative bit: 0, 1, or -1 with an exception. Of every tensor alike the code is one function of C's.
+int is_negative(PyObject* tensor) {
+  static const PyCFunction code = [tensor]() -> PyCFunction {
+    const Owned bound(PyObject_GetAttr(tensor, names().is_neg));
+    const bool plain =
+        bound && PyCFunction_CheckExact(bound.get()) && PyCFunction_GetFlags(bound.get()) == METH_NOARGS;
+    PyErr_Clear();
+    return plain ? PyCFunction_GetFunction(bound.get()) : nullptr;
+  }();
+  const Owned bit(code ? code(tensor, nullptr)
+                       : PyObject_CallFunctionObjArgs(torch()->is_neg, tensor, nullptr));
+  return bit ? bit.get() == Py_True : -1;
+}
+
 // A call of a function without arguments that returns a number; -1 with an exception.
-long number_of(PyObject* function) {
+long number_of(const Function& function) {
   if (!function) return 0;
-  const Owned value(PyObject_CallNoArgs(function));
+  const Owned value(function());
   return value ? PyLong_AsLong(value.get()) : -1;
 }
 
@@ -158,7 +201,7 @@ bool torch_modes_active() {
   const Torch* t = torch();
   if (!t) return false;
   if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0) return true;
-  const Owned transform(t->transforms ? PyObject_CallNoArgs(t->transforms) : nullptr);
+  const Owned transform(t->transforms ? t->transforms() : Owned());
   return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
 }
 
@@ -171,7 +214,7 @@ void torch_written(PyObject* tensors) {
   const Owned owned(tensors);
   const Torch* t = torch();
   if (!t || !t->written || !tensors) return PyErr_Clear();
-  const Owned done(PyObject_CallFunctionObjArgs(t->written, tensors, nullptr));
+  const Owned done(t->written(tensors));
   if (!done) PyErr_Clear();  // inference tensors have no version
 }
 
@@ -190,7 +233,7 @@ int torch_autocasts() {
 int torch_saves_elsewhere() {
   const Torch* t = torch();
   if (!t || !t->saving_hooks) return 0;
-  const Owned hooks(PyObject_CallFunctionObjArgs(t->saving_hooks, Py_True, nullptr));
+  const Owned hooks(t->saving_hooks(Py_True));
   return hooks ? hooks.get() != Py_None : -1;
 }
 
@@ -221,10 +264,24 @@ bool TensorView::refuse_as_raised(PyObject* object) const {
   return refuse(object, why.c_str());
 }
 
+// DLPack's way to say that a tensor is dense, and the only one that a simple implementation need know.
+void TensorView::leave_dense_strides_out() noexcept {
+  int64_t dense = 1;
+  for (int32_t i = tensor_.ndim; i-- > 0; dense *= tensor_.shape[i])
+    if (!tensor_.strides || (tensor_.shape[i] != 1 && tensor_.strides[i] != dense)) return;
+  tensor_.strides = nullptr;
+}
+
 bool TensorView::take(PyObject* object, Use use, const char* op, const char* argument) {
   op_ = op;
   argument_ = argument;
   type_ = type_of(object);
+  if (!take_as_given(object, use)) return false;
+  leave_dense_strides_out();
+  return true;
+}
+
+bool TensorView::take_as_given(PyObject* object, Use use) {
   if (type_->api) return take_exchanged(object, use);
   if (type_->kind == TensorType::numpy && take_numpy(object, use)) return true;
   if (use == Use::look)
@@ -251,10 +308,9 @@ bool TensorView::take_exchanged(PyObject* object, Use use) {
       needs_gradient_ = enabled != 0;
     }
     // The exchange API hands out the bytes as they lie, whatever this bit says.
-    const Owned negative(PyObject_CallFunctionObjArgs(torch()->is_neg, object, nullptr));
-    if (!negative) return false;
-    if (negative.get() == Py_True)
-      return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
+    const int negative = is_negative(object);
+    if (negative < 0) return false;
+    if (negative) return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
   }
   return type_->api->view_of_object(object, &tensor_) == 0 || refuse_as_raised(object);
 }
@@ -268,10 +324,10 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
   if (!nothing || !keywords ||
       PyDict_SetItem(keywords.get(), names().max_version, names().dlpack_version) < 0)
     return false;
-  capsule_ = PyObject_Call(method.get(), nothing.get(), keywords.get());
+  capsule_ = call_python(method.get(), nothing.get(), keywords.get()).release();
   if (!capsule_ && PyErr_ExceptionMatches(PyExc_TypeError)) {  // from before DLPack 1.0
     PyErr_Clear();
-    capsule_ = PyObject_CallNoArgs(method.get());
+    capsule_ = call_python(method.get()).release();
   }
   if (!capsule_) return refuse_as_raised(object);
   // The capsule stays as it is: its destructor gives the tensor back.

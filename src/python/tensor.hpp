@@ -52,6 +52,8 @@ class TensorView {
   bool refuse(PyObject* object, const char* why) const;
   // The same where its framework raised: with the first line of what that said.
   bool refuse_as_raised(PyObject* object) const;
+  bool take_as_given(PyObject* object, Use use);
+  void leave_dense_strides_out() noexcept;
   bool take_exchanged(PyObject* object, Use use);
   bool take_capsule(PyObject* object, Use use);
   bool take_numpy(PyObject* object, Use use);

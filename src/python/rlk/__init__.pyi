@@ -10,12 +10,15 @@ from rlk._memory import Spec as Spec
 from rlk._ops import *
 from rlk._scopes import Scope
 from rlk._tools import Explanation, Resolution as Resolution
+from rlk._trace import (trace as trace, trace_rows as trace_rows, trace_tag as trace_tag, trace_tensor as trace_tensor,
+                        trace_weights_changed as trace_weights_changed, tracing as tracing)
 
 __version__: str
 ops: tuple[str, ...]
 torch: ModuleType
 jax: ModuleType
 adapters: ModuleType
+parallel: ModuleType
 
 def precision(word: str) -> Scope: ...
 def backend(spec: str) -> Scope: ...

@@ -280,7 +280,20 @@ def _preset(schema):
     return {a["name"]: a["default"] for a in schema.attributes if a["default"] != plain[a["name"]]}
 
 
-for _op in _C.ops():
-    for _name in (_op, *_schema(_op).aliases):
-        globals()[_name] = _function(_schema(_name))
-del _op, _name
+def _define_new():
+    """Every op that is not there yet: all when this is imported, later those of a plugin."""
+    for op in _C.ops():
+        if op not in globals():
+            for name in (op, *_schema(op).aliases):
+                globals()[name] = _function(_schema(name))
+
+
+_define_new()
+
+
+def __getattr__(name):
+    if not name.startswith("_"):
+        _define_new()
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module 'rlk.jax' has no attribute '{name}'")

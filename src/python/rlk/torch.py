@@ -128,40 +128,91 @@ def _hint(size):
     return size if isinstance(size, int) else size.node.hint if size.node.hint is not None else int(size)
 
 
-def _spec(tensor):
+def _spec(tensor, size=_hint):
     kind = tensor.device.type
     device = "cpu" if kind in ("cpu", "meta") else f"{'hip' if torch.version.hip else 'cuda'}:{tensor.device.index or 0}"
-    return Spec([_hint(n) for n in tensor.shape], _NAMES.get(tensor.dtype, "bool"), device)
+    return Spec([size(n) for n in tensor.shape], _NAMES.get(tensor.dtype, "bool"), device)
 
 
-def _symbol(size, known):
-    """A result's size as the symbol of the one input dimension that has it. Where another dimension happens to be as large, the
-    sizes of this call are taken for granted, which torch remembers as a condition."""
-    symbols = known.get(size, ())
-    distinct = {str(s) for s in symbols}
-    if len(distinct) == 1:
-        return symbols[0]
-    return int(next(s for s in symbols if not isinstance(s, int))) if distinct else size
+class _Symbols:
+    """Which sizes of results are which symbols of the inputs' sizes. `infer` (of a function that gives a size its number) says the
+    shapes for numbers only: it is asked again with every symbol moved, and what moved with it is that symbol."""
+
+    def __init__(self, inputs, infer):
+        symbolic = [n for t in inputs if t is not None for n in t.shape if not isinstance(n, int) and n.node.hint is not None]
+        self._sizes = {str(n.node.expr): n for n in symbolic}.values()
+        if not symbolic:
+            return
+        env = symbolic[0].node.shape_env
+        known = getattr(env, "backed_var_to_val", None) or env.var_to_val
+        self._now = {s: int(known[s]) for n in self._sizes for s in n.node.expr.free_symbols}
+        self._moved = []  # numbers of the symbols, and the shapes that they give
+        settled = set()
+        for symbol, value in self._now.items():
+            equal = [s for s, v in self._now.items() if v == value and s not in settled]
+            if symbol in settled or self._move([symbol], infer):
+                settled.add(symbol)
+            elif len(equal) > 1 and self._move(equal, infer):
+                settled.update(equal)
+                self._unite(equal)
+            else:
+                self._hold(symbol)
+
+    def _move(self, symbols, infer):
+        """Asks with these symbols moved: whether the op has any such shape."""
+        value, before = self._now[symbols[0]], len(self._moved)
+        for more in (value + 1, 2 * value + 1, value + 4096):  # a number of blocks seldom stays the same in all of them
+            numbers = self._now | dict.fromkeys(symbols, more)
+            try:
+                self._moved.append((numbers, infer(lambda size: self._number(size, numbers))))  # noqa: B023
+            except _errors.Error:
+                pass
+        return len(self._moved) > before
+
+    def _unite(self, symbols):
+        """Makes it a condition that the sizes in which these are, and which are equal now, stay so."""
+        first = {}
+        for size in self._sizes:
+            if not size.node.expr.free_symbols.isdisjoint(symbols):
+                torch._check(size == first.setdefault(_hint(size), size))
+
+    def _hold(self, symbol=None):
+        """Takes this call's sizes for granted, which torch remembers as a condition."""
+        for size in self._sizes:
+            if symbol is None or symbol in size.node.expr.free_symbols:
+                int(size)
+
+    @staticmethod
+    def _number(size, numbers):
+        return _hint(size) if isinstance(size, int) or size.node.hint is None else int(size.node.expr.xreplace(numbers))
+
+    def of(self, name, at, number):
+        """The size of a result's dimension, which has this number now."""
+        if not self._sizes:
+            return number
+        found = [shapes[name][0][at] for _, shapes in self._moved]
+        if all(n == number for n in found):
+            return number
+        for size in self._sizes:
+            if _hint(size) == number and [self._number(size, numbers) for numbers, _ in self._moved] == found:
+                return size
+        self._hold()  # it is computed from others
+        return number
 
 
 def _fake(schema):
     def fake(*inputs, results="", **keywords):
         asked = _asked(results)
-        known, symbolic = {}, []
-        for tensor in inputs:
-            for size in tensor.shape if tensor is not None else ():
-                known.setdefault(_hint(size), []).append(size)
-                symbolic += [] if isinstance(size, int) else [size]
-        attributes = {k: v for k, v in keywords.items() if k in schema.attribute_names and not isinstance(v, str)}
-        attributes = {k: v if isinstance(v, (bool, float)) else _hint(v) for k, v in attributes.items()}
-        attributes |= {k: v for k, v in keywords.items() if k in schema.attribute_names and isinstance(v, str)}
-        shapes = _C.infer(schema.name, *(None if t is None else _spec(t) for t in inputs), **attributes)
+        attributes = {k: v if isinstance(v, (str, bool, float)) else _hint(v)
+                      for k, v in keywords.items() if k in schema.attribute_names}
+
+        def infer(size):
+            return _C.infer(schema.name, *(None if t is None else _spec(t, size) for t in inputs), **attributes)
+
+        shapes = infer(_hint)
         if not schema.results:
             return None
-        if any(n not in known for s, _, _ in shapes.values() for n in s):
-            for size in symbolic:  # a size that is computed from others: hold for these sizes only
-                int(size)
-            known = {}
+        symbols = _Symbols(inputs, infer)
         like = next((t for t in inputs if t is not None), torch.empty(0))
         out = []
         for name in schema.result_names:
@@ -170,7 +221,7 @@ def _fake(schema):
                 continue
             shape, preferred, _ = shapes[name]
             dtype = _DTYPES[preferred if asked[name] is True else asked[name]]
-            out.append(like.new_empty([_symbol(n, known) for n in shape], dtype=dtype))
+            out.append(like.new_empty([symbols.of(name, at, n) for at, n in enumerate(shape)], dtype=dtype))
         return out[0] if len(out) == 1 else tuple(out)
 
     return fake
@@ -402,7 +453,7 @@ def _autocast(schema, args, keywords):
 def _with_needed(schema, op):
     """Where a gradient is recorded, what the backward needs is computed too and does not come back unasked."""
     def call(*args, **keywords):
-        more = [n for n in schema.needed if not keywords.get(n)]
+        more = [n for n in schema.needed if keywords.get(n) is None or keywords[n] is False]
         if not more or not torch.is_grad_enabled() or not any(
                 isinstance(t, torch.Tensor) and t.requires_grad for t in (*args, *keywords.values())):
             return op(*args, **keywords)
@@ -419,9 +470,15 @@ def _function(schema, backward):
     dispatched, plan = _dispatched(schema), _plan_of(schema, backward)
 
     def directly(autocast):
-        if not schema.required:  # perhaps no tensor says that results are torch's
-            return dispatched
-        return _C.torch_op(schema.name, dispatched, _APPLY.get(schema.op), plan, _several, autocast)
+        call = _C.torch_op(schema.name, dispatched, _APPLY.get(schema.op), plan, _several, autocast)
+        if schema.required:
+            return call
+
+        def by_tensors(*args, **keywords):  # where there is none, nothing says that results are torch's
+            given = any(isinstance(t, torch.Tensor) for t in (*args, *keywords.values()))
+            return (call if given else dispatched)(*args, **keywords)
+
+        return by_tensors
 
     direct, traced = directly(None), dispatched
     if schema.name in _AUTOCAST:
@@ -518,18 +575,23 @@ def _differentiate(schema, schemas):
     _library.impl(schema.name, kernel, "Autograd")
 
 
-def _define_all():
-    schemas = {name: Schema(name) for name in _C.ops()}
-    for schema in schemas.values():
+_defined = {}  # the schemas of all ops by name
+
+
+def _define_new():
+    """Every op that is not there yet: all when this is imported, later those of a plugin."""
+    new = {name: Schema(name) for name in _C.ops() if name not in _defined}
+    _defined.update(new)
+    for schema in new.values():
         _define(schema)
-    for schema in schemas.values():
-        _differentiate(schema, schemas)
-    for schema in schemas.values():
+    for schema in new.values():
+        _differentiate(schema, _defined)
+    for schema in new.values():
         for name in (schema.name, *schema.aliases):
-            globals()[name] = _function(Schema(name), schemas.get(schema.backward))
+            globals()[name] = _function(Schema(name), _defined.get(schema.backward))
 
 
-_define_all()
+_define_new()
 
 
 def patch(model):
@@ -537,3 +599,14 @@ def patch(model):
     the bit. Undone by restore() of what is returned, or by leaving a ``with``."""
     from rlk.adapters import transformers
     return transformers.patch(model, whole=True)
+
+
+def __getattr__(name):
+    if name == "parallel":  # what spreads these ops over ranks
+        import importlib
+        return importlib.import_module("rlk.parallel")
+    if not name.startswith("_"):
+        _define_new()
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module 'rlk.torch' has no attribute '{name}'")
