@@ -21,7 +21,7 @@ def prompts(*lengths, vocab=64):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama", "tiny-kimi"])
 def test_every_path_has_the_bits_of_the_packed_forward(name, dtype):
     model = decoder(name, dtype=dtype)
     sequences = verify_model.corpus(model, 5, 140, 2)
@@ -72,6 +72,72 @@ def test_what_is_sampled_is_what_is_scored(options):
         scored = model.score(torch.tensor(sum(rows, [])), cu, temperature=0.9)
     for i, (request, answer) in enumerate(zip(requests, answers)):
         assert scored[cu[i] + len(request.prompt):cu[i + 1]].tolist() == answer.logp
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.7, "temperature": 1.5}])
+def test_captured_steps_draw_what_eager_ones_draw(filters):
+    """On a CPU a captured step is computed anew each time, on the memory and in the sizes that a GPU replays."""
+    model = decoder(dtype=torch.bfloat16)
+    requests = [sampler.Request(p, most=5 + 7 * i, seed=4, stream=i, **filters) for i, p in enumerate(prompts(3, 9, 5, 1, 7))]
+    eager, captured = (sampler.Sampler(model, pages=200, page_size=2, graphs=g) for g in (False, True))
+    assert [(a.tokens, a.logp) for a in eager.run(requests)] == [(a.tokens, a.logp) for a in captured.run(requests)]
+    sizes = {key[:2] for key in captured._steady}
+    assert not eager._steady and {rows for rows, _ in sizes} == {1, 2, 4, 8} and len({width for _, width in sizes}) > 1
+
+
+def test_weights_that_changed_serve_no_later_request():
+    model = decoder()
+    request = sampler.Request(prompts(40)[0], most=6, seed=1)
+    kept = sampler.Sampler(model, pages=20, page_size=8)
+    kept.run([request])
+    with torch.no_grad():
+        model.blocks[0].qkv.mul_(1.5)
+    kept.weights_changed()
+    again, fresh = kept.run([request]), sampler.Sampler(model, pages=20, page_size=8).run([request])
+    assert again[0].logp == fresh[0].logp and kept.cache.free == 20
+    kept.add(request)
+    kept.step()
+    with pytest.raises(rlk.InvalidArgument, match="weights changed while 1 sequences run"):
+        kept.weights_changed()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 63}, {"chunk": 64}, {"chunk": 65}, {"batch": 1}])
+def test_recurrent_layers_sample_what_is_scored(options):
+    """Around the bounds of KDA's chunks of 64 tokens: prompts end, and answers go on, before, at and behind them."""
+    model = decoder("tiny-kimi")
+    requests = [sampler.Request(p, most=m, seed=4, stream=i)
+                for i, (p, m) in enumerate(zip(prompts(62, 63, 64, 1, 130), (4, 2, 3, 66, 1)))]
+    answers = sampler.Sampler(model, pages=200, **options).run(requests)
+    rows = [r.prompt + a.tokens for r, a in zip(requests, answers)]
+    cu = torch.tensor([0, *map(len, rows)]).cumsum(0).to(torch.int32)
+    with torch.no_grad():
+        scored = model.score(torch.tensor(sum(rows, [])), cu)
+    for i, (request, answer) in enumerate(zip(requests, answers)):
+        assert scored[cu[i] + len(request.prompt):cu[i + 1]].tolist() == answer.logp
+
+
+def test_every_weight_of_recurrent_layers_has_a_gradient_and_learns():
+    model = decoder("tiny-kimi")
+    tokens, cu = torch.tensor(sum(prompts(70, 9), [])), torch.tensor([0, 70, 79], dtype=torch.int32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    losses = []
+    for _ in range(6):
+        loss = -model.score(tokens, cu).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_what_recurrent_layers_lack_is_refused(tmp_path, capsys):
+    with pytest.raises(rlk.Unsupported, match="checkpoints of recurrent layers"):
+        decoder("tiny-kimi").save(tmp_path)
+    assert verify_model.main(["tiny-kimi", "--peer", "torch"]) == 2
+    assert "PyTorch has no ops for the recurrent layers of tiny-kimi" in capsys.readouterr().err
+    captured = sampler.Sampler(decoder("tiny-kimi"), pages=20, graphs=True)
+    assert not captured.graphs and not captured.reuse
 
 
 def test_a_full_cache_waits_and_forgets_prefixes():
@@ -169,3 +235,38 @@ def test_gradients_of_the_model_agree_with_the_peers():
         (model.score(tokens, cu) * torch.linspace(-1, 1, 39)).sum().backward()
     for (name, a), (_, b) in zip(ours.named_parameters(), peers.named_parameters()):
         assert torch.allclose(a.grad, b.grad, atol=2e-4 * float(b.grad.abs().max()) + 1e-7), name
+
+
+def test_the_program_verifies_a_model_with_certificate_and_page(tmp_path):
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+    from rlk import _tools
+
+    def dispatch(*words, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"):
+        return subprocess.run([_tools.dispatch_program(), "--verify-model", *map(str, words)], capture_output=True, text=True,
+                              env={**os.environ, "PATH": path})
+
+    certificate, page = tmp_path / "c.json", tmp_path / "page.html"
+    done = dispatch("tiny-llama", "--certificate", certificate, "--report", page, "--seed", 3, "--dtype", "bf16")
+    assert done.returncode == 0 and "every path has the same bits" in done.stdout, done.stderr
+    found = json.loads(certificate.read_text())
+    assert found["good"] and (found["seed"], found["dtype"]) == (3, "bf16") and len(found["paths"]) > 8
+    assert all(op["differ"] == 0 for path in found["paths"] for op in path["ops"])
+    assert {d["op"] for d in found["digests"]} == {"embedding", "qkv", "rope", "attention", "stream", "mlp", "hidden"}
+    assert all(d["arithmetic"] and len(d["digest"]) == 16 for d in found["digests"])
+    text = page.read_text()
+    assert "every path has the same bits" in text and found["digest"] in text and "rows differ</title>" in text
+    # A page of a certificate that says otherwise says so, and so does the exit code.
+    found["good"], found["paths"][0]["ops"][3]["differ"], found["paths"][0]["layers"]["layer 1"] = False, 5, "<mlp> 5/9"
+    certificate.write_text(json.dumps(found))
+    assert dispatch(certificate, "--report", page).returncode == 1
+    text = page.read_text()
+    assert "paths differ" in text and "5 of " in text and "&lt;mlp&gt; 5/9" in text
+    certificate.write_text("{}")
+    assert dispatch(certificate, "--report", page).returncode == 2
+    unknown = dispatch("tiny-nothing")
+    assert unknown.returncode == 2 and unknown.stderr.startswith("error: model 'tiny-nothing' is unknown")
+    without = dispatch("tiny-llama", path=str(tmp_path))
+    assert without.returncode == 2 and "runs in Python, and python3 cannot be started: No such file" in without.stderr

@@ -18,6 +18,7 @@ from torch import nn
 
 import rlk.torch
 from rlk import _errors
+from rlk._hybrid import Latent, Packed, Recurrent
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,14 @@ class Config:
     tied: bool = True
     max_length: int = 40960
     scaling: dict = field(default_factory=dict)  # attributes of rope_tables
+    # Of the Kimi-Linear kind: every period-th layer has latent attention without rotation, the others KDA. 0: attention throughout.
+    period: int = 0
+    state_dim: int = 0  # of KDA's heads
+    conv: int = 4  # taps of the convolution before it
+    latent: int = 0  # width of the row that keys and values come from
+    plain_dim: int = 0  # of a key, from that row
+    extra_dim: int = 0  # of a key, shared by all heads
+    value_dim: int = 0
 
     def __post_init__(self):
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp", "max_length"):
@@ -51,6 +60,8 @@ _LLAMA3 = {"scaling": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fre
 CONFIGS = {
     "tiny-qwen3": Config(64, 64, 2, 4, 2, 16, 176, theta=1e4, max_length=4096),
     "tiny-llama": Config(64, 64, 2, 4, 2, 16, 176, theta=1e4, eps=1e-5, qk_norm=False, tied=False, max_length=4096),
+    "tiny-kimi": Config(64, 64, 4, 2, 2, 32, 176, eps=1e-5, qk_norm=False, tied=False, max_length=4096, period=4, state_dim=16,
+                        latent=32, plain_dim=16, extra_dim=16, value_dim=16),
     "qwen3-0.6b": Config(151936, 1024, 28, 16, 8, 128, 3072),
     "qwen3-1.7b": Config(151936, 2048, 28, 16, 8, 128, 6144),
     "qwen3-8b": Config(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
@@ -71,43 +82,69 @@ def config(name, **changes):
 class Block(nn.Module):
     """Attention and gated MLP, each behind a norm. What a block adds travels beside the stream and is added by the next norm."""
 
-    def __init__(self, c, make):
+    def __init__(self, c, make, layer):
         super().__init__()
-        self.config = c
+        self.config, self.other = c, None
         self.norm = make(c.width, ones=True)
-        self.qkv = make((c.heads + 2 * c.kv_heads) * c.head_dim, c.width)
-        self.q_norm = make(c.head_dim, ones=True) if c.qk_norm else None
-        self.k_norm = make(c.head_dim, ones=True) if c.qk_norm else None
-        self.out = make(c.width, c.heads * c.head_dim)
+        if c.period:
+            self.other = (Recurrent if (layer + 1) % c.period else Latent)(c, make)
+            self.out = make(c.width, c.heads * (c.state_dim if (layer + 1) % c.period else c.value_dim))
+        else:
+            self._attention(c, make)
         self.mlp_norm = make(c.width, ones=True)
         self.gate_up = make(2 * c.mlp, c.width)
         self.down = make(c.width, c.mlp)
 
-    def forward(self, ops, added, stream, turn, attend, note):
+    def _attention(self, c, make):
+        self.qkv = make((c.heads + 2 * c.kv_heads) * c.head_dim, c.width)
+        self.q_norm = make(c.head_dim, ones=True) if c.qk_norm else None
+        self.k_norm = make(c.head_dim, ones=True) if c.qk_norm else None
+        self.out = make(c.width, c.heads * c.head_dim)
+
+    def forward(self, ops, added, stream, turn, attend, recur, note, tag):
         c = self.config
+        tag("norm")
         x, stream = norm(ops, added, self.norm, stream, c.eps)
+        x = self.other(ops, x, attend, recur, note, tag) if self.other else self.attended(ops, x, turn, attend, note, tag)
+        tag("out")
+        x = ops.linear(x.flatten(1), self.out)
+        tag("mlp_norm")
+        x, stream = norm(ops, x, self.mlp_norm, stream, c.eps)
+        note("stream", stream)
+        tag("gate_up")
+        x = ops.linear(x, self.gate_up)
+        tag("swiglu")
+        x = ops.swiglu(x)
+        tag("down")
+        x = ops.linear(x, self.down)
+        note("mlp", x)
+        return x, stream
+
+    def attended(self, ops, x, turn, attend, note, tag):
+        c = self.config
+        tag("qkv")
         qkv = ops.linear(x, self.qkv)
         note("qkv", qkv)
         q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
         if c.qk_norm:
-            q, k = ops.rms_norm(q, self.q_norm, eps=c.eps), ops.rms_norm(k, self.k_norm, eps=c.eps)
+            tag("q_norm")
+            q = ops.rms_norm(q, self.q_norm, eps=c.eps)
+            tag("k_norm")
+            k = ops.rms_norm(k, self.k_norm, eps=c.eps)
+        tag("rope")
         q, k = turn(q, k)
         note("rope", k)
+        tag("attention")
         x = attend(q, k, v)
         note("attention", x)
-        x = ops.linear(x.flatten(1), self.out)
-        x, stream = norm(ops, x, self.mlp_norm, stream, c.eps)
-        note("stream", stream)
-        x = ops.linear(ops.swiglu(ops.linear(x, self.gate_up)), self.down)
-        note("mlp", x)
-        return x, stream
+        return x
 
 
 def norm(ops, added, weight, stream, eps):
     """The norm of stream + added, and that sum."""
     if stream is None:
         return ops.rms_norm(added, weight, eps=eps), added
-    if torch.is_grad_enabled():  # rms_norm has no gradient of a residual; added first, the bits are the same
+    if torch.is_grad_enabled():  # the same bits, and the backward keeps the sum alone
         stream = stream + added
         return ops.rms_norm(stream, weight, eps=eps), stream
     return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
@@ -126,7 +163,7 @@ class Decoder(nn.Module):
             return nn.Parameter(data.to(device=device, dtype=dtype))
 
         self.embed = make(c.vocab, c.width)
-        self.blocks = nn.ModuleList(Block(c, make) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(Block(c, make, i) for i in range(c.layers))
         self.norm = make(c.width, ones=True)
         self.head = None if c.tied else make(c.vocab, c.width)
         cos, sin = rlk.torch.rope_tables(rotary_dim=c.head_dim, rows=c.max_length, base=c.theta, **c.scaling)
@@ -141,25 +178,33 @@ class Decoder(nn.Module):
     def head_weight(self):
         return self.embed if self.head is None else self.head
 
-    def forward(self, tokens, positions, attend, note=lambda layer, name, rows: None):
-        """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row;
+    def forward(self, tokens, positions, attend, note=lambda layer, name, rows: None, recur=None):
+        """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row, and in a
+        model with recurrent layers recur(layer, block, qkv, decay, beta);
         note(layer, name, rows) is shown what every op leaves."""
         ops = self.ops
+
+        tag = rlk.trace_tag if rlk.tracing() else lambda text: None
 
         def turn(q, k):
             return ops.rope(q, self.cos, self.sin, k=k, positions=positions, layout="thd")
 
+        tag("embedding")
         added, stream = ops.embedding(tokens, self.embed), None
         note(-1, "embedding", added)
         for i, block in enumerate(self.blocks):
             added, stream = block(ops, added, stream, turn, lambda q, k, v: attend(i, q, k, v),
-                                  lambda name, rows: note(i, name, rows))
+                                  lambda *given: recur(i, *given),
+                                  lambda name, rows: note(i, name, rows), lambda role: tag(f"layer {i} {role}"))
+        tag("last norm")
         hidden, _ = norm(ops, added, self.norm, stream, self.config.eps)
+        tag(None)
         note(len(self.blocks), "hidden", hidden)
         return hidden
 
-    def packed(self, tokens, cu_seqlens, **options):
-        """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    def packed(self, tokens, cu_seqlens, sequences=None, **options):
+        """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]. In a trace its rows are those of
+        sequences[b], or of b; they stay so until the caller says otherwise."""
         bounds = cu_seqlens.tolist()
         longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
         if longest > self.config.max_length:
@@ -167,9 +212,15 @@ class Decoder(nn.Module):
                 f"model: a sequence has {longest} tokens, max_length is {self.config.max_length}")
         positions = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:])]).to(tokens.device, torch.int32)
 
+        if rlk.tracing():
+            names = range(len(bounds) - 1) if sequences is None else sequences
+            rlk.trace_rows([name for name, a, b in zip(names, bounds, bounds[1:]) for _ in range(b - a)], positions.tolist())
+
         def attend(layer, q, k, v):
             return self.ops.attention(q, k, v, cu_seqlens, cu_seqlens)
 
+        if self.config.period:
+            options["recur"] = Packed(self.ops, cu_seqlens)
         return self.forward(tokens, positions, attend, **options)
 
     def score(self, tokens, cu_seqlens, temperature=1.0, entropy=False, **options):
@@ -178,8 +229,13 @@ class Decoder(nn.Module):
         hidden = self.packed(tokens, cu_seqlens, **options)
         last = (cu_seqlens[1:] - 1)[cu_seqlens[1:] > cu_seqlens[:-1]]
         target = tokens.roll(-1).to(torch.int32).index_fill(0, last.long(), -100)
+        if rlk.tracing():
+            rlk.trace_tag("score")
         found = self.ops.linear_logp(hidden, self.head_weight, target=target, temperature=temperature, logp=True,
                                      **({"entropy": True} if entropy else {}))
+        if rlk.tracing():
+            rlk.trace_tag(None)
+            rlk.trace_rows()
         # Row t speaks of token t + 1; the last row of a sequence is left out and is 0.
         return tuple(f.roll(1) for f in found) if entropy else found.roll(1)
 
@@ -198,6 +254,8 @@ class Decoder(nn.Module):
     def _names(self):
         """(name in a checkpoint, parameter, rows of it) for all that a checkpoint holds."""
         c, d = self.config, self.config.head_dim
+        if c.period:
+            raise _errors.Unsupported("model: checkpoints of recurrent layers are not known; state_dict() has their weights")
         yield "model.embed_tokens.weight", self.embed, slice(None)
         for i, b in enumerate(self.blocks):
             at, q, kv = f"model.layers.{i}.", c.heads * d, c.kv_heads * d

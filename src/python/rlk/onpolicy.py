@@ -39,6 +39,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=given.rate, weight_decay=0.0, betas=(0.9, 0.95))
         self.step = 0
         self.history = []
+        self.sampler = None
 
     def prompts(self):
         """Those of this step: letters, then the sign that asks. The same for the same seed and step."""
@@ -53,8 +54,10 @@ class Loop:
                                         stop=_STOP)
                     for i, p in enumerate(prompts) for j in range(g.group)]
         most = 2 * g.length + 2
-        sampler = rlk.sampler.Sampler(self.model, pages=len(requests) * (-(-most // 16) + 1), batch=len(requests))
-        return requests, sampler.run(requests)
+        if self.sampler is None:
+            self.sampler = rlk.sampler.Sampler(self.model, pages=len(requests) * (-(-most // 16) + 1), batch=len(requests))
+        self.sampler.weights_changed()
+        return requests, self.sampler.run(requests)
 
     def one(self):
         """Draws, scores, learns. Returns what is printed."""

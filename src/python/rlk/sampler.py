@@ -5,7 +5,8 @@
     answers[0].tokens, answers[0].logp               # what the trainer's model.score says of them, to the bit
 
 How a prompt is cut, which pages it lies in, who else is in the batch and when they leave changes no bit: an op's row knows its own
-sequence alone. The noise of a token is that of (seed, stream, position), so a request draws the same answer in any company.
+sequence alone. The noise of a token is that of (seed, stream, position), so a request draws the same answer in any company. In a trace the
+rows of a request are those of the sequence `stream`.
 """
 
 from collections import deque
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+import rlk
 from rlk import _errors
+from rlk._hybrid import Stepped
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class _Running:
     tokens: list  # prompt and answer
     table: list  # its pages, in order
     cached: int = 0  # tokens whose keys and values are in the pages
+    kept: dict = field(default_factory=dict)  # what recurrent layers keep of it
+    chain: tuple = (0, 0)  # how many pages the cache knows as a prefix, and the last one's number there
 
 
 class Cache:
@@ -48,12 +53,15 @@ class Cache:
 
     def __init__(self, model, pages, page_size):
         c = model.config
-        shape = (c.layers, pages, page_size, c.kv_heads, c.head_dim)
-        # NaN shows whatever reads a place that was not written.
-        self.k, self.v = (torch.full(shape, float("nan"), dtype=model.embed.dtype, device=model.device) for _ in range(2))
+        keys, values = (c.plain_dim + c.extra_dim, c.value_dim) if c.period else (c.head_dim, c.head_dim)
+        shape = (c.layers // (c.period or 1), pages + 1, page_size, c.kv_heads)
+        self.layers = {layer: i for i, layer in enumerate(range((c.period or 1) - 1, c.layers, c.period or 1))}
+        # NaN shows whatever reads a place that was not written. The page behind the last is for rows that are nobody's.
+        self.k, self.v = (torch.full((*shape, d), float("nan"), dtype=model.embed.dtype, device=model.device) for d in (keys, values))
         self.page_size, self.count = page_size, pages
         self._free, self._users = deque(range(pages)), [0] * pages
-        self._known, self._prefix = {}, {}  # tokens up to a page's end -> page, and back
+        # A prefix is known by its last page's tokens and the number of what comes before: (number, tokens) -> (page, number).
+        self._known, self._prefix, self._numbers = {}, {}, 0
 
     @property
     def free(self):
@@ -76,36 +84,59 @@ class Cache:
             if self._users[page] == 0 and page not in self._prefix:
                 self._free.append(page)
 
-    def keep(self, tokens, table):
-        """Remembers the pages that are full, for requests that begin alike."""
-        for i in range(len(tokens) // self.page_size):
-            key = tuple(tokens[:(i + 1) * self.page_size])
-            if key not in self._known and table[i] not in self._prefix:
-                self._known[key], self._prefix[table[i]] = table[i], key
+    def forget(self):
+        """Nothing in the pages may be read by later requests: the weights are others."""
+        self._free.extend(p for p in self._prefix if self._users[p] == 0)
+        self._known, self._prefix = {}, {}
 
-    def find(self, tokens, most):
-        """Pages that hold the start of these tokens, of at most so many tokens."""
-        table = []
-        while (len(table) + 1) * self.page_size <= most:
-            page = self._known.get(tuple(tokens[:(len(table) + 1) * self.page_size]))
-            if page is None:
+    def keep(self, s):
+        """Remembers the pages of a sequence that are full, for requests that begin alike."""
+        done, before = s.chain
+        while (done + 1) * self.page_size <= s.cached:
+            key, page = (before, tuple(s.tokens[done * self.page_size:(done + 1) * self.page_size])), s.table[done]
+            if key not in self._known:
+                self._numbers += 1
+                self._known[key], self._prefix[page] = (page, self._numbers), key
+            done, before = done + 1, self._known[key][1]
+        s.chain = done, before
+
+    def find(self, s, most):
+        """Gives a sequence the pages that hold its beginning, of at most so many tokens."""
+        done, before = 0, 0
+        while (done + 1) * self.page_size <= most:
+            key = before, tuple(s.tokens[done * self.page_size:(done + 1) * self.page_size])
+            if key not in self._known:
                 break
+            page, before = self._known[key]
             self._users[page] += 1
-            table.append(page)
-        return table
+            s.table.append(page)
+            done += 1
+        s.chain, s.cached = (done, before), done * self.page_size
 
 
 class Sampler:
-    """Serves requests from one model. `chunk` rows of a prompt go into one step, `batch` sequences run side by side."""
+    """Serves requests from one model. `chunk` rows of a prompt go into one step, `batch` sequences run side by side. With `graphs`,
+    by default on a GPU, steps that draw a token for every sequence are captured once for every size and replayed: to the same
+    bits."""
 
-    def __init__(self, model, *, pages=1024, page_size=16, chunk=512, batch=64, reuse=True):
+    def __init__(self, model, *, pages=1024, page_size=16, chunk=512, batch=64, reuse=True, graphs=None):
         for name, value in (("pages", pages), ("page_size", page_size), ("chunk", chunk), ("batch", batch)):
             if value < 1:
                 raise _errors.InvalidArgument(f"sampler: {name} is {value}, it must be at least 1")
-        self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse
+        recurrent = model.config.period > 0  # whose states are of one place in a sequence, and of no fixed size
+        self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse and not recurrent
+        self.graphs = model.device.type == "cuda" and model.ops is rlk.torch if graphs is None else graphs
+        self.graphs = self.graphs and not recurrent
         self.cache = Cache(model, pages, page_size)
         self.waiting, self.running = deque(), []
-        self.note = lambda layer, name, rows, keys: None  # is shown every op's rows with their (request, position)
+        self.note = None  # is shown every op's rows with their (request, position)
+        self._steady = {}  # captured steps, by their sizes
+
+    def weights_changed(self):
+        """What was computed with other weights serves no later request; none may be running."""
+        if self.running:
+            raise _errors.InvalidArgument(f"sampler: weights changed while {len(self.running)} sequences run")
+        self.cache.forget()
 
     def add(self, request):
         """Queues a request. Its answer fills while step() is called."""
@@ -138,15 +169,23 @@ class Sampler:
         if not self.running:
             return False
         work = [(s, min(len(s.tokens) - s.cached, self.chunk)) for s in self.running]
-        hidden = self._forward(work)
-        ends = torch.tensor([n for _, n in work]).cumsum(0) - 1
-        drawn = [i for i, (s, n) in enumerate(work) if s.cached + n == len(s.tokens)]
+        for s, n in work:
+            while len(s.table) * self.cache.page_size < s.cached + n:
+                s.table.append(self.cache.take())
+        drawn = [s for s, n in work if s.cached + n == len(s.tokens)]
+        if self.graphs and not rlk.tracing() and all(len(s.tokens) - s.cached == 1 for s in self.running):
+            found = self._steady_step(drawn)
+        else:
+            hidden = self._forward(work)
+            ends = torch.tensor([n for _, n in work]).cumsum(0) - 1
+            rows = ends[[i for i, (s, n) in enumerate(work) if s.cached + n == len(s.tokens)]].to(hidden.device)
+            found = self._draw(drawn, hidden[rows]) if drawn else None
         for s, n in work:
             s.cached += n
             if self.reuse:
-                self.cache.keep(s.tokens[:s.cached], s.table)
+                self.cache.keep(s)
         if drawn:
-            self._draw([work[i][0] for i in drawn], hidden[ends[drawn].to(hidden.device)])
+            self._append(drawn, *found)
         return True
 
     def _admit(self):
@@ -157,8 +196,7 @@ class Sampler:
             if self._needed(s) > cache.free - promised:
                 break  # in the order of asking: nobody overtakes
             if self.reuse:  # the last token of a prompt is computed: its row draws
-                s.table = cache.find(s.tokens, len(s.tokens) - 1)
-                s.cached = len(s.table) * cache.page_size
+                cache.find(s, len(s.tokens) - 1)
             promised += self._needed(s) - len(s.table)
             self.running.append(self.waiting.popleft())
 
@@ -166,12 +204,9 @@ class Sampler:
         return -(-(len(s.request.prompt) + s.request.most) // self.cache.page_size)
 
     def _forward(self, work):
-        model, cache, device = self.model, self.cache, self.model.device
-        size = cache.page_size
+        size, device = self.cache.page_size, self.model.device
         rows, keys, slots, lengths = [], [], [], []
         for s, n in work:
-            while len(s.table) * size < s.cached + n:
-                s.table.append(cache.take())
             span = range(s.cached, s.cached + n)
             rows += [s.tokens[p] for p in span]
             keys += [(s.request, p) for p in span]
@@ -184,33 +219,60 @@ class Sampler:
         widest = max(len(s.table) for s, _ in work)
         table = ints([s.table + [0] * (widest - len(s.table)) for s, _ in work])
         cu_q = ints([0, *torch.tensor([n for _, n in work]).cumsum(0).tolist()])
-        lengths, slots = ints(lengths), ints(slots, torch.int64)
+        if rlk.tracing():
+            rlk.trace_rows([request.stream for request, _ in keys], [p for _, p in keys])
+        more = {} if self.note is None else {"note": lambda layer, name, found: self.note(layer, name, found, keys)}
+        if self.model.config.period:
+            more["recur"] = Stepped(self.model.ops, [s.kept for s, _ in work], [n for _, n in work])
+        return self._rows(ints(rows), ints([p for _, p in keys]), ints(slots, torch.int64), cu_q, ints(lengths), table, **more)
+
+    def _rows(self, tokens, positions, slots, cu_q, lengths, table, **options):
+        """Hidden rows of these tokens, their keys and values written to their slots."""
+        cache, ops = self.cache, self.model.ops
 
         def attend(layer, q, k, v):
-            pages_k, pages_v = cache.k[layer], cache.v[layer]
+            pages_k, pages_v = cache.k[cache.layers[layer]], cache.v[cache.layers[layer]]
             pages_k.flatten(0, 1)[slots], pages_v.flatten(0, 1)[slots] = k, v
-            return model.ops.attention(q, pages_k, pages_v, cu_q, kv_len=lengths, block_table=table)
+            return ops.attention(q, pages_k, pages_v, cu_q, kv_len=lengths, block_table=table)
 
         with torch.no_grad():
-            return model(ints(rows), ints([p for _, p in keys]), attend,
-                         note=lambda layer, name, found: self.note(layer, name, found, keys))
+            return self.model(tokens, positions, attend, **options)
+
+    def _columns(self, sequences, rows):
+        """What sample wants to know of each row, in lists of `rows`: the last are nobody's."""
+        spare = [Request([0])] * (rows - len(sequences))
+        requests = [s.request for s in sequences] + spare
+        places = [len(s.tokens) for s in sequences] + [0] * len(spare)
+        whole = {name: [getattr(r, name) for r in requests] for name in ("seed", "stream", "top_k")} | {"position": places}
+        real = {name: [getattr(r, name) for r in requests] for name in ("temperature", "top_p")}
+        if not any(whole["top_k"]):
+            del whole["top_k"]
+        if all(p >= 1 for p in real["top_p"]):
+            del real["top_p"]
+        return whole, real
 
     def _draw(self, sequences, hidden):
-        device = hidden.device
+        """The next token of every sequence and its log-probability, from the row of its last token."""
+        whole, real = self._columns(sequences, len(sequences))
+        given = {k: torch.tensor(v).to(hidden.device) for k, v in whole.items()}
+        given |= {k: torch.tensor(v, dtype=torch.float32).to(hidden.device) for k, v in real.items()}
+        trace_drawn(sequences, "logits")
+        logits = self._logits(hidden)
+        trace_drawn(sequences, "score")
+        found = self._sample(logits, given)
+        trace_drawn((), None)
+        return found
 
-        def column(name, dtype):
-            return torch.tensor([getattr(s.request, name) for s in sequences], dtype=dtype).to(device)
-
-        filters = {}
-        if any(s.request.top_k for s in sequences):
-            filters["top_k"] = column("top_k", torch.int32)
-        if any(s.request.top_p < 1 for s in sequences):
-            filters["top_p"] = column("top_p", torch.float32)
-        positions = torch.tensor([len(s.tokens) for s in sequences]).to(device)
+    def _logits(self, hidden):
         with torch.no_grad():
-            token, logp = self.model.ops.sample(
-                self.model.logits(hidden), column("temperature", torch.float32), seed=column("seed", torch.int64),
-                stream=column("stream", torch.int32), position=positions, logp=True, **filters)
+            return self.model.logits(hidden)
+
+    def _sample(self, logits, given):
+        with torch.no_grad():
+            return self.model.ops.sample(logits, given["temperature"], logp=True,
+                                         **{k: v for k, v in given.items() if k != "temperature"})
+
+    def _append(self, sequences, token, logp):
         for s, t, value in zip(sequences, token.tolist(), logp.tolist()):
             if t < 0:
                 raise _errors.Error(f"sampler: no token can be drawn at position {len(s.tokens)}: the logits are not finite")
@@ -220,3 +282,78 @@ class Sampler:
             if t == s.request.stop or len(s.answer.tokens) == s.request.most:
                 self.running.remove(s)
                 self.cache.give_back(s.table)
+
+    def _steady_step(self, sequences):
+        """One more token for every sequence, by the captured step of the next size."""
+        count, widest = len(sequences), max(len(s.table) for s in sequences)
+        rows, width = 1 << (count - 1).bit_length(), 1 << (widest - 1).bit_length()
+        whole, real = self._columns(sequences, rows)
+        key = rows, width, *whole, *real
+        if key not in self._steady:
+            self._steady[key] = _Steady(self, rows, width, list(whole), list(real))
+        step = self._steady[key]
+        step.fill(sequences, whole, real)
+        token, logp = step.run()
+        if self.note is not None:
+            keys = [(s.request, s.cached) for s in sequences]
+            for layer, name, found in step.noted:
+                self.note(layer, name, found[:count], keys)
+        return token[:count], logp[:count]
+
+
+class _Steady:
+    """A step of one token for each of `rows` sequences whose pages fit a table of `width`: the same kernels on the same memory, so
+    that a GPU replays it as one graph. What changes from step to step lies in three tensors. Rows beyond the sequences compute
+    with the cache's spare page, and nobody reads them."""
+
+    def __init__(self, sampler, rows, width, whole, real):
+        self.sampler, self.rows, self.width, device = sampler, rows, width, sampler.model.device
+        self.names = ["token", "place", "slot", "length", *whole], real
+        self.whole = torch.zeros(len(self.names[0]), rows, dtype=torch.int64, device=device)
+        self.real = torch.ones(len(real), rows, device=device)
+        self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self.bounds = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.graph, self.noted, self.found = None, [], None
+
+    def fill(self, sequences, whole, real):
+        cache, spare = self.sampler.cache, self.rows - len(sequences)
+        size = cache.page_size
+        own = {"token": [s.tokens[-1] for s in sequences] + [0] * spare, "place": [s.cached for s in sequences] + [0] * spare,
+               "slot": [s.table[s.cached // size] * size + s.cached % size for s in sequences] + [cache.count * size] * spare,
+               "length": [s.cached + 1 for s in sequences] + [1] * spare} | whole
+        self.whole.copy_(torch.tensor([own[name] for name in self.names[0]]))
+        self.real.copy_(torch.tensor([real[name] for name in self.names[1]]))
+        tables = [s.table + [cache.count] * (self.width - len(s.table)) for s in sequences]
+        self.table.copy_(torch.tensor(tables + [[cache.count] * self.width] * spare, dtype=torch.int32))
+
+    def compute(self):
+        given = dict(zip(self.names[0], self.whole)) | dict(zip(self.names[1], self.real))
+        token, place, length = (given.pop(name).to(torch.int32) for name in ("token", "place", "length"))
+        noted = []
+        note = {} if self.sampler.note is None else {"note": lambda *what: noted.append(what)}
+        hidden = self.sampler._rows(token, place, given.pop("slot"), self.bounds, length, self.table, **note)
+        self.noted = noted
+        return self.sampler._sample(self.sampler._logits(hidden), given)
+
+    def run(self):
+        if self.sampler.model.device.type != "cuda":
+            return self.compute()
+        if self.graph is None:
+            side = torch.cuda.Stream()  # what is done once must not be captured
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.compute()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.found = self.compute()
+            self.graph = graph
+        self.graph.replay()
+        return self.found
+
+
+def trace_drawn(sequences, tag):
+    """In a trace, whose next tokens the following calls are about: of each sequence, the row of its last token."""
+    if rlk.tracing():
+        rlk.trace_rows([s.request.stream for s in sequences], [len(s.tokens) - 1 for s in sequences])
+        rlk.trace_tag(tag)

@@ -12,7 +12,9 @@ and how many tokens a second the path took (of this small run: no benchmark). 0 
 import argparse
 import hashlib
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,8 +24,10 @@ import rlk
 import rlk.model
 import rlk.sampler
 import rlk.torch
+from rlk import _tools
 
 _OPS = {"embedding": "embedding", "qkv": "linear", "rope": "rope", "attention": "attention", "stream": "linear", "mlp": "linear",
+        "recurrence": "kda_fwd",
         "hidden": "rms_norm", "logp": "linear_logp"}
 
 
@@ -40,10 +44,10 @@ class Rows:
         flat = rows.detach().flatten(1).contiguous().cpu().view(torch.uint8)
         self.found[layer, name].update(zip(keys, (row.numpy().tobytes() for row in flat)))
 
-    def digest(self):
-        """Of all rows, in the order of their keys."""
+    def digest(self, *only):
+        """Of all rows, in the order of their keys, or of those after one op."""
         h = hashlib.sha256()
-        for at in self.order:
+        for at in only or self.order:
             for key in sorted(self.found[at]):
                 h.update(repr((at, key)).encode())
                 h.update(self.found[at][key])
@@ -60,7 +64,7 @@ def packed(model, sequences, each=False):
         cu = torch.tensor([0, *(len(sequences[i]) for i in group)]).cumsum(0).to(torch.int32).to(model.device)
         started = time.perf_counter()
         with torch.no_grad():
-            logp = model.score(tokens, cu, note=lambda layer, name, rows: out.take(layer, name, rows, keys))
+            logp = model.score(tokens, cu, sequences=group, note=lambda layer, name, rows: out.take(layer, name, rows, keys))
         out.logp.update(zip(keys, logp.tolist()))
         out.seconds, out.tokens = out.seconds + time.perf_counter() - started, out.tokens + len(keys)
     return out
@@ -73,19 +77,33 @@ class Forced(rlk.sampler.Sampler):
         super().__init__(model, **options)
         self.sequences = sequences
         self.out = Rows()
+        longest = max(map(len, sequences))
+        self.table = torch.tensor([s + [0] * (longest + 1 - len(s)) for s in sequences], dtype=torch.int32).to(model.device)
         self.note = lambda layer, name, rows, keys: self.out.take(layer, name, rows, [(r.stream, p) for r, p in keys])
+
+    def _logits(self, hidden):
+        return hidden
+
+    def _sample(self, hidden, given):
+        """In a captured step: the token goes by the row's sequence and position, which are those that sample is given."""
+        target = self.table[given["stream"], given["position"]]
+        return target, self._score(hidden, target)
 
     def _draw(self, running, hidden):
         target = torch.tensor([self.sequences[s.request.stream][len(s.tokens)] for s in running], dtype=torch.int32)
+        rlk.sampler.trace_drawn(running, "score")
+        logp = self._score(hidden, target.to(hidden.device))
+        rlk.sampler.trace_drawn((), None)
+        return target, logp
+
+    def _score(self, hidden, target):
         with torch.no_grad():
-            logp = self.model.ops.linear_logp(hidden, self.model.head_weight, target=target.to(hidden.device), logp=True)
-        for s, token, value in zip(list(running), target.tolist(), logp.tolist()):
+            return self.model.ops.linear_logp(hidden, self.model.head_weight, target=target, logp=True)
+
+    def _append(self, sequences, token, logp):
+        for s, value in zip(sequences, logp.tolist()):
             self.out.logp[s.request.stream, len(s.tokens)] = value
-            s.tokens.append(token)
-            s.answer.tokens.append(token)
-            if len(s.answer.tokens) == s.request.most:
-                self.running.remove(s)
-                self.cache.give_back(s.table)
+        super()._append(sequences, token, logp)
 
 
 def sampled(model, sequences, prompt, order=None, **options):
@@ -110,11 +128,14 @@ def paths(model, sequences):
     for chunk in (1, 17, 128, 1000):
         if chunk < most:
             yield f"prefill in chunks of {chunk}", lambda chunk=chunk: sampled(model, sequences, most, chunk=chunk, reuse=False)
-    yield "a prefix from the cache", lambda: sampled(model, sequences, most, page_size=16, batch=1)
+    if not model.config.period:
+        yield "a prefix from the cache", lambda: sampled(model, sequences, most, page_size=16, batch=1)
     for size in (1, 32, 128):
         yield f"pages of {size}", lambda size=size: sampled(model, sequences, most // 2, page_size=size)
     yield "other company", lambda: sampled(model, sequences, most // 3, order=list(range(len(sequences)))[::-1], batch=2)
-    yield "decoded from the first token", lambda: sampled(model, sequences, 1)
+    yield "decoded from the first token", lambda: sampled(model, sequences, 1, graphs=False)
+    if model.ops is rlk.torch and not model.config.period:
+        yield "decoded by captured steps", lambda: sampled(model, sequences, 1, graphs=True)
 
 
 def compare(reference, other):
@@ -133,12 +154,22 @@ def compare(reference, other):
     return verdict, max(shared) if shared else None
 
 
-def arithmetic_of(model):
+def differences(reference, other, titles):
+    """For every op, how many rows a path has and how many differ."""
+    found = []
+    for at in reference.order:
+        rows = other.found.get(at, {})
+        found.append({"layer": titles[at[0]], "op": at[1], "rows": len(rows),
+                      "differ": sum(reference.found[at][key] != row for key, row in rows.items())})
+    return found
+
+
+def arithmetic_of(model, names=_OPS):
     """Which implementation and arithmetic come first for this model's ops; a call that one refuses goes to the next."""
     device = model.device.type
     dtype = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[model.embed.dtype]
     found = {}
-    for op in sorted(set(_OPS.values())):
+    for op in sorted({_OPS[name] for name in names}):
         best = max((i for i in rlk.implementations() if i["op"] == op and str(i["usable"]).startswith(("True", "yes")) and i["device"] == device and
                     (dtype in i["dtypes"] or op == "embedding")), key=lambda i: i["priority"], default=None)
         found[op] = f"{best['id']} ({best['arithmetic']})" if best else "none"
@@ -164,7 +195,9 @@ def options(arguments):
     parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--longest", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", help="write what was found")
+    parser.add_argument("--certificate", "--json", metavar="FILE", help="write what was found, as JSON")
+    parser.add_argument("--report", metavar="FILE", help="write a page with the table and plots")
+    parser.add_argument("--trace", metavar="FOLDER", help="record every path there; where one differs, say where and why")
     return parser.parse_args(arguments)
 
 
@@ -173,6 +206,8 @@ def build(given):
     made = {"dtype": dtype, "device": given.device}
     if given.peer:
         from rlk import _peer
+        if given.model in rlk.model.CONFIGS and rlk.model.CONFIGS[given.model].period:
+            raise rlk.InvalidArgument(f"--peer torch: PyTorch has no ops for the recurrent layers of {given.model}")
         made["ops"] = _peer
     if Path(given.model).is_dir():
         return rlk.model.load(given.model, **made)
@@ -180,35 +215,75 @@ def build(given):
     return rlk.model.Decoder(shape, seed=given.seed, **made)
 
 
+def recorded(path, folder, name):
+    """What a path leaves, and the file of its trace where one is asked for."""
+    if not folder:
+        return path(), None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    file = Path(folder) / ("".join(c if c.isalnum() else " " for c in name).strip().replace("  ", " ").replace(" ", "-") + ".trace")
+    with rlk.trace(file):
+        return path(), file
+
+
+def explained(reference, file):
+    """What trace-diff says of two traces."""
+    done = subprocess.run([_tools.dispatch_program(), "trace-diff", reference, file], capture_output=True, text=True)
+    return "  " + (done.stdout or done.stderr).strip().replace("\n", "\n  ")
+
+
+def write(given, certificate):
+    """The certificate, and the page that rlk-dispatch makes of one."""
+    if not given.certificate and not given.report:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = given.certificate or str(Path(folder) / "certificate.json")
+        Path(file).write_text(json.dumps(certificate, indent=1))
+        if given.report:
+            source = Path(folder) / "report.json"
+            source.write_text(json.dumps(certificate))
+            done = subprocess.run([_tools.dispatch_program(), "--verify-model", source, "--report", given.report],
+                                  capture_output=True, text=True)
+            if done.returncode not in (0, 1):
+                raise SystemExit(f"{given.report}: {done.stderr.strip()}")
+
+
 def main(arguments=None):
     given = options(arguments)
-    model = build(given)
+    try:
+        model = build(given)
+    except rlk.Error as wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
     sequences = corpus(model, given.sequences, given.longest, given.seed)
     print(f"{given.model} {given.dtype} on {given.device}: {rlk.model.describe(model.config)}")
-    ids = arithmetic_of(model) if not given.peer else {}
+    reference, first = recorded(lambda: packed(model, sequences), given.trace, "packed (reference)")
+    ids = arithmetic_of(model, {name for _, name in reference.order} | {"logp"}) if not given.peer else {}
     for op, text in ids.items():
         print(f"  {op:12} {text}")
-    reference = packed(model, sequences)
     layers = sorted({layer for layer, _ in reference.order})
-    titles = ["embed" if i < 0 else "last" if i == len(model.blocks) else f"layer {i}" for i in layers]
-    print(f"{'path':30}" + "".join(f"{t:>19}" for t in titles) + f"{'max |d logp|':>14}{'tokens/s':>10}")
+    titles = {i: "embed" if i < 0 else "last" if i == len(model.blocks) else f"layer {i}" for i in layers}
+    print(f"{'path':30}" + "".join(f"{t:>19}" for t in titles.values()) + f"{'max |d logp|':>14}{'tokens/s':>10}")
     print(f"{'packed (reference)':30}" + " " * 19 * len(titles) + f"{'':>14}{reference.tokens / reference.seconds:10.0f}")
     results, good = [], True
     for name, path in paths(model, sequences):
-        found = path()
+        found, file = recorded(path, given.trace, name)
         verdict, apart = compare(reference, found)
         same = apart == 0 and not any(verdict.values())
         good &= same
         print(f"{name:30}" + "".join(f"{verdict[i] or 'same':>19}" for i in layers) +
               f"{'-' if apart is None else f'{apart:.2g}':>14}{found.tokens / found.seconds:10.0f}", flush=True)
-        results.append({"path": name, "layers": {t: verdict[i] or "same" for t, i in zip(titles, layers)}, "d_logp": apart,
-                        "tokens_per_second": found.tokens / found.seconds, "same": same})
+        if file and not same:
+            print(explained(first, file), flush=True)
+        results.append({"path": name, "layers": {t: verdict[i] or "same" for i, t in titles.items()}, "d_logp": apart,
+                        "ops": differences(reference, found, titles), "tokens_per_second": found.tokens / found.seconds, "same": same})
+    if given.trace:
+        print(f"traces: {', '.join(sorted(f.stem for f in Path(given.trace).glob('*.trace')))}")
     print(f"{'every path has the same bits' if good else 'paths differ'}; digest of the reference {reference.digest()}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(
-            {"model": given.model, "dtype": given.dtype, "device": given.device, "peer": given.peer, "seed": given.seed,
-             "version": rlk.__version__, "implementations": ids, "digest": reference.digest(), "paths": results, "good": good},
-            indent=1))
+    digests = [{"layer": titles[at[0]], "op": at[1], "arithmetic": ids.get(_OPS[at[1]], ""), "digest": reference.digest(at)}
+               for at in reference.order]
+    write(given, {"model": given.model, "dtype": given.dtype, "device": given.device, "peer": given.peer, "seed": given.seed,
+                  "version": rlk.__version__, "implementations": ids, "digest": reference.digest(), "digests": digests,
+                  "paths": results, "good": good})
     return 0 if good else 1
 
 
