@@ -115,6 +115,10 @@ TEST_CASE("kda kernels on fibers: outputs do not depend on later tokens, be they
   check_later_tokens({.tokens = 70, .k = 16, .v = 16}, run_fibers);
 }
 
+TEST_CASE("kda kernels on fibers: a token from the open chunk's start has the bits of a prefill") {
+  check_open_chunks({.tokens = 66, .value_heads = 2, .k = 16, .v = 16, .chunk = 32}, run_fibers);
+}
+
 TEST_CASE("kda kernels on fibers: a prefill cut at a chunk boundary equals one call, bit for bit") {
   check_cut_prefill({.tokens = 70, .value_heads = 2, .k = 16, .v = 16, .chunk = 32}, run_fibers);
 }

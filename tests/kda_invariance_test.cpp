@@ -93,6 +93,22 @@ TEST_CASE("kda chunked: outputs do not depend on later tokens, be they NaN or in
   check_later_tokens({.tokens = 130, .k = 60, .v = 48}, native);
 }
 
+TEST_CASE("kda chunked: a token from the open chunk's start has the bits of a prefill") {
+  const Shape shapes[] = {
+      {.tokens = 195, .value_heads = 2},
+      {.tokens = 130, .k = 60, .v = 48, .v_first = true},
+      {.tokens = 130, .gate = Gate::bounded, .norm = true, .sigmoid = true},
+      {.tokens = 130, .gate = Gate::softplus, .norm = true, .chunk = 32},
+      {.tokens = 65, .masked = 0.1},
+  };
+  for (Shape shape : shapes)
+    for (Float type : {Float::f32, Float::bf16, Float::f16}) {
+      CAPTURE(shape.tokens);
+      shape.type = type;
+      check_open_chunks(shape, native);
+    }
+}
+
 TEST_CASE("kda chunked: a prefill cut at a chunk boundary equals one call, bit for bit") {
   for (int chunk : {64, 32}) {
     for (bool v_first : {false, true}) {

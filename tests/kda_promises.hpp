@@ -105,6 +105,61 @@ inline void check_cut_prefill(const Shape& shape, const Run& run) {
   }
 }
 
+// Token `at` of the first sequence as a decoder has it: a call over the open chunk's rows so far, from `state`, which is the one at the
+// chunk's start. The call, whose last row is the token's.
+inline Case open_chunk(const Case& all, std::int64_t start, std::int64_t at, const Buffer& state,
+                       const Run& run) {
+  Case c = cut(all, start, at + 1, 0);
+  c.in["h0"] = state;
+  c.bind();
+  run(c);
+  return c;
+}
+
+// Decoding token by token leaves the bits of a prefill, as long as the state moves at the end of a chunk and nowhere else, and the rows
+// are the sequence's own.
+inline void check_open_chunks(const Shape& shape, const Run& run) {
+  Case all = random_case(shape, 16), other = random_case(shape, 17);
+  run(all);
+  Buffer state = all.in.at("h0");
+  // What must show shows in fp32, since 16 bits hide the last bits of a sum, and where the past is not forgotten within a chunk.
+  const bool shows = shape.type == Float::f32 && shape.gate == rlk::kda::Gate::none;
+  for (std::int64_t at = 0; at < shape.tokens; ++at) {
+    const std::int64_t row = at % shape.chunk, start = at - row;
+    const bool bound = row < 2 || row > shape.chunk - 3 || row == 15 || row == 16;
+    if (!bound && at + 1 < shape.tokens) continue;
+    CAPTURE(at);
+    const Case token = open_chunk(all, start, at, state, run);
+    const auto expected = part(all, "o", at, at + 1, 0);
+    CHECK(part(token, "o", row, row + 1, 0) == expected);
+    if (shows && row == shape.chunk - 2 && at + 1 < shape.tokens) {
+      // The state one row early: the next row from there is another arithmetic's.
+      const Case early = open_chunk(all, at + 1, at + 1, token.out.at("ht"), run);
+      CHECK(part(early, "o", 0, 1, 0) != part(all, "o", at + 1, at + 2, 0));
+      // One cached row of another sequence.
+      Case mixed = cut(all, start, at + 1, 0);
+      for (const char* name : {"k", "v"}) {
+        Buffer& b = mixed.in.at(name);
+        const auto bytes = std::ptrdiff_t(b.bytes.size()) / (at + 1 - start);
+        const auto& from = other.in.at(name).bytes;
+        std::copy(from.begin() + start * bytes, from.begin() + (start + 1) * bytes, b.bytes.begin());
+      }
+      mixed.in["h0"] = state;
+      mixed.bind();
+      run(mixed);
+      CHECK(part(mixed, "o", row, row + 1, 0) != expected);
+    }
+    if (row == shape.chunk - 1) state = token.out.at("ht");
+  }
+  if (!shows) return;
+  // A prompt cut where no chunk begins: the same token, other bits.
+  Case head = cut(all, 0, shape.chunk / 2, 0);
+  run(head);
+  const Case tail = open_chunk(all, shape.chunk / 2, shape.chunk - 1, head.out.at("ht"), run);
+  CHECK(part(tail, "o", shape.chunk / 2 - 1, shape.chunk / 2, 0) !=
+        part(all, "o", shape.chunk - 1, shape.chunk, 0));
+}
+
 // A packed sequence is the sequence alone, also when the first one of the batch is NaN.
 inline void check_neighbours(const Shape& shape, const Run& run) {
   const std::vector<std::int64_t>& bounds = shape.bounds;
