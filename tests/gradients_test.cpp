@@ -72,11 +72,11 @@ double dot(const Numbers& a, const Numbers& b) {
 TEST_CASE("rms_norm_bwd is the slope of rms_norm, with residual, gate and offset") {
   std::mt19937 random(3);
   const Shape shape{3, 7}, width{7};
-  for (int form = 0; form < 3; ++form) {
+  for (int form = 0; form < 4; ++form) {
     CAPTURE(form);
     Numbers x(shape, random), residual(shape, random), weight(width, random), gate(shape, random, 2);
     Numbers y(shape, random), sum(shape, random), d_y(shape, random), d_sum(shape, random);
-    Numbers d_x(shape, random), d_weight(width, random), d_gate(shape, random);
+    Numbers d_x(shape, random), d_residual(shape, random), d_weight(width, random), d_gate(shape, random);
     rlk::RmsNorm f{.x = x.f64, .weight = weight.f64, .residual = residual.f64, .y = y.f64, .sum = sum.f64};
     f.eps = 1e-3;
     rlk::RmsNormBwd b{.d_y = d_y.f64,
@@ -84,8 +84,11 @@ TEST_CASE("rms_norm_bwd is the slope of rms_norm, with residual, gate and offset
                       .weight = weight.f64,
                       .d_sum = d_sum.f64,
                       .d_x = d_x.f64,
+                      .d_residual = d_residual.f64,
                       .d_weight = d_weight.f64};
     b.eps = 1e-3;
+    if (form == 2) b.x = x.f64, b.residual = residual.f64;
+    if (form == 3) b.x = x.f64, b.residual = residual.f64, b.sum = sum.f64;
     if (form == 1) f.weight_offset = true, b.weight_offset = true;
     if (form >= 1) f.gate = gate.f64, b.gate = gate.f64, b.d_gate = d_gate.f64;
     if (form == 2) {
@@ -99,7 +102,7 @@ TEST_CASE("rms_norm_bwd is the slope of rms_norm, with residual, gate and offset
     loss();
     reference(b);
     is_slope("x", x, d_x, loss);
-    is_slope("residual", residual, d_x, loss);
+    is_slope("residual", residual, d_residual, loss);
     is_slope("weight", weight, d_weight, loss);
     if (form >= 1) is_slope("gate", gate, d_gate, loss);
   }
@@ -125,6 +128,40 @@ TEST_CASE("swiglu_bwd is the slope of swiglu, for every activation") {
     reference(b);
     is_slope("gate", gate, d_gate, loss);
     is_slope("up", up, d_up, loss);
+  }
+}
+
+TEST_CASE("short_conv_bwd is the slope of short_conv, of its state too") {
+  std::mt19937 random(6);
+  for (int64_t taps : {2, 3, 4}) {
+    CAPTURE(taps);
+    const Shape shape{2, 5, 3}, state{2, taps - 1, 3}, filter{3, taps}, width{3};
+    Numbers x(shape, random), weight(filter, random), bias(width, random), start(state, random);
+    Numbers y(shape, random), end(state, random), d_y(shape, random), d_end(state, random);
+    Numbers d_x(shape, random), d_weight(filter, random), d_bias(width, random), d_start(state, random);
+    const auto loss = [&] {
+      reference(rlk::ShortConv{.x = x.f64,
+                               .weight = weight.f64,
+                               .bias = bias.f64,
+                               .initial_state = start.f64,
+                               .y = y.f64,
+                               .final_state = end.f64});
+      return dot(y, d_y) + dot(end, d_end);
+    };
+    reference(rlk::ShortConvBwd{.x = x.f64,
+                                .weight = weight.f64,
+                                .bias = bias.f64,
+                                .initial_state = start.f64,
+                                .d_y = d_y.f64,
+                                .d_final_state = d_end.f64,
+                                .d_x = d_x.f64,
+                                .d_weight = d_weight.f64,
+                                .d_bias = d_bias.f64,
+                                .d_initial_state = d_start.f64});
+    is_slope("x", x, d_x, loss);
+    is_slope("weight", weight, d_weight, loss);
+    is_slope("bias", bias, d_bias, loss);
+    is_slope("initial_state", start, d_start, loss);
   }
 }
 

@@ -63,6 +63,38 @@ TEST_CASE("each id's rule rounds where its page says") {
   CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), "fma32/kb1024") == 0x1p-10f);
 }
 
+TEST_CASE(
+    "attention's rules differ where their chains do: subnormal values, and terms far below a group's "
+    "largest") {
+  using namespace rlk::harness;
+  // 128 keys of equal scores, and what they have in one channel.
+  const auto mean = [](const std::vector<double>& values, const char* id) {
+    rlk::registry::Case c;
+    c.name = "mean";
+    std::vector<double> v(128 * 16, 0.0);
+    for (std::size_t j = 0; j < values.size(); ++j) v[16 * j] = values[j];
+    const Fill zeros{Fill::values, 0, 0, {0}};
+    c.inputs = {{"q", {1, 1, 1, 16}, DType::bf16, zeros},
+                {"k", {1, 128, 1, 16}, DType::bf16, zeros},
+                {"v", {1, 128, 1, 16}, DType::bf16, {Fill::values, 0, 0, v}}};
+    c.results = {{"out", DType::f32}};
+    const auto ruled = by_rule(*materialise(*rlk::registry::find("attention"), c, 7), id);
+    REQUIRE(ruled);
+    float x = -1;
+    std::memcpy(&x, ruled->outcome.results[8].bytes.data(), 4);
+    return x;
+  };
+  CHECK(mean({0x1p-130}, "fma32/attn128/s1024") == 0x1p-137);
+  CHECK(mean({0x1p-130}, "sm90/t25k16/attn128/s1024") == 0x1p-137);
+  CHECK(mean({0x1p-130}, "amx/k32/attn128/s1024") == 0);
+  // One chain loses the ones, even and odd keys of 32 have chains of their own, a tensor core keeps 25 bits of its 16.
+  const std::vector<double> ones{0x1p24, 1, 1, 1, 1};
+  CHECK(mean(ones, "fma32/attn128/s1024") == 0x1p17);
+  CHECK(mean(ones, "amx/k32/attn128/s1024") == 0x1p17 + 0x1p-6);
+  CHECK(mean(ones, "sm90/t25k16/attn128/s1024") == 0x1p17 + 0x1p-5);
+  CHECK(mean({0x1p26, 1, 1, 1, 1}, "sm90/t25k16/attn128/s1024") == 0x1p19);
+}
+
 TEST_CASE("a sampled problem is judged at the elements that the whole would have there") {
   using namespace rlk::harness;
   const Problem p = product(DType::bf16, 50, 130, 370, {});

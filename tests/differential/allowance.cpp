@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "registry/attention/gradients.hpp"
 #include "registry/linear_logp/composed.hpp"
 #include "registry/reference.hpp"
 #include "rlk/ops.hpp"
@@ -108,6 +109,13 @@ Scale of_composed(const Call& call, const Inputs& inputs, std::size_t result) {
     rlk::registry::store(back.d_out.dtype(), const_cast<void*>(back.d_out.data<void>()), i, std::fabs(d));
   }
   compute("lm_head_bwd", back);
+  return magnitudes(sums.arrays[result]);
+}
+
+// Those of attention's gradients.
+Scale of_pairs(const Call& call, const Inputs& inputs, std::size_t result) {
+  Operands sums(call, inputs);
+  rlk::registry::attention::attention_bwd_magnitudes(sums.slots.data(), &rlk::host());
   return magnitudes(sums.arrays[result]);
 }
 
@@ -216,17 +224,21 @@ double furthest_position(const Call& call, const Inputs& inputs) {
 }
 
 // By what errors are measured. Sums may cancel: the errors of products are relative to the sums of magnitudes, a rotation's to
-// the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value.
+// the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value, and short_conv's to what its
+// terms mostly are, since its rows may be narrow and a slope of silu is zero between -1 and -2.
 Scale scale_of(const Call& call, const Inputs& inputs, std::size_t result, const Array& truth) {
   const std::string_view op = call.schema().name, name = call.schema().arguments[result].name;
   if (op == "linear_logp_bwd") return of_composed(call, inputs, result);
-  if (op.starts_with("lm_head") || op.starts_with("linear") || op == "tp_sum" || op == "embedding_bwd")
+  if (op.starts_with("lm_head") || op.starts_with("linear") || op.starts_with("tp_sum") ||
+      op == "embedding_bwd")
     return of_products(call, inputs, result);
+  if (op == "attention_bwd" && name != "d_sinks") return of_pairs(call, inputs, result);
   if (op == "swiglu_bwd" && name == "d_gate") return of_slope(call, inputs, truth);
   if (op == "ratio_kl_bwd") return of_terms(call, inputs, result);
   if (op == "kda_bwd" && (name == "d_a_log" || name == "d_dt_bias"))
     return of_parameter(call, inputs, name, truth);
   double floor = op.starts_with("kda_") && !op.starts_with("kda_gate") ? 0.01 : 0;
+  if (op.starts_with("short_conv")) floor = 0.3;
   if (op.starts_with("rope") && op != "rope_tables") floor = largest(inputs);
   Scale scale = magnitudes(truth);
   for (double& x : scale) x = std::max(floor, x);
@@ -244,7 +256,18 @@ Bound bound_of(const Call& call, const Inputs& inputs, std::size_t result, DType
     for (const char* added : {"bias", "residual"})
       if (call.argument(added).present)
         bound.value += dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-24;
+  // swiglu of rounded products: its slopes are below 1.1, and silu of a sum of magnitudes is above half of it.
+  if (op == "linear" && call.attribute("activation"))
+    bound.value = 5 * (bound.value + (dtype == DType::bf16  ? 0x1p-8
+                                      : dtype == DType::f16 ? 0x1p-11
+                                                            : 0x1p-24));
   if (op == "rope_tables") bound.value = std::max(bound.value, 0x1p-50 * furthest_position(call, inputs));
+  // Of the sums of magnitudes: P and dS are rounded to v's dtype, the result to its own, the rest is fp32's.
+  if (op == "attention_bwd" && name != "d_sinks") {
+    const DType type = call.arguments[0].dtype;
+    const double half_ulp = type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0;
+    bound.value = 2e-5 + half_ulp * (dtype == type ? 2 : 1);
+  }
   if (op == "kda_bwd" && call.attribute("qk_l2norm") && (name == "d_q" || name == "d_k"))
     bound.absolute = rounding_of_projection(call, inputs, name == "d_q" ? "q" : "k", name.data());
   return bound;

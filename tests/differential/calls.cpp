@@ -87,37 +87,79 @@ Part part_of(Call& c, Random& r, const std::string& prefix, const char* total_na
 }
 
 void linear(Call& c, Random& r) {
-  const Product p = product(r);
-  const auto [leaves, k] = part_of(c, r, "", "k_total", p.k);
+  Product p = product(r);
+  const bool gated = r.chance(25), interleaved = gated && r.chance(50);
+  if (gated) p.v = interleaved ? 128 * r.below(3) : p.v / 2 * 2;
+  const auto [leaves, k] = gated ? Part{8, p.k} : part_of(c, r, "", "k_total", p.k);
+  if (gated) c.set("activation", 1), c.set("gate_up", interleaved ? 1 : 0), c.set("roundings", r.below(2));
   c.read("x", with_last(p.rows, k), p.type);
   c.read("weight", {p.v, k}, p.type);
   c.reduction = k;
   if (leaves < 8) return c.write("y", DType::f32);
   const DType y = or_f32(r, p.type);
   if (r.chance(40)) c.read("bias", {p.v}, y == DType::f32 ? or_f32(r, p.type) : p.type);
-  if (r.chance(40)) c.read("residual", with_last(p.rows, p.v), y == DType::f32 ? or_f32(r, p.type) : p.type);
+  if (!gated && r.chance(40))
+    c.read("residual", with_last(p.rows, p.v), y == DType::f32 ? or_f32(r, p.type) : p.type);
   c.write("y", y);
 }
 
 void linear_bwd(Call& c, Random& r) {
   const Product p = product(r);
-  const auto [leaves, n] = part_of(c, r, "d_x_", "n_total", p.v);
+  auto [leaves, n] = part_of(c, r, "d_x_", "n_total", p.v);
+  if (r.chance(25)) {
+    const int64_t first = r.below(p.v + 1), second = r.below(p.v - first + 1), whole = p.v;
+    const int64_t at = c.attributes[attribute_position(c.schema(), "d_x_leaf_first")].i;
+    n = 0;
+    for (const int64_t size : {first, second, whole - first - second}) {
+      const int64_t width = (size + 127) / 128 * 16;
+      n += std::min(size, (at + leaves) * width) - std::min(size, at * width);
+    }
+    c.set("n_total", whole);
+    c.read("segments", {3}, DType::i64, {Values::list, 0, 0, {first, second, whole - first - second}});
+  }
   c.read("d_y", with_last(p.rows, n), or_f32(r, p.type));
   c.read("x", with_last(p.rows, p.k), p.type);
   c.read("weight", {n, p.k}, p.type);
   if (r.chance(70)) c.write("d_x", leaves < 8 ? DType::f32 : or_f32(r, p.type));
+  const bool before = r.chance(25);
+  if (before) c.read("d_weight_before", {n, p.k}, DType::f32), c.read("d_bias_before", {n}, DType::f32);
   for (const char* result : {"d_weight", "d_bias", "d_residual"})
-    if (r.chance(70)) c.write(result, or_f32(r, p.type));
+    if (r.chance(70)) c.write(result, before && result[2] != 'r' ? DType::f32 : or_f32(r, p.type));
   c.reduction = std::max<int64_t>(n, 1);
 }
 
+// How many of m rows are summed.
+int64_t tp_sum_rows(Call& c, Random& r, int64_t m) {
+  if (!r.chance(30)) return m;
+  const int64_t first = r.below(m + 1), count = r.chance(50) ? -1 : r.below(m - first + 1);
+  c.set("row_first", first), c.set("row_count", count);
+  return count < 0 ? m - first : count;
+}
 void tp_sum(Call& c, Random& r) {
   const int64_t m = r.chance(3) ? 0 : r.between(1, 9), n = r.pick<int64_t>({0, 1, 2, 15, 16, 33, 100, 2060});
   const DType type = float_type(r);
-  c.read("partials", {r.pick<int64_t>({1, 2, 4, 8}), m, n}, DType::f32);
+  const int64_t t = r.pick<int64_t>({1, 2, 4, 8}), rows = tp_sum_rows(c, r, m);
+  const bool apart = r.chance(40);
+  c.read("partials", apart ? Shape{m, n} : Shape{t, m, n}, DType::f32);
+  for (int64_t i = 1; apart && i < t; ++i) c.read(fmt::format("p{}", i), {m, n}, DType::f32);
   if (r.chance(40)) c.read("bias", {n}, type);
-  if (r.chance(40)) c.read("residual", {m, n}, type);
+  if (r.chance(40)) c.read("residual", {rows, n}, type);
   c.write("y", type);
+}
+
+void tp_sum_bwd(Call& c, Random& r) {
+  const int64_t m = r.chance(3) ? 0 : r.between(1, 9), n = r.pick<int64_t>({0, 1, 2, 15, 16, 33, 100, 2060});
+  const DType type = float_type(r);
+  const int64_t t = r.pick<int64_t>({1, 2, 4, 8}), rows = tp_sum_rows(c, r, m);
+  const bool apart = r.chance(40);
+  c.read("d_y", {rows, n}, type);
+  c.read("partials", apart ? Shape{m, n} : Shape{t, m, n}, DType::f32);
+  if (r.chance(70)) c.write("d_partials", DType::f32);
+  for (int64_t i = 1; apart && i < t; ++i)
+    if (r.chance(70)) c.write(fmt::format("d_p{}", i), DType::f32);
+  if (r.chance(70)) c.write("d_bias", or_f32(r, type));
+  if (r.chance(70)) c.write("d_residual", or_f32(r, type));
+  c.reduction = std::max<int64_t>(rows, 1);
 }
 
 // ---- embedding
@@ -434,7 +476,11 @@ Shape norm_inputs(Call& c, Random& r, DType type, bool backward) {
                        : r.pick<int64_t>({1, 2, 7, 16, 33, 64, 100, 1023, 1024, 1030})};
   for (int64_t rank = r.below(4); rank > 0; --rank) shape.insert(shape.begin(), r.between(1, 5));
   if (shape.size() > 1 && r.chance(3)) shape[0] = 0;
-  c.read("x", shape, backward ? or_f32(r, type) : type);
+  const bool residual = backward && r.chance(40), sum = backward && r.chance(30);
+  c.read("x", shape, backward && !residual ? or_f32(r, type) : type);
+  const DType wide = backward ? or_f32(r, type) : type;
+  if (residual) c.read("residual", shape, wide);
+  if (sum) c.read("sum", shape, wide);
   if (r.chance(80)) {
     c.read("weight", {shape.back()}, or_f32(r, type));
     c.set("weight_offset", r.below(2));
@@ -466,6 +512,7 @@ void rms_norm_bwd(Call& c, Random& r) {
   c.read("d_y", shape, type);
   if (r.chance(40)) c.read("d_sum", shape, or_f32(r, type));
   if (r.chance(90)) c.write("d_x", or_f32(r, type));
+  if (r.chance(40)) c.write("d_residual", or_f32(r, type));
   if (c.argument("weight").present && r.chance(80)) c.write("d_weight", or_f32(r, type));
   if (c.argument("gate").present && r.chance(80)) c.write("d_gate", or_f32(r, type));
 }
@@ -489,6 +536,39 @@ void swiglu_like(Call& c, Random& r, bool backward) {
   c.read("d_out", shape, type);
   if (r.chance(80)) c.write("d_gate", type);
   if (!packed && r.chance(80)) c.write("d_up", type);
+}
+
+// ---- short_conv
+
+void short_conv_like(Call& c, Random& r, bool backward) {
+  const DType type = float_type(r), wide = or_f32(r, type);
+  const int64_t d = r.pick<int64_t>({0, 1, 2, 7, 16, 33, 64, 100, 513}), taps = r.between(2, 4),
+                tokens = token_count(r);
+  int64_t batch = r.between(1, 3), sequences = batch;
+  if (r.chance(40)) {
+    batch = 1;
+    std::vector<int64_t> bounds{0, tokens};
+    for (int64_t n = r.below(6); n > 0; --n) bounds.push_back(r.below(tokens + 1));
+    std::sort(bounds.begin(), bounds.end());
+    sequences = static_cast<int64_t>(bounds.size()) - 1;
+    c.read("cu_seqlens", {sequences + 1}, DType::i64, {Values::list, 0, 0, bounds});
+  }
+  const Shape shape{batch, tokens, d}, state{sequences, taps - 1, d};
+  c.read("x", shape, type);
+  c.read("weight", {d, taps}, wide);
+  if (r.chance(50)) c.read("bias", {d}, or_f32(r, type));
+  if (r.chance(50)) c.read("initial_state", state, type);
+  if (!backward) {
+    c.write("y", type);
+    if (r.chance(60)) c.write("final_state", type);
+    return;
+  }
+  c.read("d_y", shape, type);
+  if (r.chance(50)) c.read("d_final_state", state, or_f32(r, type));
+  if (r.chance(80)) c.write("d_x", or_f32(r, type));
+  if (r.chance(70)) c.write("d_weight", or_f32(r, wide));
+  if (c.argument("bias").present && r.chance(80)) c.write("d_bias", DType::f32);
+  if (r.chance(50)) c.write("d_initial_state", or_f32(r, type));
 }
 
 // ---- losses
@@ -572,6 +652,54 @@ void sample_like(Call& c, Random& r, bool verify) {
     if (r.chance(60)) c.write(name, DType::i32);
 }
 
+// A step, its digit, and numbers that may be a state's.
+int64_t sample_step(Call& c, Random& r, int64_t n, bool part) {
+  const int64_t step = r.below(4);
+  c.set("step", step);
+  if (step == 1 || step == 2) c.set("digit", r.below(3));
+  if (step > 0 && (part || step < 3 || r.chance(50)))
+    c.read("state", {n, 24}, DType::i64, {Values::integers, 0, 4});
+  return step;
+}
+
+void sample_part(Call& c, Random& r) {
+  const int64_t n = r.pick<int64_t>({0, 1, 3, 5}), v = r.pick<int64_t>({1, 7, 130, 600});
+  const int64_t count = r.pick<int64_t>({1, 2, 4, 8}), first = count * r.below(8 / count);
+  const int64_t leaf = 16 * ((v + 127) / 128), start = std::min(v, first * leaf),
+                here = std::min(v, (first + count) * leaf) - start;
+  c.read("logits", {n, here + r.below(3)}, float_type(r), {Values::normal, 0, 3});
+  c.set("vocab", v), c.set("vocab_start", start), c.set("leaf_first", first), c.set("leaf_count", count);
+  c.reduction = v;
+  for (const char* name : {"temperature", "top_p", "min_p"})
+    if (r.chance(50)) c.read(name, {n}, DType::f32, {Values::uniform, 0.1, 1});
+  if (r.chance(50)) c.read("top_k", {n}, index_type(r), {Values::integers, 0, 9});
+  c.read("seed", {n}, index_type(r), {Values::integers, -1e9, 1e9});
+  c.set("filter_order", r.below(2)), c.set("raw_temperature", r.below(2));
+  const int64_t step = sample_step(c, r, n, true);
+  c.write("partials", DType::i64);
+  if (step == 3 && r.chance(60)) c.write("keep", DType::i32);
+}
+
+void sample_merge(Call& c, Random& r) {
+  constexpr int64_t kWidths[] = {1, 2048, 2048, 8};
+  const int64_t n = r.pick<int64_t>({0, 1, 3, 5}), parts = r.pick<int64_t>({1, 2, 4, 8});
+  const int64_t step = sample_step(c, r, n, false);
+  // The bits of 0.5 to 1: ids, scores and sums alike.
+  const Values numbers = step == 0 || step == 3 ? Values{Values::integers, 0x3f000000, 0x3f800000}
+                                                : Values{Values::integers, 0, 3};
+  c.read("partials", {parts, n, kWidths[step]}, DType::i64, numbers);
+  if (r.chance(50)) c.read("temperature", {n}, DType::f32, {Values::uniform, 0.1, 1});
+  if (r.chance(70)) c.read("top_k", {n}, index_type(r), {Values::integers, 0, 3000});
+  if (r.chance(70)) c.read("top_p", {n}, DType::f32, {Values::uniform, 0, 1.2});
+  c.set("raw_temperature", r.below(2));
+  if (step < 3) return c.write("next", DType::i64);
+  c.write("token", index_type(r));
+  for (const char* name : {"logp", "logp_raw"})
+    if (r.chance(60)) c.write(name, DType::f32);
+  for (const char* name : {"count", "bad_count"})
+    if (r.chance(60)) c.write(name, DType::i32);
+}
+
 // [T] with cu_seqlens, or [B, S].
 void policy_loss(Call& c, Random& r) {
   const bool packed = r.chance(60);
@@ -623,11 +751,20 @@ void loss_reduce(Call& c, Random& r) {
 
 // ---- attention
 
+struct HeadWidths {
+  int64_t d, dv;
+};
+// Narrow ones, and now and then those of models.
+HeadWidths head_widths(Random& r) {
+  if (r.chance(4)) return r.pick<HeadWidths>({{128, 128}, {256, 256}, {192, 128}, {576, 512}});
+  return {16 * r.between(1, 3), 16 * r.between(1, 3)};
+}
+
 void attention(Call& c, Random& r) {
   const DType type = float_type(r);
-  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 3), d = 16 * r.between(1, 3),
-                dv = 16 * r.between(1, 3), n = r.between(1, 3), queries = r.below(7),
-                keys = r.pick<int64_t>({1, 9, 40, 130});
+  const auto [d, dv] = head_widths(r);
+  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 3), n = r.between(1, 3),
+                queries = r.below(7), keys = r.pick<int64_t>({1, 9, 40, 130});
   const bool packed = r.chance(30), paged = r.chance(40);
   const auto rows = [](Shape shape, int64_t h, int64_t w) { return shape.push_back(h), with_last(shape, w); };
   if (packed) {
@@ -661,9 +798,9 @@ void attention(Call& c, Random& r) {
 
 void attention_bwd(Call& c, Random& r) {
   const DType type = float_type(r);
-  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 4), d = 16 * r.between(1, 3),
-                dv = 16 * r.between(1, 3), n = r.between(1, 3), queries = r.below(7),
-                keys = r.pick<int64_t>({1, 9, 40, 130});
+  const auto [d, dv] = head_widths(r);
+  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 4), n = r.between(1, 3),
+                queries = r.below(7), keys = r.pick<int64_t>({1, 9, 40, 130});
   const bool packed = r.chance(40);
   const auto rows = [](Shape shape, int64_t h, int64_t w) { return shape.push_back(h), with_last(shape, w); };
   Shape of_q{n, queries}, of_k{n, keys};
@@ -769,6 +906,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"linear", linear},
       {"linear_bwd", linear_bwd},
       {"tp_sum", tp_sum},
+      {"tp_sum_bwd", tp_sum_bwd},
       {"embedding", [](Call& c, Random& r) { embedding_like(c, r, false); }},
       {"embedding_bwd", [](Call& c, Random& r) { embedding_like(c, r, true); }},
       {"rope", [](Call& c, Random& r) { rope_like(c, r, "x", "k", "out", "k_out"); }},
@@ -781,6 +919,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"rope_tables", rope_tables},
       {"rms_norm", rms_norm},
       {"rms_norm_bwd", rms_norm_bwd},
+      {"short_conv", [](Call& c, Random& r) { short_conv_like(c, r, false); }},
+      {"short_conv_bwd", [](Call& c, Random& r) { short_conv_like(c, r, true); }},
       {"swiglu", [](Call& c, Random& r) { swiglu_like(c, r, false); }},
       {"swiglu_bwd", [](Call& c, Random& r) { swiglu_like(c, r, true); }},
       {"logp", logp},
@@ -793,6 +933,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"group_advantage", group_advantage},
       {"sample", [](Call& c, Random& r) { sample_like(c, r, false); }},
       {"sample_verify", [](Call& c, Random& r) { sample_like(c, r, true); }},
+      {"sample_part", sample_part},
+      {"sample_merge", sample_merge},
       {"policy_loss", policy_loss},
       {"policy_loss_bwd", policy_loss_bwd},
       {"loss_reduce", loss_reduce},

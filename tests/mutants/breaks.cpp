@@ -11,6 +11,7 @@
 
 #include "mutants.hpp"
 #include "registry/lm_head/chains.hpp"
+#include "registry/logp/lse128.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
@@ -391,6 +392,24 @@ constinit const Entry kEntries[] = {
           for (int64_t m = 0; m < a.status.numel(); ++m)
             if (integer<int32_t>(a.status, m) == 1) integer<int32_t>(a.status, m) = 0;
          }),
+    LIES(SamplePart, seed_of_its_own, "sample/philox-g1",
+         "filters  token digit 0 of part 1 of 2 fp32 V=300", "every part has another seed",
+         {
+          std::vector<int64_t> seeds;
+          for (int64_t m = 0; m < a.seed.numel(); ++m)
+            seeds.push_back(static_cast<int64_t>(get(a.seed, m)) + a.leaf_first);
+          const Tensor seed(seeds.data(), {a.seed.numel()}, DType::i64);
+          SamplePart b = a;
+          b.seed = seed;
+          (void)honest(b, "native.rows");
+         }),
+    entry<SampleMerge>(
+        [](const SampleMerge& a, const Call&) {
+          for (int64_t m = 0; a.next && a.step == SampleMerge::Step::top_k && m < a.next.dim(0); ++m)
+            a.next.data<int64_t>()[24 * m + 3] = 0;
+        },
+        "mutant.above_forgotten", "sample/philox-g1", "equal bits", "forgets what lies above the digit",
+        "filters  top_k digit 0 of 2 parts V=300", RLK_I64),
     // linear_logp
     LIES_BF16(LinearLogp, bias_first, "fma32/kb256/lse128/l8", "bias n=4 k=33 v=1000 bf16",
               "adds the bias before the product is rounded",
@@ -460,6 +479,25 @@ constinit const Entry kEntries[] = {
           Logp b = a;
           b.keep = keep, b.vocab = 0;
           (void)honest(b, "native.tiles");
+         }),
+    LIES(Logp, split_by_rows, "lse128/l8", "plain n=5 v=1000 fp32",
+         "cuts the vocabulary by the number of rows: tiles in one run where there are four or more",
+         {
+          const int64_t v = a.logits.dim(1);
+          if (a.vocab || a.keep || a.temperatures || a.softcap != 0 || a.leaf_count != 8) return;
+          if (!a.logp || a.logits.dim(0) < 4 || a.logits_round != Logp::LogitsRound::fp32) return;
+          namespace lse = registry::lse128;
+          const lse::Scale scale = lse::scale_of(static_cast<float>(a.temperature));
+          for (int64_t n = 0; n < a.logits.dim(0); ++n) {
+            const auto t = static_cast<int64_t>(get(a.target, n));
+            if (t < 0 || t >= v) continue;
+            std::vector<float> z;
+            for (int64_t c = 0; c < v; ++c) z.push_back(static_cast<float>(get(a.logits, n * v + c)));
+            lse::State all;
+            for (int64_t c = 0; c < v; c += 128)
+              all = lse::join(all, lse::tile(z.data() + c, std::min<int64_t>(128, v - c), scale), scale);
+            put(a.logp, n, lse::Answer{all, z[static_cast<std::size_t>(t)], scale}.logp());
+          }
          }),
     WRONG(Logp, padding_counts, "accuracy", "padding n=5 v=1000 fp32",
           "takes columns beyond the vocabulary for tokens",
@@ -584,6 +622,16 @@ constinit const Entry kEntries[] = {
           for (int64_t n = 0; n < a.y.numel(); ++n)
             put(a.y, n, get(a.y, n) + get(a.bias, n % a.bias.numel()));
               }),
+    LIES_BF16(Linear, unrounded_gate, "fma32/tree8", "m=5 k=130 n=70 bf16->bf16 swiglu stacked",
+              "keeps gate and up in fp32 under swiglu",
+              {
+          if (a.activation == Linear::Activation::none || a.y.dtype() == DType::f32) return;
+          Wide y(a.y);
+          Linear b = a;
+          b.y = y.tensor;
+          if (honest(b, "native")) return;
+          for (std::size_t n = 0; n < y.numbers.size(); ++n) put(a.y, static_cast<int64_t>(n), y.numbers[n]);
+              }),
     LIES(LinearBwd, short_blocks, "fma32/tree8", "m=4100 k=5 n=7 fp32->fp32 normal",
          "sums d_bias in blocks of 1024 tokens",
          {
@@ -598,6 +646,29 @@ constinit const Entry kEntries[] = {
             }
             put(a.d_bias, i, total);
           }
+         }),
+    LIES(LinearBwd, ignores_segments, "fma32/tree8",
+         "m=5 k=21 n=193 fp32->fp32 segments 150+40+3, leaves 0 to 7", "cuts N as if it were one projection",
+         {
+          LinearBwd b = a;
+          b.segments = {};
+          if (a.segments && a.d_x_leaf_count == 8) (void)honest(b, "native");
+         }),
+    LIES(LinearBwd, goes_on, "fma32/tree8", "m=9 k=40 n=137 fp32->fp32 before",
+         "begins its sums at the gradients so far",
+         {
+          const int64_t n = a.weight.dim(0), m = n ? a.d_y.numel() / n : 0;
+          for (int64_t i = 0; a.d_bias && a.d_bias_before && i < n; ++i) {
+            auto sum = static_cast<float>(get(a.d_bias_before, i));
+            for (int64_t row = 0; row < m; ++row) sum += static_cast<float>(get(a.d_y, row * n + i));
+            put(a.d_bias, i, sum);
+          }
+         }),
+    LIES(TpSumBwd, averaged, "tree8", "t=4 m=5 n=70 fp32 normal", "shares the gradient among the partial sums",
+         {
+          if (!a.d_partials || a.partials.rank() != 3 || a.d_y.dim(0) != a.partials.dim(1)) return;
+          for (int64_t i = 0; i < a.d_partials.numel(); ++i)
+            put(a.d_partials, i, get(a.d_y, i % a.d_y.numel()) / static_cast<double>(a.partials.dim(0)));
          }),
     LIES(TpSum, ascending, "tree8", "t=8 m=5 n=70 fp32 normal", "adds the partial sums in order",
          {
@@ -633,6 +704,76 @@ constinit const Entry kEntries[] = {
           {
           for (int64_t n = 0; a.up && a.d_gate && n < a.gate.numel(); ++n)
             if (get(a.gate, n) == -INFINITY) put(a.d_gate, n, NAN);
+          }),
+    // short_conv
+    LIES(ShortConv, bias_first, "conv32", "state b=3 t=5 d=33 w=4 fp32", "starts the chain from the bias",
+         {
+          const int64_t d = a.x.dim(2), taps = a.weight.dim(1), tokens = a.x.dim(1);
+          if (!a.bias || !a.initial_state || a.cu_seqlens || a.x.dtype() != DType::f32) return;
+          Wide z(a.x);
+          for (int64_t n = 0; n < a.y.numel(); ++n) {
+            const int64_t c = n % d, t = n / d % tokens, b = n / d / tokens;
+            auto sum = static_cast<float>(get(a.bias, c));
+            for (int64_t tap = 0; tap < taps; ++tap) {
+              const int64_t from = t - (taps - 1) + tap;
+              const double x = from >= 0 ? get(a.x, (b * tokens + from) * d + c)
+                                         : get(a.initial_state, ((b + 1) * (taps - 1) + from) * d + c);
+              sum = std::fma(static_cast<float>(get(a.weight, c * taps + tap)), static_cast<float>(x), sum);
+            }
+            z.numbers[static_cast<std::size_t>(n)] = sum;
+          }
+          // silu alone: a filter of nothing but the newest tap.
+          Wide newest(a.weight);
+          for (int64_t n = 0; n < d * taps; ++n)
+            newest.numbers[static_cast<std::size_t>(n)] = n % taps == taps - 1;
+          ShortConv b = a;
+          b.x = z.tensor, b.weight = newest.tensor, b.bias = {}, b.initial_state = {}, b.final_state = {};
+          (void)honest(b, "native.tiles");
+         }),
+    WRONG(ShortConv, leaks, "accuracy", "packed, no state b=1 t=50 d=24 w=3 fp32",
+          "packed sequences go on where the last one ended",
+          {
+          ShortConv b = a;
+          b.cu_seqlens = {}, b.initial_state = {}, b.final_state = {};
+          if (a.cu_seqlens && !a.initial_state) (void)honest(b, "native.tiles");
+          }),
+    WRONG(ShortConv, early_state, "accuracy", "decode b=5 t=1 d=72 w=4 fp32",
+          "the state lacks the last input",
+          {
+          if (!a.final_state || !a.initial_state || a.x.dim(1) != 1) return;
+          for (int64_t n = 0; n < a.final_state.numel(); ++n) put(a.final_state, n, get(a.initial_state, n));
+          }),
+    LIES(ShortConvBwd, one_chain_a_sum, "conv32", "blocks b=3 t=131 d=24 w=4 fp32",
+         "sums d_bias in one chain, not by blocks of 128 rows",
+         {
+          // A row's own d_bias is its gradient; a batch of one-token sequences has them all.
+          const int64_t d = a.x.dim(2), tokens = a.x.dim(1), batch = a.x.dim(0), back = a.weight.dim(1) - 1;
+          if (!a.d_bias || a.initial_state || a.cu_seqlens || tokens < 2) return;
+          Wide x(a.x), d_y(a.d_y), weight(a.weight), bias(a.bias);
+          std::vector<float> sums(static_cast<std::size_t>(d)), one(sums.size());
+          const Tensor g(one.data(), {d}, DType::f32);
+          for (int64_t row = 0; row < batch * tokens; ++row) {
+            std::vector<float> state(static_cast<std::size_t>(back * d));
+            for (int64_t n = 0; n < back * d; ++n)
+              if (const int64_t from = row % tokens - back + n / d; from >= 0)
+                state[static_cast<std::size_t>(n)] =
+                    x.numbers[static_cast<std::size_t>((row / tokens * tokens + from) * d + n % d)];
+            const Tensor here(x.numbers.data() + row * d, {1, 1, d}, DType::f32),
+                d_here(d_y.numbers.data() + row * d, {1, 1, d}, DType::f32),
+                before(state.data(), {1, back, d}, DType::f32);
+            ShortConvBwd b{.x = here, .weight = weight.tensor, .d_y = d_here};
+            b.bias = bias.tensor, b.initial_state = before, b.d_bias = g;
+            if (honest(b, "native.tiles")) return;
+            for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += one[c];
+          }
+          for (int64_t c = 0; c < d; ++c) put(a.d_bias, c, sums[static_cast<std::size_t>(c)]);
+         }),
+    WRONG(ShortConvBwd, forgets_next, "accuracy", "state b=3 t=5 d=33 w=4 fp32",
+          "the state's gradient does not reach the last inputs",
+          {
+          ShortConvBwd b = a;
+          b.d_final_state = {};
+          if (a.d_final_state) (void)honest(b, "native.tiles");
           }),
     // attention
     LIES(Attention, split_by_length, "fma32/attn128/s1024",
@@ -864,6 +1005,25 @@ constinit const Entry kEntries[] = {
             put(a.d_weight, i, sum);
           }
          }),
+    LIES(RmsNormBwd, sum_forgotten, "rms32", "x and residual d_y=[3,2100] fp32",
+         "gives the residual the gradient without d_sum",
+         {
+          if (!a.d_residual) return;
+          RmsNormBwd b = a;
+          b.d_x = a.d_residual, b.d_residual = {}, b.d_sum = {}, b.d_weight = {}, b.d_gate = {};
+          (void)honest(b, "native.rows");
+         }),
+    LIES_BF16(RmsNormBwd, unrounded_residual, "rms32", "x and residual d_y=[3,2100] bf16",
+              "takes x + residual before it is rounded",
+              {
+          if (!a.residual || a.sum || a.residual.dtype() == DType::f32) return;
+          Wide x(a.x);
+          for (std::size_t n = 0; n < x.numbers.size(); ++n)
+            x.numbers[n] += static_cast<float>(get(a.residual, static_cast<int64_t>(n)));
+          RmsNormBwd b = a;
+          b.x = x.tensor, b.residual = {};
+          (void)honest(b, "native.rows");
+              }),
     // Size
     WRONG(LmHead, far_ids, "accuracy", "m=2 k=16 v=65539 fp32->fp32 normal",
           "another token's logit for every id above 32767",
