@@ -1,6 +1,6 @@
-# README.md and the ops' pages are tested: a code block under a line <!-- file --> is that file, word for word (or, under
-# <!-- part of file -->, a part of it); the commands they show and the files they link to exist.
-file(GLOB pages RELATIVE ${ROOT} ${ROOT}/*.md ${ROOT}/registry/*/*.md ${ROOT}/tools/*/README.md)
+# README.md and the pages of ops, tools and Python are tested: a code block under a line <!-- file --> is that file, word
+# for word (or, under <!-- part of file -->, a part of it); the commands they show and the files they link to exist.
+file(GLOB pages RELATIVE ${ROOT} ${ROOT}/*.md ${ROOT}/registry/*/*.md ${ROOT}/src/*/*.md ${ROOT}/tools/*/README.md)
 foreach(page IN LISTS pages)
   file(READ ${ROOT}/${page} text)
   get_filename_component(folder ${ROOT}/${page} DIRECTORY)

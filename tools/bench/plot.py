@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 COLOURS = ["#2f6f9f", "#c8553d", "#5a8f5a", "#8a6d3b"]
-BAR, GAP, LEFT, WIDTH, TOP = 14, 12, 170, 460, 46
+BAR, GAP, WIDTH, TOP = 14, 12, 460, 46
 
 
 def text(x, y, words, anchor="start", size=12, fill="#333"):
@@ -25,27 +25,28 @@ def picture(figures):
     series, groups = figures["series"], figures["groups"]
     most = max(value for _, values in groups for value in values)
     scale = WIDTH / (most * 1.05)
+    left = max(170, 16 + max(6 * len(name) for name, _ in groups))
     group_height = BAR * len(series) + GAP
     bottom = TOP + 20 + group_height * len(groups)
     out = [text(10, 20, figures["title"], size=14)]
-    x = LEFT
+    x = left
     for name, colour in zip(series, COLOURS):
         out.append(f'<rect x="{x}" y="32" width="10" height="10" fill="{colour}"/>')
         out.append(text(x + 14, 41, name))
         x += 24 + 7 * len(name)
     for g, (name, values) in enumerate(groups):
         y = TOP + 10 + g * group_height
-        out.append(text(LEFT - 8, y + BAR * len(series) / 2 + 4, name, "end"))
+        out.append(text(left - 8, y + BAR * len(series) / 2 + 4, name, "end"))
         for value, colour in zip(values, COLOURS):
-            out.append(f'<rect x="{LEFT}" y="{y}" width="{value * scale:.1f}" height="{BAR - 2}" fill="{colour}"/>')
-            out.append(text(LEFT + value * scale + 4, y + BAR - 4, f"{value:g}", size=11))
+            out.append(f'<rect x="{left}" y="{y}" width="{value * scale:.1f}" height="{BAR - 2}" fill="{colour}"/>')
+            out.append(text(left + value * scale + 4, y + BAR - 4, f"{value:g}", size=11))
             y += BAR
     reference = figures.get("reference")
     if reference is not None:
-        at = LEFT + reference * scale
+        at = left + reference * scale
         out.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{bottom - 16}" stroke="#333" stroke-dasharray="3 3"/>')
-    out.append(text(LEFT, bottom, figures["axis"], size=11, fill="#666"))
-    size = f'width="{LEFT + WIDTH + 60}" height="{bottom + 12}"'
+    out.append(text(left, bottom, figures["axis"], size=11, fill="#666"))
+    size = f'width="{left + WIDTH + 60}" height="{bottom + 12}"'
     body = "\n".join(out)
     return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">\n'
             f'<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n')
