@@ -1,9 +1,8 @@
 // What the arithmetic ids of embedding and its gradient mean, one result at a time: embed32 in fp32, fma64 in fp64.
-#include <bit>
+#include "registry/rule.hpp"
+
 #include <cstring>
 
-#include "registry/op.hpp"
-#include "registry/reference.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/ops.hpp"
 
@@ -12,24 +11,6 @@ namespace {
 
 int64_t id_of(const In& ids, int64_t token) {
   return ids.dtype() == DType::i32 ? ids.data<int32_t>()[token] : ids.data<int64_t>()[token];
-}
-
-void finish(const DLTensor& out, int64_t element, double value) {
-  const DType type = dtype_of(out.dtype);
-  if (type == DType::f32 && std::isnan(value))
-    static_cast<float*>(out.data)[element] = std::bit_cast<float>(kCanonicalNan32);
-  else
-    store(type, out.data, element, value);
-}
-
-// Calls body(element) for every wanted element of result `argument`.
-template <class Body>
-void for_elements(const RuleQuery& q, std::size_t argument, int64_t size, Body body) {
-  if (q.sample.empty())
-    for (int64_t i = 0; i < size; ++i) body(i);
-  for (const Sample& s : q.sample)
-    if (s.argument == argument)
-      for (int64_t i : s.elements) body(i);
 }
 
 bool has_rule(const RuleQuery& q) { return q.arithmetic == "embed32" || q.arithmetic == "fma64"; }
@@ -43,18 +24,17 @@ bool embedding_rule(const RuleQuery& q) {
   const DType type = a.weight.dtype();
   const int64_t width = a.weight.dim(1);
   const bool copies = a.scale == 1 && a.out.dtype() == type;
-  for_elements(q, 2, a.out.numel(), [&](int64_t i) {
+  for_elements(q, 2, [&](const DLTensor& out, int64_t i) {
     const int64_t id = id_of(a.ids, i / width), row = id - a.vocab_start;
-    if (id < a.vocab_start || row >= a.weight.dim(0)) return finish(*a.out.get(), i, 0);
+    if (id < a.vocab_start || row >= a.weight.dim(0)) return finish(out, i, 0);
     const int64_t from = row * width + i % width, size = size_of(type);
     const char* weight = a.weight.data<char>();
     if (copies) {
       std::memcpy(a.out.data<char>() + i * size, weight + from * size, static_cast<std::size_t>(size));
     } else if (q.arithmetic == "fma64") {
-      finish(*a.out.get(), i, load(type, weight, from) * double{static_cast<float>(a.scale)});
+      finish(out, i, load(type, weight, from) * double{static_cast<float>(a.scale)});
     } else {
-      finish(*a.out.get(), i,
-             double{static_cast<float>(load(type, weight, from)) * static_cast<float>(a.scale)});
+      finish(out, i, double{static_cast<float>(load(type, weight, from)) * static_cast<float>(a.scale)});
     }
   });
   int64_t bad = 0;
@@ -71,7 +51,7 @@ bool embedding_bwd_rule(const RuleQuery& q) {
   if (!has_rule(q)) return false;
   const auto& a = *reinterpret_cast<const EmbeddingBwd*>(q.slots);
   const int64_t width = a.weight.dim(1), tokens = a.ids.numel();
-  for_elements(q, 3, a.d_weight.numel(), [&](int64_t i) {
+  for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
     const int64_t id = a.vocab_start + i / width;
     float sum32 = 0;
     double sum64 = 0;
@@ -83,9 +63,9 @@ bool embedding_bwd_rule(const RuleQuery& q) {
       sum64 += d;
       has_tokens = true;
     }
-    if (!has_tokens) return finish(*a.d_weight.get(), i, 0);  // not -0, whatever the scale
+    if (!has_tokens) return finish(out, i, 0);  // not -0, whatever the scale
     const auto scale = static_cast<float>(a.scale);
-    finish(*a.d_weight.get(), i, q.arithmetic == "fma64" ? sum64 * double{scale} : double{sum32 * scale});
+    finish(out, i, q.arithmetic == "fma64" ? sum64 * double{scale} : double{sum32 * scale});
   });
   return true;
 }

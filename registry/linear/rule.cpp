@@ -1,13 +1,12 @@
 // What each arithmetic id of linear and its gradients means, one output at a time: the page's rules as plain loops over
 // numbers, independent of every kernel.
-#include <bit>
+#include "registry/rule.hpp"
+
 #include <optional>
 
 #include "registry/exp32.hpp"
 #include "registry/linear/geometry.hpp"
 #include "registry/lm_head/chains.hpp"
-#include "registry/op.hpp"
-#include "registry/reference.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/ops.hpp"
 
@@ -59,39 +58,6 @@ double by_segments(const Id& id, const Operands& x, const leaves::Segments& s, i
 }
 double by_tokens(const Id& id, const Operands& x) {
   return id.chain ? double{chains::blocks(id.chain, x, 4096)} : chains::fma64(x);
-}
-
-// What is added to a rounded sum: exact in fp32 but for its one rounding, which the truth does without.
-double add(DType type, double sum, double more) {
-  if (type == DType::f64) return sum + more;
-  return double{static_cast<float>(round_to(type, sum)) + static_cast<float>(more)};
-}
-
-void finish(const DLTensor& out, int64_t element, double value) {
-  const DType type = dtype_of(out.dtype);
-  if (type == DType::f32 && std::isnan(value))
-    static_cast<float*>(out.data)[element] = std::bit_cast<float>(kCanonicalNan32);
-  else
-    store(type, out.data, element, value);
-}
-
-// `count` elements of a dense tensor from `first` on, `step` apart.
-void read(const In& t, int64_t first, int64_t step, int64_t count, std::vector<float>& to) {
-  to.resize(static_cast<std::size_t>(count));
-  for (int64_t i = 0; i < count; ++i)
-    to[static_cast<std::size_t>(i)] = static_cast<float>(load(t.dtype(), t.data<char>(), first + i * step));
-}
-
-// Calls body(tensor, element) for every wanted element of result `argument`.
-template <class Body>
-void for_elements(const RuleQuery& q, std::size_t argument, Body body) {
-  const DLTensor* t = q.slots[argument].tensor;
-  if (!t) return;
-  if (q.sample.empty())
-    for (int64_t i = 0, n = In(t).numel(); i < n; ++i) body(*t, i);
-  for (const Sample& s : q.sample)
-    if (s.argument == argument)
-      for (int64_t i : s.elements) body(*t, i);
 }
 
 }  // namespace

@@ -1,12 +1,11 @@
 // What each arithmetic id of lm_head means, one output at a time: the page's rules as plain loops over
 // numbers, independent of every kernel.
+#include "registry/rule.hpp"
+
 #include <algorithm>
-#include <bit>
 #include <optional>
 
 #include "registry/lm_head/chains.hpp"
-#include "registry/op.hpp"
-#include "registry/reference.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/ops.hpp"
 
@@ -57,36 +56,6 @@ double sum_of(Id id, const Operands& x) {
   return 0;
 }
 
-void finish(const DLTensor& out, int64_t element, double value) {
-  const DType type = dtype_of(out.dtype);
-  if (type == DType::f32 && std::isnan(value))
-    static_cast<float*>(out.data)[element] = std::bit_cast<float>(kCanonicalNan32);
-  else
-    store(type, out.data, element, value);
-}
-
-// `count` elements of a dense tensor from `first` on, `step` apart.
-void read(const DLTensor& t, int64_t first, int64_t step, int64_t count, std::vector<float>& to) {
-  to.resize(static_cast<std::size_t>(count));
-  const DType type = dtype_of(t.dtype);
-  for (int64_t i = 0; i < count; ++i)
-    to[static_cast<std::size_t>(i)] = static_cast<float>(load(type, t.data, first + i * step));
-}
-
-int64_t elements(const DLTensor& t) { return In(t).numel(); }
-
-// Calls body(tensor, element) for every wanted element of result `argument`.
-template <class Body>
-void for_elements(const RuleQuery& q, std::size_t argument, Body body) {
-  const DLTensor* t = q.slots[argument].tensor;
-  if (!t) return;
-  if (q.sample.empty())
-    for (int64_t i = 0, n = elements(*t); i < n; ++i) body(*t, i);
-  for (const Sample& s : q.sample)
-    if (s.argument == argument)
-      for (int64_t i : s.elements) body(*t, i);
-}
-
 }  // namespace
 
 bool lm_head_rule(const RuleQuery& q) {
@@ -99,9 +68,9 @@ bool lm_head_rule(const RuleQuery& q) {
   int64_t held = -1;
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
     const int64_t row = i / columns, column = i % columns;
-    if (row != held) read(*a.hidden.get(), row * depth, 1, depth, x.a);
+    if (row != held) read(a.hidden, row * depth, 1, depth, x.a);
     held = row;
-    read(*a.weight.get(), column * depth, 1, depth, x.b);
+    read(a.weight, column * depth, 1, depth, x.b);
     double value = sum_of(*id, x);
     if (a.bias) value = round_to(dtype_of(out.dtype), value) + load(a.bias.dtype(), a.bias->data, column);
     finish(out, i, value);
@@ -118,18 +87,18 @@ bool lm_head_bwd_rule(const RuleQuery& q) {
   const int64_t rows = columns ? a.d_out.numel() / columns : depth ? a.hidden.numel() / depth : 0;
   Operands x{{}, {}, a.hidden.dtype()};
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
-    read(*a.d_out.get(), i / depth * columns, 1, columns, x.a);
-    read(*a.weight.get(), i % depth, depth, columns, x.b);
+    read(a.d_out, i / depth * columns, 1, columns, x.a);
+    read(a.weight, i % depth, depth, columns, x.b);
     finish(out, i, sum_of(*id, x));
   });
   // The sums over the batch are not cut into ranges, and those with ones are plain fp32 beside tensor cores.
   for_elements(q, 4, [&](const DLTensor& out, int64_t i) {
-    read(*a.d_out.get(), i / depth, columns, rows, x.a);
-    read(*a.hidden.get(), i % depth, depth, rows, x.b);
+    read(a.d_out, i / depth, columns, rows, x.a);
+    read(a.hidden, i % depth, depth, rows, x.b);
     finish(out, i, sum_of(*id == Id::sm90_ranges ? Id::sm90 : *id, x));
   });
   for_elements(q, 5, [&](const DLTensor& out, int64_t i) {
-    read(*a.d_out.get(), i, columns, rows, x.b);
+    read(a.d_out, i, columns, rows, x.b);
     x.a.assign(x.b.size(), 1.f);
     finish(out, i, sum_of(*id == Id::fma64 || *id == Id::fma32_256 ? *id : Id::fma32, x));
   });

@@ -1,10 +1,9 @@
 // What the arithmetic ids of tp_sum mean, one output at a time: tree8 in fp32, fma64 in fp64.
-#include <bit>
+#include "registry/rule.hpp"
+
 #include <vector>
 
 #include "registry/lm_head/chains.hpp"
-#include "registry/op.hpp"
-#include "registry/reference.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/ops.hpp"
 
@@ -15,12 +14,6 @@ float tree(const float* x, int64_t count) {
   return count == 1 ? x[0] : tree(x, count / 2) + tree(x + count / 2, count / 2);
 }
 
-// To an already rounded sum, in fp32, which the truth does without.
-double add(DType type, double sum, double more) {
-  if (type == DType::f64) return sum + more;
-  return double{static_cast<float>(round_to(type, sum)) + static_cast<float>(more)};
-}
-
 }  // namespace
 
 bool tp_sum_rule(const RuleQuery& q) {
@@ -29,7 +22,7 @@ bool tp_sum_rule(const RuleQuery& q) {
   if (!golden && q.arithmetic != "tree8") return false;
   const auto& a = *reinterpret_cast<const TpSum*>(q.slots);
   const DType type = a.y.dtype();
-  const int64_t size = a.y.numel(), width = a.y.dim(1);
+  const int64_t width = a.y.dim(1);
   std::vector<const float*> partials;
   const bool stacked = a.partials.rank() == 3;
   partials.reserve(8);
@@ -38,23 +31,16 @@ bool tp_sum_rule(const RuleQuery& q) {
   for (const In& p : {a.p1, a.p2, a.p3, a.p4, a.p5, a.p6, a.p7})
     if (p) partials.push_back(p.data<float>());
   const auto count = static_cast<int64_t>(partials.size());
-  const auto element = [&](int64_t i) {
+  for_elements(q, 3, [&](const DLTensor& y, int64_t i) {
     float x[8];
     double sum = 0;
     for (int64_t t = 0; t < count; ++t)
       sum += double{x[t] = partials[static_cast<std::size_t>(t)][a.row_first * width + i]};
     if (!golden) sum = double{tree(x, count)};
-    if (a.bias) sum = add(type, sum, load(a.bias.dtype(), a.bias->data, i % a.y.dim(1)));
+    if (a.bias) sum = add(type, sum, load(a.bias.dtype(), a.bias->data, i % width));
     if (a.residual) sum = add(type, sum, load(a.residual.dtype(), a.residual->data, i));
-    if (type == DType::f32 && std::isnan(sum))
-      static_cast<float*>(a.y->data)[i] = std::bit_cast<float>(kCanonicalNan32);
-    else
-      store(type, a.y->data, i, sum);
-  };
-  if (q.sample.empty())
-    for (int64_t i = 0; i < size; ++i) element(i);
-  for (const Sample& s : q.sample)
-    for (int64_t i : s.elements) element(i);
+    finish(y, i, sum);
+  });
   return true;
 }
 
@@ -64,34 +50,19 @@ bool tp_sum_bwd_rule(const RuleQuery& q) {
   if (!golden && q.arithmetic != "tree8") return false;
   const auto& a = *reinterpret_cast<const TpSumBwd*>(q.slots);
   const int64_t rows = a.partials.dim(-2), width = a.partials.dim(-1), summed = a.d_y.dim(0);
-  const auto finish = [](const DLTensor& out, int64_t i, double x) {
-    if (dtype_of(out.dtype) == DType::f32 && std::isnan(x))
-      static_cast<float*>(out.data)[i] = std::bit_cast<float>(kCanonicalNan32);
-    else
-      store(dtype_of(out.dtype), out.data, i, x);
-  };
-  const auto each = [&](std::size_t argument, auto value) {
-    const DLTensor* t = q.slots[argument].tensor;
-    if (!t) return;
-    if (q.sample.empty())
-      for (int64_t i = 0, n = In(t).numel(); i < n; ++i) finish(*t, i, value(i));
-    for (const Sample& s : q.sample)
-      if (s.argument == argument)
-        for (int64_t i : s.elements) finish(*t, i, value(i));
-  };
   const auto d_y = [&](int64_t i) { return load(a.d_y.dtype(), a.d_y.data<char>(), i); };
   for (std::size_t argument = 2; argument <= 9; ++argument)  // d_partials, d_p1 and so on
-    each(argument, [&](int64_t i) {
+    for_elements(q, argument, [&](const DLTensor& out, int64_t i) {
       const int64_t row = i / width % rows - a.row_first;
-      return row < 0 || row >= summed ? 0.0 : d_y(row * width + i % width);
+      finish(out, i, row < 0 || row >= summed ? 0.0 : d_y(row * width + i % width));
     });
-  each(10, [&](int64_t i) {
+  for_elements(q, 10, [&](const DLTensor& d_bias, int64_t i) {
     chains::Operands x{{}, {}, a.d_y.dtype()};
     for (int64_t m = 0; m < summed; ++m)
       x.a.push_back(1), x.b.push_back(static_cast<float>(d_y(m * width + i)));
-    return golden ? chains::fma64(x) : double{chains::blocks(chains::fma32, x, 4096)};
+    finish(d_bias, i, golden ? chains::fma64(x) : double{chains::blocks(chains::fma32, x, 4096)});
   });
-  each(11, d_y);
+  for_elements(q, 11, [&](const DLTensor& d_residual, int64_t i) { finish(d_residual, i, d_y(i)); });
   return true;
 }
 
