@@ -50,6 +50,32 @@ constexpr Facts facts_at(Facts f) {
   return f;
 }
 
+// The facts of a family of pinned vector kernels; facts_at() completes them.
+constexpr Facts pinned_facts(const char* doc, const char* arithmetic, std::uint32_t dtypes = kFloats) {
+  return {
+      .id = "", .doc = doc, .priority = 100, .arithmetic = arithmetic, .dtypes = dtypes, .traits = kPinned};
+}
+// Of a golden implementation.
+constexpr Facts golden_facts(const char* doc, std::uint32_t dtypes = kFloats) {
+  return {.id = "native.golden",
+          .doc = doc,
+          .priority = 0,
+          .arithmetic = "fma64",
+          .dtypes = dtypes,
+          .traits = kPinned | RLK_GOLDEN};
+}
+
+// Of one on Intel's matrix unit.
+constexpr Facts amx_facts(const char* doc, const char* arithmetic) {
+  return {.id = "native.amx",
+          .doc = doc,
+          .priority = 210,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned,
+          .min_arch = RLK_CPU_AMX};
+}
+
 //   constinit const Levels rope =
 //       by_level([]<Isa I>() { return implement<...>(facts_at<"native.vector", I>({...})); });
 using Levels = std::array<rlk_implementation, 3>;

@@ -41,6 +41,17 @@ inline std::vector<const rlk_implementation*> with_portable(std::span<const rlk_
   return all;
 }
 
+// The facts of a pinned portable kernel.
+constexpr Facts portable_facts(const char* doc, const char* arithmetic, std::uint32_t dtypes = kFloats) {
+  return {.id = kId,
+          .doc = doc,
+          .priority = 100,
+          .arithmetic = arithmetic,
+          .dtypes = dtypes,
+          .traits = kPinned | RLK_CAPTURE_SAFE,
+          .device_type = kDevice};
+}
+
 // A launcher's answer, which is null or the runtime's words, as that of a call.
 inline rlk_code finished(const Call& call, const char* op, const char* error) {
   return error == nullptr ? RLK_OK : call.fail(RLK_BACKEND_ERROR, std::string(op) + ": " + error);

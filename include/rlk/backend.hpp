@@ -89,6 +89,10 @@ struct Facts {
   int32_t min_arch = 0, max_arch = 0;
 };
 
+// The facts that most implementations share: dtypes, and what a numerically pinned kernel promises.
+inline constexpr uint32_t kFloats = RLK_F32 | RLK_BF16 | RLK_F16;
+inline constexpr uint32_t kPinned = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
 template <class Args, auto Run, auto Supports = nullptr, auto Workspace = nullptr>
 constexpr rlk_implementation implement(const Facts& f) noexcept {
   static_assert(std::is_invocable_r_v<rlk_code, decltype(Run), const Args&, const Call&>,

@@ -14,13 +14,13 @@
  * function returns is checked when it is called: a code that is no rlk_code, or a shape that no tensor has,
  * fails the call with RLK_BACKEND_ERROR, and the text names the implementation.
  *
- * Which file may be loaded: nobody may decide what a plugin path leads to who could not replace the library
- * itself. So the file, every folder from the root down to it, and every symbolic link on the way belong to
+ * Which file may be loaded: only those who could replace the library itself may change what a plugin path
+ * leads to. So the file, every folder from the root down to it, and every symbolic link on the way belong to
  * root, to the user who runs the process, or to an owner of the library's own path (the file
- * librlk_registry.so and the folders above it). Nobody else may write them: a group only if it may also write
- * the library's own path, as in a site-packages that a team shares; everybody only in a sticky folder such as
- * /tmp. What lies in the folder rlk/ beside the library is as trusted as the library, and is loaded without a
- * trial in a child process.
+ * librlk_registry.so and the folders above it). Others may write them in two cases only: a group that may also
+ * write the library's own path, as in a site-packages that a team shares, and everybody in a sticky folder such
+ * as /tmp. What lies in the folder rlk/ beside the library is as trusted as the library, and is loaded without
+ * a trial in a child process.
  */
 #ifndef RLK_PLUGIN_H
 #define RLK_PLUGIN_H
@@ -230,7 +230,7 @@ struct rlk_host {
   void (*log)(int32_t level, const char* text);
   /** Runs body(context, i) for i in [0, n) on up to `threads` threads (0: all); returns when all are done. */
   void (*parallel_for)(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
-  /** RLK_CPU_BASELINE ...: what code may use now, for who asks where no device is at hand (in query, or to
+  /** RLK_CPU_BASELINE ...: what code may use now, for callers that have no device at hand (in query, or to
    * hold a vendor library to it). Read only if struct_size covers it. */
   int32_t (*cpu_level)(void);
 };

@@ -128,7 +128,6 @@ std::uint64_t ranges_workspace_bwd(const LmHeadBwd& a, const rlk_request& reques
 }
 
 constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE;
-constexpr std::uint32_t kAllFloats = RLK_F32 | RLK_BF16 | RLK_F16;
 
 constexpr Facts kSm90 = {.id = "cuda.sm90",
                          .doc = "the fastest of our Hopper kernels and cuBLASLt, same bits",
@@ -162,7 +161,7 @@ constexpr Facts kFma32 = {.id = "cuda.fma32",
                           .doc = "ascending fp32 FMA chains on CUDA cores",
                           .priority = 100,
                           .arithmetic = "fma32/kb1024",
-                          .dtypes = kAllFloats,
+                          .dtypes = kFloats,
                           .traits = kTraits | RLK_STRICT,
                           .device_type = kDLCUDA,
                           .min_arch = 80};
@@ -170,7 +169,7 @@ constexpr Facts kGolden = {.id = "cuda.golden",
                            .doc = "ascending fp64 FMA chains, on FP64 tensor cores where there are any",
                            .priority = 0,
                            .arithmetic = "fma64",
-                           .dtypes = kAllFloats,
+                           .dtypes = kFloats,
                            .traits = kTraits | RLK_STRICT | RLK_GOLDEN,
                            .device_type = kDLCUDA,
                            .min_arch = 80};

@@ -16,8 +16,6 @@ namespace {
 using embed32::problem_of;
 using embedding::Problem;
 
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // Tokens by row of d_weight, in their order: those of row v are [begin[v], begin[v + 1]) of `tokens`.
 struct Sorted {
   std::int64_t *begin, *tokens;
@@ -108,18 +106,10 @@ rlk_code run_backward_golden(const EmbeddingBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kRows{.id = "",
-                      .doc = "rows by token, gradients by row in the order of tokens",
-                      .priority = 100,
-                      .arithmetic = "embed32",
-                      .dtypes = RLK_I32 | RLK_I64,
-                      .traits = kTraits};
-constexpr Facts kGolden{.id = "native.golden",
-                        .doc = "fp64, one rounding",
-                        .priority = 0,
-                        .arithmetic = "fma64",
-                        .dtypes = RLK_I32 | RLK_I64,
-                        .traits = kTraits | RLK_GOLDEN};
+constexpr std::uint32_t kIds = RLK_I32 | RLK_I64;
+constexpr Facts kRows =
+    pinned_facts("rows by token, gradients by row in the order of tokens", "embed32", kIds);
+constexpr Facts kGolden = golden_facts("fp64, one rounding", kIds);
 
 }  // namespace
 

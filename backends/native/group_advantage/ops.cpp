@@ -25,12 +25,12 @@ rlk_code run(const GroupAdvantage& a, const Call& call) {
 }  // namespace
 
 extern const rlk_implementation group_advantage_groups;
-constinit const rlk_implementation group_advantage_groups = implement<GroupAdvantage, run>(
-    {.id = "native.groups",
-     .doc = "group by group in fp64, one rounding",
-     .priority = 100,
-     .arithmetic = "loss32/f64",
-     .dtypes = RLK_F32,
-     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN});
+constinit const rlk_implementation group_advantage_groups =
+    implement<GroupAdvantage, run>({.id = "native.groups",
+                                    .doc = "group by group in fp64, one rounding",
+                                    .priority = 100,
+                                    .arithmetic = "loss32/f64",
+                                    .dtypes = RLK_F32,
+                                    .traits = kPinned | RLK_GOLDEN});
 
 }  // namespace rlk::native

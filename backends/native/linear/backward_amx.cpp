@@ -59,12 +59,6 @@ rlk_verdict supports(const LinearBwd&, const rlk_request&) { return refuse(kNoAm
 
 extern const rlk_implementation linear_bwd_amx;
 const rlk_implementation linear_bwd_amx =
-    implement<LinearBwd, run, supports, workspace>({.id = "native.amx",
-                                                    .doc = "Intel's matrix unit",
-                                                    .priority = 210,
-                                                    .arithmetic = "amx/k32/tree8",
-                                                    .dtypes = RLK_BF16,
-                                                    .traits = kPinned,
-                                                    .min_arch = RLK_CPU_AMX});
+    implement<LinearBwd, run, supports, workspace>(amx_facts("Intel's matrix unit", "amx/k32/tree8"));
 
 }  // namespace rlk::native

@@ -31,13 +31,7 @@ rlk_verdict supports(const Linear&, const rlk_request&) { return refuse(kNoAmx);
 }  // namespace
 
 extern const rlk_implementation linear_amx;
-const rlk_implementation linear_amx =
-    implement<Linear, run, supports, workspace>({.id = "native.amx",
-                                                 .doc = "Intel's matrix unit, the weight read as it lies",
-                                                 .priority = 210,
-                                                 .arithmetic = "amx/k32/tree8",
-                                                 .dtypes = RLK_BF16,
-                                                 .traits = kPinned,
-                                                 .min_arch = RLK_CPU_AMX});
+const rlk_implementation linear_amx = implement<Linear, run, supports, workspace>(
+    amx_facts("Intel's matrix unit, the weight read as it lies", "amx/k32/tree8"));
 
 }  // namespace rlk::native

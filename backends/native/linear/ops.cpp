@@ -157,18 +157,9 @@ struct Linears {
   }
 };
 
-constexpr Facts kTree{.id = "",
-                      .doc = "fp32 FMA chains over eight leaves, joined as a tree; lanes over the columns",
-                      .priority = 100,
-                      .arithmetic = "fma32/tree8",
-                      .dtypes = kLmHeadTypes,
-                      .traits = kPinned};
-constexpr Facts kGolden{.id = "",
-                        .doc = "ascending fp64 FMA chain, one rounding",
-                        .priority = 0,
-                        .arithmetic = "fma64",
-                        .dtypes = kLmHeadTypes,
-                        .traits = kPinned | RLK_GOLDEN};
+constexpr Facts kTree = pinned_facts(
+    "fp32 FMA chains over eight leaves, joined as a tree; lanes over the columns", "fma32/tree8");
+constexpr Facts kGolden = golden_facts("ascending fp64 FMA chain, one rounding");
 
 template <Family F, Chain Sum, class Args>
 constexpr Levels levels(const Facts& facts) {

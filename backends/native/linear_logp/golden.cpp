@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "arithmetic/logp/bind.hpp"
-#include "rlk/backend.hpp"
+#include "native/levels.hpp"
 
 namespace rlk::native {
 namespace {
@@ -120,12 +120,7 @@ rlk_code run_backward(const LinearLogpBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kFacts{.id = "native.golden",
-                       .doc = "ascending fp64 sums, one rounding",
-                       .priority = 0,
-                       .arithmetic = "fma64",
-                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN};
+constexpr Facts kFacts = golden_facts("ascending fp64 sums, one rounding");
 
 }  // namespace
 

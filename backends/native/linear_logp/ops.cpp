@@ -14,9 +14,6 @@ extern const rlk_implementation lm_head_amx, lm_head_bwd_amx, lm_head_replay_sm9
 
 namespace {
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 using Get = const rlk_implementation& (*)();
 
 template <const Levels* All, Isa I>
@@ -75,24 +72,19 @@ constexpr Facts facts(const char* id, const char* arithmetic, std::int32_t prior
           .doc = doc,
           .priority = priority,
           .arithmetic = arithmetic,
-          .dtypes = kTypes,
-          .traits = kTraits};
+          .dtypes = kFloats,
+          .traits = kPinned};
 }
 constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, "a panel of lm_head's logits at a time");
 constexpr Facts kKb256 = facts("", "fma32/kb256/lse128/l8", 20, "the same by chains in blocks of 256");
-constexpr Facts kAmx{.id = "native.amx",
-                     .doc = "a panel of lm_head's logits on Intel's matrix unit at a time",
-                     .priority = 210,
-                     .arithmetic = "amx/k32/lse128/l8",
-                     .dtypes = RLK_BF16,
-                     .traits = kTraits,
-                     .min_arch = RLK_CPU_AMX};
+constexpr Facts kAmx =
+    amx_facts("a panel of lm_head's logits on Intel's matrix unit at a time", "amx/k32/lse128/l8");
 constexpr Facts kReplay{.id = "",
                         .doc = "a Hopper tensor core's logits on the CPU",
                         .priority = 10,
                         .arithmetic = "sm90/t25k16/lse128/l8",
                         .dtypes = RLK_BF16 | RLK_F16,
-                        .traits = kTraits};
+                        .traits = kPinned};
 
 }  // namespace
 

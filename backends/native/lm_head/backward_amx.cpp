@@ -51,12 +51,6 @@ rlk_verdict supports(const LmHeadBwd&, const rlk_request&) { return refuse(kNoAm
 
 extern const rlk_implementation lm_head_bwd_amx;
 const rlk_implementation lm_head_bwd_amx =
-    implement<LmHeadBwd, run, supports, workspace>({.id = "native.amx",
-                                                    .doc = "Intel's matrix unit",
-                                                    .priority = 210,
-                                                    .arithmetic = "amx/k32",
-                                                    .dtypes = RLK_BF16,
-                                                    .traits = kPinned,
-                                                    .min_arch = RLK_CPU_AMX});
+    implement<LmHeadBwd, run, supports, workspace>(amx_facts("Intel's matrix unit", "amx/k32"));
 
 }  // namespace rlk::native

@@ -25,13 +25,7 @@ rlk_verdict supports(const LmHead&, const rlk_request&) { return refuse(kNoAmx);
 }  // namespace
 
 extern const rlk_implementation lm_head_amx;
-const rlk_implementation lm_head_amx =
-    implement<LmHead, run, supports, workspace>({.id = "native.amx",
-                                                 .doc = "Intel's matrix unit, the weight read as it lies",
-                                                 .priority = 210,
-                                                 .arithmetic = "amx/k32",
-                                                 .dtypes = RLK_BF16,
-                                                 .traits = kPinned,
-                                                 .min_arch = RLK_CPU_AMX});
+const rlk_implementation lm_head_amx = implement<LmHead, run, supports, workspace>(
+    amx_facts("Intel's matrix unit, the weight read as it lies", "amx/k32"));
 
 }  // namespace rlk::native

@@ -8,24 +8,15 @@
 namespace rlk::native {
 namespace {
 
-constexpr Facts kFma32{.id = "",
-                       .doc = "fp32 FMA chains in blocks of 1024, lanes over the columns",
-                       .priority = 100,
-                       .arithmetic = "fma32/kb1024",
-                       .dtypes = kLmHeadTypes,
-                       .traits = kPinned};
+constexpr Facts kFma32 =
+    pinned_facts("fp32 FMA chains in blocks of 1024, lanes over the columns", "fma32/kb1024");
 constexpr Facts kKb256{.id = "",
                        .doc = "fp32 FMA chains in blocks of 256, lanes over the columns",
                        .priority = 20,
                        .arithmetic = "fma32/kb256",
-                       .dtypes = kLmHeadTypes,
+                       .dtypes = kFloats,
                        .traits = kPinned};
-constexpr Facts kGolden{.id = "",
-                        .doc = "ascending fp64 FMA chain, one rounding",
-                        .priority = 0,
-                        .arithmetic = "fma64",
-                        .dtypes = kLmHeadTypes,
-                        .traits = kPinned | RLK_GOLDEN};
+constexpr Facts kGolden = golden_facts("ascending fp64 FMA chain, one rounding");
 
 template <Family F, Chain Sum>
 constexpr Levels forward(const Facts& facts) {

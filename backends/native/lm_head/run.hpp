@@ -13,9 +13,6 @@ namespace rlk::native {
 
 using namespace workers;
 
-inline constexpr std::uint32_t kLmHeadTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-inline constexpr std::uint32_t kPinned = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // A [..., width] tensor as rows. `even`: one stride leads from each row to the next.
 struct RowSet {
   std::int64_t rows = 1, width = 0, stride = 0, bytes = 0;

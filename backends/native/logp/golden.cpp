@@ -4,15 +4,12 @@
 #include <vector>
 
 #include "arithmetic/logp/bind.hpp"
-#include "rlk/backend.hpp"
+#include "native/levels.hpp"
 
 namespace rlk::native {
 namespace {
 
 using namespace logp;
-
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN;
 
 std::vector<double> entries(const Problem& p, std::int64_t row) {
   std::vector<double> z(static_cast<std::size_t>(p.here));
@@ -79,20 +76,14 @@ rlk_code run_merge(const LogpMerge& a, const Call&) {
   return RLK_OK;
 }
 
-constexpr Facts facts(std::uint32_t dtypes) {
-  return {.id = "native.golden",
-          .doc = "ascending fp64 sums, one rounding",
-          .priority = 0,
-          .arithmetic = "fma64",
-          .dtypes = dtypes,
-          .traits = kTraits};
-}
+constexpr const char* kDoc = "ascending fp64 sums, one rounding";
 
 }  // namespace
 
 extern const rlk_implementation logp_golden, logp_bwd_golden, logp_merge_golden;
-constinit const rlk_implementation logp_golden = implement<Logp, run>(facts(kTypes));
-constinit const rlk_implementation logp_bwd_golden = implement<LogpBwd, run_backward>(facts(kTypes));
-constinit const rlk_implementation logp_merge_golden = implement<LogpMerge, run_merge>(facts(RLK_F32));
+constinit const rlk_implementation logp_golden = implement<Logp, run>(golden_facts(kDoc));
+constinit const rlk_implementation logp_bwd_golden = implement<LogpBwd, run_backward>(golden_facts(kDoc));
+constinit const rlk_implementation logp_merge_golden =
+    implement<LogpMerge, run_merge>(golden_facts(kDoc, RLK_F32));
 
 }  // namespace rlk::native

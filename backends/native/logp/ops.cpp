@@ -15,8 +15,6 @@ using logp::Problem;
 using logp::Span;
 using logp::State;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 constexpr std::int64_t kEach = 1 << 15;  // entries that are worth a task
 
 // With few rows workers share them leaf by leaf, else each has rows of its own.
@@ -125,22 +123,12 @@ rlk_code run_merge(const LogpMerge& a, const Call& call) {
 
 extern const Levels logp_tiles, logp_bwd_tiles;
 constinit const Levels logp_tiles = by_level([]<Isa I>() {
-  return implement<Logp, run<I>, nullptr, workspace<Logp>>(
-      facts_at<"native.tiles", I>({.id = "",
-                                   .doc = "tiles of 128 entries in cache, the logits read once",
-                                   .priority = 100,
-                                   .arithmetic = "lse128/l8",
-                                   .dtypes = kTypes,
-                                   .traits = kTraits}));
+  return implement<Logp, run<I>, nullptr, workspace<Logp>>(facts_at<"native.tiles", I>(
+      pinned_facts("tiles of 128 entries in cache, the logits read once", "lse128/l8")));
 });
 constinit const Levels logp_bwd_tiles = by_level([]<Isa I>() {
   return implement<LogpBwd, run_backward<I>, nullptr, workspace<LogpBwd>>(
-      facts_at<"native.tiles", I>({.id = "",
-                                   .doc = "tiles of 128 entries in cache",
-                                   .priority = 100,
-                                   .arithmetic = "lse128/l8",
-                                   .dtypes = kTypes,
-                                   .traits = kTraits}));
+      facts_at<"native.tiles", I>(pinned_facts("tiles of 128 entries in cache", "lse128/l8")));
 });
 extern const rlk_implementation logp_merge_rows;
 constinit const rlk_implementation logp_merge_rows =
@@ -149,6 +137,6 @@ constinit const rlk_implementation logp_merge_rows =
                                      .priority = 100,
                                      .arithmetic = "lse128/l8",
                                      .dtypes = RLK_F32,
-                                     .traits = kTraits});
+                                     .traits = kPinned});
 
 }  // namespace rlk::native

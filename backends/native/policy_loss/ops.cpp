@@ -17,8 +17,6 @@ using loss32::PolicyProblem;
 using loss32::problem_of;
 using loss32::Weighting;
 
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // A count for each sequence.
 std::uint64_t workspace(const PolicyLoss& a, const rlk_request&) {
   return 64 + static_cast<std::uint64_t>(problem_of(a).sequences) * sizeof(float);
@@ -136,13 +134,11 @@ rlk_code run_reduce(const LossReduce& a, const Call&) {
   return RLK_OK;
 }
 
-constexpr Facts facts(const char* id, const char* doc, const char* arithmetic, std::uint32_t golden = 0) {
-  return {.id = id,
-          .doc = doc,
-          .priority = golden != 0 && arithmetic[0] == 'f' ? 0 : 100,
-          .arithmetic = arithmetic,
-          .dtypes = RLK_F32,
-          .traits = kTraits | golden};
+// Golden too: nothing but results is rounded.
+constexpr Facts exact_facts(const char* id, const char* doc) {
+  Facts facts = pinned_facts(doc, "loss32/f64", RLK_F32);
+  facts.id = id, facts.traits |= RLK_GOLDEN;
+  return facts;
 }
 
 }  // namespace
@@ -150,15 +146,15 @@ constexpr Facts facts(const char* id, const char* doc, const char* arithmetic, s
 extern const Levels policy_loss_sequences;
 constinit const Levels policy_loss_sequences = by_level([]<Isa I>() {
   return implement<PolicyLoss, run<I>, nullptr, workspace>(facts_at<"native.sequences", I>(
-      facts("", "tokens in fp32, sums by sequence in fp32 and over them in fp64", "loss32/f64")));
+      pinned_facts("tokens in fp32, sums by sequence in fp32 and over them in fp64", "loss32/f64", RLK_F32)));
 });
 
 extern const rlk_implementation policy_loss_golden, policy_loss_bwd_tokens, loss_reduce_sequences;
 constinit const rlk_implementation policy_loss_golden = implement<PolicyLoss, run_golden, nullptr, workspace>(
-    facts("native.golden", "ascending fp64 sums, one rounding", "fma64", RLK_GOLDEN));
-constinit const rlk_implementation policy_loss_bwd_tokens = implement<PolicyLossBwd, run_backward>(
-    facts("native.tokens", "one product a token", "loss32/f64", RLK_GOLDEN));
-constinit const rlk_implementation loss_reduce_sequences = implement<LossReduce, run_reduce>(
-    facts("native.sequences", "ascending fp64 sums, one rounding", "loss32/f64", RLK_GOLDEN));
+    golden_facts("ascending fp64 sums, one rounding", RLK_F32));
+constinit const rlk_implementation policy_loss_bwd_tokens =
+    implement<PolicyLossBwd, run_backward>(exact_facts("native.tokens", "one product a token"));
+constinit const rlk_implementation loss_reduce_sequences =
+    implement<LossReduce, run_reduce>(exact_facts("native.sequences", "ascending fp64 sums, one rounding"));
 
 }  // namespace rlk::native

@@ -16,8 +16,6 @@ using loss32::RatioProblem;
 using ratio_kl::engine_for;
 using ratio_kl::kTile;
 
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // run(first token) for every tile; a task is enough of them to be worth a thread.
 template <class Run>
 void for_tiles(const RatioProblem& p, const Call& call, Run run) {
@@ -66,18 +64,8 @@ rlk_code run_backward_golden(const RatioKlBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kTokens{.id = "",
-                        .doc = "token by token in fp32",
-                        .priority = 100,
-                        .arithmetic = "loss32/f64",
-                        .dtypes = RLK_F32,
-                        .traits = kTraits};
-constexpr Facts kGolden{.id = "native.golden",
-                        .doc = "token by token in fp64, one rounding",
-                        .priority = 0,
-                        .arithmetic = "fma64",
-                        .dtypes = RLK_F32,
-                        .traits = kTraits | RLK_GOLDEN};
+constexpr Facts kTokens = pinned_facts("token by token in fp32", "loss32/f64", RLK_F32);
+constexpr Facts kGolden = golden_facts("token by token in fp64, one rounding", RLK_F32);
 
 }  // namespace
 

@@ -3,15 +3,12 @@
 #include <vector>
 
 #include "arithmetic/rms_norm/bind.hpp"
-#include "rlk/backend.hpp"
+#include "native/levels.hpp"
 
 namespace rlk::native {
 namespace {
 
 using namespace rlk::rms32;
-
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN;
 
 using Row = std::vector<double>;
 
@@ -108,22 +105,12 @@ rlk_code run_backward(const RmsNormBwd& a, const Call&) {
   return RLK_OK;
 }
 
+constexpr Facts kFacts = golden_facts("ascending fp64 sums, one rounding");
+
 }  // namespace
 
 extern const rlk_implementation rms_norm_golden, rms_norm_bwd_golden;
-constinit const rlk_implementation rms_norm_golden =
-    implement<RmsNorm, run>({.id = "native.golden",
-                             .doc = "ascending fp64 sums, one rounding",
-                             .priority = 0,
-                             .arithmetic = "fma64",
-                             .dtypes = kTypes,
-                             .traits = kTraits});
-constinit const rlk_implementation rms_norm_bwd_golden =
-    implement<RmsNormBwd, run_backward>({.id = "native.golden",
-                                         .doc = "ascending fp64 sums, one rounding",
-                                         .priority = 0,
-                                         .arithmetic = "fma64",
-                                         .dtypes = kTypes,
-                                         .traits = kTraits});
+constinit const rlk_implementation rms_norm_golden = implement<RmsNorm, run>(kFacts);
+constinit const rlk_implementation rms_norm_bwd_golden = implement<RmsNormBwd, run_backward>(kFacts);
 
 }  // namespace rlk::native

@@ -13,9 +13,6 @@ using rlk::rms32::problem_of;
 using rms_norm::engine_for;
 using rms_norm::Problem;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 std::uint64_t floats(std::int64_t n) { return static_cast<std::uint64_t>(n) * sizeof(float); }
 
 // The weight in fp32, and what blocks leave for d_weight.
@@ -71,21 +68,11 @@ rlk_code run_backward(const RmsNormBwd& a, const Call& call) {
 extern const Levels rms_norm_rows, rms_norm_bwd_rows;
 constinit const Levels rms_norm_rows = by_level([]<Isa I>() {
   return implement<RmsNorm, run<I>, nullptr, workspace<RmsNorm>>(
-      facts_at<"native.rows", I>({.id = "",
-                                  .doc = "a row in cache, 1024 fp32 lanes",
-                                  .priority = 100,
-                                  .arithmetic = "rms32",
-                                  .dtypes = kTypes,
-                                  .traits = kTraits}));
+      facts_at<"native.rows", I>(pinned_facts("a row in cache, 1024 fp32 lanes", "rms32")));
 });
 constinit const Levels rms_norm_bwd_rows = by_level([]<Isa I>() {
   return implement<RmsNormBwd, run_backward<I>, nullptr, workspace<RmsNormBwd>>(
-      facts_at<"native.rows", I>({.id = "",
-                                  .doc = "a row in cache, d_weight by blocks of 128 rows",
-                                  .priority = 100,
-                                  .arithmetic = "rms32",
-                                  .dtypes = kTypes,
-                                  .traits = kTraits}));
+      facts_at<"native.rows", I>(pinned_facts("a row in cache, d_weight by blocks of 128 rows", "rms32")));
 });
 
 }  // namespace rlk::native

@@ -102,8 +102,8 @@ constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
           .doc = doc,
           .priority = 100,
           .arithmetic = arithmetic,
-          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN};
+          .dtypes = kFloats,
+          .traits = kPinned | RLK_GOLDEN};
 }
 template <Isa I>
 constexpr Facts vector(const char* doc) {

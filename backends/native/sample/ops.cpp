@@ -16,9 +16,6 @@ using sample::RowResult;
 using sampling::Problem;
 using sampling::problem_of;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 template <class Args>
 std::uint64_t workspace(const Args& a, const rlk_request& r) {
   const Problem p = problem_of(a);
@@ -120,12 +117,7 @@ rlk_code run_golden(const Sample& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kRows{.id = "",
-                      .doc = "a row in cache, radix selects, vectors of scores",
-                      .priority = 100,
-                      .arithmetic = "sample/philox-g1",
-                      .dtypes = kTypes,
-                      .traits = kTraits};
+constexpr Facts kRows = pinned_facts("a row in cache, radix selects, vectors of scores", "sample/philox-g1");
 
 }  // namespace
 
@@ -151,15 +143,10 @@ constinit const rlk_implementation sample_merge_rows =
                                        .priority = 100,
                                        .arithmetic = "sample/philox-g1",
                                        .dtypes = RLK_I64,
-                                       .traits = kTraits});
+                                       .traits = kPinned});
 
 extern const rlk_implementation sample_golden;
 constinit const rlk_implementation sample_golden =
-    implement<Sample, run_golden, nullptr, workspace<Sample>>({.id = "native.golden",
-                                                               .doc = "log-probabilities in fp64",
-                                                               .priority = 0,
-                                                               .arithmetic = "fma64",
-                                                               .dtypes = kTypes,
-                                                               .traits = kTraits | RLK_GOLDEN});
+    implement<Sample, run_golden, nullptr, workspace<Sample>>(golden_facts("log-probabilities in fp64"));
 
 }  // namespace rlk::native

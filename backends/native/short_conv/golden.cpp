@@ -3,15 +3,13 @@
 #include <vector>
 
 #include "arithmetic/short_conv/bind.hpp"
+#include "native/levels.hpp"
 #include "native/short_conv/bounds.hpp"
 
 namespace rlk::native {
 namespace {
 
 using namespace rlk::conv32;
-
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT | RLK_GOLDEN;
 
 // One channel of a call.
 struct Channel {
@@ -86,12 +84,7 @@ rlk_code run_backward(const ShortConvBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kFacts{.id = "native.golden",
-                       .doc = "ascending fp64 sums, one rounding",
-                       .priority = 0,
-                       .arithmetic = "fma64",
-                       .dtypes = kTypes,
-                       .traits = kTraits};
+constexpr Facts kFacts = golden_facts("ascending fp64 sums, one rounding");
 
 }  // namespace
 

@@ -15,9 +15,6 @@ using short_conv::engine_for;
 using short_conv::kTile;
 using short_conv::Problem;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 std::uint64_t floats(std::int64_t n) { return static_cast<std::uint64_t>(n) * sizeof(float); }
 std::int64_t tiles(const Problem& p) { return (p.width + kTile - 1) / kTile; }
 std::int64_t tasks(const Problem& p) { return p.width == 0 ? 0 : tiles(p) * p.blocks(); }
@@ -95,9 +92,7 @@ rlk_code run_backward(const ShortConvBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts facts(const char* doc) {
-  return {.id = "", .doc = doc, .priority = 100, .arithmetic = "conv32", .dtypes = kTypes, .traits = kTraits};
-}
+constexpr Facts facts(const char* doc) { return pinned_facts(doc, "conv32"); }
 
 }  // namespace
 

@@ -13,9 +13,6 @@ namespace {
 using act32::Problem;
 using act32::problem_of;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // run(row, first column) for every tile; a task is enough of them to be worth a thread.
 template <class Run>
 void for_tiles(const Problem& p, const Call& call, Run run) {
@@ -78,18 +75,8 @@ rlk_code run_backward_golden(const SwigluBwd& a, const Call& call) {
   return RLK_OK;
 }
 
-constexpr Facts kTiles{.id = "",
-                       .doc = "elementwise in fp32",
-                       .priority = 100,
-                       .arithmetic = "act32",
-                       .dtypes = kTypes,
-                       .traits = kTraits};
-constexpr Facts kGolden{.id = "native.golden",
-                        .doc = "elementwise in fp64, one rounding",
-                        .priority = 0,
-                        .arithmetic = "fma64",
-                        .dtypes = kTypes,
-                        .traits = kTraits | RLK_GOLDEN};
+constexpr Facts kTiles = pinned_facts("elementwise in fp32", "act32");
+constexpr Facts kGolden = golden_facts("elementwise in fp64, one rounding");
 
 }  // namespace
 

@@ -69,18 +69,8 @@ constexpr Levels levels(const Facts& facts) {
 
 extern const Levels tp_sum_bwd_tiles, tp_sum_bwd_golden;
 constinit const Levels tp_sum_bwd_tiles =
-    levels<"native.tiles", Chain::fma32>({.id = "",
-                                          .doc = "copies, and fp32 chains over tokens",
-                                          .priority = 100,
-                                          .arithmetic = "tree8",
-                                          .dtypes = kLmHeadTypes,
-                                          .traits = kPinned});
+    levels<"native.tiles", Chain::fma32>(pinned_facts("copies, and fp32 chains over tokens", "tree8"));
 constinit const Levels tp_sum_bwd_golden =
-    levels<"native.golden", Chain::fma64>({.id = "",
-                                           .doc = "copies, and an fp64 chain over tokens",
-                                           .priority = 0,
-                                           .arithmetic = "fma64",
-                                           .dtypes = kLmHeadTypes,
-                                           .traits = kPinned | RLK_GOLDEN});
+    levels<"native.golden", Chain::fma64>(golden_facts("copies, and an fp64 chain over tokens"));
 
 }  // namespace rlk::native

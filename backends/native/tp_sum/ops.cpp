@@ -13,8 +13,6 @@ namespace {
 using rlk::tree8::Problem;
 using rlk::tree8::problem_of;
 
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 template <Isa I>
 rlk_code run(const TpSum& a, const Call& call) {
   const Problem p = problem_of(a);
@@ -52,20 +50,11 @@ rlk_code run_golden(const TpSum& a, const Call& call) {
 
 extern const Levels tp_sum_tiles;
 constinit const Levels tp_sum_tiles = by_level([]<Isa I>() {
-  return implement<TpSum, run<I>>(facts_at<"native.tiles", I>({.id = "",
-                                                               .doc = "the top of the tree, in fp32",
-                                                               .priority = 100,
-                                                               .arithmetic = "tree8",
-                                                               .dtypes = RLK_F32,
-                                                               .traits = kTraits}));
+  return implement<TpSum, run<I>>(
+      facts_at<"native.tiles", I>(pinned_facts("the top of the tree, in fp32", "tree8", RLK_F32)));
 });
 extern const rlk_implementation tp_sum_golden;
 constinit const rlk_implementation tp_sum_golden =
-    implement<TpSum, run_golden>({.id = "native.golden",
-                                  .doc = "ascending fp64 sum, one rounding",
-                                  .priority = 0,
-                                  .arithmetic = "fma64",
-                                  .dtypes = RLK_F32,
-                                  .traits = kTraits | RLK_GOLDEN});
+    implement<TpSum, run_golden>(golden_facts("ascending fp64 sum, one rounding", RLK_F32));
 
 }  // namespace rlk::native

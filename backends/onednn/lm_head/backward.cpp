@@ -312,7 +312,7 @@ constexpr Facts facts(const char* id, const char* doc, std::uint32_t dtypes) {
           .priority = 200,
           .arithmetic = "amx/k32",
           .dtypes = dtypes,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT,
+          .traits = kPinned,
           .min_arch = RLK_CPU_AMX};
 }
 

@@ -27,6 +27,4 @@ struct Forward {
   static rlk_code run(const LmHead& a, const Call& call) { return run_forward(kRule, a, call); }
 };
 
-inline constexpr std::uint32_t kPinned = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 }  // namespace rlk::onednn

@@ -12,7 +12,7 @@ namespace {
 enum { kKeep, kDrop };
 
 constexpr rlk_argument kArguments[] = {
-    {"weight", "[V, K] as lm_head takes it", RLK_READ, RLK_F32 | RLK_BF16 | RLK_F16, 2, 2, -1, RLK_STRIDED}};
+    {"weight", "[V, K] as lm_head takes it", RLK_READ, kFloats, 2, 2, -1, RLK_STRIDED}};
 constexpr rlk_attribute kAttributes[] = {
     {"action", "keep it packed while it stays as it is, or drop what is kept", RLK_CHOICE, kKeep, 0,
      "keep|drop"},
@@ -93,8 +93,8 @@ const rlk_implementation lm_head_weight_pack = implement<LmHeadWeight, run, supp
      .doc = "oneDNN's own layout, for every height of its products",
      .priority = 200,
      .arithmetic = "exact",
-     .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT,
+     .dtypes = kFloats,
+     .traits = kPinned,
      .min_arch = RLK_CPU_AVX2});
 
 }  // namespace rlk::onednn

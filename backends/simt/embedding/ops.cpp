@@ -20,13 +20,8 @@ rlk_code backward(const EmbeddingBwd& a, const Call& call) {
                   run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "rows by token, gradients by row in the order of tokens",
-                       .priority = 100,
-                       .arithmetic = "embed32",
-                       .dtypes = RLK_I32 | RLK_I64,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
+constexpr Facts kFacts =
+    portable_facts("rows by token, gradients by row in the order of tokens", "embed32", RLK_I32 | RLK_I64);
 
 constexpr rlk_implementation kImplementations[] = {
     implement<Embedding, forward>(kFacts), implement<EmbeddingBwd, backward, nullptr, workspace>(kFacts)};

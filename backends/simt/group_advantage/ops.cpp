@@ -10,14 +10,14 @@ rlk_code forward(const GroupAdvantage& a, const Call& call) {
   return finished(call, "group_advantage", run(loss32::problem_of(a), call.stream(), call.device().id));
 }
 
-constexpr rlk_implementation kImplementations[] = {implement<GroupAdvantage, forward>(
-    {.id = kId,
-     .doc = "a group a thread",
-     .priority = 100,
-     .arithmetic = "loss32/f64",
-     .dtypes = RLK_F32,
-     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT | RLK_GOLDEN,
-     .device_type = kDevice})};
+constexpr rlk_implementation kImplementations[] = {
+    implement<GroupAdvantage, forward>({.id = kId,
+                                        .doc = "a group a thread",
+                                        .priority = 100,
+                                        .arithmetic = "loss32/f64",
+                                        .dtypes = RLK_F32,
+                                        .traits = kPinned | RLK_CAPTURE_SAFE | RLK_GOLDEN,
+                                        .device_type = kDevice})};
 
 }  // namespace
 

@@ -21,13 +21,7 @@ rlk_code backward(const LinearBwd& a, const Call& call) {
   return code;
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "fp32 FMA chains over eight leaves, joined as a tree",
-                       .priority = 100,
-                       .arithmetic = "fma32/tree8",
-                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
+constexpr Facts kFacts = portable_facts("fp32 FMA chains over eight leaves, joined as a tree", "fma32/tree8");
 
 constexpr rlk_implementation kImplementations[] = {implement<Linear, forward>(kFacts),
                                                    implement<LinearBwd, backward>(kFacts)};

@@ -37,13 +37,7 @@ std::uint64_t workspace(const Args& a, const rlk_request&) {
   return room_of(a);
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "a panel of lm_head's logits at a time",
-                       .priority = 100,
-                       .arithmetic = "fma32/kb1024/lse128/l8",
-                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
+constexpr Facts kFacts = portable_facts("a panel of lm_head's logits at a time", "fma32/kb1024/lse128/l8");
 
 constexpr rlk_implementation kImplementations[] = {
     implement<LinearLogp, run, nullptr, workspace<LinearLogp>>(kFacts),

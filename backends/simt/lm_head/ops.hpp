@@ -113,9 +113,7 @@ rlk_code run(const Args& a, const Call& call) {
   }
 }
 
-inline constexpr std::uint32_t kTraits =
-    RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT;
-inline constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+inline constexpr std::uint32_t kTraits = kPinned | RLK_CAPTURE_SAFE;
 
 template <class Backend, class Args>
 constexpr rlk_implementation fma32(const char* id) {
@@ -123,7 +121,7 @@ constexpr rlk_implementation fma32(const char* id) {
                                                           .doc = "ascending fp32 FMA chains",
                                                           .priority = 100,
                                                           .arithmetic = "fma32/kb1024",
-                                                          .dtypes = kTypes,
+                                                          .dtypes = kFloats,
                                                           .traits = kTraits,
                                                           .device_type = Backend::kDevice});
 }
@@ -134,7 +132,7 @@ constexpr rlk_implementation golden(const char* id) {
                                                           .doc = "ascending fp64 FMA chains, one rounding",
                                                           .priority = 0,
                                                           .arithmetic = "fma64",
-                                                          .dtypes = kTypes,
+                                                          .dtypes = kFloats,
                                                           .traits = kTraits | RLK_GOLDEN,
                                                           .device_type = Backend::kDevice});
 }

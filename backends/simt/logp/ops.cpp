@@ -28,14 +28,8 @@ rlk_code merge(const LogpMerge& a, const Call& call) {
   return finished(call, "logp_merge", run_merge(merge_of(a), call.stream(), call.device().id));
 }
 
-constexpr Facts facts(const char* doc, std::uint32_t dtypes = RLK_F32 | RLK_BF16 | RLK_F16) {
-  return {.id = kId,
-          .doc = doc,
-          .priority = 100,
-          .arithmetic = "lse128/l8",
-          .dtypes = dtypes,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-          .device_type = kDevice};
+constexpr Facts facts(const char* doc, std::uint32_t dtypes = kFloats) {
+  return portable_facts(doc, "lse128/l8", dtypes);
 }
 
 constexpr rlk_implementation kImplementations[] = {

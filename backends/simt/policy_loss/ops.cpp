@@ -27,13 +27,9 @@ rlk_code reduce(const LossReduce& a, const Call& call) {
 }
 
 constexpr Facts facts(const char* doc, std::uint32_t golden = 0) {
-  return {.id = kId,
-          .doc = doc,
-          .priority = 100,
-          .arithmetic = "loss32/f64",
-          .dtypes = RLK_F32,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT | golden,
-          .device_type = kDevice};
+  Facts facts = portable_facts(doc, "loss32/f64", RLK_F32);
+  facts.traits |= golden;
+  return facts;
 }
 
 constexpr rlk_implementation kImplementations[] = {

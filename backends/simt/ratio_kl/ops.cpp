@@ -15,13 +15,7 @@ rlk_code backward(const RatioKlBwd& a, const Call& call) {
   return finished(call, "ratio_kl_bwd", run_backward(problem_of(a), call.stream(), call.device().id));
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "a token a thread",
-                       .priority = 100,
-                       .arithmetic = "loss32/f64",
-                       .dtypes = RLK_F32,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
+constexpr Facts kFacts = portable_facts("a token a thread", "loss32/f64", RLK_F32);
 
 constexpr rlk_implementation kImplementations[] = {implement<RatioKl, forward>(kFacts),
                                                    implement<RatioKlBwd, backward>(kFacts)};

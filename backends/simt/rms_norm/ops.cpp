@@ -20,15 +20,7 @@ rlk_code backward(const RmsNormBwd& a, const Call& call) {
                   run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
 }
 
-constexpr Facts facts(const char* doc) {
-  return {.id = kId,
-          .doc = doc,
-          .priority = 100,
-          .arithmetic = "rms32",
-          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-          .device_type = kDevice};
-}
+constexpr Facts facts(const char* doc) { return portable_facts(doc, "rms32"); }
 
 constexpr rlk_implementation kImplementations[] = {
     implement<RmsNorm, forward>(facts("32 lanes a row")),

@@ -55,8 +55,8 @@ constexpr Facts facts(const char* doc, const char* arithmetic = "rope32") {
           .doc = doc,
           .priority = 200,
           .arithmetic = arithmetic,
-          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT | RLK_GOLDEN,
+          .dtypes = kFloats,
+          .traits = kPinned | RLK_CAPTURE_SAFE | RLK_GOLDEN,
           .device_type = kDevice};
 }
 

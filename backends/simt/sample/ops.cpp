@@ -22,21 +22,9 @@ rlk_code merge(const SampleMerge& a, const Call& call) {
   return finished(call, "sample_merge", run_merge(problem_of(a), call.stream(), call.device().id));
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "a block a row, integer histograms",
-                       .priority = 100,
-                       .arithmetic = "sample/philox-g1",
-                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
-
-constexpr Facts kMergeFacts{.id = kId,
-                            .doc = "a block a row adds the bins of all parts",
-                            .priority = 100,
-                            .arithmetic = "sample/philox-g1",
-                            .dtypes = RLK_I64,
-                            .traits = kFacts.traits,
-                            .device_type = kDevice};
+constexpr Facts kFacts = portable_facts("a block a row, integer histograms", "sample/philox-g1");
+constexpr Facts kMergeFacts =
+    portable_facts("a block a row adds the bins of all parts", "sample/philox-g1", RLK_I64);
 
 constexpr rlk_implementation kImplementations[] = {
     implement<Sample, draw>(kFacts), implement<SampleVerify, verify>(kFacts),

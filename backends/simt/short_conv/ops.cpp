@@ -20,15 +20,7 @@ rlk_code backward(const ShortConvBwd& a, const Call& call) {
                   run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
 }
 
-constexpr Facts facts(const char* doc) {
-  return {.id = kId,
-          .doc = doc,
-          .priority = 100,
-          .arithmetic = "conv32",
-          .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-          .device_type = kDevice};
-}
+constexpr Facts facts(const char* doc) { return portable_facts(doc, "conv32"); }
 
 constexpr rlk_implementation kImplementations[] = {
     implement<ShortConv, forward>(facts("a thread has 8 channels of a run of rows")),

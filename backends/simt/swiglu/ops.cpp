@@ -15,13 +15,7 @@ rlk_code backward(const SwigluBwd& a, const Call& call) {
   return finished(call, "swiglu_bwd", run_backward(problem_of(a), call.stream(), call.device().id));
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "elementwise in fp32",
-                       .priority = 100,
-                       .arithmetic = "act32",
-                       .dtypes = RLK_F32 | RLK_BF16 | RLK_F16,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
+constexpr Facts kFacts = portable_facts("elementwise in fp32", "act32");
 
 constexpr rlk_implementation kImplementations[] = {implement<Swiglu, forward>(kFacts),
                                                    implement<SwigluBwd, backward>(kFacts)};

@@ -29,19 +29,8 @@ rlk_code spread(const TpSumBwd& a, const Call& call) {
   return code;
 }
 
-constexpr Facts kFacts{.id = kId,
-                       .doc = "the top of the tree, in fp32",
-                       .priority = 100,
-                       .arithmetic = "tree8",
-                       .dtypes = RLK_F32,
-                       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-                       .device_type = kDevice};
-
-constexpr Facts kSpread = [] {
-  Facts f = kFacts;
-  f.doc = "copies, and fp32 chains over tokens", f.dtypes = RLK_F32 | RLK_BF16 | RLK_F16;
-  return f;
-}();
+constexpr Facts kFacts = portable_facts("the top of the tree, in fp32", "tree8", RLK_F32);
+constexpr Facts kSpread = portable_facts("copies, and fp32 chains over tokens", "tree8");
 
 constexpr rlk_implementation kImplementations[] = {implement<TpSum, sum>(kFacts),
                                                    implement<TpSumBwd, spread>(kSpread)};
