@@ -30,7 +30,7 @@ const char* const kCases[] = {"base_t64",
 
 Golden golden(const std::string& name) { return read_golden(RLK_TEST_DATA "/kda/" + name + ".safetensors"); }
 
-// The bounds of the specification for 16-bit data.
+// The bounds of registry/kda/README.md for 16-bit operands.
 double bound16(const std::string& result) {
   if (result == "o" || result == "ht") return 0.005;
   if (result == "dg" || result == "dbeta") return 0.02;
@@ -60,7 +60,7 @@ TEST_CASE("kda golden files: the chunked form in fp32 is within 1e-4") {
   check_cases("native.fma32", Float::f32, 1e-4);
 }
 
-TEST_CASE("kda golden files: 16-bit data stays within the specification's bounds") {
+TEST_CASE("kda golden files: 16-bit data stays within the bounds of the page") {
   for (Float type : {Float::bf16, Float::f16}) {
     check_cases("native.golden", type, 0);
     check_cases("native.fma32", type, 0);
