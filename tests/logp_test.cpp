@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "rlk/half.hpp"
@@ -154,6 +155,64 @@ TEST_CASE(
              .leaf_count = count}));
       }
       CHECK(equal(joined, gradient));
+    }
+  }
+}
+
+TEST_CASE("what takes no part has a gradient of +0, be it the target") {
+  std::vector<float> z{1, -kInfinity, 2, -kInfinity, 0.5f, -kInfinity}, d(6), g{-1, -1}, h{0.5f, 0.5f};
+  std::vector<std::int64_t> target{1, 1};
+  const Tensor logits(z.data(), {2, 3}, DType::f32), targets(target.data(), {2}, DType::i64),
+      d_logits(d.data(), {2, 3}, DType::f32), d_logp(g.data(), {2}, DType::f32),
+      d_entropy(h.data(), {2}, DType::f32);
+  for (const char* backend : {"native", "native.golden"})
+    for (float softcap : {0.0f, 5.0f})
+      for (bool entropy : {false, true}) {
+        CAPTURE(std::string(backend));
+        rlk::LogpBwd call{
+            .logits = logits, .target = targets, .d_logp = d_logp, .d_logits = d_logits, .softcap = softcap};
+        if (entropy) call.d_entropy = d_entropy;
+        d.assign(6, NAN);
+        REQUIRE(rlk::logp_bwd(call, {.backend = backend}));
+        for (std::size_t absent : {1u, 3u, 5u}) CHECK((d[absent] == 0 && !std::signbit(d[absent])));
+        CHECK(d[0] != 0);
+      }
+}
+
+TEST_CASE("an ignored row is 0 whatever its temperature, whole and joined of parts") {
+  std::vector<float> z(2 * 256, 1.0f), temperature{0, 0}, partials(2 * 2 * 4);
+  std::vector<std::int64_t> target{-100, 3};
+  const Tensor targets(target.data(), {2}, DType::i64), temperatures(temperature.data(), {2}, DType::f32);
+  const auto vector_of = [](std::vector<float>& x) { return Tensor(x.data(), {2}, DType::f32); };
+  for (const char* backend : {"native", "native.golden"}) {
+    CAPTURE(std::string(backend));
+    Results whole(2), joined(2);
+    REQUIRE(rlk::logp({.logits = Tensor(z.data(), {2, 256}, DType::f32),
+                       .target = targets,
+                       .temperatures = temperatures,
+                       .logp = vector_of(whole.logp),
+                       .lse = vector_of(whole.lse),
+                       .entropy = vector_of(whole.entropy)},
+                      {.backend = backend}));
+    for (std::int64_t part : {0, 1})
+      REQUIRE(rlk::logp({.logits = Tensor(z.data() + part * 128, {2, 128}, DType::f32, {kDLCPU, 0}, {256, 1}),
+                         .target = targets,
+                         .temperatures = temperatures,
+                         .stats = Tensor(partials.data() + part * 8, {2, 4}, DType::f32),
+                         .vocab = 256,
+                         .vocab_start = part * 128,
+                         .leaf_first = 4 * part,
+                         .leaf_count = 4},
+                        {.backend = backend}));
+    REQUIRE(rlk::logp_merge({.partials = Tensor(partials.data(), {2, 2, 4}, DType::f32),
+                             .temperatures = temperatures,
+                             .logp = vector_of(joined.logp),
+                             .lse = vector_of(joined.lse),
+                             .entropy = vector_of(joined.entropy)},
+                            {.backend = backend}));
+    for (const Results* r : {&whole, &joined}) {
+      CHECK((r->logp[0] == 0 && r->lse[0] == 0 && r->entropy[0] == 0));
+      CHECK((std::isnan(r->logp[1]) && std::isnan(r->lse[1]) && std::isnan(r->entropy[1])));
     }
   }
 }

@@ -96,8 +96,8 @@ struct Answer {
   float lse() const { return state.s == 0 ? kNone : std::fma(state.m, k.tau, ln32(state.s)); }
   float entropy() const { return state.s == 0 ? 0 : ln32(state.s) - state.u / state.s; }
   float gradient(float z, bool is_target, float g, const float* g_entropy) const {
-    if (state.s == 0) return 0;
-    const float d = z - state.m, e = z == kNone ? 0 : exp2_32(d * k.c);
+    if (state.s == 0 || z == kNone) return 0;
+    const float d = z - state.m, e = exp2_32(d * k.c);
     const float p = e * (1 / state.s);
     float sum = g * ((is_target ? 1.0f : 0.0f) - p);
     if (g_entropy) {
@@ -109,6 +109,8 @@ struct Answer {
 };
 
 // A target that is left out: what the first part says of it, and the others.
-inline Answer left_out(Scale k, bool first) { return first ? Answer{{0, 1, 0}, 0, k} : Answer{{}, kNone, k}; }
+inline Answer left_out(bool first) {
+  return first ? Answer{{0, 1, 0}, 0, scale_of(1)} : Answer{{}, kNone, scale_of(1)};
+}
 
 }  // namespace rlk::registry::lse128

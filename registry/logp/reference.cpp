@@ -19,7 +19,7 @@ std::vector<double> entries(const Args& a, const logp::Layout<Args>& call, int64
 
 template <class Args>
 Truth truth_of(const Args& a, const logp::Layout<Args>& call, int64_t row) {
-  if (call.target(row) != Target::token) return left_out(call.tau(row), call.first());
+  if (call.target(row) != Target::token) return left_out(call.first());
   return Truth(entries(a, call, row), call.tau(row), call.column(row));
 }
 
@@ -72,7 +72,8 @@ int32_t logp_merge_reference(const rlk_slot* slots, const rlk_host*) {
   for (int64_t m = 0; m < rows; ++m) {
     const double t =
         a.temperatures ? Rows(a.temperatures).get(0, m) : double{static_cast<float>(a.temperature)};
-    Truth all(t > 0 && std::isfinite(t) ? 1 / t : NAN);
+    Truth all(t > 0 && std::isfinite(t) ? 1 / t
+                                        : 1);  // parts with entries are NaN where it is no temperature
     for (int64_t p = 0; p < parts; ++p) {
       Truth part(all.tau);
       const int64_t at = p * rows + m;

@@ -45,8 +45,8 @@ std::vector<float> entries(const Args& a, const logp::Layout<Args>& call, int64_
 
 template <class Args>
 Answer answer(const Args& a, const logp::Layout<Args>& call, int64_t row) {
+  if (call.target(row) != Target::token) return left_out(call.first());
   const Scale k = scale(a, row);
-  if (call.target(row) != Target::token) return left_out(k, call.first());
   const std::vector<float> z = entries(a, call, row);
   const int64_t at = call.column(row), vocab = a.vocab ? a.vocab : a.logits.dim(1);
   return {reduce(z, vocab, a.leaf_first, a.leaf_count, k), at < 0 ? kNone : z[static_cast<std::size_t>(at)],
@@ -85,8 +85,8 @@ bool logp_bwd_rule(const RuleQuery& q) {
     if (call.target(m) != Target::token) continue;
     Answer x = answer(a, call, m);
     if (a.stats) x.state = {get(Rows(a.stats), m, 0), get(Rows(a.stats), m, 1), get(Rows(a.stats), m, 2)};
-    const float g = a.d_logp ? get(Rows(a.d_logp), 0, m) : 0,
-                h = a.d_entropy ? get(Rows(a.d_entropy), 0, m) : 0;
+    const float g = (a.d_logp ? get(Rows(a.d_logp), 0, m) : 0) + 0.0f,  // -0 counts as +0
+        h = (a.d_entropy ? get(Rows(a.d_entropy), 0, m) : 0) + 0.0f;
     for (int64_t c = 0; c < call.here(); ++c) {
       if (!call.kept(m, c)) continue;
       float y = 0;
@@ -106,7 +106,9 @@ bool logp_merge_rule(const RuleQuery& q) {
   const Rows partials(a.partials);
   const int64_t parts = a.partials.dim(0), rows = a.partials.dim(1);
   for (int64_t m = 0; m < rows; ++m) {
-    const Scale k = scale(a, m);
+    Scale k = scale(a, m);
+    if (std::isnan(k.c))
+      k = scale_of(1);  // parts with entries are NaN by now, others are of a row that is left out
     std::vector<State> all;
     float target = kNone;
     for (int64_t p = 0; p < parts; ++p) {

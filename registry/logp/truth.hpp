@@ -100,8 +100,8 @@ struct Truth {
   double entropy() const { return none() ? 0 : std::log(sum) - entropy_sum / sum; }
   // d/dz of g_logp * logp + g_entropy * entropy, times what softcap leaves of it.
   double slope(double z, bool is_target, double g_logp, double g_entropy) const {
-    if (none()) return 0;
-    const double p = z == -INFINITY && !std::isnan(sum) ? 0 : std::exp((z - most) * tau) / sum;
+    if (none() || z == -INFINITY) return 0;
+    const double p = std::exp((z - most) * tau) / sum;
     const double ln_p = (z - most) * tau - std::log(sum);
     const double bend = p == 0 ? 0 : g_entropy * p * (ln_p + entropy());
     return tau * (g_logp * (is_target - p) - bend);
@@ -127,8 +127,8 @@ struct Truth {
 };
 
 // Rows whose target is left out: 0 everywhere, which shards say by the sum 1 in the first of them.
-inline Truth left_out(double tau, bool first) {
-  Truth t(tau);
+inline Truth left_out(bool first) {
+  Truth t(1.0);
   if (first) t.most = 0, t.sum = 1, t.target = 0;
   return t;
 }

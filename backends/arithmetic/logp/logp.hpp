@@ -185,10 +185,11 @@ struct Row {
   }
   RLK_HD float entropy() const { return state.s == 0 ? 0 : simt::ln<float>(state.s) - state.u / state.s; }
 };
-// A row that is left out gives 0 everywhere. Of a cut vocabulary the first part says so, by a sum of 1; the others have nothing.
-RLK_HD Row left_out(const Problem& p, std::int64_t row) {
-  if (p.first != 0) return {nothing(), none(), p.scale(row)};
-  return {{0, 1, 0}, 0, p.scale(row)};
+// A row that is left out gives 0 everywhere, whatever its temperature. Of a cut vocabulary the first part says so, by a sum of 1;
+// the others have nothing.
+RLK_HD Row left_out(const Problem& p) {
+  if (p.first != 0) return {nothing(), none(), scale_of(1)};
+  return {{0, 1, 0}, 0, scale_of(1)};
 }
 RLK_HD void write(const Problem& p, std::int64_t row, const Row& x) {
   const auto number = [](float v) { return simt::from_float<float>(v); };
@@ -212,7 +213,8 @@ struct Merge {
 };
 RLK_HD Row merged(const Merge& m, std::int64_t row) {
   State all[kLeaves];
-  const Scale k = m.p.scale(row);
+  Scale k = m.p.scale(row);
+  if (k.c != k.c) k = scale_of(1);  // parts with entries are NaN by now, others are of a row that is left out
   float target = none();
   for (int i = 0; i < m.parts; ++i) {
     const float* from = m.partials + (i * m.p.rows + row) * kStats;
@@ -242,7 +244,7 @@ RLK_HD Slope slope_of(const Problem& p, std::int64_t row, const State& state) {
           state.s == 0,
           p.d_entropy != nullptr};
 }
-// Of one entry before softcap's part: `one` is 1 at the target and 0 elsewhere.
+// Of one entry before softcap's part: `one` is 1 at the target and 0 elsewhere. An entry of -inf takes no part.
 template <class T>
 RLK_HD T gradient(const Slope& k, T z, T one) {
   const T zero = T{}, m = T{} + k.m, tau = T{} + k.tau, c = T{} + k.c;
@@ -253,7 +255,8 @@ RLK_HD T gradient(const Slope& k, T z, T one) {
     const T full = (T{} + k.h) * p * (ln_p + (T{} + k.entropy));
     sum = sum - (p == zero ? zero : full);
   }
-  return tau * sum;
+  const T slope = tau * sum;
+  return z == T{} + none() ? zero : slope;
 }
 // Times what softcap leaves: 1 - tanh^2, of the rounded logit.
 template <class T>

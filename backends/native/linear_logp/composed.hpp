@@ -118,7 +118,7 @@ inline rlk_code run(const LinearLogp& a, const Call& call, const Engine& engine,
                lse128::write(cut.p, row, {state, target, cut.p.scale(row)});
              });
   for (std::int64_t row = 0; row < cut.p.rows; ++row)
-    if (cut.p.left_out(row)) lse128::write(cut.p, row, lse128::left_out(cut.p, row));
+    if (cut.p.left_out(row)) lse128::write(cut.p, row, lse128::left_out(cut.p));
   if (a.bad_count) *a.bad_count.data<std::int32_t>() = logp::count_bad(cut.p);
   return code;
 }

@@ -64,8 +64,7 @@ rlk_code run(const LinearLogp& a, const Call& call) {
   Operands x(a);
   lse128::add_results(x.p, a);
   call.parallel_for(x.p.rows, [&](std::int64_t row) {
-    write_golden(x.p, row,
-                 x.p.left_out(row) ? golden_left_out(x.p, row) : golden_row(x.p, row, x.logits(row)));
+    write_golden(x.p, row, x.p.left_out(row) ? golden_left_out(x.p) : golden_row(x.p, row, x.logits(row)));
   });
   if (a.bad_count) *a.bad_count.data<std::int32_t>() = count_bad(x.p);
   return RLK_OK;

@@ -22,7 +22,7 @@ std::vector<double> entries(const Problem& p, std::int64_t row) {
 rlk_code run(const Logp& a, const Call& call) {
   const Problem p = lse128::problem_of(a);
   call.parallel_for(p.rows, [&](std::int64_t row) {
-    write_golden(p, row, p.left_out(row) ? golden_left_out(p, row) : golden_row(p, row, entries(p, row)));
+    write_golden(p, row, p.left_out(row) ? golden_left_out(p) : golden_row(p, row, entries(p, row)));
   });
   if (p.bad_count) *p.bad_count = count_bad(p);
   return RLK_OK;
@@ -31,7 +31,7 @@ rlk_code run(const Logp& a, const Call& call) {
 void gradient_row(const Problem& p, std::int64_t row) {
   const bool out = p.left_out(row);
   const std::vector<double> z = out ? std::vector<double>() : entries(p, row);
-  GoldenRow r = out ? golden_left_out(p, row) : golden_row(p, row, z);
+  GoldenRow r = out ? golden_left_out(p) : golden_row(p, row, z);
   if (const float* s = p.given) r.most = s[4 * row], r.sum = s[4 * row + 1], r.entropy_sum = s[4 * row + 2];
   for (std::int64_t c = 0; c < p.columns; ++c)
     rows::store(p.d_logits.type, p.d_logits.row(row), c,
@@ -67,6 +67,8 @@ rlk_code run_merge(const LogpMerge& a, const Call&) {
   for (std::int64_t row = 0; row < m.p.rows; ++row) {
     GoldenRow all;
     all.tau = golden_tau(m.p, row);
+    if (all.tau != all.tau)
+      all.tau = 1;  // parts with entries are NaN by now, others are of a row that is left out
     for (int i = 0; i < m.parts; ++i) {
       const float* s = m.partials + (i * m.p.rows + row) * lse128::kStats;
       join(all, {s[0], s[1], s[2], s[3], all.tau});

@@ -32,9 +32,8 @@ inline double golden_tau(const Problem& p, std::int64_t row) {
   return t > 0 && t < __builtin_inff() ? 1 / double{t} : __builtin_nan("");
 }
 
-inline GoldenRow golden_left_out(const Problem& p, std::int64_t row) {
+inline GoldenRow golden_left_out(const Problem& p) {
   GoldenRow r;
-  r.tau = golden_tau(p, row);
   if (p.first == 0) r.most = 0, r.sum = 1, r.target = 0;
   return r;
 }
@@ -75,8 +74,8 @@ inline void write_golden(const Problem& p, std::int64_t row, const GoldenRow& r)
 inline double golden_gradient(const Problem& p, std::int64_t row, const GoldenRow& r, double z,
                               std::int64_t c) {
   if (r.none() || !p.kept(row, c)) return 0;
-  const double x = capped(p, z), d = (x - r.most) * r.tau;
-  const double prob = (x == -__builtin_inf() ? 0 : simt::exp<double>(d)) / r.sum;
+  if (z == -__builtin_inf()) return 0;
+  const double x = capped(p, z), d = (x - r.most) * r.tau, prob = simt::exp<double>(d) / r.sum;
   const double g = p.d_logp ? double{p.d_logp[row]} : 0, h = p.d_entropy ? double{p.d_entropy[row]} : 0;
   const double bend = prob == 0 ? 0 : h * prob * (d - simt::ln<double>(r.sum) + r.entropy());
   double slope = r.tau * (g * ((c == p.column(row) ? 1.0 : 0.0) - prob) - bend);

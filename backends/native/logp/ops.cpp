@@ -79,7 +79,7 @@ rlk_code run(const Logp& a, const Call& call) {
     lse128::write(p, row, {state, z, p.scale(row)});
   });
   for (std::int64_t row = 0; row < p.rows; ++row)
-    if (p.left_out(row)) lse128::write(p, row, lse128::left_out(p, row));
+    if (p.left_out(row)) lse128::write(p, row, lse128::left_out(p));
   if (p.bad_count) *p.bad_count = logp::count_bad(p);
   return RLK_OK;
 }

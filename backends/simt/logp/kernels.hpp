@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) finish(Problem p, State* states, con
   if (row >= p.rows) return;
   if (p.left_out(row)) {
     states[row * p.count] = nothing();
-    write(p, row, lse128::left_out(p, row));
+    write(p, row, lse128::left_out(p));
     return;
   }
   const Scale k = p.scale(row);
