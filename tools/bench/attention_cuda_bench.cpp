@@ -1,16 +1,15 @@
 // attention on the GPU by cuda.sm90_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, then wide and latent heads,
 // bf16. One line of JSON for every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
 // times PyTorch's kernels on the same shapes.
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cuda_memory.hpp"
 #include "rlk/half.hpp"
 #include "rlk/rlk.hpp"
 
@@ -20,18 +19,6 @@ using rlk::DType;
 using rlk::Tensor;
 
 constexpr DLDevice kGpu{kDLCUDA, 0};
-
-void check(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
-}
-
-struct Memory {
-  void* data = nullptr;
-  explicit Memory(std::int64_t bytes) { check(cudaMalloc(&data, static_cast<std::size_t>(bytes) + 16)); }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-};
 
 // Normal numbers in bf16, a pool of them again and again at changing offsets.
 void fill(const Memory& to, std::int64_t count) {

@@ -7,7 +7,6 @@
 // Medians of device events; in brackets each kernel alone: preparation, then the scans, then the gradients
 // (one kernel, unfused two) and the sum of d_beta. "bytes" is what the kernels behind both scans move per
 // token and head: what the fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,11 +14,11 @@
 #include <cstring>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cuda_memory.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
@@ -30,18 +29,6 @@ using std::int64_t;
 
 constexpr int64_t kK = 128;
 constexpr DLDevice kGpu{kDLCUDA, 0};
-
-void check(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
-}
-
-struct Memory {
-  void* data = nullptr;
-  explicit Memory(int64_t bytes) { check(cudaMalloc(&data, static_cast<std::size_t>(bytes))); }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-};
 
 // `draw` fills a block that is repeated over the memory; its odd size keeps rows different.
 template <class T>

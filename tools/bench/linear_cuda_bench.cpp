@@ -7,7 +7,6 @@
 // in which the candidates take turns, each as a graph of several calls behind a warm one; the ratio (above 1: ours is
 // faster), TFLOP/s, and the weight's bytes per second. Weights rotate, so that none is still in L2 from the call before.
 // --cuts times every cut, not only the one that is chosen, and names the fastest.
-#include <cuda_runtime_api.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -16,12 +15,12 @@
 #include <cstdlib>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cuda/linear/tree.h"
 #include "cuda/lm_head/cublaslt.hpp"
+#include "cuda_memory.hpp"
 #include "registry/linear/geometry.hpp"
 #include "rlk/half.hpp"
 
@@ -35,28 +34,17 @@ using std::int64_t;
 constexpr std::size_t kLibraryBytes = 64 << 20;
 constexpr int64_t kWeightBytes = 256 << 20;  // five times L2
 
-void check(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
+// Normal bf16 numbers, a block of them repeated.
+void fill(const Memory& memory, int64_t bytes, unsigned seed) {
+  std::vector<std::uint16_t> block((4 << 20) + 8 * 1237);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  for (std::uint16_t& x : block) x = rlk::float_to_bf16(normal(random));
+  const auto size = static_cast<int64_t>(block.size() * 2);
+  for (int64_t at = 0; at < bytes; at += size)
+    check(cudaMemcpy(static_cast<char*>(memory.data) + at, block.data(),
+                     static_cast<std::size_t>(std::min(size, bytes - at)), cudaMemcpyHostToDevice));
 }
-
-struct Memory {
-  void* data = nullptr;
-  explicit Memory(int64_t bytes) { check(cudaMalloc(&data, static_cast<std::size_t>(bytes))); }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  // Normal bf16 numbers, a block of them repeated.
-  void fill(int64_t bytes, unsigned seed) const {
-    std::vector<std::uint16_t> block((4 << 20) + 8 * 1237);
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    for (std::uint16_t& x : block) x = rlk::float_to_bf16(normal(random));
-    const auto size = static_cast<int64_t>(block.size() * 2);
-    for (int64_t at = 0; at < bytes; at += size)
-      check(cudaMemcpy(static_cast<char*>(data) + at, block.data(),
-                       static_cast<std::size_t>(std::min(size, bytes - at)), cudaMemcpyHostToDevice));
-  }
-};
 
 struct Size {
   int64_t m, n, k;
@@ -93,7 +81,7 @@ class Bench {
     check(cudaStreamCreate(&stream_));
     check(cudaEventCreate(&begin_)), check(cudaEventCreate(&end_));
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, 0));
-    weights_.fill(kWeightBytes, 1), x_.fill(kRows, 2);
+    fill(weights_, kWeightBytes, 1), fill(x_, kRows, 2);
   }
 
   // A line of JSON.

@@ -11,7 +11,6 @@
 // something hungry: candidates take turns in random order, four calls each, behind the same 10 ms of
 // full load. Products of a few microseconds are timed as replays of a graph of 40, or the time would be that
 // of launching them.
-#include <cuda_runtime_api.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,11 +19,11 @@
 #include <functional>
 #include <map>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cuda/lm_head/cublaslt.hpp"
+#include "cuda_memory.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
@@ -36,18 +35,6 @@ using std::int64_t;
 constexpr int64_t kV = 151936, kK = 4096, kMaxRows = 8192;
 constexpr std::size_t kLibraryBytes = 64 << 20, kSpaceBytes = 128 << 20;
 constexpr DLDevice kGpu{kDLCUDA, 0};
-
-void check(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
-}
-
-struct Memory {
-  void* data = nullptr;
-  explicit Memory(std::size_t bytes) { check(cudaMalloc(&data, bytes)); }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-};
 
 // Normal bf16 numbers, a block of them repeated: rows differ, and the block is larger than any cache line of
 // interest.

@@ -6,7 +6,6 @@
 //   rope_bench [rounds=15 [cpu]]   cpu: count processor time instead of wall time, for a machine that is busy
 //                                  with other things
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "rlk/rlk.hpp"
+#include "timing.hpp"
 
 namespace {
 
@@ -30,22 +30,6 @@ constexpr std::size_t kRotate = std::size_t{3} << 29;  // bytes
 int cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
 bool count_processor_time = false;
-
-double milliseconds(const std::function<void()>& run) {
-  const auto now = [] {
-    timespec t;
-    clock_gettime(count_processor_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return 1e3 * static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_nsec);
-  };
-  const double start = now();
-  run();
-  return now() - start;
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 // The memory that all tensors are cut from, touched before anything is timed.
 std::byte* memory() {
@@ -116,9 +100,10 @@ void row(DType type, rlk::Rope::Layout layout, std::int64_t tokens, int threads,
   std::size_t next = 0;
   const auto set = [&]() -> const Set& { return sets[next++ % sets.size()]; };
   for (int round = 0; round <= rounds; ++round) {
-    const double c = milliseconds([&] { copy(set(), size, threads); });
-    const double f = milliseconds([&] { turn(set(), false); });
-    const double b = milliseconds([&] { turn(set(), true); });
+    const clockid_t clock = count_processor_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+    const double c = milliseconds(clock, [&] { copy(set(), size, threads); });
+    const double f = milliseconds(clock, [&] { turn(set(), false); });
+    const double b = milliseconds(clock, [&] { turn(set(), true); });
     if (round == 0) continue;  // warms up
     copies.push_back(c), forward.push_back(f), backward.push_back(b);
     forward_ratio.push_back(c / f), backward_ratio.push_back(c / b);

@@ -4,7 +4,6 @@
 //
 //   rows_bench [rounds=15 [rows=4096 [width=4096]]]
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "rlk/rlk.hpp"
+#include "timing.hpp"
 
 namespace {
 
@@ -21,22 +21,6 @@ using rlk::Tensor;
 
 constexpr std::size_t kRotate = std::size_t{1} << 30;
 const rlk::Options kOneThread{.threads = 1};
-
-double milliseconds(const std::function<void()>& run) {
-  const auto now = [] {
-    timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return 1e3 * static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_nsec);
-  };
-  const double start = now();
-  run();
-  return now() - start;
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 // Tensors [rows, width] cut from one piece of memory in turn.
 class Room {
@@ -81,10 +65,10 @@ void measure(Room& room, DType type, const Entry& e, int rounds) {
     const int pairs = (e.tensors + 1) / 2;
     for (int i = 0; i < pairs; ++i) {
       std::byte *to = room.take(), *from = room.take();
-      copied += milliseconds([&] { std::memcpy(to, from, room.bytes()); });
+      copied += milliseconds(CLOCK_PROCESS_CPUTIME_ID, [&] { std::memcpy(to, from, room.bytes()); });
     }
     copied *= e.tensors / (2.0 * pairs);
-    const double taken = milliseconds([&] { e.run(room); });
+    const double taken = milliseconds(CLOCK_PROCESS_CPUTIME_ID, [&] { e.run(room); });
     if (round == 0) continue;  // warms up
     times.push_back(taken), ratios.push_back(copied / taken);
   }

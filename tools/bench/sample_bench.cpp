@@ -4,7 +4,6 @@
 //   sample_bench [rows=256 [vocabulary=151936 [rounds=5]]]
 //   sample_bench quality [draws=1000000 [V]]     one row of V entries; without V of 8, of 1000 and of 151936: minutes
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +16,7 @@
 
 #include "rlk/half.hpp"
 #include "rlk/rlk.hpp"
+#include "timing.hpp"
 
 namespace {
 
@@ -29,17 +29,6 @@ std::vector<float> normal(std::size_t n, double deviation, std::uint32_t seed) {
   std::vector<float> x(n);
   for (float& v : x) v = static_cast<float>(distribution(random));
   return x;
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
-double milliseconds() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return 1e3 * static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_nsec);
 }
 
 struct Filters {
@@ -73,12 +62,12 @@ void time_calls(std::int64_t n, std::int64_t v, int rounds) {
       if (f.min_p) a.min_p = m;
       std::vector<double> times;
       for (int round = 0; round < rounds; ++round) {
-        const double start = milliseconds();
+        const double start = milliseconds(CLOCK_PROCESS_CPUTIME_ID);
         if (const rlk::Status status = rlk::sample(a, {.threads = 1}); !status) {
           fmt::print(stderr, "{}\n", status.message());
           std::exit(1);
         }
-        times.push_back(milliseconds() - start);
+        times.push_back(milliseconds(CLOCK_PROCESS_CPUTIME_ID) - start);
       }
       fmt::print("| {}, logp | {} | {:.0f} |\n", f.name, rlk::name_of(type), median(times));
     }
