@@ -83,6 +83,19 @@ TEST_CASE(
   CHECK(defined == table);
 }
 
+TEST_CASE("every written rule of an op has a line of rules.def, and every line has its rule") {
+  const std::set<std::string> table = lines_of(kRoot / "registry/rules.def", "RLK_RULE");
+  const std::set<std::string> ops = lines_of(kRoot / "registry/ops.def", "RLK_OP");
+  std::set<std::string> defined;
+  for (const auto& [op, file] : find(kRoot / "registry", R"(\nbool (\w+)_rule\(const RuleQuery& \w+\) \{)")) {
+    if (ops.count(op) == 0) continue;  // a helper of another name
+    CHECK_MESSAGE(table.count(op) == 1, file.string() << " has the rule of " << op << ", rules.def does not");
+    defined.insert(op);
+  }
+  for (const auto& op : table)
+    CHECK_MESSAGE(defined.count(op) == 1, "rules.def lists " << op << ", whose folder has no rule");
+}
+
 TEST_CASE("every op is named on the page of its folder, and the README lists all pages and no other") {
   const std::string readme = text_of(kRoot / "README.md");
   std::set<std::string> listed, folders;
