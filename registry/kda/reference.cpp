@@ -1,13 +1,13 @@
 // KDA as plainly as it can be said: token by token, everything in fp64, every state kept for the backward.
-#include "registry/reference.hpp"
-
 #include <vector>
 
+#include "registry/kda/layout.hpp"
 #include "rlk/ops.hpp"
 
 namespace rlk::registry {
 namespace {
 
+using namespace kda;
 using Vector = std::vector<double>;
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
@@ -61,29 +61,6 @@ double read_row(const Rows& t, int64_t row, bool norm, DType type, Vector& out) 
   return r;
 }
 
-// A state matrix inside a tensor of states, stored either way.
-struct Matrix {
-  Rows rows;
-  int64_t first, k, v;
-  bool v_first;
-
-  template <class View>
-  Matrix(const View& t, int64_t index, int64_t k_, int64_t v_, bool turned)
-      : rows(t), first(index * (turned ? v_ : k_)), k(k_), v(v_), v_first(turned) {}
-  void read(Vector& out) const {
-    for (int64_t d = 0; d < k; ++d)
-      for (int64_t j = 0; j < v; ++j)
-        out[static_cast<std::size_t>(d * v + j)] = v_first ? rows.get(first + j, d) : rows.get(first + d, j);
-  }
-  void write(const Vector& in) const {
-    for (int64_t d = 0; d < k; ++d)
-      for (int64_t j = 0; j < v; ++j) {
-        const double x = in[static_cast<std::size_t>(d * v + j)];
-        v_first ? rows.set(first + j, d, x) : rows.set(first + d, j, x);
-      }
-  }
-};
-
 // What one token of one value head does, and everything its gradient needs.
 struct Step {
   Vector q, k, v, decay, r, decayed, state;
@@ -106,28 +83,6 @@ Step take_step(const Vector& q, const Vector& k, const Vector& v, const Vector& 
     for (std::size_t j = 0; j < V; ++j)
       s.state[d * V + j] = std::fma(beta * k[d], s.r[j], s.state[d * V + j]);
   return s;
-}
-
-struct Sizes {
-  int64_t sequences, tokens, heads, value_heads, k, v;
-  double scale;
-};
-
-template <class Args>
-Sizes sizes_of(const Args& a) {
-  const int64_t k = a.q.dim(3);
-  return {
-      a.cu_seqlens ? a.cu_seqlens.dim(0) - 1 : a.q.dim(0), a.q.dim(1), a.q.dim(2), a.v.dim(2), k, a.v.dim(3),
-      a.scale != 0 ? a.scale : 1 / std::sqrt(double(k))};
-}
-
-struct Range {
-  int64_t first, last;  // rows of [B * T]
-};
-template <class Args>
-Range range_of(const Args& a, int64_t n) {
-  if (!a.cu_seqlens) return {n * a.q.dim(1), (n + 1) * a.q.dim(1)};
-  return {a.cu_seqlens.template data<int64_t>()[n], a.cu_seqlens.template data<int64_t>()[n + 1]};
 }
 
 template <class Args>
@@ -208,10 +163,8 @@ int32_t kda_fwd_reference(const rlk_slot* slots, const rlk_host*) {
         Matrix(a.initial_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).read(state);
       for (int64_t row = first; row < last; ++row) {
         if (a.chunk_states && (row - first) % a.chunk_size == 0) {
-          const int64_t chunks = (z.tokens + a.chunk_size - 1) / a.chunk_size;
-          const int64_t slot =
-              (a.cu_seqlens ? first / a.chunk_size + n : n * chunks) + (row - first) / a.chunk_size;
-          Matrix(a.chunk_states, slot * z.value_heads + hv, z.k, z.v, a.state_v_first).write(state);
+          Matrix(a.chunk_states, slot_of(a, n, row) * z.value_heads + hv, z.k, z.v, a.state_v_first)
+              .write(state);
         }
         const Step s = step_at(a, z, row, hv, state);
         state = s.state;

@@ -1,0 +1,234 @@
+// fma32/kda of kda_fwd and kda_gate as the page has it, in plain loops.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "registry/exp32.hpp"
+#include "registry/kda/layout.hpp"
+#include "registry/op.hpp"
+#include "rlk/float_guard.hpp"
+#include "rlk/ops.hpp"
+
+namespace rlk::registry {
+namespace {
+
+using namespace kda;
+using Floats = std::vector<float>;
+
+constexpr int64_t kBlock = 16;
+
+// Decays below 2^-100 count as zero.
+float flushed(float x) { return x < 0x1p-100f ? 0.0f : x; }
+
+float sigmoid32(float x) {
+  const float e = exp32(x < 0 ? x : -x);
+  return (x < 0 ? e : 1.0f) / (e + 1.0f);
+}
+// ln(1 + e^x): the larger of x and 0, and 2 atanh(e / (e + 2)) of e = e^-|x| as a series.
+float softplus32(float x) {
+  const float e = exp32(x < 0 ? x : -x), s = e / (e + 2.0f), z = s * s, twice = s + s;
+  float series = 1.0f / 17;
+  for (int i = 7; i >= 1; --i) series = std::fma(series, z, 1.0f / static_cast<float>(2 * i + 1));
+  return (x > 0 ? x : 0.0f) + std::fma(twice * z, series, twice);
+}
+
+// The log decay of channel d of value head hv.
+template <class Args>
+float log_decay(const Args& a, int64_t hv, int64_t width, int64_t d, float raw) {
+  if (a.gate == Args::Gate::none) return raw;
+  const float rate = a.a_log ? exp32(a.a_log.template data<float>()[hv]) : 1.0f;
+  const float x = raw + (a.dt_bias ? a.dt_bias.template data<float>()[hv * width + d] : 0.0f);
+  if (a.gate == Args::Gate::softplus) return -(rate * softplus32(x));
+  return static_cast<float>(a.lower_bound) * sigmoid32(rate * x);
+}
+
+float write_strength(const KdaFwd& a, float raw) {
+  if (!a.beta_sigmoid) return raw;
+  const float y = sigmoid32(raw);
+  return a.allow_neg_eigval ? y + y : y;
+}
+
+// rows x columns.
+struct Grid {
+  int64_t columns = 0;
+  Floats values;
+  Grid() = default;
+  Grid(int64_t rows, int64_t width) : columns(width), values(static_cast<std::size_t>(rows * width)) {}
+  float& operator()(int64_t i, int64_t d) { return values[static_cast<std::size_t>(i * columns + d)]; }
+  float operator()(int64_t i, int64_t d) const { return values[static_cast<std::size_t>(i * columns + d)]; }
+};
+
+// Row i of q or k, normalised where that is wanted: squares in 16 interleaved chains, added in order.
+template <class View>
+void read_row(const View& t, int64_t row, bool normalise, Grid& out, int64_t i) {
+  const Rows rows(t);
+  for (int64_t d = 0; d < out.columns; ++d) out(i, d) = static_cast<float>(rows.get(row, d));
+  if (!normalise) return;
+  float chains[16] = {}, squares = 0;
+  for (int64_t d = 0; d < out.columns; ++d) chains[d % 16] = std::fma(out(i, d), out(i, d), chains[d % 16]);
+  for (float c : chains) squares += c;
+  const float r = 1.0f / std::sqrt(squares + 1e-6f);
+  for (int64_t d = 0; d < out.columns; ++d)
+    out(i, d) = static_cast<float>(round_to(t.dtype(), double{out(i, d) * r}));
+}
+
+// A chunk's operands, and the running products of its decays: from the chunk's start and from the block's, to the chunk's end and
+// to the block's, each row's own decay in the first two alone.
+struct Chunk {
+  int64_t rows;
+  Grid q, k, v, decay, from_start, in_block, to_end, to_bound;
+  Floats beta;
+
+  Chunk(const KdaFwd& a, const Sizes& z, int64_t first, int64_t n, int64_t hv)
+      : rows(n), q(n, z.k), k(n, z.k), v(n, z.v), decay(n, z.k), beta(static_cast<std::size_t>(n)) {
+    const int64_t h = hv / (z.value_heads / z.heads);
+    const auto scale = static_cast<float>(z.scale);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t key = (first + i) * z.heads + h, value = (first + i) * z.value_heads + hv;
+      read_row(a.q, key, a.qk_l2norm, q, i);
+      read_row(a.k, key, a.qk_l2norm, k, i);
+      read_row(a.v, value, false, v, i);
+      read_row(a.g, value, false, decay, i);
+      for (int64_t d = 0; d < z.k; ++d) {
+        q(i, d) *= scale;
+        decay(i, d) = flushed(exp32(log_decay(a, hv, z.k, d, decay(i, d))));
+      }
+      beta[static_cast<std::size_t>(i)] =
+          write_strength(a, static_cast<float>(Rows(a.beta).get(first + i, hv)));
+    }
+    multiply_decays();
+  }
+
+ private:
+  void multiply_decays() {
+    from_start = in_block = to_end = to_bound = Grid(rows, k.columns);
+    for (int64_t d = 0; d < k.columns; ++d) {
+      for (int64_t i = 0; i < rows; ++i) {
+        from_start(i, d) = flushed(i == 0 ? decay(i, d) : from_start(i - 1, d) * decay(i, d));
+        in_block(i, d) = i % kBlock == 0 ? decay(i, d) : flushed(in_block(i - 1, d) * decay(i, d));
+      }
+      for (int64_t i = rows - 1; i >= 0; --i) {
+        const bool last = i == rows - 1;
+        to_end(i, d) = last ? 1.0f : flushed(to_end(i + 1, d) * decay(i + 1, d));
+        to_bound(i, d) =
+            last || i % kBlock == kBlock - 1 ? 1.0f : flushed(to_bound(i + 1, d) * decay(i + 1, d));
+      }
+    }
+  }
+};
+
+// The two products over channels of rows i >= j: M without beta, and P.
+struct Pairs {
+  Grid m, p;
+
+  explicit Pairs(const Chunk& c) : m(c.rows, c.rows), p(c.rows, c.rows) {
+    for (int64_t i = 0; i < c.rows; ++i)
+      for (int64_t j = 0; j <= i; ++j)
+        for (int64_t d = 0; d < c.k.columns; ++d) add(c, i, j, d);
+  }
+
+ private:
+  // Inside a block the key decays row by row up to i; across, up to the end of its block, over the blocks between, and the other
+  // factor from the start of its own.
+  void add(const Chunk& c, int64_t i, int64_t j, int64_t d) {
+    float key = c.k(j, d), k = c.k(i, d), q = c.q(i, d);
+    if (i / kBlock == j / kBlock) {
+      for (int64_t r = j + 1; r <= i; ++r) key *= c.decay(r, d);
+    } else {
+      key *= c.to_bound(j, d);
+      for (int64_t b = j / kBlock + 1; b < i / kBlock; ++b) key *= c.in_block(b * kBlock + kBlock - 1, d);
+      k *= c.in_block(i, d), q *= c.in_block(i, d);
+    }
+    m(i, j) = std::fma(k, key, m(i, j));
+    p(i, j) = std::fma(q, key, p(i, j));
+  }
+};
+
+// (I + M)^-1 by forward substitution.
+Grid inverse(const Chunk& c, const Pairs& pairs) {
+  Grid a(c.rows, c.rows);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t j = 0; j <= i; ++j) {
+      float x = i == j ? 1.0f : 0.0f;
+      for (int64_t r = j; r < i; ++r)
+        x = std::fma(-(c.beta[static_cast<std::size_t>(i)] * pairs.m(i, r)), a(r, j), x);
+      a(i, j) = x;
+    }
+  return a;
+}
+
+// The chunk's results; the state goes from before it to behind it.
+Grid advance(const Chunk& c, const Pairs& pairs, const Grid& a, Grid& state) {
+  const int64_t K = c.k.columns, V = c.v.columns;
+  Grid y(c.rows, V), n(c.rows, V), out(c.rows, V);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t j = 0; j < V; ++j) {
+      float x = c.v(i, j);
+      for (int64_t d = 0; d < K; ++d) x = std::fma(-(c.k(i, d) * c.from_start(i, d)), state(d, j), x);
+      y(i, j) = x * c.beta[static_cast<std::size_t>(i)];
+      for (int64_t r = 0; r <= i; ++r) n(i, j) = std::fma(a(i, r), y(r, j), n(i, j));
+      for (int64_t d = 0; d < K; ++d)
+        out(i, j) = std::fma(c.q(i, d) * c.from_start(i, d), state(d, j), out(i, j));
+      for (int64_t r = 0; r <= i; ++r) out(i, j) = std::fma(pairs.p(i, r), n(r, j), out(i, j));
+    }
+  for (int64_t d = 0; d < K; ++d)
+    for (int64_t j = 0; j < V; ++j) {
+      float x = state(d, j) * c.from_start(c.rows - 1, d);
+      for (int64_t i = 0; i < c.rows; ++i) x = std::fma(c.k(i, d) * c.to_end(i, d), n(i, j), x);
+      state(d, j) = x;
+    }
+  return out;
+}
+
+void set(const Out& t, int64_t row, int64_t i, float x) {
+  Rows(t).set(row, i, t.dtype() == DType::f32 ? canonical(x) : x);
+}
+
+void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv) {
+  const auto [first, last] = range_of(a, n);
+  Grid state(z.k, z.v);
+  if (a.initial_state)
+    Matrix(a.initial_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).read(state.values);
+  for (int64_t row = first; row < last; row += a.chunk_size) {
+    if (a.chunk_states)
+      Matrix(a.chunk_states, slot_of(a, n, row) * z.value_heads + hv, z.k, z.v, a.state_v_first)
+          .write(state.values);
+    const Chunk c(a, z, row, std::min(a.chunk_size, last - row), hv);
+    const Pairs pairs(c);
+    const Grid inverted = inverse(c, pairs), out = advance(c, pairs, inverted, state);
+    for (int64_t i = 0; i < c.rows; ++i) {
+      const int64_t at = (row + i) * z.value_heads + hv;
+      for (int64_t j = 0; j < z.v; ++j) set(a.out, at, j, out(i, j));
+      for (int64_t j = 0; a.chunk_inverses && j < a.chunk_size; ++j)
+        set(a.chunk_inverses, at, j, j <= i ? inverted(i, j) : 0.0f);
+    }
+  }
+  if (a.final_state)
+    Matrix(a.final_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).write(state.values);
+}
+
+}  // namespace
+
+bool kda_fwd_rule(const RuleQuery& q) {
+  if (q.arithmetic != "fma32/kda") return false;
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const KdaFwd*>(q.slots);
+  const Sizes z = sizes_of(a);
+  for (int64_t n = 0; n < z.sequences; ++n)
+    for (int64_t hv = 0; hv < z.value_heads; ++hv) forward(a, z, n, hv);
+  return true;
+}
+
+bool kda_gate_rule(const RuleQuery& q) {
+  if (q.arithmetic != "fma32/kda") return false;
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const KdaGate*>(q.slots);
+  const Rows g(a.g);
+  const int64_t heads = a.g.dim(-2);
+  for (int64_t row = 0; row < g.count(); ++row)
+    for (int64_t d = 0; d < g.width(); ++d)
+      set(a.out, row, d, log_decay(a, row % heads, g.width(), d, static_cast<float>(g.get(row, d))));
+  return true;
+}
+
+}  // namespace rlk::registry
