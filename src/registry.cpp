@@ -17,7 +17,7 @@
 #include "src/machine.hpp"
 #include "src/plugin.hpp"
 #include "src/plugin_table.hpp"
-#include "src/trace.hpp"
+#include "src/trace_begin.hpp"
 
 namespace rlk {
 

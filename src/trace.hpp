@@ -17,7 +17,4 @@ using RunPrepared = Status (*)(const Prepared&, const rlk_slot*, const Options&)
 Status run_traced(const Prepared& p, int32_t op, const rlk_slot* slots, const Options& options,
                   RunPrepared run);
 
-// Begins the trace that RLK_TRACE asks for; a file that cannot be opened is logged.
-void trace_environment();
-
 }  // namespace rlk
