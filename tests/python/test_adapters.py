@@ -17,11 +17,11 @@ def module_of(name):
     return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
 
-def tiny(name):
+def tiny(name, **changes):
     camel = name.capitalize()
-    config = getattr(transformers, f"{camel}Config")(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        vocab_size=131, max_position_embeddings=64, pad_token_id=0)
+    config = getattr(transformers, f"{camel}Config")(**{
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "vocab_size": 131, "max_position_embeddings": 64, "pad_token_id": 0} | changes)
     torch.manual_seed(0)
     return getattr(transformers, f"{camel}ForCausalLM")(config).eval()
 
@@ -71,44 +71,145 @@ def test_a_function_that_is_not_known_is_refused(monkeypatch):
         rlk.adapters.transformers.patch(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_what_a_patched_model_generates_is_what_it_scores(name, dtype):
-    model = tiny(name).to(dtype)
-    draw = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 131, (n,), generator=draw) for n in (5, 33, 12)]
+ROPE = {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+VARIANTS = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "one key head": ("llama", {"num_key_value_heads": 1}),
+    "no grouping": ("qwen3", {"num_key_value_heads": 4}),
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3": ("llama", {"rope_parameters": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
+    "yarn": ("qwen3", {"rope_parameters": {**ROPE, "rope_type": "yarn"}}),
+    "linear": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear"}}),
+    "window": ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "window everywhere": ("mistral", {"sliding_window": 7}),
+    "heads of another width": ("llama", {"head_dim": 32}),
+}
+
+
+def padded(prompts):
+    """Rows padded on the left, as for generation."""
     most = max(map(len, prompts))
-    ids, mask = torch.zeros(3, most, dtype=torch.long), torch.zeros(3, most, dtype=torch.long)
-    for i, p in enumerate(prompts):  # padded on the left, as for generation
+    ids, mask = torch.zeros(len(prompts), most, dtype=torch.long), torch.zeros(len(prompts), most, dtype=torch.long)
+    for i, p in enumerate(prompts):
         ids[i, most - len(p):], mask[i, most - len(p):] = p, 1
+    return ids, mask
 
-    def rows_that_differ():
-        torch.manual_seed(2)
-        out = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=True, output_logits=True,
-                             return_dict_in_generate=True)
-        wrong = 0
-        for i, p in enumerate(prompts):
-            scored = model(out.sequences[i, most - len(p):][None]).logits[0].float()
-            wrong += sum(not torch.equal(step[i].float(), scored[len(p) - 1 + j]) for j, step in enumerate(out.logits))
-        return wrong
 
+def draw_prompts(*lengths):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(1, 131, (n,), generator=draw) for n in lengths]
+
+
+def biased(model):
+    """Biases are zero when a model is made: here they are not."""
     with torch.no_grad():
-        before = model(ids[1:2, -33:]).logits
-        assert rows_that_differ() > 0  # the control
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.copy_(torch.linspace(-1, 1, p.numel()))
+    return model
+
+
+def rows_that_differ(model, prompts, scored_by=None, **options):
+    """How many rows of generate() have other logits than a forward over each whole sequence alone."""
+    ids, mask = padded(prompts)
+    torch.manual_seed(2)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=True, output_logits=True, return_dict_in_generate=True,
+                         **options)
+    wrong = 0
+    for i, p in enumerate(prompts):
+        scored = (scored_by or model)(out.sequences[i, ids.shape[1] - len(p):][None]).logits[0].float()
+        wrong += sum(not torch.equal(step[i].float(), scored[len(p) - 1 + j]) for j, step in enumerate(out.logits))
+    return wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_a_patched_model_generates_is_what_it_scores(variant, dtype):
+    name, changes = VARIANTS[variant]
+    model, prompts = biased(tiny(name, **changes)).to(dtype), draw_prompts(5, 33, 12)
+    with torch.no_grad():
+        before = model(prompts[1][None]).logits
+        assert rows_that_differ(model, prompts) > 0  # the control
         with rlk.torch.patch(model):
-            assert torch.allclose(model(ids[1:2, -33:]).logits, before, rtol=3e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2)
-            assert rows_that_differ() == 0
-        assert torch.equal(model(ids[1:2, -33:]).logits, before)
+            assert torch.allclose(model(prompts[1][None]).logits, before, rtol=3e-2 if dtype == torch.bfloat16 else 1e-4, atol=2e-2)
+            assert rows_that_differ(model, prompts) == 0
+        assert torch.equal(model(prompts[1][None]).logits, before)
 
 
-def test_what_a_whole_patch_does_not_know_is_refused_and_nothing_stays(monkeypatch):
-    model = tiny("gemma")
+@pytest.mark.parametrize("variant", ["llama", "window", "window everywhere"])
+@pytest.mark.parametrize("options", [{"cache_implementation": "static"}, {"num_beams": 3}, {"prefill_chunk_size": 7}, {"use_cache": False}])
+def test_other_ways_to_generate_have_the_same_bits(variant, options):
+    name, changes = VARIANTS[variant]
+    model, prompts = tiny(name, **changes), draw_prompts(5, 33, 12)
+    if "num_beams" in options:  # rows of out.logits are then beams: only that it runs as without a cache
+        ids, mask = padded(prompts)
+        with torch.no_grad(), rlk.torch.patch(model):
+            found = [model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, use_cache=c, **options) for c in (True, False)]
+        assert torch.equal(*found)
+        return
+    with torch.no_grad(), rlk.torch.patch(model):
+        assert rows_that_differ(model, prompts, **options) == 0
+
+
+def test_a_static_cache_without_a_mask_is_read_where_it_is_filled():
+    from transformers import StaticCache
+    model, ids = tiny("llama"), draw_prompts(20)[0][None]
+    with torch.no_grad(), rlk.torch.patch(model):
+        want, cache = model(ids).logits, StaticCache(model.config, max_cache_len=40)
+        first = model(ids[:, :15], past_key_values=cache).logits
+        steps = [model(ids[:, i:i + 1], past_key_values=cache, position_ids=torch.tensor([[i]])).logits for i in range(15, 20)]
+    assert torch.equal(torch.cat([first, *steps], 1), want)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_scores_as_each_row_alone(side):
+    model, prompts = tiny("qwen3"), draw_prompts(5, 33, 12)
+    ids, mask = padded(prompts)
+    if side == "right":
+        ids, mask = (torch.stack([t.roll(int(n)) for t, n in zip(x, mask.sum(1))]) for x in (ids, mask))
+    with torch.no_grad(), rlk.torch.patch(model):
+        together = model(ids, attention_mask=mask).logits
+        for row, here, p in zip(together, mask.bool(), prompts):
+            assert torch.equal(row[here], model(p[None]).logits[0])
+        with pytest.raises(rlk.Unsupported, match="positions must count them"):
+            model(ids, attention_mask=mask, position_ids=torch.arange(33)[None] + 1)
+
+
+def test_a_compiled_model_has_the_bits_of_an_eager_one():
+    model, prompts = tiny("qwen3", num_hidden_layers=1), draw_prompts(5, 33, 12)
+    ids, mask = padded(prompts)
+    with torch.no_grad(), rlk.torch.patch(model):
+        compiled = torch.compile(model)
+        assert torch.equal(compiled(prompts[1][None], use_cache=False).logits, model(prompts[1][None]).logits)
+        assert torch.equal(compiled(ids, attention_mask=mask, use_cache=False).logits, model(ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("name, changes, words", [
+    ("gemma", {}, r"model\.embed_tokens: .*GemmaTextScaledWordEmbedding has weights, and this adapter does not know it"),
+    ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, r"model\.rotary_emb: rope_type 'dynamic'"),
+    ("mixtral", {}, r"layers\.0\.mlp.*has weights, and this adapter does not know it"),
+    ("llama", {"attention_dropout": 0.5}, "dropout is 0.5"),
+])
+def test_what_a_whole_patch_does_not_know_is_refused_by_name(name, changes, words):
+    model = tiny(name, **changes).train()
     before = model.model.norm.forward
-    with pytest.raises(rlk.Unsupported, match="does not know"):
-        rlk.torch.patch(model)
+    with pytest.raises(rlk.Unsupported, match=words):
+        with rlk.torch.patch(model):
+            model(draw_prompts(5)[0][None])
     assert model.model.norm.forward == before and "forward" not in model.lm_head.__dict__
+
+
+def test_what_the_attention_of_a_whole_patch_does_not_know_is_refused():
     packed = torch.tensor([[0, 1, 0]])
+    call = rlk.adapters.transformers.attention
+    tensors = [torch.zeros(1, 2, 3, 16) for _ in range(3)]
     with pytest.raises(rlk.Unsupported, match="several sequences lie in one row"):
-        rlk.adapters.transformers.attention(None, *(torch.zeros(1, 2, 3, 16) for _ in range(3)), None, position_ids=packed)
-    with pytest.raises(rlk.Unsupported, match="dropout is 0.5"):
-        rlk.adapters.transformers.attention(None, *(torch.zeros(1, 2, 3, 16) for _ in range(3)), None, dropout=0.5)
+        call(None, *tensors, None, position_ids=packed)
+    with pytest.raises(rlk.Unsupported, match="s_aux is"):
+        call(None, *tensors, None, s_aux=torch.zeros(2))
+    with pytest.raises(rlk.Unsupported, match="output_attentions is True"):
+        call(None, *tensors, None, output_attentions=True)
+    with pytest.raises(rlk.Unsupported, match="the mask has 4 axes"):
+        call(None, *tensors, torch.zeros(1, 1, 3, 3))

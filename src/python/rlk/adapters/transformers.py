@@ -21,7 +21,7 @@ import torch
 
 import rlk.torch
 from rlk import _errors
-from rlk.adapters._patch import Patch
+from rlk.adapters._patch import Patch, refuse
 
 _KNOWN_ROPE = """
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
@@ -71,11 +71,11 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     return rlk.torch.rope(q, cos, sin, k=k, table="full", layout="bhsd" if unsqueeze_dim == 1 else "bshd")
 
 
+@torch.compiler.disable  # where rows lie depends on values: a graph would break here anyway
 def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
-              position_ids=None, cu_seq_lens_q=None, **_):
+              position_ids=None, cu_seq_lens_q=None, s_aux=None, output_attentions=False, **_):
     """transformers' attention interface over rlk.torch.attention. attention_mask is None or [B, tokens]: which of them are there."""
-    if dropout:
-        raise _errors.Unsupported(f"attention: dropout is {dropout}, rlk has none")
+    refuse("attention", dropout=(dropout, 0.0), s_aux=(s_aux, None), output_attentions=(output_attentions or False, False))
     if cu_seq_lens_q is not None or (attention_mask is None and position_ids is not None and
                                      bool((position_ids.diff(dim=-1) != 1).any())):
         raise _errors.Unsupported("attention: several sequences lie in one row of the batch, this adapter takes one in each")
@@ -83,34 +83,97 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
     options = {"scale": scaling or 0.0, "causal": getattr(module, "is_causal", True), "window": sliding_window or 0,
                "softcap": softcap or 0.0}
     if attention_mask is None:
-        return rlk.torch.attention(q, k, v, **options), None
+        tokens = _whole(q, k, position_ids)
+        if tokens:
+            return rlk.torch.attention(q, k[:, :tokens], v[:, :tokens], **options), None
+        attention_mask = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
     if attention_mask.dim() != 2:
         raise _errors.Unsupported(f"attention: the mask has {attention_mask.dim()} axes, rlk takes [batch, tokens] of padding alone")
     here = attention_mask.bool()
     if here.shape[1] < k.shape[1]:  # a cache with room for more
         k, v = k[:, :here.shape[1]], v[:, :here.shape[1]]
     asks = here[:, here.shape[1] - q.shape[1]:]
-    cu_q, cu_k = (torch.nn.functional.pad(m.sum(1).cumsum(0), (1, 0)).to(torch.int32) for m in (asks, here))
-    found = rlk.torch.attention(q[asks], k[here], v[here], cu_q, cu_k, **options)
+    cu_q, cu_k, k, v = _packed_keys(k[here], v[here], here, asks, position_ids, sliding_window)
+    found = rlk.torch.attention(q[asks], k, v, cu_q, cu_k, **options)
     return torch.zeros(q.shape, dtype=q.dtype, device=q.device).masked_scatter(asks[:, :, None, None], found), None
+
+
+def _whole(q, k, position_ids):
+    """How many of the keys there are, of a cache that may have room for more; 0 where a cache has dropped some, or sequences differ."""
+    if position_ids is None or k.shape[1] == q.shape[1]:
+        return k.shape[1]
+    ends = position_ids[:, -1] + 1
+    tokens = int(ends[0])
+    return tokens if tokens <= k.shape[1] and bool((ends == tokens).all()) else 0
+
+
+def _packed_keys(k, v, here, asks, position_ids, window):
+    """Bounds of queries and keys, and keys and values, one sequence after the other. here, asks: which places hold a key, a query. A
+    cache that keeps a window alone has dropped keys: they become zeros, which no query sees, so that the others lie where they lie in
+    the whole sequence."""
+    queries, keys = asks.sum(1), here.sum(1)
+    tokens = keys
+    if position_ids is not None:
+        ends = (position_ids.expand(asks.shape) + 1).masked_fill(~asks, 0).amax(1)
+        tokens = torch.where(queries > 0, ends, keys)
+        if bool((tokens < keys).any()) or (not window and bool((tokens != keys).any())):
+            raise _errors.Unsupported(f"attention: positions end at {tokens.tolist()}, sequences have {keys.tolist()} tokens: positions "
+                                      "must count them, as attention_mask.cumsum(1) - 1 does")
+    cu_q, cu_k = (torch.nn.functional.pad(n.cumsum(0), (1, 0)).to(torch.int32) for n in (queries, tokens))
+    if bool((tokens != keys).any()):
+        sequence = torch.repeat_interleave(tokens)
+        kept = torch.arange(len(sequence), device=k.device) - cu_k[sequence] >= (tokens - keys)[sequence]
+        k, v = (t.new_zeros(len(kept), *t.shape[1:]).masked_scatter(kept[:, None, None], t) for t in (k, v))
+    return cu_q, cu_k, k, v
+
+
+def _patch_positions(model, patch):
+    """Where a padded batch comes without positions, they count a row's own tokens, as generate() has them."""
+    inner = model.base_model
+    before, names = inner.forward, list(inspect.signature(inner.forward).parameters)
+
+    def forward(*args, **given):
+        given = dict(zip(names, args)) | given
+        mask, rows = given.get("attention_mask"), given.get("input_ids")
+        rows = given.get("inputs_embeds") if rows is None else rows
+        if given.get("position_ids") is None and mask is not None and mask.dim() == 2 and rows is not None and not bool(mask.all()):
+            given["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -rows.shape[1]:]
+        return before(**given)
+
+    patch.replace(inner, "forward", forward)
 
 
 def _patch_rows(model, patch):
     """Layers that look at one row alone."""
-    for module in model.modules():
+    for path, module in model.named_modules():
         kind = type(module)
         if kind is torch.nn.Linear:
             patch.replace(module, "forward", lambda x, m=module: rlk.torch.linear(x, m.weight, m.bias))
         elif kind.__name__.endswith("RMSNorm"):
             if _body(inspect.getsource(kind.forward)) != _body(_KNOWN_NORM):
-                raise _errors.Unsupported(f"{kind.__module__}.{kind.__name__}: a norm that this adapter does not know")
+                raise _errors.Unsupported(f"{path}: {kind.__module__}.{kind.__name__} is a norm that this adapter does not know")
             patch.replace(module, "forward", lambda x, m=module: rlk.torch.rms_norm(
                 x, m.weight, eps=m.variance_epsilon, cast="early"))
         elif kind.__name__.endswith("MLP"):
             if _body(inspect.getsource(kind.forward)) != _body(_KNOWN_MLP) or model.config.hidden_act not in ("silu", "swish"):
-                raise _errors.Unsupported(f"{kind.__module__}.{kind.__name__}: an MLP that this adapter does not know")
+                raise _errors.Unsupported(f"{path}: {kind.__module__}.{kind.__name__} is an MLP that this adapter does not know")
             patch.replace(module, "forward", lambda x, m=module: m.down_proj(rlk.torch.swiglu(
                 m.gate_proj(x), m.up_proj(x), roundings="twice")))
+        elif kind is not torch.nn.Embedding and any(True for _ in module.parameters(recurse=False)):
+            raise _errors.Unsupported(f"{path}: {kind.__module__}.{kind.__name__} has weights, and this adapter does not know it")
+        if hasattr(module, "rope_type"):
+            _refuse_rope(path, module)
+            # A compiler's sine has other bits than PyTorch's, and in other sizes others again.
+            patch.replace(module, "forward", torch.compiler.disable(module.forward))
+
+
+def _refuse_rope(path, module):
+    """Frequencies that depend on how long the longest sequence is: a key in the cache keeps what held when it was computed."""
+    kinds = module.rope_type
+    for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+        if kind in ("dynamic", "longrope"):
+            raise _errors.Unsupported(f"{path}: rope_type {kind!r} turns a token by the length of the batch's longest sequence, so what is "
+                                      "generated is not what is scored")
 
 
 def _patch_attention(model, patch):
@@ -137,6 +200,7 @@ def patch(model, whole=False):
 def _patch(model, patch, whole):
     if whole:
         _patch_rows(model, patch)
+        _patch_positions(model, patch)
         _patch_attention(model, patch)
     module = sys.modules[type(model).__module__]
     rope = getattr(module, "apply_rotary_pos_emb", None)
