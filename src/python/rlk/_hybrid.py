@@ -23,6 +23,17 @@ class Recurrent(nn.Module):
         self.out_norm = make(c.state_dim, ones=True)
         self.heads, self.dim, self.eps = c.heads, c.state_dim, c.eps
 
+    def names(self):
+        """Names in a checkpoint, and what they are here."""
+        for name, weight, conv in zip("qkv", self.qkv.detach().chunk(3), self.conv.detach().chunk(3)):
+            yield f"{name}_proj.weight", weight
+            yield f"{name}_conv1d.weight", conv[:, None]
+        for name, weight in (("f_a", self.decay_in), ("f_b", self.decay_out), ("g_a", self.gate_in), ("g_b", self.gate_out), ("b", self.beta)):
+            yield f"{name}_proj.weight", weight.detach()
+        yield "A_log", self.a_log.detach().view(1, 1, -1, 1)
+        yield "dt_bias", self.dt_bias.detach().flatten()
+        yield "o_norm.weight", self.out_norm.detach()
+
     def forward(self, ops, x, attend, recur, note, tag):
         tag("qkv")
         qkv = ops.linear(x, self.qkv)
@@ -57,6 +68,13 @@ class Latent(nn.Module):
         self.narrow_norm = make(c.latent, ones=True)
         self.kv = make(c.heads * (c.plain_dim + c.value_dim), c.latent)
         self.config = c
+
+    def names(self):
+        """Names in a checkpoint, and what they are here."""
+        yield "q_proj.weight", self.q.detach()
+        yield "kv_a_proj_with_mqa.weight", self.narrow.detach()
+        yield "kv_a_layernorm.weight", self.narrow_norm.detach()
+        yield "kv_b_proj.weight", self.kv.detach()
 
     def forward(self, ops, x, attend, recur, note, tag):
         c = self.config

@@ -62,9 +62,14 @@ CONFIGS = {
     "tiny-llama": Config(64, 64, 2, 4, 2, 16, 176, theta=1e4, eps=1e-5, qk_norm=False, tied=False, max_length=4096),
     "tiny-kimi": Config(64, 64, 4, 2, 2, 32, 176, eps=1e-5, qk_norm=False, tied=False, max_length=4096, period=4, state_dim=16,
                         latent=32, plain_dim=16, extra_dim=16, value_dim=16),
+    # The smallest whose heads are whole leaves on eight ranks (rlk.parallel), with an MLP that is not cut evenly.
+    "tiny-ranks": Config(128, 64, 2, 16, 8, 16, 176, theta=1e4, max_length=4096),
     "qwen3-0.6b": Config(151936, 1024, 28, 16, 8, 128, 3072),
     "qwen3-1.7b": Config(151936, 2048, 28, 16, 8, 128, 6144),
     "qwen3-8b": Config(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
+    # One period of it, with the dense MLP of its first layer in place of experts.
+    "kimi-linear-48b-a3b": Config(163840, 2304, 4, 32, 32, 192, 9216, eps=1e-5, qk_norm=False, tied=False, max_length=1048576, period=4,
+                                  state_dim=128, latent=512, plain_dim=128, extra_dim=64, value_dim=128),
     "llama-3.1-8b": Config(128256, 4096, 32, 32, 8, 128, 14336, theta=5e5, eps=1e-5, qk_norm=False, tied=False,
                            max_length=131072, scaling=_LLAMA3),
 }
@@ -100,6 +105,15 @@ class Block(nn.Module):
         self.q_norm = make(c.head_dim, ones=True) if c.qk_norm else None
         self.k_norm = make(c.head_dim, ones=True) if c.qk_norm else None
         self.out = make(c.width, c.heads * c.head_dim)
+
+    def names(self):
+        """Of attention: names in a checkpoint, and what they are here."""
+        c = self.config
+        for name, part in zip("qkv", self.qkv.detach().split([n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)])):
+            yield f"{name}_proj.weight", part
+        if c.qk_norm:
+            yield "q_norm.weight", self.q_norm.detach()
+            yield "k_norm.weight", self.k_norm.detach()
 
     def forward(self, ops, added, stream, turn, attend, recur, note, tag):
         c = self.config
@@ -166,9 +180,10 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(c, make, i) for i in range(c.layers))
         self.norm = make(c.width, ones=True)
         self.head = None if c.tied else make(c.vocab, c.width)
-        cos, sin = rlk.torch.rope_tables(rotary_dim=c.head_dim, rows=c.max_length, base=c.theta, **c.scaling)
-        self.register_buffer("cos", cos.to(device), persistent=False)
-        self.register_buffer("sin", sin.to(device), persistent=False)
+        if not c.period:
+            cos, sin = rlk.torch.rope_tables(rotary_dim=c.head_dim, rows=c.max_length, base=c.theta, **c.scaling)
+            self.register_buffer("cos", cos.to(device), persistent=False)
+            self.register_buffer("sin", sin.to(device), persistent=False)
 
     @property
     def device(self):
@@ -252,35 +267,29 @@ class Decoder(nn.Module):
     # ---- weights as Hugging Face stores them
 
     def _names(self):
-        """(name in a checkpoint, parameter, rows of it) for all that a checkpoint holds."""
-        c, d = self.config, self.config.head_dim
-        if c.period:
-            raise _errors.Unsupported("model: checkpoints of recurrent layers are not known; state_dict() has their weights")
-        yield "model.embed_tokens.weight", self.embed, slice(None)
+        """(name in a checkpoint, the part of a parameter that it is, shaped as there) for all that a checkpoint holds."""
+        c = self.config
+        yield "model.embed_tokens.weight", self.embed.detach()
         for i, b in enumerate(self.blocks):
-            at, q, kv = f"model.layers.{i}.", c.heads * d, c.kv_heads * d
-            yield at + "input_layernorm.weight", b.norm, slice(None)
-            yield at + "self_attn.q_proj.weight", b.qkv, slice(0, q)
-            yield at + "self_attn.k_proj.weight", b.qkv, slice(q, q + kv)
-            yield at + "self_attn.v_proj.weight", b.qkv, slice(q + kv, q + 2 * kv)
-            if c.qk_norm:
-                yield at + "self_attn.q_norm.weight", b.q_norm, slice(None)
-                yield at + "self_attn.k_norm.weight", b.k_norm, slice(None)
-            yield at + "self_attn.o_proj.weight", b.out, slice(None)
-            yield at + "post_attention_layernorm.weight", b.mlp_norm, slice(None)
-            yield at + "mlp.gate_proj.weight", b.gate_up, slice(0, c.mlp)
-            yield at + "mlp.up_proj.weight", b.gate_up, slice(c.mlp, 2 * c.mlp)
-            yield at + "mlp.down_proj.weight", b.down, slice(None)
-        yield "model.norm.weight", self.norm, slice(None)
+            at = f"model.layers.{i}."
+            yield at + "input_layernorm.weight", b.norm.detach()
+            for name, part in b.other.names() if b.other else b.names():
+                yield at + "self_attn." + name, part
+            yield at + "self_attn.o_proj.weight", b.out.detach()
+            yield at + "post_attention_layernorm.weight", b.mlp_norm.detach()
+            yield at + "mlp.gate_proj.weight", b.gate_up.detach()[:c.mlp]
+            yield at + "mlp.up_proj.weight", b.gate_up.detach()[c.mlp:]
+            yield at + "mlp.down_proj.weight", b.down.detach()
+        yield "model.norm.weight", self.norm.detach()
         if self.head is not None:
-            yield "lm_head.weight", self.head, slice(None)
+            yield "lm_head.weight", self.head.detach()
 
     def save(self, folder):
         """config.json and model.safetensors, as transformers reads them."""
         from safetensors.torch import save_file
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: whole[rows].detach().cpu().contiguous() for name, whole, rows in self._names()},
+        save_file({name: part.cpu().contiguous() for name, part in self._names()},
                   folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(to_checkpoint(self.config, self.embed.dtype), indent=2))
 
@@ -293,26 +302,26 @@ class Decoder(nn.Module):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():
                     found[name] = (file, tensors.get_slice(name).get_shape())
-        wanted = {name: (whole, rows) for name, whole, rows in self._names()}
+        wanted = dict(self._names())
         extra = {"lm_head.weight"} if self.config.tied else set()  # a tied head may be stored twice
         missing, over = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys() - extra)
         if missing or over:
             raise _errors.InvalidArgument(f"{folder}: " + "; ".join(
                 f"{word} {len(names)}, the first is {names[0]}" for word, names in (("missing", missing), ("not known", over)) if names))
-        for name, (whole, rows) in wanted.items():
-            if list(whole[rows].shape) != list(found[name][1]):
-                raise _errors.InvalidArgument(f"{folder}: {name} is {list(found[name][1])}, the model has {list(whole[rows].shape)}")
-        with torch.no_grad():
-            for file in {file for file, _ in found.values()}:
-                with safe_open(file, framework="pt") as tensors:
-                    for name in wanted.keys() & set(tensors.keys()):
-                        whole, rows = wanted[name]
-                        whole[rows].copy_(tensors.get_tensor(name))
+        for name, part in wanted.items():
+            if list(part.shape) != list(found[name][1]):
+                raise _errors.InvalidArgument(f"{folder}: {name} is {list(found[name][1])}, the model has {list(part.shape)}")
+        for file in {file for file, _ in found.values()}:
+            with safe_open(file, framework="pt") as tensors:
+                for name in wanted.keys() & set(tensors.keys()):
+                    wanted[name].copy_(tensors.get_tensor(name))
         return self
 
 
 def to_checkpoint(c, dtype=torch.float32):
     """A Config in the words of transformers' config.json."""
+    if c.period:
+        return _to_kimi(c, dtype)
     rope = {"rope_type": "default", "rope_theta": c.theta}
     if c.scaling:
         s = c.scaling
@@ -328,14 +337,54 @@ def to_checkpoint(c, dtype=torch.float32):
             "bos_token_id": None, "eos_token_id": None}
 
 
+def _to_kimi(c, dtype):
+    layers = range(1, c.layers + 1)
+    return {"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "vocab_size": c.vocab, "hidden_size": c.width,
+            "num_hidden_layers": c.layers, "num_attention_heads": c.heads, "num_key_value_heads": c.heads,
+            "intermediate_size": c.mlp, "rms_norm_eps": c.eps, "hidden_act": "silu", "attention_bias": False,
+            "tie_word_embeddings": c.tied, "model_max_length": c.max_length, "q_lora_rank": None, "kv_lora_rank": c.latent,
+            "qk_nope_head_dim": c.plain_dim, "qk_rope_head_dim": c.extra_dim, "v_head_dim": c.value_dim, "mla_use_nope": True,
+            "linear_attn_config": {"full_attn_layers": [i for i in layers if i % c.period == 0],
+                                   "kda_layers": [i for i in layers if i % c.period], "num_heads": c.heads,
+                                   "head_dim": c.state_dim, "short_conv_kernel_size": c.conv},
+            "mlp_layer_types": ["dense"] * c.layers, "torch_dtype": str(dtype).removeprefix("torch."),
+            "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def _from_kimi(d):
+    """Of config.json as it was published, with linear_attn_config, and as transformers writes it."""
+    layers, heads, linear = d["num_hidden_layers"], d["num_attention_heads"], d.get("linear_attn_config") or {}
+    types = d.get("layer_types") or ["full_attention" if i + 1 in linear["full_attn_layers"] else "linear_attention" for i in range(layers)]
+    period = next((i + 1 for i, kind in enumerate(types) if kind == "full_attention"), 0)
+    if not period or types != ["linear_attention" if (i + 1) % period else "full_attention" for i in range(layers)]:
+        raise _errors.Unsupported("config.json: layers with attention are not every n-th, this decoder has them so")
+    dense = d.get("mlp_layer_types") or ["dense"] * min(layers, d.get("first_k_dense_replace", 1))
+    if dense.count("dense") != layers:
+        raise _errors.Unsupported(f"config.json: {layers - dense.count('dense')} of {layers} layers have experts, this decoder's MLPs are dense")
+    kda_heads = linear.get("num_heads", d.get("linear_num_heads"))
+    _expect(d | {"heads of KDA": kda_heads}, q_lora_rank=None, mla_use_nope=True, num_key_value_heads=heads, **{"heads of KDA": heads})
+    plain, extra = d["qk_nope_head_dim"], d["qk_rope_head_dim"]
+    return Config(d["vocab_size"], d["hidden_size"], layers, heads, heads, plain + extra, d["intermediate_size"], eps=d["rms_norm_eps"],
+                  qk_norm=False, tied=bool(d.get("tie_word_embeddings", False)),
+                  max_length=d.get("model_max_length") or d["max_position_embeddings"], period=period,
+                  state_dim=linear.get("head_dim", d.get("linear_head_dim")), latent=d["kv_lora_rank"], plain_dim=plain, extra_dim=extra,
+                  conv=linear.get("short_conv_kernel_size", d.get("linear_conv_kernel_dim")), value_dim=d["v_head_dim"])
+
+
+def _expect(d, **wanted):
+    for name, value in wanted.items():
+        if d.get(name, value) != value:
+            raise _errors.Unsupported(f"config.json: {name} is {d[name]!r}, this decoder has {value!r}")
+
+
 def from_checkpoint(d):
     """A Config from config.json; what this decoder does not compute is refused by name."""
     kind = d.get("model_type")
-    if kind not in ("qwen3", "llama"):
-        raise _errors.Unsupported(f"config.json: model_type {kind!r} is not known; known: qwen3, llama")
-    for name, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False), ("use_sliding_window", False)):
-        if d.get(name, value) != value:
-            raise _errors.Unsupported(f"config.json: {name} is {d[name]!r}, this decoder has {value!r}")
+    if kind not in ("qwen3", "llama", "kimi_linear"):
+        raise _errors.Unsupported(f"config.json: model_type {kind!r} is not known; known: qwen3, llama, kimi_linear")
+    _expect(d, hidden_act="silu", attention_bias=False, mlp_bias=False, use_sliding_window=False)
+    if kind == "kimi_linear":
+        return _from_kimi(d)
     rope = d.get("rope_parameters") or d.get("rope_scaling") or {}
     form = rope.get("rope_type", rope.get("type", "default"))
     if form not in ("default", "llama3"):

@@ -9,7 +9,7 @@ sequence alone. The noise of a token is that of (seed, stream, position), so a r
 rows of a request are those of the sequence `stream`.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import torch
@@ -51,7 +51,7 @@ class _Running:
 class Cache:
     """Pages of keys and values for every layer, and which of them are whole prefixes that others may read."""
 
-    def __init__(self, model, pages, page_size):
+    def __init__(self, model, pages, page_size, most_states):
         c = model.config
         keys, values = (c.plain_dim + c.extra_dim, c.value_dim) if c.period else (c.head_dim, c.head_dim)
         shape = (c.layers // (c.period or 1), pages + 1, page_size, c.kv_heads)
@@ -62,6 +62,8 @@ class Cache:
         self._free, self._users = deque(range(pages)), [0] * pages
         # A prefix is known by its last page's tokens and the number of what comes before: (number, tokens) -> (page, number).
         self._known, self._prefix, self._numbers = {}, {}, 0
+        # What recurrent layers keep at the end of such a page, of at most so many; pages whose end no step met have none.
+        self.recurrent, self.most_states, self._states = c.period > 0, most_states, OrderedDict()
 
     @property
     def free(self):
@@ -73,6 +75,7 @@ class Cache:
             if page is None:
                 raise _errors.OutOfMemory(f"sampler: all {self.count} pages of the cache are in use")
             del self._known[self._prefix.pop(page)]
+            self._states.pop(page, None)
             self._free.append(page)
         page = self._free.popleft()
         self._users[page] = 1
@@ -88,6 +91,7 @@ class Cache:
         """Nothing in the pages may be read by later requests: the weights are others."""
         self._free.extend(p for p in self._prefix if self._users[p] == 0)
         self._known, self._prefix = {}, {}
+        self._states.clear()
 
     def keep(self, s):
         """Remembers the pages of a sequence that are full, for requests that begin alike."""
@@ -98,20 +102,42 @@ class Cache:
                 self._numbers += 1
                 self._known[key], self._prefix[page] = (page, self._numbers), key
             done, before = done + 1, self._known[key][1]
+            if self.recurrent and done * self.page_size == s.cached:
+                self._states[self._known[key][0]] = copied(s.kept)
+                if len(self._states) > self.most_states:
+                    self._states.popitem(last=False)
         s.chain = done, before
 
     def find(self, s, most):
         """Gives a sequence the pages that hold its beginning, of at most so many tokens."""
-        done, before = 0, 0
-        while (done + 1) * self.page_size <= most:
-            key = before, tuple(s.tokens[done * self.page_size:(done + 1) * self.page_size])
+        found, before = [], 0
+        while (len(found) + 1) * self.page_size <= most:
+            at = len(found) * self.page_size
+            key = before, tuple(s.tokens[at:at + self.page_size])
             if key not in self._known:
                 break
-            page, before = self._known[key]
+            found.append(self._known[key])
+            before = found[-1][1]
+        while self.recurrent and found and found[-1][0] not in self._states:
+            found.pop()
+        for page, before in found:
             self._users[page] += 1
             s.table.append(page)
-            done += 1
-        s.chain, s.cached = (done, before), done * self.page_size
+        s.chain, s.cached = (len(found), before if found else 0), len(found) * self.page_size
+        if self.recurrent and found:
+            s.kept = copied(self._states[page])
+            self._states.move_to_end(page)
+
+    def end(self, s):
+        """Where a prompt is cut so that its last whole page becomes a prefix that recurrent layers can go on from."""
+        return (len(s.tokens) - 1) // self.page_size * self.page_size
+
+
+def copied(kept):
+    """With tensors of its own."""
+    if isinstance(kept, dict):
+        return {name: copied(value) for name, value in kept.items()}
+    return kept.clone() if isinstance(kept, torch.Tensor) else kept
 
 
 class Sampler:
@@ -123,11 +149,10 @@ class Sampler:
         for name, value in (("pages", pages), ("page_size", page_size), ("chunk", chunk), ("batch", batch)):
             if value < 1:
                 raise _errors.InvalidArgument(f"sampler: {name} is {value}, it must be at least 1")
-        recurrent = model.config.period > 0  # whose states are of one place in a sequence, and of no fixed size
-        self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse and not recurrent
+        self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse
         self.graphs = model.device.type == "cuda" and model.ops is rlk.torch if graphs is None else graphs
-        self.graphs = self.graphs and not recurrent
-        self.cache = Cache(model, pages, page_size)
+        self.graphs = self.graphs and not model.config.period  # what recurrent layers keep is of no fixed size
+        self.cache = Cache(model, pages, page_size, most_states=max(batch, 64))
         self.waiting, self.running = deque(), []
         self.note = None  # is shown every op's rows with their (request, position)
         self._steady = {}  # captured steps, by their sizes
@@ -168,7 +193,7 @@ class Sampler:
         self._admit()
         if not self.running:
             return False
-        work = [(s, min(len(s.tokens) - s.cached, self.chunk)) for s in self.running]
+        work = [(s, self._rows_of(s)) for s in self.running]
         for s, n in work:
             while len(s.table) * self.cache.page_size < s.cached + n:
                 s.table.append(self.cache.take())
@@ -187,6 +212,12 @@ class Sampler:
         if drawn:
             self._append(drawn, *found)
         return True
+
+    def _rows_of(self, s):
+        """How many rows of a sequence go into this step."""
+        n = min(len(s.tokens) - s.cached, self.chunk)
+        end = self.cache.end(s)
+        return end - s.cached if self.reuse and self.cache.recurrent and s.cached < end < s.cached + n else n
 
     def _admit(self):
         cache = self.cache
