@@ -1,6 +1,7 @@
 """rlk.model: the trainer's packed forward and the sampler's cache have the same bits; checkpoints; the loop."""
 
 import json
+import sys
 
 import pytest
 
@@ -8,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import rlk  # noqa: E402
 import rlk.model  # noqa: E402
-from rlk import _peer, onpolicy, sampler, verify_model  # noqa: E402
+from rlk import _peer, sampler, verify_model  # noqa: E402
 
 
 def decoder(name="tiny-qwen3", **options):
@@ -131,13 +132,24 @@ def test_every_weight_of_recurrent_layers_has_a_gradient_and_learns():
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+def test_recurrent_layers_go_on_from_a_prefix_with_the_same_bits(page_size):
+    model, shared = decoder("tiny-kimi"), prompts(200)[0]
+    requests = [sampler.Request(shared[:n] + more, most=5, seed=4, stream=i)
+                for i, (n, more) in enumerate(((150, []), (150, [7, 8]), (70, [9]), (200, []), (190, [3])))]
+    reused, fresh = (sampler.Sampler(model, pages=200, page_size=page_size, batch=1, reuse=r) for r in (True, False))
+    rows = {}
+    for s in (reused, fresh):
+        s.note = lambda layer, name, found, keys, s=s: name == "embedding" and rows.update({s: rows.get(s, 0) + len(keys)})
+    assert [(a.tokens, a.logp) for a in reused.run(requests)] == [(a.tokens, a.logp) for a in fresh.run(requests)]
+    assert rows[reused] < rows[fresh] - 250  # of the second, fourth and fifth prompt most was there
+
+
 def test_what_recurrent_layers_lack_is_refused(tmp_path, capsys):
-    with pytest.raises(rlk.Unsupported, match="checkpoints of recurrent layers"):
-        decoder("tiny-kimi").save(tmp_path)
     assert verify_model.main(["tiny-kimi", "--peer", "torch"]) == 2
     assert "PyTorch has no ops for the recurrent layers of tiny-kimi" in capsys.readouterr().err
     captured = sampler.Sampler(decoder("tiny-kimi"), pages=20, graphs=True)
-    assert not captured.graphs and not captured.reuse
+    assert not captured.graphs
 
 
 def test_a_full_cache_waits_and_forgets_prefixes():
@@ -159,9 +171,13 @@ def test_requests_that_cannot_be_served_are_refused(request_, words):
         sampler.Sampler(decoder(), pages=8).add(request_)
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
-def test_checkpoints_go_to_transformers_and_back(name, tmp_path):
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama", "tiny-kimi"])
+def test_checkpoints_go_to_transformers_and_back(name, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
+    if name == "tiny-kimi":
+        monkeypatch.setitem(sys.modules, "fla", None)  # whose kernels need a GPU: transformers then has its own
+        if not hasattr(transformers, "KimiLinearForCausalLM"):
+            pytest.skip("this version of transformers has no Kimi-Linear")
     model = decoder(name, dtype=torch.float32)
     model.save(tmp_path / "ours")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
@@ -199,6 +215,55 @@ def test_a_checkpoint_of_another_kind_is_refused(change, words):
         rlk.model.from_checkpoint(described | change)
 
 
+@pytest.mark.parametrize("change, words", [
+    ({"mlp_layer_types": None, "first_k_dense_replace": 1}, "3 of 4 layers have experts"), ({"q_lora_rank": 8}, "q_lora_rank is 8"),
+    ({"mla_use_nope": False}, "mla_use_nope is False"), ({"num_key_value_heads": 1}, "num_key_value_heads is 1"),
+    ({"layer_types": ["full_attention"] + ["linear_attention"] * 3}, "not every n-th")])
+def test_a_kimi_checkpoint_that_this_decoder_does_not_compute_is_refused(change, words):
+    described = rlk.model.to_checkpoint(rlk.model.config("tiny-kimi"))
+    assert rlk.model.from_checkpoint(described) == rlk.model.config("tiny-kimi", theta=1e6)
+    with pytest.raises(rlk.Unsupported, match=words):
+        rlk.model.from_checkpoint(described | change)
+
+
+@pytest.mark.parametrize("name", ["tiny-ranks"])
+def test_several_ranks_are_paths_too(name, capsys):
+    assert verify_model.main([name, "--layers", "1", "--sequences", "2", "--longest", "20", "--ranks", "2", "8"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"{way}, over {n} ranks" in said for way in ("packed", "decoded") for n in (2, 8))
+    assert verify_model.main(["tiny-qwen3", "--ranks", "2"]) == 2
+    assert "4 heads of 16 over 2 ranks" in capsys.readouterr().err
+
+
+def test_a_rank_that_differs_is_found(monkeypatch, capsys):
+    from rlk import parallel
+    plain = parallel.decoder
+
+    def broken(model, group):
+        model = plain(model, group)
+        if group.rank == 1:
+            with torch.no_grad():
+                model.blocks[0].down[0, 0] += 1
+        return model
+
+    monkeypatch.setattr(parallel, "decoder", broken)
+    assert verify_model.main(["tiny-ranks", "--layers", "1", "--sequences", "2", "--longest", "20", "--ranks", "2"]) == 1
+    assert "mlp " in capsys.readouterr().out
+
+
+def test_the_control_is_beside_and_says_where_it_differs(tmp_path, capsys):
+    from rlk import _tools
+    import subprocess
+    file, page = tmp_path / "found.json", tmp_path / "page.html"
+    words = ["tiny-qwen3", "--layers", "1", "--sequences", "3", "--longest", "40", "--peer", "torch"]
+    assert verify_model.main([*words, "--certificate", str(file), "--report", str(page)]) == 0
+    found, said = json.loads(file.read_text()), capsys.readouterr().out
+    assert found["good"] and len(found["peer"]["paths"]) > 6 and "PyTorch:" in said
+    assert "The control: the same model" in page.read_text()
+    done = subprocess.run([_tools.dispatch_program(), "--verify-model", str(file), "--report", str(page)])
+    assert done.returncode == 0
+
+
 def test_verify_model_says_same_and_its_control_does_not(tmp_path, capsys):
     file = tmp_path / "found.json"
     small = ["tiny-qwen3", "--layers", "1", "--sequences", "3", "--longest", "40"]
@@ -210,21 +275,6 @@ def test_verify_model_says_same_and_its_control_does_not(tmp_path, capsys):
 
 
 needs_backward = pytest.mark.skipif(not rlk.torch.Schema("attention").backward, reason="attention has no backward")
-
-
-@needs_backward
-def test_the_loop_has_no_kl_and_resumes_with_the_same_bits(tmp_path):
-    small = ["--prompts", "2", "--group", "4", "--length", "2", "--dtype", "fp32"]
-    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
-    figures, drawing = tmp_path / "run.json", tmp_path / "run.svg"
-    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(whole), "--json", str(figures)]) == 0
-    assert onpolicy.main(["--plot", str(drawing), str(figures)]) == 0 and drawing.read_text().count("<polyline") == 2
-    assert onpolicy.main([*small, "--steps", "1", "--checkpoint", str(parts)]) == 0
-    assert onpolicy.main([*small, "--steps", "3", "--checkpoint", str(parts)]) == 0
-    a, b = (torch.load(f, weights_only=True) for f in (whole, parts))
-    assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"])
-    assert [(h["reward"], h["kl"], h["ratio"]) for h in a["history"]] == [(h["reward"], h["kl"], h["ratio"]) for h in b["history"]]
-    assert all(h["kl"] == 0 and h["ratio"] == 0 for h in a["history"])
 
 
 @needs_backward

@@ -77,6 +77,8 @@ void add_options(CLI::App& app, Options& o) {
                  "--verify: a plugin of deliberate errors (tests/harness/mutants in a build tree); what is "
                  "caught goes into the certificate");
   app.add_option("--report", o.report, "--verify, --verify-model: write a page with the table and plots");
+  app.add_option("--peer", o.peer, "--verify-model: torch, the same model on PyTorch's own ops beside it");
+  app.add_option("--ranks", o.ranks, "--verify-model: also over so many ranks: 2,4,8")->delimiter(',');
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
 }

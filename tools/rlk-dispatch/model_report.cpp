@@ -38,10 +38,10 @@ std::string bar(double value, double most) {
          number(most > 0 ? 128 * value / most : 0, "%.1f") + "' fill='var(--bar)'/></svg>";
 }
 
-std::string table(const Json& c) {
+std::string table(const Json& c, const char* title) {
   std::string out =
-      "<h2>Paths</h2><p class=quiet>Every path against the trainer's packed forward. Plot: the share (log) "
-      "of rows "
+      std::string("<h2>") + title +
+      "</h2><p class=quiet>Every path against the trainer's packed forward. Plot: the share (log) of rows "
       "that differ, op by op; an empty line is none.</p><div class=scroll><table><tr><th>path<th>rows that "
       "differ";
   const Json& paths = c.at("paths");
@@ -85,10 +85,11 @@ std::string model_report_page(const std::string& certificate) {
                : "<span class=bad>paths differ</span>") +
          "</h1>";
   out += "<p>rlk " + text(c, "version") + ", " + text(c, "dtype") + " on " + text(c, "device") + ", seed " +
-         number(real(c.at("seed")), "%.0f") +
-         (c.at("peer").is_null() ? "" : ", PyTorch's ops in place of rlk's") + ", digest <code>" +
-         text(c, "digest") + "</code>.</p>";
-  return out + table(c) + digests(c) + "</html>\n";
+         number(real(c.at("seed")), "%.0f") + ", digest <code>" + text(c, "digest") + "</code>.</p>";
+  out += table(c, "Paths");
+  if (const Json& peer = c.at("peer"); !peer.is_null())
+    out += table(peer, "The control: the same model on PyTorch's own ops");
+  return out + digests(c) + "</html>\n";
 }
 
 }  // namespace rlk::cli

@@ -43,6 +43,9 @@ struct Options {
   std::string mutants;      // --verify: a plugin of deliberate errors that must be caught
   std::string report;       // --verify, --bench: where to write an HTML page
 
+  std::string peer;                // --verify-model: torch
+  std::vector<std::string> ranks;  // --verify-model: degrees to try too
+
   std::string against;  // --verify lm_head: a dump of another machine's run to replay
 
   bool json = false;

@@ -120,9 +120,11 @@ int verify_model(const Options& o) {
   std::vector<std::string> words{"-m",     "rlk.verify_model",    o.model, "--device", o.device,
                                  "--seed", std::to_string(o.seed)};
   const std::pair<const char*, const std::string&> given[] = {
-      {"--dtype", o.dtype}, {"--certificate", o.certificate}, {"--report", o.report}};
+      {"--dtype", o.dtype}, {"--certificate", o.certificate}, {"--report", o.report}, {"--peer", o.peer}};
   for (const auto& [name, value] : given)
     if (!value.empty()) words.insert(words.end(), {name, value});
+  if (!o.ranks.empty()) words.push_back("--ranks");
+  words.insert(words.end(), o.ranks.begin(), o.ranks.end());
   if (o.json) throw Failure(kUsage, "--verify-model writes JSON with --certificate FILE");
   const int exit = python(words, nullptr);
   return exit == 0 || exit == 1 ? exit : int{kUsage};

@@ -1,7 +1,8 @@
 """The same tokens through every path of a model, compared to the bit, op by op.
 
     python -m rlk.verify_model tiny-qwen3
-    python -m rlk.verify_model tiny-qwen3 --peer torch      # the control: PyTorch's own ops, which differ
+    python -m rlk.verify_model tiny-qwen3 --peer torch      # beside it the control: PyTorch's own ops, which differ
+    python -m rlk.verify_model tiny-ranks --ranks 2 4 8     # also over several ranks, which are threads
 
 The reference is the trainer's packed forward. Beside it: each sequence alone; prefill in one piece and in chunks; a prefix found in the
 cache; other pages; other company; and decoding token by token. For every layer the table says whether all rows that a path computed are
@@ -24,7 +25,7 @@ import rlk
 import rlk.model
 import rlk.sampler
 import rlk.torch
-from rlk import _tools
+from rlk import _tools, parallel
 
 _OPS = {"embedding": "embedding", "qkv": "linear", "rope": "rope", "attention": "attention", "stream": "linear", "mlp": "linear",
         "recurrence": "kda_fwd",
@@ -120,16 +121,28 @@ def sampled(model, sequences, prompt, order=None, **options):
     return sampler.out
 
 
-def paths(model, sequences):
-    """Names and functions of all paths but the reference."""
+def over(degree, make, path):
+    """What a path leaves on every rank of the model spread over so many."""
+    def rank(group):
+        model = parallel.decoder(make(), group)
+        model.whole_notes = True
+        return path(model)
+
+    return parallel.Threads.run(degree, rank, timeout=600.0)
+
+
+def paths(model, sequences, ranks=(), make=None):
+    """Names and functions of all paths but the reference. Those over ranks, whose models make() gives, have the rows of each."""
     most = max(map(len, sequences))
+    for n in ranks:
+        yield f"packed, over {n} ranks", lambda n=n: over(n, make, lambda m: packed(m, sequences))
+        yield f"decoded, over {n} ranks", lambda n=n: over(n, make, lambda m: sampled(m, sequences, 1, graphs=False))
     yield "packed, each alone", lambda: packed(model, sequences, each=True)
     yield "prefill in one piece", lambda: sampled(model, sequences, most, chunk=most, reuse=False)
     for chunk in (1, 17, 128, 1000):
         if chunk < most:
             yield f"prefill in chunks of {chunk}", lambda chunk=chunk: sampled(model, sequences, most, chunk=chunk, reuse=False)
-    if not model.config.period:
-        yield "a prefix from the cache", lambda: sampled(model, sequences, most, page_size=16, batch=1)
+    yield "a prefix from the cache", lambda: sampled(model, sequences, most, page_size=16, batch=1)
     for size in (1, 32, 128):
         yield f"pages of {size}", lambda size=size: sampled(model, sequences, most // 2, page_size=size)
     yield "other company", lambda: sampled(model, sequences, most // 3, order=list(range(len(sequences)))[::-1], batch=2)
@@ -191,7 +204,9 @@ def options(arguments):
     parser.add_argument("--layers", type=int, help="only so many")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--peer", choices=("torch",), help="PyTorch's ops in place of rlk's")
+    parser.add_argument("--peer", choices=("torch",), help="beside rlk, the same model on PyTorch's ops")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[], choices=parallel.DEGREES, metavar="N",
+                        help="also over so many ranks, which are threads: 1, 2, 4, 8")
     parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--longest", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
@@ -201,10 +216,10 @@ def options(arguments):
     return parser.parse_args(arguments)
 
 
-def build(given):
+def build(given, peer=False):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[given.dtype]
     made = {"dtype": dtype, "device": given.device}
-    if given.peer:
+    if peer:
         from rlk import _peer
         if given.model in rlk.model.CONFIGS and rlk.model.CONFIGS[given.model].period:
             raise rlk.InvalidArgument(f"--peer torch: PyTorch has no ops for the recurrent layers of {given.model}")
@@ -247,44 +262,63 @@ def write(given, certificate):
                 raise SystemExit(f"{given.report}: {done.stderr.strip()}")
 
 
-def main(arguments=None):
-    given = options(arguments)
-    try:
-        model = build(given)
-    except rlk.Error as wrong:
-        print(f"error: {wrong}", file=sys.stderr)
-        return 2
-    sequences = corpus(model, given.sequences, given.longest, given.seed)
-    print(f"{given.model} {given.dtype} on {given.device}: {rlk.model.describe(model.config)}")
-    reference, first = recorded(lambda: packed(model, sequences), given.trace, "packed (reference)")
-    ids = arithmetic_of(model, {name for _, name in reference.order} | {"logp"}) if not given.peer else {}
-    for op, text in ids.items():
-        print(f"  {op:12} {text}")
+def line(name, verdicts, apart, speed):
+    print(f"{name:30}" + "".join(f"{v:>19}" for v in verdicts) + f"{apart:>14}{speed:10.0f}", flush=True)
+
+
+def table(given, model, sequences, folder=None):
+    """Sends the sequences through every path and prints a line for each. Returns what a certificate says of it."""
+    reference, first = recorded(lambda: packed(model, sequences), folder, "packed (reference)")
     layers = sorted({layer for layer, _ in reference.order})
     titles = {i: "embed" if i < 0 else "last" if i == len(model.blocks) else f"layer {i}" for i in layers}
+    ids = arithmetic_of(model, {name for _, name in reference.order} | {"logp"}) if model.ops is rlk.torch else {}
+    for op, text in ids.items():
+        print(f"  {op:12} {text}")
     print(f"{'path':30}" + "".join(f"{t:>19}" for t in titles.values()) + f"{'max |d logp|':>14}{'tokens/s':>10}")
-    print(f"{'packed (reference)':30}" + " " * 19 * len(titles) + f"{'':>14}{reference.tokens / reference.seconds:10.0f}")
-    results, good = [], True
-    for name, path in paths(model, sequences):
-        found, file = recorded(path, given.trace, name)
-        verdict, apart = compare(reference, found)
-        same = apart == 0 and not any(verdict.values())
-        good &= same
-        print(f"{name:30}" + "".join(f"{verdict[i] or 'same':>19}" for i in layers) +
-              f"{'-' if apart is None else f'{apart:.2g}':>14}{found.tokens / found.seconds:10.0f}", flush=True)
+    line("packed (reference)", [""] * len(layers), "", reference.tokens / reference.seconds)
+    results = []
+    ranks = given.ranks if model.ops is rlk.torch else ()
+    for name, path in paths(model, sequences, ranks, lambda: build(given)):
+        found, file = recorded(path, folder, name)
+        every = [(*compare(reference, rows), rows) for rows in (found if isinstance(found, list) else [found])]  # of every rank
+        verdict, apart, rows = next((e for e in every if e[1] != 0 or any(e[0].values())), every[0])
+        same, speed = apart == 0 and not any(verdict.values()), rows.tokens / rows.seconds
+        line(name, [verdict[i] or "same" for i in layers], "-" if apart is None else f"{apart:.2g}", speed)
         if file and not same:
             print(explained(first, file), flush=True)
         results.append({"path": name, "layers": {t: verdict[i] or "same" for i, t in titles.items()}, "d_logp": apart,
-                        "ops": differences(reference, found, titles), "tokens_per_second": found.tokens / found.seconds, "same": same})
-    if given.trace:
-        print(f"traces: {', '.join(sorted(f.stem for f in Path(given.trace).glob('*.trace')))}")
-    print(f"{'every path has the same bits' if good else 'paths differ'}; digest of the reference {reference.digest()}")
+                        "ops": differences(reference, rows, titles), "tokens_per_second": speed, "same": same})
     digests = [{"layer": titles[at[0]], "op": at[1], "arithmetic": ids.get(_OPS[at[1]], ""), "digest": reference.digest(at)}
                for at in reference.order]
-    write(given, {"model": given.model, "dtype": given.dtype, "device": given.device, "peer": given.peer, "seed": given.seed,
-                  "version": rlk.__version__, "implementations": ids, "digest": reference.digest(), "digests": digests,
-                  "paths": results, "good": good})
-    return 0 if good else 1
+    return {"implementations": ids, "digest": reference.digest(), "digests": digests, "paths": results,
+            "good": all(r["same"] for r in results)}
+
+
+def verify(given):
+    model, peer = build(given), build(given, peer=True) if given.peer else None
+    sequences = corpus(model, given.sequences, given.longest, given.seed)
+    print(f"{given.model} {given.dtype} on {given.device}: {rlk.model.describe(model.config)}")
+    found = table(given, model, sequences, given.trace)
+    if given.trace:
+        print(f"traces: {', '.join(sorted(f.stem for f in Path(given.trace).glob('*.trace')))}")
+    print(f"{'every path has the same bits' if found['good'] else 'paths differ'}; digest of the reference {found['digest']}")
+    control = None
+    if peer:
+        print("\nThe control, the same model on PyTorch's own ops:")
+        control = table(given, peer, sequences)
+        differ = [p for p in control["paths"] if not p["same"]]
+        print(f"PyTorch: {len(differ)} of {len(control['paths'])} paths differ, by up to {max(p['d_logp'] or 0 for p in control['paths']):.2g}")
+    write(given, {"model": given.model, "dtype": given.dtype, "device": given.device, "peer": control, "seed": given.seed,
+                  "version": rlk.__version__, **found})
+    return 0 if found["good"] else 1
+
+
+def main(arguments=None):
+    try:
+        return verify(options(arguments))
+    except rlk.Error as wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
