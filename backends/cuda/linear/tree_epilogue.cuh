@@ -69,25 +69,17 @@ __device__ __forceinline__ void load_four(float (&to)[4], const void* data, Floa
   for (int e = 0; e < 4; ++e) to[e] = e < count ? lm_head::load_element(data, type, at + e) : 0.0f;
 }
 
+// Four results of a row.
 template <class Out>
-__device__ __forceinline__ void finish_four(const Product& g, bool aligned, std::int64_t row,
-                                            std::int64_t column, const float (&sum)[4], int count) {
-  union {
-    Out y[4];
-    float4 whole;
-    ushort4 halves;
-  } out;
-#pragma unroll
-  for (int e = 0; e < 4; ++e) out.y[e] = lm_head::round_to<Out>(sum[e]);
-  const auto add = [&](const void* data, Float type, std::int64_t at) {
-    float more[4];
-    load_four(more, data, type, at, count, aligned);
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      out.y[e] = lm_head::round_to<Out>(__fadd_rn(lm_head::to_float(out.y[e]), more[e]));
-  };
-  if (g.bias) add(g.bias, g.bias_type, column);
-  if (g.residual) add(g.residual, g.residual_type, row * g.residual_ld + column);
+union Four {
+  Out y[4];
+  float4 whole;
+  ushort4 halves;
+};
+
+template <class Out>
+__device__ __forceinline__ void store(const Four<Out>& out, const Product& g, bool aligned, std::int64_t row,
+                                      std::int64_t column, int count) {
   Out* const to = static_cast<Out*>(g.c) + row * g.ldc + column;
   if (aligned && count == 4) {
     if constexpr (sizeof(Out) == 4)
@@ -99,6 +91,24 @@ __device__ __forceinline__ void finish_four(const Product& g, bool aligned, std:
 #pragma unroll
   for (int e = 0; e < 4; ++e)
     if (e < count) to[e] = out.y[e];
+}
+
+template <class Out>
+__device__ __forceinline__ void finish_four(const Product& g, bool aligned, std::int64_t row,
+                                            std::int64_t column, const float (&sum)[4], int count) {
+  Four<Out> out;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) out.y[e] = lm_head::round_to<Out>(sum[e]);
+  const auto add = [&](const void* data, Float type, std::int64_t at) {
+    float more[4];
+    load_four(more, data, type, at, count, aligned);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      out.y[e] = lm_head::round_to<Out>(__fadd_rn(lm_head::to_float(out.y[e]), more[e]));
+  };
+  if (g.bias) add(g.bias, g.bias_type, column);
+  if (g.residual) add(g.residual, g.residual_type, row * g.residual_ld + column);
+  store(out, g, aligned, row, column, count);
 }
 
 // Stores four sums of a row: rounded to the output's type, then bias and residual, each rounded again. The fp32 sum of
@@ -120,11 +130,7 @@ template <class Out>
 __device__ __forceinline__ void finish_gated(const Product& g, bool aligned, std::int64_t row,
                                              std::int64_t column, const float (&gate)[4],
                                              const float (&up)[4], int count) {
-  union {
-    Out y[4];
-    float4 whole;
-    ushort4 halves;
-  } out;
+  Four<Out> out;
   const std::int64_t at = column / g.run * g.step + column % g.run;  // four columns lie in one run
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -140,17 +146,7 @@ __device__ __forceinline__ void finish_gated(const Product& g, bool aligned, std
     if (g.twice) value = lm_head::to_float(lm_head::round_to<Out>(value));
     out.y[e] = lm_head::round_to<Out>(__fmul_rn(value, u));
   }
-  Out* const to = static_cast<Out*>(g.c) + row * g.ldc + column;
-  if (aligned && count == 4) {
-    if constexpr (sizeof(Out) == 4)
-      __stcs(reinterpret_cast<float4*>(to), out.whole);
-    else
-      __stcs(reinterpret_cast<ushort4*>(to), out.halves);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e)
-    if (e < count) to[e] = out.y[e];
+  store(out, g, aligned, row, column, count);
 }
 template <class T>
 __device__ __forceinline__ void store_gated(const Product& g, bool aligned, std::int64_t row,
