@@ -98,7 +98,7 @@ rlk_verdict check_product(const Product& g) {
   if (longest >= kTensorMapLimit)
     return refuse("a dimension is {0}, tensor maps take less than {1}", {longest, kTensorMapLimit});
   if (!lm_head::aligned16(g.a) || !lm_head::aligned16(g.b))
-    return refuse("an input's rows do not start on 16 bytes, as the copy engine needs", {},
+    return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
                   "pad rows to a multiple of 8 elements: same bits");
   return linear::tree_available() ? kAccept : refuse("the driver offers no tensor maps");
 }
