@@ -182,8 +182,8 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   const int64_t split = s[kForward.size() + kSplit].i;
   if (split != 0 && split != 512 && split != 1024 && split != 2048 && split != 4096)
     return fail(host, "{}: split is {}, it takes 512, 1024, 2048, 4096 or 0", op, split);
-  shapes[kOut] = with_last(q, dim(v, -1), static_cast<uint32_t>(dtype(q)) | RLK_F32 | RLK_F64, dtype(q));
-  shapes[kLse] = per_head(q, RLK_F32 | RLK_F64);
+  shapes[kOut] = with_last(q, dim(v, -1), static_cast<uint32_t>(dtype(q)) | RLK_F32, dtype(q));
+  shapes[kLse] = per_head(q, RLK_F32);
   return RLK_OK;
 }
 
@@ -220,11 +220,11 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   }
   if (s[kDSinks].tensor && !s[kSinks].tensor)
     return fail(host, "{}: d_sinks is asked for, sinks is absent", op);
-  const uint32_t dtypes = static_cast<uint32_t>(dtype(q)) | RLK_F32 | RLK_F64;
+  const uint32_t dtypes = static_cast<uint32_t>(dtype(q)) | RLK_F32;
   shapes[kDQ] = like(q, dtypes, dtype(q));
   shapes[kDK] = like(k, dtypes, dtype(q));
   shapes[kDV] = like(v, dtypes, dtype(q));
-  shapes[kDSinks] = shape_of({dim(q, -2)}, RLK_F32 | RLK_F64, DType::f32);
+  shapes[kDSinks] = shape_of({dim(q, -2)}, RLK_F32, DType::f32);
   return RLK_OK;
 }
 

@@ -33,7 +33,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
     return fail(host, "{}: group_offsets has size 0, it holds groups + 1 offsets", op);
   if (int32_t code = check_options(host, op, {{"eps", attributes[index_of(kAttributes, "eps")].f, 0, 1e30}}))
     return code;
-  shapes[kAdvantages] = like(s[kRewards].tensor, kLogs, DType::f32);
+  shapes[kAdvantages] = like(s[kRewards].tensor, RLK_F32, DType::f32);
   return RLK_OK;
 }
 

@@ -195,10 +195,10 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (a[index_of(kAttributes, "entropy_coef")].f != 0 && !s[kEntropy].tensor)
     return fail(host, "{}: entropy_coef is {}, entropy is absent", op,
                 a[index_of(kAttributes, "entropy_coef")].f);
-  shapes[kLoss] = shape_of({1}, kLogs, DType::f32);
-  shapes[kMetric] = shape_of({kMetrics + 1}, kLogs, DType::f32);
-  shapes[kTotal] = shape_of({sequences, kTotals}, kLogs, DType::f32);
-  shapes[kFactor] = shapes[kEntropyFactor] = like(logp, kLogs, DType::f32);
+  shapes[kLoss] = shape_of({1}, RLK_F32, DType::f32);
+  shapes[kMetric] = shape_of({kMetrics + 1}, RLK_F32, DType::f32);
+  shapes[kTotal] = shape_of({sequences, kTotals}, RLK_F32, DType::f32);
+  shapes[kFactor] = shapes[kEntropyFactor] = like(logp, RLK_F32, DType::f32);
   return RLK_OK;
 }
 
@@ -210,7 +210,7 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (int32_t code = expect_shape(host, op, "entropy_factor", entropy_factor, "factor", factor)) return code;
   if (s[kDEntropy].tensor && !entropy_factor)
     return fail(host, "{}: d_entropy is asked for, entropy_factor is absent", op);
-  shapes[kDLogp] = shapes[kDEntropy] = like(factor, kLogs, DType::f32);
+  shapes[kDLogp] = shapes[kDEntropy] = like(factor, RLK_F32, DType::f32);
   return RLK_OK;
 }
 
@@ -219,8 +219,8 @@ int32_t infer_reduce(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   if (dim(s[kAllTotals].tensor, 1) != kTotals)
     return fail(host, "{}: totals has {} columns, expected {}", op, dim(s[kAllTotals].tensor, 1), kTotals);
   if (int32_t code = check_reduction(host, op, s[kReduceDivisor].tensor, s + kReduce.size())) return code;
-  shapes[kReduceLoss] = shape_of({1}, kLogs, DType::f32);
-  shapes[kReduceMetrics] = shape_of({kMetrics}, kLogs, DType::f32);
+  shapes[kReduceLoss] = shape_of({1}, RLK_F32, DType::f32);
+  shapes[kReduceMetrics] = shape_of({kMetrics}, RLK_F32, DType::f32);
   return RLK_OK;
 }
 

@@ -71,7 +71,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "ratio_kl";
   if (int32_t code = check(host, op, s, s + kForward.size())) return code;
   if (s[kKl].tensor && !s[kRef].tensor) return fail(host, "{}: kl is asked for, ref_logp is absent", op);
-  shapes[kRatio] = shapes[kKl] = like(s[kLogp].tensor, kLogs, DType::f32);
+  shapes[kRatio] = shapes[kKl] = like(s[kLogp].tensor, RLK_F32, DType::f32);
   return RLK_OK;
 }
 
@@ -82,7 +82,7 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (int32_t code = expect_shape(host, op, "d_ratio", s[kDRatio].tensor, "logp", logp)) return code;
   if (int32_t code = expect_shape(host, op, "d_kl", s[kDKl].tensor, "logp", logp)) return code;
   if (s[kDKl].tensor && !s[kRef].tensor) return fail(host, "{}: d_kl is given, ref_logp is absent", op);
-  shapes[kDLogp] = like(logp, kLogs, DType::f32);
+  shapes[kDLogp] = like(logp, RLK_F32, DType::f32);
   return RLK_OK;
 }
 
