@@ -1,5 +1,6 @@
 #include "src/python/call.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -20,6 +21,12 @@ constexpr DtypeName kDtypes[] = {
     {"uint8", "torch.uint8", {kDLUInt, 8, 1}},    {"bool", "torch.bool", {6, 8, 1}}};
 
 const DtypeName& dtype_of_bit(uint32_t bit) { return kDtypes[__builtin_ctz(bit)]; }
+
+// Where a call needs a stream. Of device types that there are not the library says so.
+bool is_gpu(DLDevice device) {
+  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged ||
+         device.device_type == kDLROCM;
+}
 
 bool equal(PyObject* a, PyObject* b) { return a == b || PyUnicode_Compare(a, b) == 0; }
 
@@ -238,12 +245,12 @@ bool Call::read_argument(uint32_t i, PyObject* value) {
 
 bool Call::read_tensor(uint32_t i, PyObject* value) {
   Part& part = parts()[i];
-  const auto use = face_ == Face::question            ? TensorView::Use::look
-                   : face_ == Face::torch             ? TensorView::Use::torch
-                   : face_ == Face::recorded          ? TensorView::Use::recorded
-                   : op_.argument(i).role == RLK_READ ? TensorView::Use::read
-                                                      : TensorView::Use::write;
-  if (!part.view.take(value, use, op_.schema->name, op_.argument(i).name)) {
+  const auto use = face_ == Face::question   ? TensorView::Use::look
+                   : face_ == Face::torch    ? TensorView::Use::torch
+                   : face_ == Face::recorded ? TensorView::Use::recorded
+                                             : TensorView::Use::plain;
+  const bool writes = op_.argument(i).role != RLK_READ && face_ != Face::question;
+  if (!part.view.take(value, use, writes, op_.schema->name, op_.argument(i).name)) {
     needs_dispatcher_ |= part.view.wants_dispatcher();
     return false;
   }
@@ -254,28 +261,54 @@ bool Call::read_tensor(uint32_t i, PyObject* value) {
   return true;
 }
 
+bool Call::refuse(const char* name, PyObject* value, const char* takes) {
+  Raised raised;
+  if (raised.passes()) return false;
+  const Owned shown(PyObject_ASCII(value));
+  const char* const all = shown ? text_of(shown.get()) : nullptr;
+  PyErr_Clear();
+  const std::string text = all ? all : "what cannot be shown";
+  constexpr std::size_t kMost = 60;
+  raise_text(RLK_INVALID_ARGUMENT, "%s: %s is %s%s, it takes %s", op_.schema->name, name,
+             text.substr(0, std::min(kMost, text.find('\n'))).c_str(), text.size() > kMost ? "..." : "",
+             takes);
+  raised.becomes_cause();
+  return false;
+}
+
 bool Call::read_attribute(uint32_t i, PyObject* value) {
-  const uint32_t at = i - op_.schema->num_arguments;
-  const rlk_attribute& a = op_.schema->attributes[at];
+  const rlk_attribute& a = op_.schema->attributes[i - op_.schema->num_arguments];
   if (value == Py_None) return true;
+  if (a.type == RLK_CHOICE) return read_choice(i, value);
   if (a.type == RLK_FLOAT) {
     slots_[i].f = PyFloat_AsDouble(value);
-    return !(slots_[i].f == -1 && PyErr_Occurred());
-  }
-  if (a.type == RLK_CHOICE && PyUnicode_Check(value)) {
-    for (std::size_t c = 0; c < op_.choices[at].size(); ++c)
-      if (equal(op_.choices[at][c], value)) {
-        slots_[i].i = static_cast<int64_t>(c);
-        return true;
-      }
-    const char* word = text_of(value);
-    if (word)
-      raise_text(RLK_INVALID_ARGUMENT, "%s: %s is '%s', it is one of %s", op_.schema->name, a.name, word,
-                 a.choices);
-    return false;
+    return !(slots_[i].f == -1 && PyErr_Occurred()) || refuse(a.name, value, "a number");
   }
   slots_[i].i = PyLong_AsLongLong(value);
-  return !(slots_[i].i == -1 && PyErr_Occurred());
+  if (slots_[i].i != -1 || !PyErr_Occurred()) return true;
+  if (a.type != RLK_FLAG) return refuse(a.name, value, "an integer of 64 bits");
+  if (!is_numpy_bool(value)) return refuse(a.name, value, "True or False");
+  PyErr_Clear();
+  slots_[i].i = PyObject_IsTrue(value);
+  return slots_[i].i >= 0;
+}
+
+bool Call::read_choice(uint32_t i, PyObject* value) {
+  const uint32_t at = i - op_.schema->num_arguments;
+  const rlk_attribute& a = op_.schema->attributes[at];
+  const auto& words = op_.choices[at];
+  if (!PyUnicode_Check(value)) {
+    slots_[i].i = PyLong_AsLongLong(value);
+    return !(slots_[i].i == -1 && PyErr_Occurred()) || refuse(a.name, value, a.choices);
+  }
+  const auto word = std::find_if(words.begin(), words.end(), [=](PyObject* w) { return equal(w, value); });
+  slots_[i].i = word - words.begin();
+  if (word != words.end()) return true;
+  const char* text = text_of(value);
+  if (!text) return refuse(a.name, value, a.choices);
+  raise_text(RLK_INVALID_ARGUMENT, "%s: %s is '%s', it is one of %s", op_.schema->name, a.name, text,
+             a.choices);
+  return false;
 }
 
 bool Call::read_option(PyObject* keyword, PyObject* value) {
@@ -285,21 +318,29 @@ bool Call::read_option(PyObject* keyword, PyObject* value) {
                                                       {n.precision, &options_.precision},
                                                       {n.gradients, &options_.gradients}};
   for (const auto& [name, member] : texts)
-    if (equal(name, keyword)) return value == Py_None || (*member = text_of(value));
+    if (equal(name, keyword)) {
+      if (value == Py_None) return true;
+      Py_ssize_t size = 0;
+      *member = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
+      if (*member && std::strlen(*member) == static_cast<std::size_t>(size)) return true;
+      return refuse(text_of(keyword), value, "a name");
+    }
   const std::pair<PyObject*, uint32_t*> flags[] = {{n.deterministic, &options_.deterministic},
                                                    {n.evidence, &options_.evidence}};
   for (const auto& [name, member] : flags)
     if (equal(name, keyword)) {
       const int truth = PyObject_IsTrue(value);
       *member = truth > 0;
-      return truth >= 0;
+      return truth >= 0 || refuse(text_of(keyword), value, "True or False");
     }
   if (equal(n.threads, keyword)) {
-    options_.threads = static_cast<int32_t>(PyLong_AsLong(value));
-    return !PyErr_Occurred();
+    const long count = PyLong_AsLong(value);
+    options_.threads = static_cast<int32_t>(count);
+    return (options_.threads == count && !(count == -1 && PyErr_Occurred())) ||
+           refuse("threads", value, "a number of threads");
   }
   const char* word = text_of(keyword);
-  if (!word) return false;
+  if (!word) PyErr_Clear(), word = "?";  // it has a lone surrogate
   const std::string text = op_.name + ": no argument, attribute or option is called '" + word + "'";
   raise(RLK_UNKNOWN_NAME, text.c_str(), op_.name.c_str());
   return false;
@@ -343,7 +384,20 @@ bool Call::want_results() {
 
 void set_error(void*, const char* kind, const char* message) {
   (void)kind;
-  PyErr_SetString(PyExc_RuntimeError, message);
+  PyErr_SetString(PyExc_MemoryError, message);
+}
+
+bool Call::allocate_by_framework(Part& part, const DLTensor& like) {
+  const ExchangeApi& api = *first_->type()->api;
+  ManagedTensorVersioned* managed = nullptr;
+  DLTensor prototype = like;
+  if (api.allocate(&prototype, &managed, nullptr, set_error) != 0 || !managed) return false;
+  part.allocated.data = managed->tensor.data;
+  part.allocated.byte_offset = managed->tensor.byte_offset;
+  void* object = nullptr;
+  if (api.to_object(managed, &object) != 0) return false;
+  part.made = Owned(static_cast<PyObject*>(object));
+  return true;
 }
 
 bool Call::allocate(uint32_t i) {
@@ -353,28 +407,25 @@ bool Call::allocate(uint32_t i) {
   const DLDevice device = first_ ? first_->tensor().device : DLDevice{kDLCPU, 0};
   part.allocated = {nullptr, device, shape.ndim, dtype.type, shapes_[i].dim, nullptr, 0};
   slots_[i].tensor = &part.allocated;
+  int64_t strides[RLK_MAX_RANK];
+  int64_t step = 1;
+  for (int32_t d = shape.ndim; d-- > 0;) {
+    strides[d] = step;
+    if (!__builtin_mul_overflow(step, shape.dim[d], &step)) continue;
+    PyErr_SetString(PyExc_MemoryError, "it has more elements than an address space has");
+    return false;
+  }
   if (first_ && first_->type()->api) {
-    const ExchangeApi& api = *first_->type()->api;
-    int64_t strides[RLK_MAX_RANK];
-    int64_t step = 1;
-    for (int32_t d = shape.ndim; d-- > 0; step *= shape.dim[d]) strides[d] = step;
     DLTensor prototype = part.allocated;
     prototype.strides = strides;
-    ManagedTensorVersioned* managed = nullptr;
-    if (api.allocate(&prototype, &managed, nullptr, set_error) != 0 || !managed) return false;
-    part.allocated.data = managed->tensor.data;
-    part.allocated.byte_offset = managed->tensor.byte_offset;
-    void* object = nullptr;
-    if (api.to_object(managed, &object) != 0) return false;
-    part.made = Owned(static_cast<PyObject*>(object));
-    return true;
+    return allocate_by_framework(part, prototype);
   }
   const Owned pair = call_empty(like_, shape, dtype.name);
   if (!pair) return false;
   PyObject *buffer, *finish;
   if (!PyArg_ParseTuple(pair.get(), "OO", &buffer, &finish)) return false;
   TensorView view;
-  if (!view.take(buffer, TensorView::Use::write, op_.schema->name, op_.argument(i).name)) return false;
+  if (!view.take(buffer, TensorView::Use::plain, true, op_.schema->name, op_.argument(i).name)) return false;
   part.allocated.data = view.tensor().data;
   part.allocated.byte_offset = view.tensor().byte_offset;
   Py_INCREF(buffer);
@@ -388,17 +439,17 @@ bool Call::allocate(uint32_t i) {
 
 // Stream and workspace of a device come from the framework of the first tensor.
 bool Call::use_device() {
-  if (!first_ || first_->tensor().device.device_type == kDLCPU) {
+  if (!first_ || !is_gpu(first_->tensor().device)) {
     if (first_ && !options_.threads && first_->type()->kind == TensorType::torch)
       options_.threads = is_small() ? 1 : torch_threads();  // for so few elements nobody wakes another thread
     return true;
   }
   const DLDevice device = first_->tensor().device;
   if (!first_->type()->api) {
-    raise_text(
-        RLK_UNSUPPORTED,
-        "%s: a tensor on device type %d whose type has no DLPack exchange API: its stream is not known",
-        op_.schema->name, static_cast<int>(device.device_type));
+    raise_text(RLK_UNSUPPORTED,
+               "%s: %s is on %s:%d and its type has no DLPack exchange API, so that its stream is not known",
+               op_.schema->name, first_->argument(), device.device_type == kDLROCM ? "hip" : "cuda",
+               device.device_id);
     return false;
   }
   if (first_->type()->api->current_stream(device.device_type, device.device_id, &options_.stream) != 0)
@@ -430,6 +481,7 @@ bool Call::is_small() const noexcept {
     const DLTensor* const t = slots_[i].tensor;
     if (!t) continue;
     int64_t mine = 1;
+    if (t->ndim > RLK_MAX_RANK || !t->shape) continue;  // which the library refuses
     for (int32_t d = 0; d < t->ndim && mine <= kSmall; ++d) mine *= t->shape[d];
     elements += mine;
     if (elements > kSmall) return false;
@@ -440,12 +492,7 @@ bool Call::is_small() const noexcept {
 PyObject* Call::run() {
   if (!want_results()) return nullptr;
   for (uint32_t i = 0; inferred_ && i < op_.schema->num_arguments; ++i)
-    if (parts()[i].wanted && !allocate(i)) {
-      if (!PyErr_Occurred())
-        raise_text(RLK_OUT_OF_MEMORY, "%s: the framework gave no memory for %s", op_.schema->name,
-                   op_.argument(i).name);
-      return nullptr;
-    }
+    if (parts()[i].wanted && !allocate(i)) return fail_to_allocate(i);
   if (!use_device()) return nullptr;
   rlk_code code;
   if (options_.allocate || is_small()) {  // a launch is short too, and its allocator may need the interpreter
@@ -455,6 +502,17 @@ PyObject* Call::run() {
     code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
   }
   return code == RLK_OK ? results() : fail(code);
+}
+
+PyObject* Call::fail_to_allocate(uint32_t i) {
+  Raised raised;
+  if (raised.passes()) return nullptr;
+  std::string shape;
+  for (int32_t d = 0; d < shapes_[i].ndim; ++d) shape += (d ? ", " : "") + std::to_string(shapes_[i].dim[d]);
+  raise_text(RLK_OUT_OF_MEMORY, "%s: there is no memory for %s [%s]: %s", op_.schema->name,
+             op_.argument(i).name, shape.c_str(), raised.line().c_str());
+  raised.becomes_cause();
+  return nullptr;
 }
 
 // One result as itself, several as a tuple in the schema's order; None for an op that has none.

@@ -82,6 +82,7 @@ class Call {
   PyObject* explain();
 
  private:
+  struct Part;
   // What a Kind holds, written out; their number.
   std::size_t words(int64_t* out) const noexcept;
   static constexpr std::size_t kOptionWords = 4, kTexts = 4;
@@ -90,14 +91,19 @@ class Call {
   PyObject* object(uint32_t i) const noexcept;
   bool read_argument(uint32_t i, PyObject* value);
   bool read_attribute(uint32_t i, PyObject* value);
+  bool read_choice(uint32_t i, PyObject* value);
+  // Where Python could not convert what was given: false with an exception that names it and what it takes.
+  bool refuse(const char* name, PyObject* value, const char* takes);
   bool read_option(PyObject* keyword, PyObject* value);
   bool read_tensor(uint32_t i, PyObject* value);
   bool want_results();
   bool allocate(uint32_t i);
+  bool allocate_by_framework(Part& part, const DLTensor& like);
   bool use_device();
   static constexpr int64_t kSmall = 2048;
   bool is_small() const noexcept;
   bool give_shapes();
+  PyObject* fail_to_allocate(uint32_t i);
   PyObject* results();
   PyObject* fail(rlk_code code);
   static void* give_workspace(void* context, uint64_t bytes);

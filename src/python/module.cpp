@@ -36,8 +36,8 @@ Op* op_named(const char* name) {
 }
 
 Op* op_of(PyObject* name) {
-  const char* text = PyUnicode_AsUTF8AndSize(name, nullptr);
-  return text ? op_named(text) : nullptr;
+  std::string text;
+  return read_text(name, "the name of an op", text) ? op_named(text.c_str()) : nullptr;
 }
 
 PyObject* call_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
@@ -132,12 +132,12 @@ PyObject* text_or_raise(char* text) {
 }
 
 PyObject* list_json(PyObject*, PyObject* what) {
-  const char* text = PyUnicode_AsUTF8AndSize(what, nullptr);
-  return text ? text_or_raise(rlk_list_json(text)) : nullptr;
+  std::string text;
+  return read_text(what, "what to list", text) ? text_or_raise(rlk_list_json(text.c_str())) : nullptr;
 }
 PyObject* examples_json(PyObject*, PyObject* op) {
-  const char* text = PyUnicode_AsUTF8AndSize(op, nullptr);
-  return text ? text_or_raise(rlk_examples_json(text)) : nullptr;
+  std::string text;
+  return read_text(op, "the name of an op", text) ? text_or_raise(rlk_examples_json(text.c_str())) : nullptr;
 }
 PyObject* schema(PyObject*, PyObject* name) {
   Op* op = op_of(name);
@@ -170,7 +170,7 @@ PyObject* save(PyObject*, PyObject* args) {
   const char* name;
   if (!PyArg_ParseTuple(args, "Os", &object, &name)) return nullptr;
   TensorView view;
-  if (!view.take(object, TensorView::Use::look, "save", name)) return nullptr;
+  if (!view.take(object, TensorView::Use::look, false, "save", name)) return nullptr;
   const uint64_t ticket = rlk_save(&view.tensor(), name);
   return PyLong_FromUnsignedLongLong(ticket);
 }
@@ -194,23 +194,25 @@ PyObject* guard(PyObject*, PyObject* args) {
     PyObject* const name = PyTuple_GetItem(given, i);
     const char* text = name ? PyUnicode_AsUTF8AndSize(name, nullptr) : nullptr;
     TensorView view;
-    if (!text || !view.take(tensor, TensorView::Use::look, "save", text)) return nullptr;
+    if (!text || !view.take(tensor, TensorView::Use::look, false, "save", text)) return nullptr;
     tickets->add(view.tensor(), text);
   }
   return make_guard(std::move(tickets));
 }
 
 PyObject* load_evidence(PyObject*, PyObject* path) {
-  const char* text = PyUnicode_AsUTF8AndSize(path, nullptr);
-  return text ? none_or_raise(rlk_load_evidence(text)) : nullptr;
+  std::string text;
+  return read_text(path, "the path of a certificate", text) ? none_or_raise(rlk_load_evidence(text.c_str()))
+                                                            : nullptr;
 }
 PyObject* clear_evidence(PyObject*, PyObject*) {
   rlk_clear_evidence();
   Py_RETURN_NONE;
 }
 PyObject* load_plugin(PyObject*, PyObject* path) {
-  const char* text = PyUnicode_AsUTF8AndSize(path, nullptr);
-  return text ? none_or_raise(rlk_load_plugin(text)) : nullptr;
+  std::string text;
+  return read_text(path, "the path of a plugin", text) ? none_or_raise(rlk_load_plugin(text.c_str()))
+                                                       : nullptr;
 }
 PyObject* reload_environment(PyObject*, PyObject*) { return none_or_raise(rlk_reload_environment()); }
 PyObject* code_name(PyObject*, PyObject* code) {
@@ -220,9 +222,9 @@ PyObject* code_name(PyObject*, PyObject* code) {
 }
 
 PyObject* set_hooks(PyObject*, PyObject* args) {
-  PyObject *raise, *empty, *scopes;
-  if (!PyArg_ParseTuple(args, "OOO", &raise, &empty, &scopes)) return nullptr;
-  set_hooks_to(raise, empty, scopes);
+  PyObject *raise, *empty, *scopes, *error;
+  if (!PyArg_ParseTuple(args, "OOOO", &raise, &empty, &scopes, &error)) return nullptr;
+  set_hooks_to(raise, empty, scopes, error);
   Py_RETURN_NONE;
 }
 

@@ -17,18 +17,23 @@ Recording& recording() noexcept {
   return now;
 }
 
-// Borrowed; null with an exception.
-PyObject* plan_of(TorchOp& op, const Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+Owned shared(PyObject* object) {
+  Py_INCREF(object);
+  return Owned(object);
+}
+
+// Null with an exception.
+Owned plan_of(TorchOp& op, const Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
   for (const TorchOp::Seen& seen : op.seen)
-    if (call.is(seen.kind)) return seen.plan;
+    if (call.is(seen.kind)) return shared(seen.plan);
   PyObject* const plan = call_with(op.plan, args, nargs, names);
-  if (!plan) return nullptr;
+  if (!plan) return {};
   if (op.seen.size() == kMostPlans) {
     Py_DECREF(op.seen.front().plan);
     op.seen.erase(op.seen.begin());
   }
   op.seen.push_back({call.kind(), plan});
-  return plan;
+  return shared(plan);
 }
 
 // Until the backward has run, an op that would write what it reads fails. None where hooks (checkpointing, offloading) keep
@@ -94,8 +99,8 @@ PyObject* call_with(PyObject* function, PyObject* const* args, Py_ssize_t nargs,
 
 PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
   if (op.apply == Py_None || !call.can_be_recorded()) return call_with(op.dispatched, args, nargs, names);
-  PyObject* const plan = plan_of(op, call, args, nargs, names);
-  const Owned inputs(plan ? call.inputs(plan) : nullptr);
+  const Owned plan = plan_of(op, call, args, nargs, names);
+  const Owned inputs(plan ? call.inputs(plan.get()) : nullptr);
   if (!inputs) return nullptr;
   recording() = {&op, &call};
   Owned out = call_python(op.apply, inputs.get());

@@ -2,12 +2,26 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace rlk::python {
 namespace {
 
+// The exception that is set, as one object with its traceback.
+Owned take_raised() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  const Owned kind(type), where(trace);
+  if (value && trace) PyException_SetTraceback(value, trace);
+  return Owned(value);
+}
+void set_raised(PyObject* exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+}
+
 Names interned{};
-PyObject *raise_hook = nullptr, *empty_hook = nullptr, *scopes_hook = nullptr;
+PyObject *raise_hook = nullptr, *empty_hook = nullptr, *scopes_hook = nullptr, *error_type = nullptr;
 
 }  // namespace
 
@@ -24,6 +38,7 @@ bool prepare_names() {
                                                     {&interned.save_for_backward, "save_for_backward"},
                                                     {&interned.to_save, "to_save"},
                                                     {&interned.rlk, "rlk"},
+                                                    {&interned.forward_level, "_current_level"},
                                                     {&interned.backend, "backend"},
                                                     {&interned.arithmetic, "arithmetic"},
                                                     {&interned.precision, "precision"},
@@ -42,27 +57,78 @@ bool prepare_names() {
   return interned.dlpack_version;
 }
 
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes) {
-  for (PyObject* held : {raise, empty, scopes}) Py_INCREF(held);
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes, PyObject* error) {
+  for (PyObject* held : {raise, empty, scopes, error}) Py_INCREF(held);
+  error_type = error;
   raise_hook = raise;
   empty_hook = empty;
   scopes_hook = scopes;
 }
 
+bool read_text(PyObject* object, const char* what, std::string& text) {
+  if (!PyUnicode_Check(object)) {
+    const Owned type(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__name__"));
+    if (type) PyErr_Format(PyExc_TypeError, "%s is a str, a %U is given", what, type.get());
+    return false;
+  }
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(object, &size);
+  if (bytes && std::strlen(bytes) == static_cast<std::size_t>(size)) return text.assign(bytes), true;
+  PyErr_Clear();  // a lone surrogate
+  const Owned shown(PyObject_ASCII(object));
+  const char* const all = shown ? PyUnicode_AsUTF8AndSize(shown.get(), nullptr) : nullptr;
+  if (all) raise_text(RLK_INVALID_ARGUMENT, "%s is %s, which has a character that no name has", what, all);
+  return false;
+}
+
 void raise(rlk_code code, const char* text, const char* op, const char* resolution) {
   if (!raise_hook) return PyErr_SetString(PyExc_RuntimeError, text);
-  const Owned words(Py_BuildValue("(iszz)", static_cast<int>(code), text, resolution, op));
+  const Owned said(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
+  const Owned words(said ? Py_BuildValue("(iOzz)", static_cast<int>(code), said.get(), resolution, op)
+                         : nullptr);
   const Owned exception(words ? call_python(raise_hook, words.get()) : Owned());
-  if (exception) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+  if (exception) set_raised(exception.get());
 }
 
 void raise_text(rlk_code code, const char* format, ...) {
-  char text[512];
-  va_list values;
+  va_list values, again;
   va_start(values, format);
-  std::vsnprintf(text, sizeof text, format, values);
+  va_copy(again, values);
+  std::string text(static_cast<std::size_t>(std::vsnprintf(nullptr, 0, format, again)), '\0');
+  va_end(again);
+  std::vsnprintf(text.data(), text.size() + 1, format, values);
   va_end(values);
-  raise(code, text);
+  raise(code, text.c_str());
+}
+
+Raised::Raised() noexcept : value_(take_raised()) {}
+
+bool Raised::passes() noexcept {
+  if (!value_) return false;
+  const bool usual = PyErr_GivenExceptionMatches(value_.get(), PyExc_Exception) != 0;
+  if (usual && !(error_type && PyErr_GivenExceptionMatches(value_.get(), error_type))) return false;
+  set_raised(value_.get());
+  return true;
+}
+
+std::string Raised::line() const {
+  Owned said(value_ ? PyObject_Str(value_.get()) : nullptr);
+  Py_ssize_t size = 0;
+  if (said) size = PyUnicode_GetLength(said.get());
+  if (size <= 0 && value_)
+    said = Owned(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(value_.get())), "__name__"));
+  const Owned bytes(said ? PyUnicode_AsEncodedString(said.get(), "utf-8", "replace") : nullptr);
+  const char* all = bytes ? PyBytes_AsString(bytes.get()) : nullptr;
+  PyErr_Clear();
+  const std::string text = all ? all : "no reason";
+  return text.substr(0, text.find('\n'));
+}
+
+void Raised::becomes_cause() noexcept {
+  const Owned now = take_raised();
+  if (!now) return;
+  if (value_ && value_.get() != now.get()) PyException_SetCause(now.get(), value_.release());
+  set_raised(now.get());
 }
 
 Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {

@@ -9,6 +9,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <string>
 #include <utility>
 
 #include "rlk/binding.h"
@@ -74,7 +75,7 @@ inline Owned call_python(PyObject* function, PyObject* arguments = nullptr, PyOb
 // Names that are looked up in every call, interned once.
 struct Names {
   PyObject *exchange, *dlpack, *dlpack_device, *max_version, *stream, *requires_grad, *is_neg,
-      *save_for_backward, *to_save, *rlk;
+      *save_for_backward, *to_save, *rlk, *forward_level;
   PyObject *backend, *arithmetic, *precision, *deterministic, *threads, *evidence, *gradients;
   PyObject *spec_shape, *spec_dtype, *spec_device;
   PyObject* dlpack_version;  // the newest that is understood
@@ -84,8 +85,11 @@ bool prepare_names();
 
 // The package's functions: raise(code, text, resolution JSON or None, op or None), which returns the exception to be
 // raised; empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result; and scopes(), what
-// this thread is in.
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes);
+// this thread is in. And the base of its exceptions.
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes, PyObject* error);
+
+// A str without a zero in it, else false with an exception. `what` says what it is.
+bool read_text(PyObject* object, const char* what, std::string& text);
 
 // Sets the exception that stands for a failure.
 void raise(rlk_code code, const char* text, const char* op = nullptr, const char* resolution = nullptr);
@@ -93,6 +97,21 @@ void raise(rlk_code code, const char* text, const char* op = nullptr, const char
 __attribute__((format(printf, 2, 3)))
 #endif
 void raise_text(rlk_code code, const char* format, ...);
+
+// The exception that is set, taken away: another one is about to say it in the library's words.
+class Raised {
+ public:
+  Raised() noexcept;
+  // Puts it back where it should stay as it is: KeyboardInterrupt, SystemExit, an rlk.Error.
+  bool passes() noexcept;
+  // The first line of what it says.
+  std::string line() const;
+  // Makes it the cause of the exception that is set now.
+  void becomes_cause() noexcept;
+
+ private:
+  Owned value_;
+};
 
 // empty(like, shape, dtype).
 Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype);

@@ -39,9 +39,9 @@ class Function {
 };
 
 struct Torch {
-  PyObject *tensor, *parameter, *dtype, *requires_grad, *is_neg;
-  Function grad_enabled, threads, dispatch_modes, function_modes, transforms, written, saving_hooks,
-      autocasts;
+  PyObject *tensor, *parameter, *dtype, *forward_mode, *requires_grad, *is_neg;
+  Function grad_enabled, threads, dispatch_modes, function_modes, transforms, jit_traces, written,
+      saving_hooks, autocasts;
 };
 
 PyObject* attribute_of(const char* module, const char* name) {
@@ -60,6 +60,7 @@ const Torch* torch() {
   Torch found{attribute_of("torch", "Tensor"),
               attribute_of("torch.nn", "Parameter"),
               attribute_of("torch", "dtype"),
+              attribute_of("torch.autograd", "forward_ad"),
               nullptr,
               nullptr,
               function("torch", "is_grad_enabled"),
@@ -67,6 +68,7 @@ const Torch* torch() {
               function("torch._C", "_len_torch_dispatch_stack"),
               function("torch._C", "_len_torch_function_stack"),
               function("torch._C._functorch", "peek_interpreter_stack"),
+              function("torch._C", "_is_tracing"),
               function("torch._C", "_increment_version"),
               function("torch._C._autograd", "_top_saved_tensors_default_hooks"),
               function("torch._C", "_is_any_autocast_enabled")};
@@ -102,6 +104,18 @@ int is_negative(PyObject* tensor) {
   return bit ? bit.get() == Py_True : -1;
 }
 
+// Whether a tensor carries a tangent of forward-mode differentiation: 0, 1, or -1 with an exception. Its level is -1 outside of it.
+int has_tangent(PyObject* tensor) {
+  PyObject* const module = torch()->forward_mode;
+  PyObject* const level = module ? PyDict_GetItemWithError(PyModule_GetDict(module), names().forward_level)
+                                 : nullptr;  // borrowed
+  if (!level || PyLong_AsLong(level) < 0) return PyErr_Occurred() ? -1 : 0;
+  const Owned unpack(PyObject_GetAttrString(module, "unpack_dual"));
+  const Owned parts(unpack ? PyObject_CallFunctionObjArgs(unpack.get(), tensor, nullptr) : nullptr);
+  const Owned tangent(parts ? PyObject_GetAttrString(parts.get(), "tangent") : nullptr);
+  return tangent ? tangent.get() != Py_None : -1;
+}
+
 // A call of a function without arguments that returns a number; -1 with an exception.
 long number_of(const Function& function) {
   if (!function) return 0;
@@ -132,24 +146,29 @@ bool numpy_is_known() {
   return version == 1 || version == 2;
 }
 
+bool is_subclass(PyObject* type, PyObject* base) {
+  const int is = base ? PyObject_IsSubclass(type, base) : 0;
+  if (is < 0) PyErr_Clear();
+  return is > 0;
+}
+
 TensorType::Kind kind_of(PyTypeObject* type) {
   const Owned module(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__module__"));
   const char* text = module ? PyUnicode_AsUTF8AndSize(module.get(), nullptr) : nullptr;
   PyErr_Clear();
-  if (text && std::strncmp(text, "jax", 3) == 0) return TensorType::immutable;
+  const std::string_view name = text ? text : "";
+  if (const auto package = name.substr(0, name.find('.')); package == "jax" || package == "jaxlib")
+    return TensorType::immutable;
   auto* object = reinterpret_cast<PyObject*>(type);
-  if (text && std::strcmp(text, "numpy") == 0) {
-    const Owned name(PyObject_GetAttrString(object, "__name__"));
-    const char* word = name ? PyUnicode_AsUTF8AndSize(name.get(), nullptr) : nullptr;
-    if (word && std::strcmp(word, "ndarray") == 0 && numpy_is_known()) return TensorType::numpy;
-    PyErr_Clear();
-  }
+  if (const Owned array(attribute_of("numpy", "ndarray")); array.get() == object && numpy_is_known())
+    return TensorType::numpy;
+  if (const Owned masked(attribute_of("numpy.ma", "MaskedArray")); is_subclass(object, masked.get()))
+    return TensorType::masked;
+  PyErr_Clear();
   const Torch* t = torch();
   if (!t) return TensorType::other;
   if (object == t->tensor || object == t->parameter) return TensorType::torch;
-  const int is = PyObject_IsSubclass(object, t->tensor);
-  if (is < 0) PyErr_Clear();
-  return is > 0 ? TensorType::torch_subclass : TensorType::other;
+  return is_subclass(object, t->tensor) ? TensorType::torch_subclass : TensorType::other;
 }
 
 // Types are few; each is looked at once and kept.
@@ -200,9 +219,17 @@ std::string_view short_name(PyTypeObject* type, Owned& holder) {
 bool torch_modes_active() {
   const Torch* t = torch();
   if (!t) return false;
-  if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0) return true;
+  if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0 || number_of(t->jit_traces) != 0)
+    return true;
   const Owned transform(t->transforms ? t->transforms() : Owned());
   return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
+}
+
+bool is_numpy_bool(PyObject* object) {
+  Owned type(attribute_of("numpy", "bool"));
+  if (!type) type = Owned(attribute_of("numpy", "bool_"));  // before 2.0
+  PyErr_Clear();
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type.get();
 }
 
 bool is_torch_dtype(PyObject* object) {
@@ -253,28 +280,29 @@ bool TensorView::refuse(PyObject* object, const char* why) const {
 }
 
 bool TensorView::refuse_as_raised(PyObject* object) const {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  const Owned kind(type), raised(value), where(trace);
-  const Owned text(value ? PyObject_Str(value) : nullptr);
-  const char* all = text ? PyUnicode_AsUTF8AndSize(text.get(), nullptr) : nullptr;
-  PyErr_Clear();
-  const std::string_view said = all ? all : "no reason";
-  const std::string why = "gives no DLPack view: " + std::string(said.substr(0, said.find('\n')));
-  return refuse(object, why.c_str());
+  Raised raised;
+  if (raised.passes()) return false;
+  refuse(object, ("gives no DLPack view: " + raised.line()).c_str());
+  raised.becomes_cause();
+  return false;
 }
 
-// DLPack's way to say that a tensor is dense, and the only one that a simple implementation need know.
+// DLPack's way to say that a tensor is dense, and the only one that a simple implementation need know. What a tensor says of
+// itself is not checked yet.
 void TensorView::leave_dense_strides_out() noexcept {
+  if (!tensor_.strides || tensor_.ndim > RLK_MAX_RANK || !tensor_.shape) return;
   int64_t dense = 1;
-  for (int32_t i = tensor_.ndim; i-- > 0; dense *= tensor_.shape[i])
-    if (!tensor_.strides || (tensor_.shape[i] != 1 && tensor_.strides[i] != dense)) return;
+  for (int32_t i = tensor_.ndim; i-- > 0;) {
+    if (tensor_.shape[i] != 1 && tensor_.strides[i] != dense) return;
+    if (__builtin_mul_overflow(dense, tensor_.shape[i], &dense)) return;
+  }
   tensor_.strides = nullptr;
 }
 
-bool TensorView::take(PyObject* object, Use use, const char* op, const char* argument) {
+bool TensorView::take(PyObject* object, Use use, bool writes, const char* op, const char* argument) {
   op_ = op;
   argument_ = argument;
+  writes_ = writes;
   type_ = type_of(object);
   if (!take_as_given(object, use)) return false;
   leave_dense_strides_out();
@@ -283,18 +311,21 @@ bool TensorView::take(PyObject* object, Use use, const char* op, const char* arg
 
 bool TensorView::take_as_given(PyObject* object, Use use) {
   if (type_->api) return take_exchanged(object, use);
-  if (type_->kind == TensorType::numpy && take_numpy(object, use)) return true;
+  if (type_->kind == TensorType::numpy && take_numpy(object)) return true;
+  if (type_->kind == TensorType::masked)
+    return refuse(object, "hides elements behind a mask: filled() writes them out");
   if (use == Use::look)
     if (const Owned shape(PyObject_GetAttr(object, names().spec_shape)); shape)
       return take_spec(shape.get(), object);
   PyErr_Clear();
-  return take_capsule(object, use);
+  return take_capsule(object);
 }
 
 bool TensorView::take_exchanged(PyObject* object, Use use) {
   if (type_->api && use != Use::look &&
       (type_->kind == TensorType::torch || type_->kind == TensorType::torch_subclass)) {
-    if (type_->kind == TensorType::torch_subclass) {
+    // Below the dispatcher there are only those that are memory: what handles ops by itself was asked above.
+    if (type_->kind == TensorType::torch_subclass && use != Use::recorded) {
       wants_dispatcher_ = use == Use::torch;
       return !wants_dispatcher_ && refuse(object, "is no plain torch.Tensor: rlk.torch may take it");
     }
@@ -307,19 +338,32 @@ bool TensorView::take_exchanged(PyObject* object, Use use) {
         return refuse(object, "requires grad here: use rlk.torch, or torch.no_grad()");
       needs_gradient_ = enabled != 0;
     }
+    const int tangent = has_tangent(object);
+    if (tangent < 0) return false;
+    if (tangent)
+      return refuse(
+          object,
+          "carries a tangent of forward-mode differentiation (jvp, jacfwd), which no op here carries on");
     // The exchange API hands out the bytes as they lie, whatever this bit says.
     const int negative = is_negative(object);
     if (negative < 0) return false;
     if (negative) return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
   }
-  return type_->api->view_of_object(object, &tensor_) == 0 || refuse_as_raised(object);
+  if (type_->api->view_of_object(object, &tensor_) == 0) return true;
+  // Meta tensors and those of torch's batches have no memory, and their own kernels.
+  wants_dispatcher_ = use == Use::torch && PyErr_ExceptionMatches(PyExc_Exception);
+  if (!wants_dispatcher_) return refuse_as_raised(object);
+  return PyErr_Clear(), false;
 }
 
-bool TensorView::take_capsule(PyObject* object, Use use) {
-  if (use == Use::write && type_->kind == TensorType::immutable)
+bool TensorView::take_capsule(PyObject* object) {
+  if (writes_ && type_->kind == TensorType::immutable)
     return refuse(object, "never changes: it cannot be a result");
   Owned method(PyObject_GetAttr(object, names().dlpack));
-  if (!method) return PyErr_Clear(), refuse(object, "is no tensor: it has no __dlpack__");
+  if (!method) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return refuse_as_raised(object);
+    return PyErr_Clear(), refuse(object, "is no tensor: it has no __dlpack__");
+  }
   const Owned nothing(PyTuple_New(0)), keywords(PyDict_New());
   if (!nothing || !keywords ||
       PyDict_SetItem(keywords.get(), names().max_version, names().dlpack_version) < 0)
@@ -335,7 +379,7 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
     const auto* t =
         static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule_, "dltensor_versioned"));
     if (t->version.major != 1) return refuse(object, "speaks a DLPack that is not version 1");
-    if (use == Use::write && t->flags & ManagedTensorVersioned::kReadOnly)
+    if (writes_ && t->flags & ManagedTensorVersioned::kReadOnly)
       return refuse(object, "is read-only: it cannot be a result");
     tensor_ = t->tensor;
     return true;
@@ -346,9 +390,9 @@ bool TensorView::take_capsule(PyObject* object, Use use) {
 }
 
 // A tenth of what a capsule costs. False without an exception: then the capsule's way takes it, or says why not.
-bool TensorView::take_numpy(PyObject* object, Use use) {
+bool TensorView::take_numpy(PyObject* object) {
   const auto& array = *reinterpret_cast<const NumpyArray*>(object);
-  const int wanted = NumpyArray::kAligned | (use == Use::write ? NumpyArray::kWritable : 0);
+  const int wanted = NumpyArray::kAligned | (writes_ ? NumpyArray::kWritable : 0);
   const DLDataType dtype = dtype_of_numpy(array.dtype->type);
   if ((array.flags & wanted) != wanted || array.dtype->byte_order == '>' || !dtype.bits ||
       array.ndim > RLK_MAX_RANK)

@@ -10,12 +10,14 @@ namespace rlk::python {
 struct TensorType {
   PyTypeObject* type;
   const ExchangeApi* api;  // null: through __dlpack__, or as numpy's own arrays are laid out
-  enum Kind { other, numpy, torch, torch_subclass, immutable } kind;
+  enum Kind { other, numpy, masked, torch, torch_subclass, immutable } kind;
 };
 
-// Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on. With an exception set it
-// could not be found out.
+// Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on, or torch.jit traces.
+// With an exception set it could not be found out.
 bool torch_modes_active();
+// Whether an object is numpy's own True or False, which is no integer.
+bool is_numpy_bool(PyObject* object);
 // Whether an object is a torch.dtype.
 bool is_torch_dtype(PyObject* object);
 // Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
@@ -31,32 +33,33 @@ int32_t torch_threads();
 
 class TensorView {
  public:
-  // read, write: by an op outside of autograd. look: no data pass (questions, saved ranges). torch: for rlk.torch, which records
-  // gradients and sends what torch must see to its dispatcher. recorded: below the dispatcher, which has seen it.
-  enum class Use { read, write, look, torch, recorded };
+  // plain: by an op outside of autograd. look: no data pass (questions, saved ranges). torch: for rlk.torch, which records gradients
+  // and sends what torch must see to its dispatcher. recorded: below the dispatcher, which has seen it.
+  enum class Use { plain, look, torch, recorded };
 
   TensorView() noexcept {}
   ~TensorView() { Py_XDECREF(capsule_); }
   TensorView(const TensorView&) = delete;
   TensorView& operator=(const TensorView&) = delete;
 
-  // False with an exception, or only wants_dispatcher(). The text names the op and its argument.
-  bool take(PyObject* object, Use use, const char* op, const char* argument);
+  // False with an exception, or only wants_dispatcher(). The text names the op and its argument, which it may write.
+  bool take(PyObject* object, Use use, bool writes, const char* op, const char* argument);
   const DLTensor& tensor() const noexcept { return tensor_; }
   DLTensor& tensor() noexcept { return tensor_; }
   const TensorType* type() const noexcept { return type_; }
+  const char* argument() const noexcept { return argument_; }
   bool wants_dispatcher() const noexcept { return wants_dispatcher_; }
   bool needs_gradient() const noexcept { return needs_gradient_; }
 
  private:
   bool refuse(PyObject* object, const char* why) const;
-  // The same where its framework raised: with the first line of what that said.
+  // The same where its framework raised: with the first line of what that said, and its exception as the cause.
   bool refuse_as_raised(PyObject* object) const;
   bool take_as_given(PyObject* object, Use use);
   void leave_dense_strides_out() noexcept;
   bool take_exchanged(PyObject* object, Use use);
-  bool take_capsule(PyObject* object, Use use);
-  bool take_numpy(PyObject* object, Use use);
+  bool take_capsule(PyObject* object);
+  bool take_numpy(PyObject* object);
   bool take_spec(PyObject* shape, PyObject* object);
 
   DLTensor tensor_;
@@ -65,7 +68,7 @@ class TensorView {
   PyObject* capsule_ = nullptr;
   int64_t shape_[RLK_MAX_RANK];    // of a spec
   int64_t strides_[RLK_MAX_RANK];  // of numpy's array, in elements
-  bool wants_dispatcher_ = false, needs_gradient_ = false;
+  bool writes_ = false, wants_dispatcher_ = false, needs_gradient_ = false;
 };
 
 }  // namespace rlk::python

@@ -41,8 +41,8 @@ PyObject* tracing(PyObject*, PyObject*) { return PyBool_FromLong(rlk_tracing());
 
 PyObject* trace_tag(PyObject*, PyObject* tag) {
   if (tag == Py_None) return none_or_raise(rlk_trace_tag(nullptr));
-  const char* text = PyUnicode_AsUTF8AndSize(tag, nullptr);
-  return text ? none_or_raise(rlk_trace_tag(text)) : nullptr;
+  std::string text;
+  return read_text(tag, "trace_tag: the tag", text) ? none_or_raise(rlk_trace_tag(text.c_str())) : nullptr;
 }
 
 PyObject* trace_rows(PyObject*, PyObject* args) {
@@ -65,7 +65,7 @@ PyObject* trace_tensor(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "sOz", &name, &object, &tag)) return nullptr;
   if (!rlk_tracing()) Py_RETURN_NONE;
   TensorView view;
-  if (!view.take(object, TensorView::Use::recorded, "trace_tensor", name)) return nullptr;
+  if (!view.take(object, TensorView::Use::recorded, false, "trace_tensor", name)) return nullptr;
   void* stream = nullptr;
   const DLDevice device = view.tensor().device;
   const bool streams = view.type() && view.type()->api && device.device_type != kDLCPU;

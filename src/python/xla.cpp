@@ -125,7 +125,7 @@ Error* run(const Frame& frame) {
   const Array *attributes = integers(given, "attributes"), *numbers = integers(given, "options");
   rlk_slot slots[RLK_MAX_SLOTS] = {};
   DLTensor tensors[RLK_MAX_SLOTS];
-  if (!attributes || attributes->size != schema.num_attributes || !numbers || numbers->size != 2 ||
+  if (!attributes || attributes->size != schema.num_attributes || !numbers || numbers->size != 3 ||
       !place(frame.inputs, integers(given, "inputs"), arguments, tensors, slots) ||
       !place(frame.results, integers(given, "results"), arguments, tensors, slots))
     return fail(frame, RLK_INTERNAL, (name + ": the call does not say what rlk.jax says").c_str());
@@ -138,6 +138,7 @@ Error* run(const Frame& frame) {
   options.backend = word(backend), options.arithmetic = word(arithmetic), options.precision = word(precision);
   options.deterministic = at(*numbers, 0) != 0;
   options.threads = static_cast<int32_t>(at(*numbers, 1));
+  options.evidence = at(*numbers, 2) != 0;
   const Scopes scopes(text_of(given, "scopes"));
   const rlk_code code = scopes.code() ? scopes.code() : rlk_run_slots(op, slots, count, &options);
   return code == RLK_OK ? nullptr : fail(frame, code, rlk_last_error());

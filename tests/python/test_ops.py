@@ -79,6 +79,29 @@ def test_examples_of_every_op_run_and_give_what_infer_says(op):
             assert numpy.isfinite(array).all(), (name, result)
 
 
+@pytest.mark.parametrize("op", BUILT_IN)
+def test_a_result_in_every_dtype_that_is_offered_is_right_or_refused(op):
+    known = [i["id"] for i in rlk.implementations() if i["op"] == op and i["backend"] == "native"]
+    tried = 0
+    for name, tensors, results, attributes in examples(op, ("fp32", "fp16", "int32", "int64", "uint8", "bool"))[:2]:
+        shapes, asked = _C.infer(op, **tensors, **attributes), dict.fromkeys(results, True)
+        order = [r for r in shapes if r in asked]
+        want = getattr(rlk, op)(**tensors, **attributes, **asked)
+        for at, result in enumerate(order):
+            exact = (want if isinstance(want, tuple) else (want,))[at].astype(numpy.float64)
+            for dtype in set(shapes[result][2]) - {"bf16"}:
+                for implementation in known:
+                    try:
+                        got = getattr(rlk, op)(**tensors, **attributes, **(asked | {result: dtype}), backend=implementation)
+                    except rlk.Error:
+                        continue
+                    got = (got if isinstance(got, tuple) else (got,))[at]
+                    far = 2e-2 * (abs(exact).max() if exact.size else 0) + 1e-3
+                    assert abs(got - exact).max(initial=0) <= far, (name, implementation, result, dtype)
+                    tried += 1
+    assert tried or not any(a["role"] == 1 for a in _C.schema(op)["arguments"])  # an op in place makes none
+
+
 # ---- a call -----------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -461,6 +462,119 @@ def test_subclasses_are_not_read_as_plain_memory():
         fake = torch.ones(2, 4)
     with pytest.raises(rlk.InvalidArgument, match="no plain torch.Tensor"):
         rlk.lm_head(fake, torch.ones(3, 4))
+
+
+class Named(torch.Tensor):
+    """A subclass whose memory is plain."""
+
+
+def test_a_subclass_of_plain_memory_is_taken_by_the_torch_face_alone():
+    h, w = leaf(2, 4), leaf(3, 4)
+    want = torch.autograd.grad(rlk.torch.lm_head(h, w).sum(), (h, w))
+    named = h.detach().as_subclass(Named).requires_grad_()
+    out = rlk.torch.lm_head(named, w)
+    found = torch.autograd.grad(out.sum(), (named, w))
+    assert torch.equal(torch.Tensor(out), rlk.torch.lm_head(h, w)) and all(map(torch.equal, map(torch.Tensor, found), want))
+    with torch.no_grad(), pytest.raises(rlk.InvalidArgument, match="is of type Named, which is no plain torch.Tensor"):
+        rlk.lm_head(named, w)
+
+
+def test_meta_tensors_give_shapes():
+    h, w = torch.ones(2, 4, device="meta"), torch.ones(3, 4, device="meta", requires_grad=True)
+    out = rlk.torch.lm_head(h, w)
+    assert out.is_meta and out.shape == (2, 3) and out.requires_grad and rlk.saved() == []
+    with pytest.raises(rlk.InvalidArgument, match="hidden has K=4, weight has K=3"):
+        rlk.torch.lm_head(h, w[:, :3])
+
+
+def test_tangents_are_refused_not_dropped():
+    forward, h, w = torch.autograd.forward_ad, leaf(2, 4).detach(), leaf(3, 4).detach()
+    with forward.dual_level():
+        for face in (rlk, rlk.torch):
+            assert forward.unpack_dual(face.lm_head(h, w)).tangent is None
+            with pytest.raises(rlk.InvalidArgument, match="lm_head: weight is of type Tensor, which carries a tangent"):
+                face.lm_head(h, forward.make_dual(w, w))
+        with pytest.raises(rlk.InvalidArgument, match="carries a tangent"):
+            rlk.torch.lm_head(forward.make_dual(h, h), w.clone().requires_grad_())
+    for transform in (lambda f: torch.func.jvp(f, (h,), (h,)), lambda f: torch.func.jacfwd(f)(h)):
+        with pytest.raises(rlk.Unsupported, match="lm_head: hidden carries a tangent"):
+            transform(lambda h: rlk.torch.lm_head(h, w))
+
+
+def test_transforms_batch_a_call_and_ask_gradients_of_autograd():
+    h, w = leaf(5, 2, 4), leaf(3, 4)
+    want = torch.stack([rlk.torch.lm_head(one, w) for one in h])
+    assert torch.equal(torch.vmap(lambda one: rlk.torch.lm_head(one, w))(h), want)
+    g = torch.eye(6).view(6, 2, 3)
+    out = rlk.torch.lm_head(h[0], w)
+    batched, = torch.autograd.grad(out, w, g, is_grads_batched=True, retain_graph=True)
+    assert torch.equal(batched, torch.stack([torch.autograd.grad(out, w, one, retain_graph=True)[0] for one in g]))
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(rlk.Unsupported, match="lm_head: a gradient is asked for within torch.func"):
+            transform(lambda h: rlk.torch.lm_head(h, w).sum())(h[0].detach())
+
+
+def test_what_has_no_gradient_does_not_lose_one_in_silence():
+    cos, sin = tables()
+    x, learnt = leaf(1, 2, 6, 8), cos.clone().requires_grad_()
+    for mine in (x, x.detach()):
+        with pytest.raises(rlk.Unsupported, match="rope: a gradient of cos is asked for, it has none: detach"):
+            rlk.torch.rope(mine, learnt, sin).sum().backward()
+    rlk.torch.rope(x, learnt.detach(), sin).sum().backward()
+    assert x.grad is not None and learnt.grad is None
+
+
+def test_tensors_of_several_frameworks_meet_only_where_nothing_is_recorded():
+    h, w = numpy.ones((2, 4), numpy.float32), leaf(3, 4)
+    assert torch.equal(rlk.torch.lm_head(w.detach(), h), torch.from_numpy(rlk.lm_head(w.detach().numpy(), h)))
+    for call in (lambda: rlk.torch.lm_head(h, w), lambda: rlk.torch.lm_head(w, h)):
+        with pytest.raises(rlk.InvalidArgument, match="lm_head: (hidden|weight) is of type ndarray, where a gradient is recorded"):
+            call()
+
+
+def test_read_only_memory_is_not_written_by_the_torch_face():
+    h, w, (cos, sin) = torch.ones(2, 4), torch.ones(3, 4), tables()
+    frozen, x = numpy.zeros((2, 3), numpy.float32), numpy.ones((1, 2, 6, 8), numpy.float32)
+    frozen.flags.writeable = x.flags.writeable = False
+    for call in (lambda: rlk.torch.lm_head(h, w, out=frozen), lambda: rlk.torch.rope_(x, cos, sin)):
+        with pytest.raises(rlk.InvalidArgument, match="is of type ndarray, which is read-only"):
+            call()
+    assert not frozen.any() and (x == 1).all()
+    jax = pytest.importorskip("jax.numpy")
+    with pytest.raises(rlk.InvalidArgument, match="which never changes"):
+        rlk.torch.lm_head(h, w, out=jax.zeros((2, 3)))
+
+
+def test_a_result_without_memory_says_so_recorded_or_not():
+    wide = torch.ones(1, 1).expand(1 << 40, 1)
+    for weight in (wide, leaf(1, 1).expand(1 << 40, 1)):
+        with pytest.raises(rlk.OutOfMemory, match="lm_head: there is no memory for out") as caught:
+            rlk.torch.lm_head(wide, weight)
+        assert "\n" not in str(caught.value)
+
+
+def test_torch_jit_traces_the_call():
+    w = leaf(3, 4).detach()
+    traced = torch.jit.trace(lambda h: rlk.torch.lm_head(h, w) + 1, (torch.ones(2, 4),))
+    h = leaf(2, 4).detach()
+    assert torch.equal(traced(h), rlk.torch.lm_head(h, w) + 1)
+
+
+def test_evidence_is_an_option_of_every_face():
+    h, w = leaf(2, 4), leaf(3, 4)
+    rlk.clear_evidence()
+    for call in (lambda: rlk.torch.lm_head(h.detach(), w.detach(), evidence=True), lambda: rlk.torch.lm_head(h, w, evidence=True)):
+        with pytest.raises(rlk.NoImplementation, match="certificate"):
+            call()
+
+
+def test_torch_takes_one_copy_and_says_so(monkeypatch):
+    import importlib
+    with pytest.raises(rlk.Unsupported, match="rlk.torch is loaded already"):
+        importlib.reload(rlk.torch)
+    h, w = leaf(2, 4), leaf(3, 4)
+    rlk.torch.lm_head(h, w).sum().backward()
+    assert h.grad is not None
 
 
 @pytest.mark.parametrize("dtype,wide", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)])

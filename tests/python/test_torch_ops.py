@@ -9,6 +9,7 @@ import rlk  # noqa: E402
 import rlk.torch  # noqa: E402
 from examples import BUILT_IN, examples  # noqa: E402
 from rlk import _C  # noqa: E402
+from torch.autograd.gradcheck import GradcheckError  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 KINDS = ("fp32", "int32", "int64", "uint8", "bool")
@@ -102,14 +103,73 @@ def test_gradients_are_the_slopes_of_the_golden_forward(op):
             assert abs(slope - parts.sum().item()) <= 5e-3 * size + 1e-4, (name, slope, parts.sum().item(), size)
 
 
-def test_gradients_in_fp64_pass_gradcheck_where_a_schema_has_it():
-    wide = [op for op in LEARNS if all(a["dtypes"] & 8 for a in _C.schema(op)["arguments"] if a["differentiable"])]
-    for op in wide:
-        tensors, asked, attributes = example(op)
-        fresh, leaves = learnable(op, {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()})
-        names = [n for n, t in fresh.items() if t.requires_grad]
-        assert torch.autograd.gradcheck(
-            lambda *ts: tuple(recorded(call(op, fresh | dict(zip(names, ts)), asked, attributes))), leaves)  # noqa: B023
+def tables(**rule):
+    cos, sin = rlk.rope_tables(rotary_dim=8, rows=3, **rule)
+    return {"cos": cos, "sin": sin}
+
+
+# Where the example has thousands of numbers: fewer.
+SMALLER = {
+    "kda_fwd": ({"q": uniform(1, 3, 1, 4), "k": uniform(1, 3, 1, 4, seed=2), "v": uniform(1, 3, 2, 3), "g": -abs(uniform(1, 3, 2, 4)),
+                 "beta": abs(uniform(1, 3, 2)), "initial_state": uniform(1, 2, 4, 3)}, ["out", "final_state"], {}),
+    "kda_gate": ({"g": uniform(3, 2, 4), "a_log": uniform(2)}, ["out"], {}),
+    "rope": ({"x": uniform(1, 2, 3, 8), "k": uniform(1, 1, 3, 8, seed=2), **tables()}, ["out", "k_out"], {}),
+    "rope_mla_q": ({"x": uniform(1, 3, 2, 12), **tables(width="full")}, ["out"], {"layout": "bshd"}),
+    "rope_mla_kv": ({"kv": uniform(1, 3, 2, 5), "k_pos_emb": uniform(1, 3, 1, 8), **tables(width="full")}, ["key", "value"],
+                    {"layout": "bshd", "k_dim": 3}),
+    "short_conv": ({"x": uniform(1, 5, 3), "weight": uniform(3, 4, seed=2), "bias": uniform(3)}, ["y", "final_state"], {}),
+    "rms_norm": ({"x": uniform(3, 8), "weight": uniform(8, seed=2), "residual": uniform(3, 8, seed=3)}, ["y", "sum"], {}),
+    "swiglu": ({"gate": uniform(3, 5), "up": uniform(3, 5, seed=2)}, ["out"], {}),
+    "embedding": ({"ids": numpy.array([3, 0, 3], numpy.int32), "weight": uniform(5, 4)}, ["out"], {}),
+    "linear_logp": ({"hidden": uniform(3, 6), "weight": uniform(7, 6, seed=2), "target": numpy.array([0, 6, 3], numpy.int32)},
+                    ["logp", "entropy"], {"temperature": 0.7}),
+    "attention": ({"q": uniform(1, 4, 2, 16), "k": uniform(1, 4, 1, 16, seed=2), "v": uniform(1, 4, 1, 16, seed=3)}, ["out", "lse"], {}),
+}
+
+
+class InFp64(torch.autograd.Function):
+    """An op as a function of fp64, which gradcheck wants and no op reads: inputs lie where fp32 holds them exactly, moved or not."""
+
+    @staticmethod
+    def forward(ctx, run, wrong, *inputs):
+        ctx.run, ctx.wrong = run, wrong
+        narrow = [t.float() for t in inputs]
+        assert all(torch.equal(n.double(), t) for n, t in zip(narrow, inputs))
+        ctx.save_for_backward(*narrow)
+        return tuple(o.double() for o in run(narrow))
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        leaves = [t.requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = ctx.run(leaves)
+        found = torch.autograd.grad(out, leaves, [c.float() for c in cotangents], allow_unused=True)
+        return None, None, *[None if g is None else g.double() * ctx.wrong for g in found]
+
+
+def gradcheck(op, wrong=1.0):
+    """Every element of an op's Jacobian beside its difference."""
+    arrays, results, attributes = SMALLER[op] if op in SMALLER else examples(op, KINDS)[0][1:] if op not in LARGER else LARGER[op]
+    inputs, _ = learnable(op, {n: torch.from_numpy(a) for n, a in arrays.items()})
+    inputs = {n: ((t.detach() * 64).round() / 64).requires_grad_() if t.requires_grad else t for n, t in inputs.items()}
+    names, order = [n for n, t in inputs.items() if t.requires_grad], [n for n in rlk.torch.Schema(op).result_names if n in results]
+    kept = [n for n, o in zip(order, call(op, inputs, dict.fromkeys(results, True), attributes)) if o.requires_grad]
+
+    def run(leaves):
+        out = call(op, inputs | dict(zip(names, leaves)), dict.fromkeys(results, True), attributes, precision="golden")
+        return [o for n, o in zip(order, out, strict=True) if n in kept]
+
+    wide = [inputs[n].detach().double().requires_grad_() for n in names]
+    assert wide and kept, op
+    # The bounds are of a difference over 2^-6: the third derivative, and one rounding of a golden result to fp32.
+    assert torch.autograd.gradcheck(lambda *ts: InFp64.apply(run, wrong, *ts), wide, eps=2.0 ** -7, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("op", LEARNS)
+def test_every_element_of_an_ops_jacobian_passes_gradcheck(op):
+    gradcheck(op)
+    with pytest.raises(GradcheckError):
+        gradcheck(op, wrong=1.02)
 
 
 @pytest.mark.parametrize("op", RUNS)
@@ -137,6 +197,34 @@ def test_a_checkpointed_op_gives_the_same_gradients(op):
 
     assert all(map(same_bits, gradients(op, tensors, asked, attributes, run=run), want))
     assert rlk.saved() == []
+
+
+#: Ops whose gradient reads nothing of the forward that another recompute could change.
+LINEAR = {"tp_sum", "embedding", "rope", "rope_mla_q", "rope_mla_kv"}
+
+
+@pytest.mark.parametrize("op", LEARNS)
+def test_a_recompute_that_differs_is_seen_in_the_gradients(op):
+    tensors, asked, attributes = example(op)
+    differentiable = {a["name"] for a in _C.schema(op)["arguments"] if a["differentiable"]}
+    runs = []
+
+    def run(op, given, *rest, broken=True):
+        names = list(given)
+
+        def forward(*values):
+            runs.append(op)
+            again = len(runs) > 1 and broken
+            moved = {n: v * (1 + 2.0 ** -6) if again and n in differentiable and v.is_floating_point() else v
+                     for n, v in zip(names, values)}
+            return call(op, moved, *rest)
+
+        return checkpoint(forward, *given.values(), use_reentrant=False)
+
+    want = gradients(op, tensors, asked, attributes)
+    found = gradients(op, tensors, asked, attributes, run=run)
+    assert len(runs) == 2
+    assert (not all(map(same_bits, found, want))) == (op not in LINEAR)
 
 
 @pytest.mark.parametrize("op", LEARNS)

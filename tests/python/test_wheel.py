@@ -1,7 +1,9 @@
 """Which tag a wheel may carry. tools/wheel builds it; here its binaries are those of the build tree."""
 
+import importlib
 import shutil
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -25,6 +27,21 @@ def wheel_of(folder, *files):
             archive.write(file, f"rlk/{file.name}")
         archive.writestr("rlk/__init__.py", "")
     return path
+
+
+def test_a_wheel_without_the_cuda_plugin_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scikit_build_core", types.ModuleType("scikit_build_core"))
+    build = types.ModuleType("scikit_build_core.build")
+    for name in ("build_editable", "build_sdist", "get_requires_for_build_editable", "get_requires_for_build_sdist",
+                 "get_requires_for_build_wheel"):
+        setattr(build, name, None)
+    sys.modules["scikit_build_core"].build = build
+    monkeypatch.setitem(sys.modules, "scikit_build_core.build", build)
+    left_out = importlib.import_module("rlk_wheel").left_out
+    features = "oneDNN backend: left out (RLK_WITH_ONEDNN=OFF)\nCUDA backend: left out: nvcc was not found. Add it with: ./tools/install cuda\n"
+    line = left_out(["rlk/__init__.py", "rlk/lib/rlk/rlk-probe"], features)
+    assert line.endswith("runs on CPUs alone: nvcc was not found. Add it with: ./tools/install cuda") and "\n" not in line
+    assert left_out(["rlk/lib/rlk/librlk_backend_cuda.so"], "CUDA backend: built\n") is None
 
 
 @pytest.mark.skipif(not LIBRARY, reason="the package does not lie in a build tree")

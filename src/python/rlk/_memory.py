@@ -16,14 +16,24 @@ class Spec:
     __slots__ = ("_rlk_shape", "_rlk_dtype", "_rlk_device")
 
     def __init__(self, shape, dtype, device="cpu"):
-        kind, _, number = device.partition(":")
-        if dtype not in DTYPES:
+        kind, _, number = str(device).partition(":")
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise _errors.InvalidArgument(f"Spec: dtype is '{dtype}', it is one of {', '.join(DTYPES)}")
-        if kind not in _DEVICES:
+        if kind not in _DEVICES or not (number or "0").isdecimal():
             raise _errors.InvalidArgument(f"Spec: device is '{device}', it is cpu, cuda:N or hip:N")
-        self._rlk_shape = tuple(int(n) for n in shape)
+        try:
+            self._rlk_shape = tuple(n.__index__() for n in shape)
+        except (AttributeError, TypeError):
+            raise _errors.InvalidArgument(f"Spec: shape is {shape!r}, it is a sequence of integers") from None
+        if any(abs(n) >= 2**63 for n in self._rlk_shape):
+            raise _errors.InvalidArgument(f"Spec: shape is {shape!r}, its sizes have more than 64 bits")
         self._rlk_dtype = DTYPES[dtype]
         self._rlk_device = (_DEVICES[kind], int(number or 0))
+
+    def __repr__(self):
+        dtype = next(n for n, d in DTYPES.items() if d == self._rlk_dtype)
+        kind = next(n for n, d in _DEVICES.items() if d == self._rlk_device[0])
+        return f"rlk.Spec({self._rlk_shape}, '{dtype}', '{kind}{f':{self._rlk_device[1]}' if kind != 'cpu' else ''}')"
 
 
 def empty(like, shape, dtype):
@@ -38,7 +48,7 @@ def empty(like, shape, dtype):
     if module in ("jax", "jaxlib"):
         return _empty_jax(shape, dtype)
     raise _errors.InvalidArgument(
-        f"{dtype} results beside a {module} tensor cannot be allocated here: pass them, out=...")
+        f"{dtype} results beside a {type(like).__name__} cannot be allocated here: pass them, out=...")
 
 
 def _empty_jax(shape, dtype):
@@ -51,4 +61,4 @@ def _empty_jax(shape, dtype):
     return bits, lambda b: jax.numpy.asarray(b.view(jax.numpy.bfloat16))
 
 
-_C.set_hooks(_errors.make, empty, _scopes.options_of_scopes)
+_C.set_hooks(_errors.make, empty, _scopes.options_of_scopes, _errors.Error)

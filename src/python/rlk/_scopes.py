@@ -2,7 +2,7 @@
 
 import threading
 
-from rlk import _C
+from rlk import _C, _errors
 
 
 class _Entered(threading.local):
@@ -26,8 +26,28 @@ class Scope:
         _entered.stack = (*_entered.stack, self._demand)
 
     def __exit__(self, *_):
-        _entered.stack = _entered.stack[:-1]
+        stack = _entered.stack
+        if stack and stack[-1] is self._demand:
+            _entered.stack = stack[:-1]
+            return _C.scope_leave()
+        _leave_from_within(self._demand)
+
+
+def _leave_from_within(demand):
+    """Leaves a scope that others were entered in and not left: they stay, and this is an error. Tasks of asyncio that share a
+    thread do that, and generators."""
+    stack = _entered.stack
+    at = next((i for i in reversed(range(len(stack))) if stack[i] is demand), None)
+    words = next(f"{kind}({value!r})" for kind, value in zip(("precision", "backend"), demand) if value is not None)
+    if at is None:
+        raise _errors.InvalidArgument(f"scope: {words} is left on a thread that has not entered it")
+    for _ in stack[at:]:
         _C.scope_leave()
+    for inner in stack[at + 1:]:
+        _C.scope_enter(*inner)
+    _entered.stack = stack[:at] + stack[at + 1:]
+    raise _errors.InvalidArgument(f"scope: {words} is left while {len(stack) - at - 1} entered later on this thread are not; what ran "
+                                  "meanwhile was held to all of them")
 
 
 def precision(word):

@@ -24,7 +24,7 @@ from rlk._memory import Spec
 _DTYPES = {"fp16": jnp.float16, "bf16": jnp.bfloat16, "fp32": jnp.float32, "fp64": jnp.float64, "int32": jnp.int32,
            "int64": jnp.int64, "uint8": jnp.uint8, "bool": jnp.bool_}
 _NAMES = {jnp.dtype(d): n for n, d in _DTYPES.items()}
-_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads")
+_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads", "evidence")
 
 if not hasattr(jax, "ffi"):
     raise _errors.Unsupported(f"rlk.jax needs jax 0.5 or newer, this is {jax.__version__}")
@@ -100,7 +100,8 @@ def _run(config, *arrays):
         *arrays, op=config.op, attributes=schema.bits(dict(config.attributes)),
         inputs=numpy.array([schema.slots[n] for n in config.names], numpy.int64),
         results=numpy.array([schema.slots[n] for n, _ in outputs], numpy.int64),
-        options=numpy.array([bool(options.get("deterministic")), options.get("threads") or 0], numpy.int64),
+        options=numpy.array([bool(options.get("deterministic")), options.get("threads") or 0, bool(options.get("evidence"))],
+                            numpy.int64),
         scopes="".join(f"{precision or ''}|{backend or ''}\n" for precision, backend in config.scopes),
         **{n: options.get(n) or "" for n in ("backend", "arithmetic", "precision")}))
 

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
+from torch.autograd import forward_ad
 
 from rlk import _C, _errors, _scopes
 from rlk._memory import Spec
@@ -20,10 +21,13 @@ from rlk._memory import Spec
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
           torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads")
+_OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads", "evidence")
 #: Ops that autocast, as torch's own products do.
 _AUTOCAST = ("lm_head", "linear")
 
+if hasattr(torch.ops.rlk, "lm_head"):
+    raise _errors.Unsupported("rlk.torch is loaded already: torch takes the ops of one rlk in a process, once; rlk's plain functions "
+                              "serve in any number of copies")
 _library = torch.library.Library("rlk", "DEF")
 
 
@@ -66,7 +70,7 @@ class Schema:
             else:
                 parts.append(f"{'SymInt' if a['type'] == 'int' else 'float'} {a['name']}={a['default']}")
         parts += ["str results=\"\"", "str? backend=None", "str? arithmetic=None", "str? precision=None",
-                  "bool deterministic=False", "SymInt threads=0"]
+                  "bool deterministic=False", "SymInt threads=0", "bool evidence=False"]
         count = len(self.results)
         returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         return f"{self.name}({', '.join(parts)}) -> {returns}"
@@ -241,6 +245,7 @@ class _Plan:
         self.kept_names = tuple(schema.saved)
         # Of what was given, then what came out, then None: what is kept for the backward.
         self.kept = [everything.index(n) if n in schema.input_names or n in self.asked else -1 for n in schema.saved]
+        self.name, self.inputs = schema.name, schema.inputs
         self.backward, self.input_names = backward, schema.input_names
         if backward:
             self.no_gradient = [i for i, n in enumerate(self.outputs)
@@ -275,6 +280,9 @@ class _Step:
                   and (not follows[n] or follows[n] in given)]
         unwanted = {follows[n] for n in follows if n not in wanted}
         self.wanted = bool(wanted)
+        for i, a in enumerate(plan.inputs):
+            if needed[i] and not a["differentiable"]:
+                raise _errors.Unsupported(f"{plan.name}: a gradient of {a['name']} is asked for, it has none: detach() it")
         self.inputs = [self._input(a, plan, given, a["name"] in unwanted) for a in backward.inputs]
         required = [a["name"] for a in backward.results if not a["optional"]]
         names = [n for n in backward.result_names if n in wanted or n in required]
@@ -296,7 +304,11 @@ class _Step:
         return lambda ctx, kept, gradients: _zeros(ctx.shapes[name[2:]], kept, gradients)  # of a result that nothing used
 
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+def _has_memory(tensor):
+    return tensor is None or (type(tensor) in _PLAIN and not tensor.is_meta)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _packed_elsewhere():
@@ -339,7 +351,7 @@ def _keep(ctx, plan, inputs, results):
     kept = tuple([everything[i] for i in plan.kept])
     ctx.save_for_backward(*kept)
     # Until the backward has run, an op that would write there fails.
-    guardable = all([type(t) in _PLAIN for t in kept]) and not _packed_elsewhere()
+    guardable = all(map(_has_memory, kept)) and not _packed_elsewhere()
     ctx.rlk = plan, _scopes.options_of_scopes(), _C.guard(plan.kept_names, kept) if guardable else None
 
 
@@ -410,10 +422,13 @@ def _understood(schema, args, keywords, preset):
 def _dispatched(schema):
     """A call that torch must see for another reason than a gradient."""
     op, preset = getattr(torch.ops.rlk, schema.op), _preset(schema)
+    tracing = torch.compiler.is_dynamo_compiling
 
     def call(*args, **keywords):
         given, rest = _understood(schema, args, keywords, preset)
         inputs = [given.get(n) for n in schema.input_names]
+        if not tracing():  # there numpy's arrays are taken for torch's
+            _refuse_others(schema, inputs)
         if not schema.results:
             if schema.changed and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
                 raise _errors.Unsupported(f"{schema.name}: a tensor requires grad, an op in place has no gradient")
@@ -428,6 +443,13 @@ def _dispatched(schema):
         return tuple(out) if len(out) > 1 else out[0]
 
     return call
+
+
+def _refuse_others(schema, inputs):
+    for name, value in zip(schema.input_names, inputs):
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is of type {type(value).__name__}, where a gradient is recorded or a "
+                                          "call is traced all tensors are torch's")
 
 
 def _preset(schema):
@@ -504,6 +526,15 @@ def _function(schema, backward):
     return op
 
 
+def _refuse_tangents(schema, inputs):
+    if forward_ad._current_level < 0:
+        return
+    for name, t in zip(schema.input_names, inputs):
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise _errors.Unsupported(f"{schema.name}: {name} carries a tangent of forward-mode differentiation (jvp, jacfwd), which no "
+                                      "op here carries on")
+
+
 #: By op, the apply of its autograd.Function without the Python around it, which looks for transforms (a call that none sees comes
 #: here alone) and fills in defaults.
 _APPLY = {}
@@ -565,7 +596,11 @@ def _differentiate(schema, schemas):
     dispatched = _node(schema.name, through_dispatcher, gradient).apply
 
     def kernel(*inputs, **keywords):
+        _refuse_tangents(schema, inputs)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise _errors.Unsupported(f"{schema.name}: a gradient is asked for within torch.func (grad, vjp, jacrev), which cannot "
+                                          "follow this op: torch.autograd.grad can")
             inputs += (None,) * (len(schema.input_names) - len(inputs))  # of which the dispatcher leaves trailing ones out
             _whole(schema, other, dict(zip(schema.input_names, inputs)))
             return dispatched(_Plan(schema, other, keywords, every_result=True), *inputs)
