@@ -366,6 +366,8 @@ TEST_CASE("tp_sum takes 1, 2, 4 or 8 partial sums and a slice of their rows") {
   const Tensor t3 = three.view(), ty = y.view();
   const rlk::Status status = rlk::tp_sum({.partials = t3, .y = ty});
   CHECK(std::string(status.message()).find("T=3, it must be 1, 2, 4 or 8") != std::string::npos);
+  const rlk::Status gradients = rlk::tp_sum_bwd({.d_y = ty, .partials = t3, .d_partials = t3});
+  CHECK(std::string(gradients.message()).find("T=3, it must be 1, 2, 4 or 8") != std::string::npos);
 
   constexpr std::int64_t m = 7, n = 5;
   Array partials = normal(DType::f32, {4, m, n}, 1), whole(DType::bf16, {m, n}), slice(DType::bf16, {3, n});

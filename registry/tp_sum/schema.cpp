@@ -124,6 +124,8 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   const int64_t whole = dim(partials, -2), n = dim(partials, -1);
   int64_t m = 0;
   if (int32_t code = check_slice(host, op, s + kBackward.size(), whole, m)) return code;
+  if (const int64_t t = partials->ndim == 3 ? dim(partials, 0) : 1; t != 1 && t != 2 && t != 4 && t != 8)
+    return fail(host, "{}: partials has T={}, it must be 1, 2, 4 or 8", op, t);
   if (dim(d_y, 0) != m || dim(d_y, 1) != n)
     return fail(host, "{}: d_y is [{}, {}], partials give [{}, {}]", op, dim(d_y, 0), dim(d_y, 1), m, n);
   shapes[kDPartials] = like(partials, RLK_F32, DType::f32);
