@@ -1,4 +1,4 @@
-// fma32/kda of kda_fwd and kda_gate as the page has it, in plain loops.
+// fma32/kda of kda_fwd, kda_decode and kda_gate as the page has it, in plain loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -42,7 +42,8 @@ float log_decay(const Args& a, int64_t hv, int64_t width, int64_t d, float raw) 
   return static_cast<float>(a.lower_bound) * sigmoid32(rate * x);
 }
 
-float write_strength(const KdaFwd& a, float raw) {
+template <class Args>
+float write_strength(const Args& a, float raw) {
   if (!a.beta_sigmoid) return raw;
   const float y = sigmoid32(raw);
   return a.allow_neg_eigval ? y + y : y;
@@ -58,16 +59,22 @@ struct Grid {
   float operator()(int64_t i, int64_t d) const { return values[static_cast<std::size_t>(i * columns + d)]; }
 };
 
-// Row i of q or k, normalised where that is wanted: squares in 16 interleaved chains, added in order.
+// The sum of products in 16 interleaved chains, added in order.
+float interleaved(const float* a, const float* b, int64_t n) {
+  float chains[16] = {}, sum = 0;
+  for (int64_t d = 0; d < n; ++d) chains[d % 16] = std::fma(a[d], b[d], chains[d % 16]);
+  for (float c : chains) sum += c;
+  return sum;
+}
+
+// Row i of q or k, normalised where that is wanted.
 template <class View>
 void read_row(const View& t, int64_t row, bool normalise, Grid& out, int64_t i) {
   const Rows rows(t);
   for (int64_t d = 0; d < out.columns; ++d) out(i, d) = static_cast<float>(rows.get(row, d));
   if (!normalise) return;
-  float chains[16] = {}, squares = 0;
-  for (int64_t d = 0; d < out.columns; ++d) chains[d % 16] = std::fma(out(i, d), out(i, d), chains[d % 16]);
-  for (float c : chains) squares += c;
-  const float r = 1.0f / std::sqrt(squares + 1e-6f);
+  const float* x = &out(i, 0);
+  const float r = 1.0f / std::sqrt(interleaved(x, x, out.columns) + 1e-6f);
   for (int64_t d = 0; d < out.columns; ++d)
     out(i, d) = static_cast<float>(round_to(t.dtype(), double{out(i, d) * r}));
 }
@@ -207,6 +214,48 @@ void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv) {
     Matrix(a.final_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).write(state.values);
 }
 
+// The sum over the channels of a state's column: of [K, V] in interleaved chains; of [V, K] one chain for every four neighbours and
+// the four 128 further on, and the 32 chains as a tree of neighbours.
+float column_sum(const Floats& a, const Floats& b, bool v_first) {
+  const auto n = static_cast<int64_t>(a.size());
+  if (!v_first) return interleaved(a.data(), b.data(), n);
+  float chains[32] = {};
+  for (std::size_t d = 0; d < a.size(); ++d) {
+    float& c = chains[d / 4 % 32];
+    c = std::fma(a[d], b[d], c);
+  }
+  for (std::size_t step = 1; step < 32; step *= 2)
+    for (std::size_t l = 0; l < 32; l += 2 * step) chains[l] += chains[l + step];
+  return chains[0];
+}
+
+// One token of sequence b and value head hv.
+void decode(const KdaDecode& a, int64_t b, int64_t hv) {
+  const int64_t heads = a.q.dim(1), value_heads = a.v.dim(1), K = a.q.dim(2), V = a.v.dim(2),
+                key = b * heads + hv / (value_heads / heads), value = b * value_heads + hv;
+  const auto scale = static_cast<float>(a.scale != 0 ? a.scale : 1 / std::sqrt(double(K)));
+  const float beta = write_strength(a, static_cast<float>(Rows(a.beta).get(b, hv)));
+  Grid q(1, K), k(1, K), v(1, V), decay(1, K), state(K, V);
+  read_row(a.q, key, a.qk_l2norm, q, 0);
+  read_row(a.k, key, a.qk_l2norm, k, 0);
+  read_row(a.v, value, false, v, 0);
+  read_row(a.g, value, false, decay, 0);
+  for (int64_t d = 0; d < K; ++d) {
+    q(0, d) *= scale;
+    decay(0, d) = flushed(exp32(log_decay(a, hv, K, d, decay(0, d))));
+  }
+  Matrix(a.state, value, K, V, a.state_v_first).read(state.values);
+  Floats column(static_cast<std::size_t>(K));
+  for (int64_t j = 0; j < V; ++j) {
+    const auto at = [&](int64_t d) -> float& { return column[static_cast<std::size_t>(d)]; };
+    for (int64_t d = 0; d < K; ++d) at(d) = state(d, j) * decay(0, d);
+    const float r = v(0, j) - column_sum(column, k.values, a.state_v_first);
+    for (int64_t d = 0; d < K; ++d) state(d, j) = at(d) = std::fma(beta * k(0, d), r, at(d));
+    set(a.out, value, j, column_sum(column, q.values, a.state_v_first));
+  }
+  Matrix(a.state_out, value, K, V, a.state_v_first).write(state.values);
+}
+
 }  // namespace
 
 bool kda_fwd_rule(const RuleQuery& q) {
@@ -216,6 +265,15 @@ bool kda_fwd_rule(const RuleQuery& q) {
   const Sizes z = sizes_of(a);
   for (int64_t n = 0; n < z.sequences; ++n)
     for (int64_t hv = 0; hv < z.value_heads; ++hv) forward(a, z, n, hv);
+  return true;
+}
+
+bool kda_decode_rule(const RuleQuery& q) {
+  if (q.arithmetic != "fma32/kda") return false;
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const KdaDecode*>(q.slots);
+  for (int64_t b = 0; b < a.q.dim(0); ++b)
+    for (int64_t hv = 0; hv < a.v.dim(1); ++hv) decode(a, b, hv);
   return true;
 }
 
