@@ -40,7 +40,8 @@ inline std::string json_string(std::string_view text) {
 class JsonObject {
  public:
   JsonObject& raw(std::string_view key, std::string_view value) {
-    body_ += (body_.empty() ? "" : ", ") + json_string(key) + ": " + std::string(value);
+    if (!body_.empty()) body_ += ", ";
+    body_.append(json_string(key)).append(": ").append(value);
     return *this;
   }
   JsonObject& text(std::string_view key, std::string_view value) { return raw(key, json_string(value)); }
@@ -57,7 +58,8 @@ class JsonObject {
 class JsonArray {
  public:
   JsonArray& raw(std::string_view value) {
-    body_ += (body_.empty() ? "" : ", ") + std::string(value);
+    if (!body_.empty()) body_ += ", ";
+    body_.append(value);
     return *this;
   }
   JsonArray& text(std::string_view value) { return raw(json_string(value)); }

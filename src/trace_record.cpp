@@ -1,11 +1,8 @@
 #include "src/trace_record.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 
 #include "rlk/tensor.hpp"
 #include "src/digest.hpp"
@@ -101,7 +98,17 @@ class Walk {
   std::vector<std::byte> packed_;
 };
 
-std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
+void append_hex(std::string& out, uint64_t value) {
+  char digits[16];
+  for (int i = 16; i-- > 0; value >>= 4) digits[i] = "0123456789abcdef"[value & 15];
+  out.append(digits, sizeof digits);
+}
+
+std::string hex(uint64_t value) {
+  std::string out;
+  append_hex(out, value);
+  return out;
+}
 
 JsonObject begin(const char* name, const char* role, const DLTensor& t) {
   JsonArray shape;
@@ -136,7 +143,7 @@ void TraceRecord::add(const char* name, const char* role, const DLTensor& t, int
     std::vector<uint64_t> all(static_cast<std::size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) all[static_cast<std::size_t>(i)] = walk.row(base, i);
     out.text("digest", hex(digest(all.data(), all.size() * sizeof(uint64_t))));
-    if (lead >= 0) out.text("rows", chosen(all));
+    if (lead >= 0) out.raw("rows", '"' + chosen(all) + '"');  // no character of it needs another form
     const bool alike = std::all_of(all.begin(), all.end(), [&](uint64_t row) { return row == all[0]; });
     if (lead == t.ndim && rows > 0 && alike) add_value(out, t, base);
   }
@@ -172,10 +179,10 @@ void TraceRecord::write(JsonObject head) {
 // Digests of the rows that were chosen, one after another.
 std::string TraceRecord::chosen(const std::vector<uint64_t>& all) const {
   std::string out;
+  out.reserve(16 * all.size());
   const int64_t every = keys_ ? file_.plan().every : 1;
   for (std::size_t i = 0; i < all.size(); ++i)
-    if (every <= 1 || marks_.rows[i].second % every == 0)
-      fmt::format_to(std::back_inserter(out), "{:016x}", all[i]);
+    if (every <= 1 || marks_.rows[i].second % every == 0) append_hex(out, all[i]);
   return out;
 }
 

@@ -151,3 +151,15 @@ def test_two_programs_without_an_op_of_rlk_are_compared_by_their_tensors(tmp_pat
     found = difference(a, record(tmp_path / "c", rounded=True))
     assert (found["exit"], found["first"]["tag"], found["first"]["position"]) == (10, "layer 1", 0)
     assert found["first"]["facts"] == [f"a foreign kernel in {a}, a foreign kernel in {tmp_path / 'c'}"]
+
+
+def test_what_differs_besides_the_first_difference_is_noted(drawn, tmp_path):
+    """A weight that is stale and a temperature that is forgotten: the first has the verdict, the other is not a consequence of it."""
+    model, rows, ours = drawn
+    with torch.no_grad():
+        for block in model.blocks:
+            block.down.copy_(block.down.bfloat16().float())
+    found = difference(scored(model, tmp_path / "trainer", rows), ours)
+    assert (found["exit"], found["first"]["tag"]) == (12, "layer 0 down")
+    layer, score = found["notes"]
+    assert layer.startswith("layer 1 down: weight is fp32 [64x176]") and score.startswith("score: temperature is 1 in")

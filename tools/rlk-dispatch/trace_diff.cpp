@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "commands.hpp"
 #include "library.hpp"
@@ -138,13 +139,20 @@ class Pair {
 
   // Everything that differs, most telling first.
   std::vector<std::string> facts() const {
-    std::vector<std::string> out = semantics_;
-    out.insert(out.end(), weights_.begin(), weights_.end());
+    std::vector<std::string> out = own();
     for (const std::string& input : inputs_) out.push_back(input);
     if (!same_op() || left().arithmetic != right().arithmetic)
       out.push_back(described(0) + in(0) + ", " + described(1) + in(1));
     return out;
   }
+
+  // What differs here, and not because of what came before: semantics and weights.
+  std::vector<std::string> own() const {
+    std::vector<std::string> out = semantics_;
+    out.insert(out.end(), weights_.begin(), weights_.end());
+    return out;
+  }
+  bool foreign() const { return left().op.empty() && right().op.empty(); }
 
   // Commands that show it again.
   std::vector<std::string> show() const {
@@ -256,7 +264,13 @@ bool same_bits(const TraceTensor& x, std::size_t i, const TraceTensor& y, std::s
   return x.dtype == y.dtype && (x.by_rows ? x.rows[i] == y.rows[j] : x.digest == y.digest);
 }
 
+std::string place_of(const Pair& pair, const std::string& fact) {
+  return (pair.left().tag.empty() ? pair.left().op : pair.left().tag) + ": " + fact;
+}
+
+// What differs at a result whatever its inputs are, so that it does not follow from the first difference.
 void note(const Pair& pair, const Trace& a, const Trace& b, std::set<std::string>& notes) {
+  for (const std::string& fact : pair.own()) notes.insert(place_of(pair, fact));
   if (pair.other_arithmetic())
     notes.insert(pair.left().op + ": " + pair.left().arithmetic + " in " + a.name + ", " +
                  pair.right().arithmetic + " in " + b.name);
@@ -266,6 +280,7 @@ Findings findings_of(const Trace& a, const Trace& b) {
   Findings f;
   Index index(b);
   std::unordered_map<std::string, std::size_t> places;  // in `where`
+  std::size_t noted = 0;  // the number of the record whose first pair was looked at
   for (std::size_t r = 0; r < a.records.size(); ++r)
     Index::each_row(a, r, [&](const std::string& what, RowKey key, const Place& mine) {
       const Place* const other = index.next(what, key);
@@ -274,10 +289,8 @@ Findings findings_of(const Trace& a, const Trace& b) {
       const TraceTensor &x = mine.in(a), &y = other->in(b);
       if (x.by_rows != y.by_rows) return void(++f.alone);
       const auto [at, fresh] = places.try_emplace(what, f.where.size());
-      if (fresh) {
-        f.where.push_back({record.tag, record.op, x.name});
-        note(Pair(a, b, mine, *other), a, b, f.notes);
-      }
+      if (fresh) f.where.push_back({record.tag, record.op, x.name});
+      if (std::exchange(noted, r + 1) != r + 1) note(Pair(a, b, mine, *other), a, b, f.notes);
       ++f.rows, ++f.where[at->second].rows;
       if (same_bits(x, mine.row, y, other->row)) return;
       ++f.differ, ++f.where[at->second].differ;
@@ -285,6 +298,8 @@ Findings findings_of(const Trace& a, const Trace& b) {
       f.first.emplace(a, b, mine, *other);
       f.key = key;
     });
+  if (f.first)  // whose facts are printed with it
+    for (const std::string& fact : f.first->own()) f.notes.erase(place_of(*f.first, fact));
   if (!a.whole) f.notes.insert(a.name + " was not ended: calls may be missing");
   if (!b.whole) f.notes.insert(b.name + " was not ended: calls may be missing");
   if (a.build != b.build)
@@ -352,6 +367,9 @@ void print_text(const Findings& f, const Trace& a, const Trace& b) {
                  p.right().implementation + " " + p.right().version + " in " + b.name);
       for (const std::string& line : p.show()) print_line("  show it again: " + line);
     }
+    if (p.foreign())
+      print_line(
+          "  what a foreign kernel reads is not in the traces; all that was recorded before it is equal");
     if (exit == kDifferentArithmetic) print_line("  to be expected: " + p.expected());
     if (exit == kUpstreamDiffers)
       print_line("  all that was recorded before it is equal: what made this input is not in the traces");
@@ -361,7 +379,10 @@ void print_text(const Findings& f, const Trace& a, const Trace& b) {
         print_line("  " + (w.tag.empty() ? w.op : w.tag) + ", " + w.output + ": " + std::to_string(w.differ) +
                    " of " + std::to_string(w.rows) + " rows differ");
   }
-  for (const std::string& note : f.notes) print_line("note: " + note);
+  std::size_t notes = 0;
+  for (const std::string& note : f.notes)
+    if (notes++ < 12) print_line("note: " + note);
+  if (notes > 12) print_line("note: " + std::to_string(notes - 12) + " more, which --json has");
   print_line(std::string(f.rows == 0 ? "nothing in common"
                          : f.first   ? "different"
                                      : "same") +
