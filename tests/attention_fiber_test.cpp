@@ -103,6 +103,57 @@ TEST_CASE("attention of packed queries on fibers is native's bits, splits one af
 
 namespace {
 
+// Native's bits of a part or of a merge, then the kernels'.
+template <class Args, class Launch>
+void same_step(const Args& a, rlk::Status (*op)(const Args&, const rlk::Options&),
+               const std::vector<Owned*>& results, Launch launch) {
+  REQUIRE(op(a, {.backend = "native"}));
+  std::vector<std::vector<std::byte>> expected;
+  for (const Owned* r : results) expected.push_back(r->bytes);
+  for (int wave : {32, 64}) {
+    for (Owned* r : results) r->bytes.assign(r->bytes.size(), std::byte{0x7f});
+    rlk_fiber::wave_size = wave;
+    rlk_fiber::order = wave == 32 ? rlk_fiber::Order::ascending : rlk_fiber::Order::shuffled;
+    launch();
+    for (std::size_t i = 0; i < results.size(); ++i) CHECK(results[i]->bytes == expected[i]);
+  }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+}  // namespace
+
+TEST_CASE("attention_part and attention_merge on fibers are native's bits") {
+  std::mt19937 random(6);
+  for (DType t : kTypes)
+    for (int64_t dv : {48, 160}) {
+      const Owned q({7, 4, 32}, t, &random), k({24, 100, 2, 32}, t, &random), v({24, 100, 2, dv}, t, &random),
+          sinks({4}, DType::f32, &random);
+      std::vector<int32_t> lengths{1712, 3, 3}, firsts{512, 512, 512}, cu{0, 4, 6, 6}, table;
+      for (int32_t i = 0; i < 36; ++i) table.push_back((i * 7 + 5) % 24);
+      const Tensor bounds(cu.data(), {4}, DType::i32), kv_len(lengths.data(), {3}, DType::i32),
+          k_first(firsts.data(), {3}, DType::i32), blocks(table.data(), {3, 12}, DType::i32);
+      Owned partials({7, 4, 3, 2 + dv}, DType::f32);
+      rlk::AttentionPart a{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds, .kv_len = kv_len};
+      a.block_table = blocks, a.k_first = k_first, a.partials = partials.tensor, a.split = 512;
+      a.window = dv == 48 ? 900 : 0;
+      same_step<rlk::AttentionPart>(a, rlk::attention_part, {&partials}, [&] {
+        rlk::simt::attention::launch_part(rlk::attn128::problem_of(a), nullptr);
+      });
+      // Each row and the next one as two ranks' sums: rows 4 and 5 see no key here, row 6 is nobody's.
+      Owned out({5, 4, dv}, t), lse({5, 4}, DType::f32);
+      const int64_t shape[] = {2, 5, 4, 3, 2 + dv}, row = 4 * 3 * (2 + dv),
+                    strides[] = {row, row, 3 * (2 + dv), 2 + dv, 1};
+      const Tensor both(partials.bytes.data(), shape, DType::f32, {kDLCPU, 0}, strides);
+      rlk::AttentionMerge m{.partials = both, .sinks = sinks.tensor, .out = out.tensor, .lse = lse.tensor};
+      same_step<rlk::AttentionMerge>(m, rlk::attention_merge, {&out, &lse}, [&] {
+        rlk::simt::attention::launch_merge(rlk::attn128::merge_of(m), nullptr);
+      });
+    }
+}
+
+namespace {
+
 // Native's bits of the gradients, then the kernels'.
 void same_gradients(const rlk::AttentionBwd& b, const std::vector<Owned*>& results) {
   REQUIRE(rlk::attention_bwd(b, {.backend = "native"}));

@@ -22,7 +22,8 @@ struct Config {
   int64_t window = 0, split = 1024, page = 0;
   double softcap = 0, scale = 0;
   Fill q{}, k{}, v{};
-  std::vector<double> lengths{};  // kv_len
+  std::vector<double> lengths{};          // kv_len
+  std::vector<double> firsts{}, lasts{};  // k_first and k_last, of attention_part
 };
 
 void set_options(Case& c, const Config& o) {
@@ -57,6 +58,13 @@ void use_pages(Case& c, const Shape& s, int64_t page) {
   c.batch_axes = {{"k", -1}, {"v", -1}};
 }
 
+void as_part(Case& c, int64_t sequences, const Config& o) {
+  c.inputs.push_back({"k_first", {sequences}, DType::i64, {Fill::values, 0, 0, o.firsts}});
+  if (!o.lasts.empty())
+    c.inputs.push_back({"k_last", {sequences}, DType::i32, {Fill::values, 0, 0, o.lasts}});
+  c.results = {{"partials", DType::f32}};
+}
+
 void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} b={} s={} l={} h={}/{} d={}/{} split={}{}{}{} {}", o.name, s.batch, s.queries,
@@ -72,6 +80,7 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   if (o.page && lengths.empty()) lengths.assign(1, static_cast<double>(s.keys));
   if (!lengths.empty()) c.inputs.push_back({"kv_len", {s.batch}, DType::i32, {Fill::values, 0, 0, lengths}});
   c.results = {{"out", t}, {"lse", DType::f32}};
+  if (!o.firsts.empty()) as_part(c, s.batch, o);
   c.reduction = s.keys;
   c.large = s.batch * s.queries * s.keys * s.heads * (s.d + s.dv) > 20'000'000;
   c.most_rows = std::max<int64_t>(5, 4'000'000 / (s.queries * s.keys * s.heads * (s.d + s.dv) / 4 + 1));
@@ -91,8 +100,13 @@ void packed(const CaseSink& sink, DType t, const Config& o) {
               {"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, {0, 130, 135, 264, 290}}}};
   set_options(c, o);
   c.results = {{"out", t}, {"lse", DType::f32}};
+  if (!o.firsts.empty()) {
+    c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
+    as_part(c, s.batch, o);
+  }
   c.reduction = s.keys;
-  c.batch_axes = {{"q", -1}, {"k", -1}, {"v", -1}, {"out", -1}, {"lse", -1}};
+  for (const CaseTensor& input : c.inputs) c.batch_axes.push_back({input.argument, -1});
+  for (const auto& [name, type] : c.results) c.batch_axes.push_back({name, -1});
   c.brief = true;
   sink(std::move(c));
 }
@@ -163,6 +177,101 @@ void attention_cases(const CaseSink& sink) {
   dense(sink, {1, 60, 1100, 4, 1, 128, 128}, DType::bf16, production);
 }
 
+namespace {
+
+// Keys from `firsts` on, of sequences of `lengths`.
+Config part(const char* name, int64_t split, const std::vector<double>& lengths,
+            const std::vector<double>& firsts) {
+  Config o;
+  o.name = name, o.split = split, o.lengths = lengths, o.firsts = firsts;
+  return o;
+}
+
+void part_cases(const CaseSink& sink, DType t) {
+  for (int64_t split : {1024, 512, 2048, 4096}) {
+    const auto s = static_cast<double>(split);
+    dense(sink, {2, 2, 33, 2, 1, 16, 16}, t, part("last", split, {s + 33, 2 * s + 20}, {s, 2 * s}));
+  }
+  dense(sink, {2, 2, 33, 2, 1, 16, 16}, t, part("all", 0, {33, 20}, {0, 0}));
+  Config o = part("first", 512, {700, 1300}, {0, 512});
+  dense(sink, {2, 3, 512, 2, 1, 16, 16}, t, o);
+  o.name = "none here", o.lengths = {5, 513};
+  o.firsts = {512, 512};
+  dense(sink, {2, 3, 40, 2, 1, 16, 16}, t, o);
+  o = part("two splits", 512, {1030, 900}, {0, 0}), o.brief = true;
+  dense(sink, {2, 2, 1024, 4, 2, 32, 48}, t, o);
+  o.name = "window", o.window = 300;
+  dense(sink, {2, 2, 1024, 2, 1, 16, 16}, t, o);
+  o.name = "cap", o.window = 0, o.softcap = 2, o.scale = 0.7;
+  dense(sink, {2, 2, 1024, 2, 1, 16, 16}, t, o);
+  o = part("whole", 512, {1030, 900}, {512, 512}), o.causal = false, o.brief = true;
+  dense(sink, {2, 2, 512, 2, 1, 16, 16}, t, o);
+  o = part("paged", 512, {1100, 530}, {512, 512}), o.page = 64;
+  dense(sink, {2, 2, 600, 3, 1, 16, 32}, t, o);
+  o = part("some", 512, {1100, 530}, {0, 0}), o.lasts = {512, 1024}, o.page = 48, o.brief = true;
+  dense(sink, {2, 2, 1024, 3, 1, 16, 32}, t, o);
+  o = part("special", 512, {529, 520}, {512, 512}), o.brief = true, o.k = special();
+  dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, o);
+  o = part("no queries", 512, {529, 520}, {512, 512}), o.brief = true;
+  dense(sink, {2, 0, 17, 1, 1, 16, 16}, t, o);
+  packed(sink, t, part("later", 512, {642, 517, 600, 1050}, {512, 512, 512, 1024}));
+  o = part("bare", 0, {130, 5, 129, 26}, {0, 0, 0, 0}), o.causal = false;
+  packed(sink, t, o);
+}
+
+}  // namespace
+
+void attention_part_cases(const CaseSink& sink) {
+  for (DType t : kDTypes) part_cases(sink, t);
+  for (DType t : {DType::bf16, DType::f16})
+    for (const auto& [d, dv] : {std::pair{96, 96}, {128, 128}, {256, 256}, {192, 128}, {576, 512}}) {
+      Config o = part("width", 1024, {1100}, {1024});
+      o.brief = true;
+      dense(sink, {1, 3, 76, 2, 1, d, dv}, t, o);
+    }
+}
+
+void attention_merge_cases(const CaseSink& sink) {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  const auto merge = [&](const char* name, std::vector<int64_t> shape, const Fill& partials, bool sinks,
+                         DType t) {
+    Case c;
+    c.name = fmt::format("{} ranks={} splits={} dv={}{} {}", name, shape[0], shape[shape.size() - 2],
+                         shape.back() - 2, sinks ? " sinks" : "", name_of(t));
+    const int64_t heads = shape[shape.size() - 3];
+    c.inputs = {{"partials", std::move(shape), DType::f32, partials}};
+    if (sinks) c.inputs.push_back({"sinks", {heads}, DType::f32});
+    c.results = {{"out", t}, {"lse", DType::f32}};
+    sink(std::move(c));
+  };
+  // Seven splits: sums, one of them without a visible key and one whose scores are all -inf.
+  const auto splits = [&](int64_t width, double apart) {
+    Fill fill{Fill::values};
+    for (int s = 0; s < 7; ++s) {
+      const double l = s == 2 ? -1 : s == 5 ? 0 : 1 + 0.7 * s;
+      fill.list.insert(fill.list.end(), {l > 0 ? apart * (s * 5 % 7 - 3) : -inf, l});
+      for (int64_t d = 0; d < width; ++d)
+        fill.list.push_back(l > 0 ? l * std::sin(static_cast<double>(s * 37 + d)) : 0.0);
+    }
+    return fill;
+  };
+  Fill plain = splits(16, 1), ends = splits(16, 3), nothing = splits(16, 3);
+  ends.list[0] = 3e38, ends.list[18] = -3e38, ends.list[3 * 18] = inf, ends.list[4 * 18 + 1] = NAN;
+  for (std::size_t i = 0; i < nothing.list.size(); i += 18) nothing.list[i] = -inf, nothing.list[i + 1] = -1;
+  plain.list.resize(2 * 18);  // those with keys
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
+    merge("one rank", {1, 6, 2, 1, 18}, plain, false, t);
+    merge("ranks", {4, 6, 2, 1, 18}, splits(16, 1), true, t);
+    merge("ranks", {3, 2, 3, 2, 2, 50}, splits(48, 1.3), false, t);
+    merge("far apart", {2, 3, 5, 2, 3, 18}, splits(16, 60), true, t);
+    merge("nothing", {2, 4, 2, 2, 18}, nothing, true, t);
+    merge("nothing", {2, 4, 2, 2, 18}, nothing, false, t);
+    merge("no splits", {2, 4, 2, 0, 18}, nothing, true, t);
+    merge("ends", {2, 7, 2, 1, 18}, ends, false, t);
+    merge("wide", {8, 3, 2, 1, 514}, splits(512, 1), false, t);
+  }
+}
+
 // P is rounded to v's dtype, which an average over keys smooths; fp32 scores lose a few
 // ulps of their terms' magnitude.
 Bound attention_bound(const BoundQuery& q) {
@@ -170,6 +279,20 @@ Bound attention_bound(const BoundQuery& q) {
   Bound b{Bound::peak, q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5};
   b.flushes = q.arithmetic.starts_with("amx/");
   return b;
+}
+
+// Of a part: lse's bound on the maximum, out's on all else, of the peak of a split.
+Bound attention_part_bound(const BoundQuery& q) {
+  const double value = q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5;
+  return {.metric = Bound::elementwise,
+          .value = value,
+          .ulps = 8,
+          .flushes = q.arithmetic.starts_with("amx/"),
+          .absolute = 1e-6};
+}
+Bound attention_merge_bound(const BoundQuery& q) {
+  if (q.result == "lse") return {.metric = Bound::elementwise, .ulps = 8, .absolute = 1e-6};
+  return {Bound::peak, q.output == DType::bf16 ? 8e-3 : q.output == DType::f16 ? 2e-3 : 2e-5};
 }
 
 }  // namespace rlk::registry

@@ -13,9 +13,10 @@ inline int64_t integer(const In& t, int64_t i, int64_t j = 0) {
   return static_cast<int64_t>(load(t.dtype(), t.data<char>(), at));
 }
 
-// Of sequence n: queries [q_begin, q_begin + q_len) of the packed ones, or all of row n; kv_len keys.
+// Of sequence n: queries [q_begin, q_begin + q_len) of the packed ones, or all of row n; kv_len keys, of which the call has
+// [first, last).
 struct Sequence {
-  int64_t n, q_begin, q_len, kv_len;
+  int64_t n, q_begin, q_len, kv_len, first, last;
 };
 
 // The keys that one query sees: [first, last) by absolute position.
@@ -25,35 +26,53 @@ struct Visible {
 
 template <class Args>
 class Sequences {
+  static constexpr bool kOfPart = requires(const Args& a) { a.k_first; };
+
  public:
   explicit Sequences(const Args& a) : a_(a) {
     const int64_t count = a.q.numel() == 0 ? 0 : a.cu_q ? a.cu_q.dim(0) - 1 : a.q.dim(0);
     for (int64_t n = 0; n < count; ++n) {
-      Sequence s{n, 0, a.q.dim(1), a.k.dim(1)};
+      Sequence s{n, 0, a.q.dim(1), a.k.dim(1), 0, 0};
       if (a.cu_q) s.q_begin = integer(a.cu_q, n), s.q_len = integer(a.cu_q, n + 1) - s.q_begin;
       if (a.cu_k) s.kv_len = integer(a.cu_k, n + 1) - integer(a.cu_k, n);
       if (a.kv_len) s.kv_len = integer(a.kv_len, n);
+      s.last = s.kv_len;
+      if constexpr (kOfPart) {
+        s.first = integer(a.k_first, n);
+        const int64_t last = a.k_last ? std::min(s.kv_len, integer(a.k_last, n)) : s.kv_len;
+        s.last = s.first + std::clamp<int64_t>(last - s.first, 0, std::max<int64_t>(room(s), 0));
+        if (a.k_last && last > s.last) fits_ = false;
+      }
       all_.push_back(s);
     }
   }
   const std::vector<Sequence>& all() const { return all_; }
+  // Keys of a sequence that the tensors have room for.
+  int64_t room(const Sequence& s) const {
+    if (a_.cu_k) return integer(a_.cu_k, s.n + 1) - integer(a_.cu_k, s.n);
+    return a_.k.dim(1) * (a_.block_table ? a_.block_table.dim(1) : 1);
+  }
 
   // Whether bounds, lengths and pages stay inside the tensors.
   bool valid() const {
     if (all_.empty()) return true;
+    if (!fits_) return false;
     if ((a_.cu_q && integer(a_.cu_q, 0) != 0) || (a_.cu_k && integer(a_.cu_k, 0) != 0)) return false;
     for (const Sequence& s : all_) {
       if (s.q_len < 0 || s.kv_len < 0) return false;
       if (a_.cu_q && s.q_begin + s.q_len > a_.q.dim(0)) return false;
       if (a_.cu_k) {
         const int64_t begin = integer(a_.cu_k, s.n), end = integer(a_.cu_k, s.n + 1);
-        if (begin > end || end > a_.k.dim(0) || s.kv_len > end - begin) return false;
-      } else if (!a_.block_table && s.kv_len > a_.k.dim(1)) {
+        if (begin > end || end > a_.k.dim(0)) return false;
+      }
+      if constexpr (kOfPart) {
+        if (a_.split == 0 ? s.first != 0 : s.first < 0 || s.first % a_.split != 0) return false;
+        if (s.first < s.last && s.last != s.kv_len && (a_.split == 0 || s.last % a_.split != 0)) return false;
+      } else if (s.kv_len > room(s)) {
         return false;
       }
       if (!a_.block_table) continue;
-      const int64_t used = s.kv_len / a_.k.dim(1) + (s.kv_len % a_.k.dim(1) != 0);
-      if (used > a_.block_table.dim(1)) return false;
+      const int64_t keys = s.last - s.first, used = keys / a_.k.dim(1) + (keys % a_.k.dim(1) != 0);
       for (int64_t i = 0; i < used; ++i)
         if (const int64_t page = integer(a_.block_table, s.n, i); page < 0 || page >= a_.k.dim(0))
           return false;
@@ -66,15 +85,16 @@ class Sequences {
 
   Visible visible(const Sequence& s, int64_t i) const {
     const int64_t position = s.kv_len - s.q_len + i;
-    Visible v{0, s.kv_len};
-    if (a_.causal) v.last = std::min(s.kv_len, position + 1);
-    if (a_.window > 0 && a_.window <= position) v.first = position - a_.window + 1;
+    Visible v{s.first, s.last};
+    if (a_.causal) v.last = std::min(s.last, position + 1);
+    if (a_.window > 0 && a_.window <= position) v.first = std::max(s.first, position - a_.window + 1);
     return v;
   }
 
   // Key (or value) j of a head as fp64.
   void key(const In& t, const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
     int64_t at = head * t.stride(-2);
+    j -= s.first;
     if (a_.block_table) {
       const int64_t size = t.dim(1);
       at += integer(a_.block_table, s.n, j / size) * t.stride(0) + j % size * t.stride(1);
@@ -100,6 +120,7 @@ class Sequences {
   }
   const Args& a_;
   std::vector<Sequence> all_;
+  bool fits_ = true;  // the keys that are said to be here
 };
 
 inline double scale_of(double scale, int64_t d) {

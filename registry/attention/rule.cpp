@@ -1,5 +1,5 @@
-// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, in plain loops, independent of every kernel. fma64 has no rule here: another
-// exponential in fp64 may differ in its last bit.
+// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, whole and in two steps, in plain
+// loops, independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in its last bit.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -56,6 +56,25 @@ void merge(Sums& all, float m, float l, const Row& o) {
   all.m = most;
 }
 
+void add(std::optional<Sums>& total, const Sums& part) {
+  if (total)
+    merge(*total, part.m, part.l, part.o);
+  else
+    total = part;
+}
+
+void finish(std::optional<Sums>& total, const In& sinks, int64_t head, std::size_t width, Row& out,
+            float& lse) {
+  const float sink =
+      sinks ? static_cast<float>(load(DType::f32, sinks.data<char>(), head * sinks.stride(0))) : -INFINITY;
+  out.assign(width, 0.0f);
+  lse = sink;
+  if (!total || total->l == 0) return;
+  if (sinks) merge(*total, sink * kLog2e, 1, Row(width));
+  for (std::size_t d = 0; d < width; ++d) out[d] = total->o[d] * (1 / total->l);
+  lse = std::fma(total->m, kLn2, ln32(total->l));
+}
+
 // Whose chains an id has: fused multiply-adds, Intel's matrix unit, a Hopper tensor core.
 enum class Chains { fma32, amx, sm90 };
 
@@ -64,9 +83,11 @@ struct Id {
   int64_t split;
 };
 
+// Args is Attention or AttentionPart.
+template <class Args>
 class Rule {
  public:
-  Rule(const Attention& a, const Id& id)
+  Rule(const Args& a, const Id& id)
       : a_(a),
         all_(a),
         chains_(id.chains),
@@ -75,27 +96,31 @@ class Rule {
         cap_(static_cast<float>(a.softcap)),
         c_(cap_ != 0 ? kLog2e : scale_ * kLog2e) {}
 
-  const Sequences<Attention>& sequences() const { return all_; }
+  const Sequences<Args>& sequences() const { return all_; }
 
-  void row(const Sequence& s, int64_t i, int64_t head, bool with_values, Row& out, float& lse) const {
+  // take(the split, its sums) for every split of which a row sees a key.
+  template <class Take>
+  void splits(const Sequence& s, int64_t i, int64_t head, bool with_values, Take take) const {
     const int64_t kv_head = head / (a_.q.dim(-2) / a_.k.dim(-2));
     const auto width = with_values ? static_cast<std::size_t>(a_.v.dim(-1)) : 0;
     const Visible seen = all_.visible(s, i);
     std::vector<double> q;
     all_.query(a_.q, s, i, head, q);
-    std::optional<Sums> total;
     Sums part{-INFINITY, 0, Row(width)};
     for (int64_t tile = seen.first / kTile; tile * kTile < seen.last; ++tile) {
       one_tile(s, q, kv_head, seen, tile, with_values, part);
       const bool ends = (tile + 1) * kTile >= seen.last || (split_ != 0 && (tile + 1) * kTile % split_ == 0);
       if (!ends) continue;
-      if (total)
-        merge(*total, part.m, part.l, part.o);
-      else
-        total = part;
+      take(split_ == 0 ? 0 : tile * kTile / split_, part);
       part = {-INFINITY, 0, Row(width)};
     }
-    finish(total, head, width, out, lse);
+  }
+
+  void row(const Sequence& s, int64_t i, int64_t head, bool with_values, Row& out, float& lse) const {
+    std::optional<Sums> total;
+    splits(s, i, head, with_values, [&](int64_t, const Sums& part) { add(total, part); });
+    const auto width = with_values ? static_cast<std::size_t>(a_.v.dim(-1)) : 0;
+    finish(total, a_.sinks, head, width, out, lse);
   }
 
  private:
@@ -154,20 +179,8 @@ class Rule {
     }
   }
 
-  void finish(std::optional<Sums>& total, int64_t head, std::size_t width, Row& out, float& lse) const {
-    const float sink =
-        a_.sinks ? static_cast<float>(load(DType::f32, a_.sinks.data<char>(), head * a_.sinks.stride(0)))
-                 : -INFINITY;
-    out.assign(width, 0.0f);
-    lse = sink;
-    if (!total || total->l == 0) return;
-    if (a_.sinks) merge(*total, sink * kLog2e, 1, Row(width));
-    for (std::size_t d = 0; d < width; ++d) out[d] = total->o[d] * (1 / total->l);
-    lse = std::fma(total->m, kLn2, ln32(total->l));
-  }
-
-  const Attention& a_;
-  const Sequences<Attention> all_;
+  const Args& a_;
+  const Sequences<Args> all_;
   const Chains chains_;
   const int64_t split_;
   const float scale_, cap_, c_;
@@ -216,12 +229,20 @@ void for_rows(const RuleQuery& q, int64_t rows, int64_t width, Body body) {
 }
 
 // take(sequence, query, head) where flattened row r of q lies in a sequence.
-template <class Take>
-void with_row(const Sequences<Attention>& all, int64_t heads, int64_t r, Take take) {
+template <class Args, class Take>
+void with_row(const Sequences<Args>& all, int64_t heads, int64_t r, Take take) {
   for (const Sequence& s : all.all()) {
     const int64_t i = r / heads - all.row(s, 0);
     if (i >= 0 && i < s.q_len) return take(s, i, r % heads);
   }
+}
+
+// Whether an id's rule is of such a call.
+template <class Args>
+bool rules(const std::optional<Id>& id, const Args& a) {
+  if (!id || id->split != a.split) return false;
+  if (id->chains == Chains::amx) return a.q.dtype() == DType::bf16;
+  return id->chains == Chains::fma32 || a.q.dtype() == DType::bf16 || a.q.dtype() == DType::f16;
 }
 
 }  // namespace
@@ -245,9 +266,7 @@ bool attention_rule(const RuleQuery& q) {
     return true;
   }
   const auto id = id_of(q.arithmetic);
-  if (!id || id->split != a.split) return false;
-  if (id->chains == Chains::amx && a.q.dtype() != DType::bf16) return false;
-  if (id->chains == Chains::sm90 && a.q.dtype() != DType::bf16 && a.q.dtype() != DType::f16) return false;
+  if (!rules(id, a)) return false;
   const Rule rule(a, *id);
   if (!rule.sequences().valid()) return false;
   Row values;
@@ -259,6 +278,58 @@ bool attention_rule(const RuleQuery& q) {
       if (lse) put(*lse, r, sum);
     });
   });
+  return true;
+}
+
+bool attention_part_rule(const RuleQuery& q) {
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const AttentionPart*>(q.slots);
+  const auto id = id_of(q.arithmetic);
+  if (!rules(id, a)) return false;
+  const Rule rule(a, *id);
+  if (!rule.sequences().valid()) return false;
+  const DLTensor& partials = *a.partials.get();
+  const int64_t heads = a.q.dim(-2), count = a.partials.dim(-2), width = a.partials.dim(-1);
+  for (int64_t r = 0; r < a.q.numel() / a.q.dim(-1); ++r)
+    with_row(rule.sequences(), heads, r, [&](const Sequence& s, int64_t i, int64_t head) {
+      for (int64_t e = r * count * width; e < (r + 1) * count * width; ++e)
+        put(partials, e, e % width == 0 ? -INFINITY : e % width == 1 ? -1.0f : 0.0f);
+      rule.splits(s, i, head, true, [&](int64_t split, const Sums& part) {
+        const int64_t first = id->split == 0 ? 0 : s.first / id->split;
+        const int64_t at = (r * count + split - first) * width;
+        put(partials, at, part.m), put(partials, at + 1, part.l);
+        for (std::size_t d = 0; d < part.o.size(); ++d)
+          put(partials, at + 2 + static_cast<int64_t>(d), part.o[d]);
+      });
+    });
+  return true;
+}
+
+bool attention_merge_rule(const RuleQuery& q) {
+  if (q.arithmetic != "attn128/merge") return false;
+  const FloatGuard guard;
+  const auto& a = *reinterpret_cast<const AttentionMerge*>(q.slots);
+  const Rows partials(a.partials);
+  const int64_t ranks = a.partials.dim(0), heads = a.partials.dim(-3), count = a.partials.dim(-2);
+  const int64_t width = a.partials.dim(-1) - 2, rows = a.out.numel() / width;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::optional<Sums> total;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      for (int64_t split = 0; split < count; ++split) {
+        const auto number = [&](int64_t i) {
+          return static_cast<float>(partials.get((rank * rows + r) * count + split, i));
+        };
+        if (number(1) == -1) continue;
+        Sums part{number(0), number(1), Row(static_cast<std::size_t>(width))};
+        for (int64_t d = 0; d < width; ++d) part.o[static_cast<std::size_t>(d)] = number(2 + d);
+        add(total, part);
+      }
+    Row out;
+    float lse = 0;
+    finish(total, a.sinks, r % heads, static_cast<std::size_t>(width), out, lse);
+    for (int64_t d = 0; d < width; ++d) put(*a.out.get(), r * width + d, out[static_cast<std::size_t>(d)]);
+    if (a.lse) put(*a.lse.get(), r, lse);
+  }
   return true;
 }
 

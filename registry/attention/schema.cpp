@@ -1,5 +1,5 @@
-// attention: softmax(q k^T) v of packed, dense or paged sequences, for training, prefill, chunks and decode alike; and its
-// gradients.
+// attention: softmax(q k^T) v of packed, dense or paged sequences, for training, prefill, chunks and decode alike; its
+// gradients; and the same in two steps, where ranks have a part of the keys each.
 #include "registry/schema.hpp"
 
 #include <limits>
@@ -39,21 +39,24 @@ constexpr auto kOperands =
 constexpr Argument bounds(const char* name, const char* doc) {
   return read(name, doc).of(kIntegers).rank(1).optional().no_gradient().saved();
 }
-constexpr auto kSequences = arguments(
-    bounds("cu_q", "[N + 1] bounds of packed queries"), bounds("cu_k", "[N + 1] bounds of packed keys"),
-    bounds("kv_len", "[N] keys of every sequence; absent: all there is room for").rows(0),
-    read("block_table", "[N, most pages] the pages of every sequence, in order")
-        .of(kIntegers)
-        .rank(2)
-        .rows(0)
-        .optional()
-        .no_gradient()
-        .saved(),
+constexpr auto kBounds = arguments(bounds("cu_q", "[N + 1] bounds of packed queries"),
+                                   bounds("cu_k", "[N + 1] bounds of packed keys"));
+constexpr auto kTable = read("block_table", "[N, most pages] the pages of every sequence, in order")
+                            .of(kIntegers)
+                            .rank(2)
+                            .rows(0)
+                            .optional()
+                            .no_gradient()
+                            .saved();
+constexpr auto kSinksArgument =
     read("sinks", "[Hq] a score that takes part in every softmax and has no value")
         .of(RLK_F32)
         .rank(1)
         .optional()
-        .saved());
+        .saved();
+constexpr auto kSequences =
+    arguments(kBounds, bounds("kv_len", "[N] keys of every sequence; absent: all there is room for").rows(0),
+              kTable, kSinksArgument);
 
 constexpr auto kForward =
     arguments(kOperands, kSequences,
@@ -175,17 +178,114 @@ int32_t check(const rlk_host* host, const char* op, const rlk_slot* s, const rlk
   return check_attributes(host, op, attributes);
 }
 
+int32_t check_split(const rlk_host* host, const char* op, int64_t split) {
+  if (split == 0 || split == 512 || split == 1024 || split == 2048 || split == 4096) return RLK_OK;
+  return fail(host, "{}: split is {}, it takes 512, 1024, 2048, 4096 or 0", op, split);
+}
+
 int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "attention";
   const DLTensor *q = s[kQ].tensor, *v = s[kV].tensor;
   if (int32_t code = check(host, op, s, s + kForward.size())) return code;
-  const int64_t split = s[kForward.size() + kSplit].i;
-  if (split != 0 && split != 512 && split != 1024 && split != 2048 && split != 4096)
-    return fail(host, "{}: split is {}, it takes 512, 1024, 2048, 4096 or 0", op, split);
+  if (int32_t code = check_split(host, op, s[kForward.size() + kSplit].i)) return code;
   shapes[kOut] = with_last(q, dim(v, -1), static_cast<uint32_t>(dtype(q)) | RLK_F32, dtype(q));
   shapes[kLse] = per_head(q, RLK_F32);
   return RLK_OK;
 }
+
+// ---- in two steps
+
+// The forward's arguments in its places, but for sinks.
+constexpr auto kPart = arguments(
+    kOperands, kBounds,
+    read("kv_len", "[N] keys of every sequence, those of other ranks included")
+        .of(kIntegers)
+        .rank(1)
+        .rows(0)
+        .no_gradient(),
+    kTable,
+    read("k_first", "[N] position of the first key of every sequence in this call, a multiple of split")
+        .of(kIntegers)
+        .rank(1)
+        .rows(0)
+        .no_gradient(),
+    read("k_last", "[N] position behind the last one; absent: as many as there is room for")
+        .of(kIntegers)
+        .rank(1)
+        .rows(0)
+        .optional()
+        .no_gradient(),
+    write("partials", "maximum, sum and weighted values of each split [.., Hq, splits, 2 + Dv]")
+        .of(RLK_F32 | RLK_F64)
+        .rank(4, 5)
+        .rows(0)
+        .no_gradient());
+enum {
+  kKFirst = index_of(kPart, "k_first"),
+  kKLast = index_of(kPart, "k_last"),
+  kPartials = index_of(kPart, "partials")
+};
+static_assert(index_of(kPart, "block_table") == kBlockTable && index_of(kPart, "kv_len") == kKvLen);
+
+int32_t infer_part(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
+  static constexpr const char* op = "attention_part";
+  const DLTensor *q = s[kQ].tensor, *k = s[kK].tensor, *table = s[kBlockTable].tensor;
+  const rlk_slot* attributes = s + kPart.size();
+  if (int32_t code = check_heads(host, op, q, k, s[kV].tensor)) return code;
+  if (int32_t code = check_sequences(host, op, s)) return code;
+  for (const int i : {+kKFirst, +kKLast})
+    if (int32_t code = expect_size(host, op, kPart[static_cast<std::size_t>(i)].name, s[i].tensor,
+                                   dim(s[kKvLen].tensor, 0)))
+      return code;
+  if (int32_t code = check_attributes(host, op, attributes)) return code;
+  const int64_t split = attributes[kSplit].i;
+  if (int32_t code = check_split(host, op, split)) return code;
+  int64_t room = dim(k, -3);
+  if (table && __builtin_mul_overflow(room, dim(table, 1), &room))
+    return fail(host, "{}: block_table has {} pages of page_size={}, 2^63 keys or more", op, dim(table, 1),
+                dim(k, 1));
+  rlk_shape& partials = shapes[kPartials];
+  partials = {q->ndim + 1, RLK_F32, RLK_F32, {}};
+  for (int32_t i = 0; i + 1 < q->ndim; ++i) partials.dim[i] = dim(q, i);
+  partials.dim[q->ndim - 1] = split == 0 ? 1 : room / split + (room % split != 0);
+  partials.dim[q->ndim] = 2 + dim(s[kV].tensor, -1);
+  return RLK_OK;
+}
+
+constexpr auto kMerge =
+    arguments(read("partials", "of every rank, ascending [ranks, .., Hq, splits, 2 + Dv]")
+                  .of(RLK_F32)
+                  .rank(5, 6)
+                  .rows(1)
+                  .no_gradient()
+                  .strided(),
+              kSinksArgument.no_gradient(),
+              write("out", "[T, Hq, Dv], or [B, S, Hq, Dv]").rank(3, 4).rows(0).no_gradient().strided(),
+              write("lse", "log of the sum of exp(score), natural [T, Hq], or [B, S, Hq]")
+                  .of(RLK_F32 | RLK_F64)
+                  .rank(2, 3)
+                  .rows(0)
+                  .optional()
+                  .no_gradient());
+
+int32_t infer_merge(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
+  static constexpr const char* op = "attention_merge";
+  const DLTensor *partials = s[0].tensor, *sinks = s[1].tensor;
+  const int64_t width = dim(partials, -1) - 2, heads = dim(partials, -3);
+  if (width < 16 || width % 16 != 0 || width > kLatentValue)
+    return fail(host,
+                "{}: partials has {} numbers for each split, they are 2 + Dv, Dv a multiple of 16 up to {}",
+                op, width + 2, kLatentValue);
+  if (int32_t code = expect_size(host, op, "sinks", sinks, heads)) return code;
+  rlk_shape out{partials->ndim - 2, kFloats, RLK_F32, {}}, lse{partials->ndim - 3, RLK_F32, RLK_F32, {}};
+  for (int32_t i = 0; i < lse.ndim; ++i) out.dim[i] = lse.dim[i] = dim(partials, i + 1);
+  out.dim[out.ndim - 1] = width;
+  shapes[index_of(kMerge, "out")] = out;
+  shapes[index_of(kMerge, "lse")] = lse;
+  return RLK_OK;
+}
+
+// ---- gradients
 
 // t has the shape of q with `width` channels, or, where that is 0, no channels.
 int32_t expect_rows(const rlk_host* host, const char* op, const char* name, const DLTensor* t,
@@ -236,5 +336,9 @@ extern const rlk_op_schema attention_schema =
         .gradient("attention_bwd");
 extern const rlk_op_schema attention_bwd_schema = Schema(
     "attention_bwd", "gradients of attention over packed or dense sequences", kBackward, kScores, infer_bwd);
+extern const rlk_op_schema attention_part_schema = Schema(
+    "attention_part", "what a rank's splits of the keys add to attention", kPart, kAttributes, infer_part);
+extern const rlk_op_schema attention_merge_schema =
+    Schema("attention_merge", "attention from what every rank's splits add to it", kMerge, infer_merge);
 
 }  // namespace rlk::registry

@@ -796,6 +796,55 @@ void attention(Call& c, Random& r) {
   if (r.chance(70)) c.write("lse", DType::f32);
 }
 
+// Keys from the second split of a sequence on, or from its start.
+void attention_part(Call& c, Random& r) {
+  const DType type = float_type(r);
+  const auto [d, dv] = head_widths(r);
+  const int64_t kv_heads = r.between(1, 2), heads = kv_heads * r.between(1, 3), n = r.between(1, 3),
+                queries = r.below(7), keys = r.pick<int64_t>({0, 1, 9, 130, 512}),
+                split = r.pick<int64_t>({0, 512, 512, 1024});
+  const bool packed = r.chance(40), paged = !packed && r.chance(50);
+  const auto rows = [](Shape shape, int64_t h, int64_t w) { return shape.push_back(h), with_last(shape, w); };
+  std::vector<int64_t> room(static_cast<std::size_t>(n), keys), first, length;
+  Shape of_q{n, queries}, of_k{n, keys};
+  if (packed) {
+    of_q = {queries}, of_k = {keys};
+    const std::vector<int64_t> cu = bounds(r, n, keys);
+    for (std::size_t i = 0; i < room.size(); ++i) room[i] = cu[i + 1] - cu[i];
+    c.read("cu_q", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, queries)});
+    c.read("cu_k", {n + 1}, index_type(r), {Values::list, 0, 0, cu});
+  } else if (paged) {
+    const int64_t page = r.pick<int64_t>({7, 16, 64}), pages = r.between(1, 9);
+    of_k = {pages, page};
+    c.read("block_table", {n, (keys + page - 1) / page}, index_type(r),
+           {Values::integers, 0, static_cast<double>(pages)});
+  }
+  for (const int64_t most : room) {
+    first.push_back(split * r.below(3));
+    length.push_back(r.chance(20) ? r.below(first.back() + 1) : first.back() + r.below(most + 1));
+  }
+  c.read("q", rows(of_q, heads, d), type);
+  c.read("k", rows(of_k, kv_heads, d), type);
+  c.read("v", rows(of_k, kv_heads, dv), type);
+  c.read("kv_len", {n}, index_type(r), {Values::list, 0, 0, length});
+  c.read("k_first", {n}, index_type(r), {Values::list, 0, 0, first});
+  c.set("causal", r.below(2)), c.set("split", split);
+  if (r.chance(30)) c.set("causal", 1), c.set("window", r.between(1, 50));
+  if (r.chance(20)) c.set_real("softcap", 3);
+  c.write("partials", DType::f32);
+}
+
+void attention_merge(Call& c, Random& r) {
+  const int64_t heads = r.between(1, 3), dv = 16 * r.between(1, 3);
+  Shape shape{r.between(1, 5), r.between(1, 3)};
+  if (r.chance(50)) shape.push_back(r.below(4));
+  for (const int64_t size : {heads, r.below(4), 2 + dv}) shape.push_back(size);
+  c.read("partials", shape, DType::f32, {Values::uniform, 1, 9});
+  if (r.chance(50)) c.read("sinks", {heads}, DType::f32);
+  c.write("out", r.pick({DType::f32, DType::bf16, DType::f16}));
+  if (r.chance(70)) c.write("lse", DType::f32);
+}
+
 void attention_bwd(Call& c, Random& r) {
   const DType type = float_type(r);
   const auto [d, dv] = head_widths(r);
@@ -940,6 +989,8 @@ const std::map<std::string_view, Generator>& generators() {
       {"loss_reduce", loss_reduce},
       {"attention", attention},
       {"attention_bwd", attention_bwd},
+      {"attention_part", attention_part},
+      {"attention_merge", attention_merge},
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},

@@ -284,6 +284,31 @@ constexpr const char *kLm = "m=33 k=96 v=48 fp32->fp32 normal", *kSpecial = "spe
   entry<Args>([]([[maybe_unused]] const Args& a, [[maybe_unused]] const Call& call) __VA_ARGS__, \
               "mutant." #name, arithmetic, promise, error, where, RLK_I32)
 
+// attention_merge of partials that something was done to.
+struct Partials {
+  std::vector<float> numbers;
+  int64_t ranks, each, width;  // numbers of a rank and of a split
+  void turn() {
+    std::vector<float> turned;
+    for (int64_t r = ranks; r-- > 0;)
+      turned.insert(turned.end(), numbers.begin() + r * each, numbers.begin() + (r + 1) * each);
+    numbers = std::move(turned);
+  }
+};
+template <class Change>
+void merge_copy(const AttentionMerge& a, Change change) {
+  Partials p{{}, a.partials.dim(0), a.partials.numel() / a.partials.dim(0), a.partials.dim(-1)};
+  for (int64_t n = 0; n < a.partials.numel(); ++n)
+    p.numbers.push_back(static_cast<float>(get(a.partials, n)));
+  change(p);
+  std::vector<int64_t> shape;
+  for (int32_t i = 0; i < a.partials.rank(); ++i) shape.push_back(a.partials.dim(i));
+  const Tensor partials(p.numbers.data(), std::span(shape), DType::f32);
+  AttentionMerge b = a;
+  b.partials = partials;
+  (void)honest(b, "native");
+}
+
 // A tensor's numbers as a dense fp32 one.
 struct Wide {
   std::vector<float> numbers;
@@ -824,6 +849,49 @@ constinit const Entry kEntries[] = {
           b.causal = false;
           if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
           }),
+    WRONG(AttentionPart, part_for_whole, "accuracy", "first b=2 s=3 l=512 h=2/1 d=16/16 split=512 fp32",
+          "takes the keys that are here for all there are, and queries for the last of these",
+          {
+          std::vector<int64_t> held;
+          const int64_t room = a.k.dim(-3) * (a.block_table ? a.block_table.dim(1) : 1);
+          for (int64_t n = 0; n < a.kv_len.numel(); ++n)
+            held.push_back(static_cast<int64_t>(
+                std::min(get(a.kv_len, n), get(a.k_first, n) + static_cast<double>(room))));
+          const Tensor kv_len(held.data(), {a.kv_len.numel()}, DType::i64);
+          AttentionPart b = a;
+          b.kv_len = kv_len;
+          (void)honest(b, "native");
+          }),
+    LIES(AttentionPart, unmarked_split, "fma32/attn128/s512",
+          "window b=2 s=2 l=1024 h=2/1 d=16/16 split=512 window=300 fp32",
+          "leaves splits without a visible key as those whose scores are -inf",
+          {
+          const int64_t width = a.partials.dim(-1);
+          for (int64_t n = 1; n < a.partials.numel(); n += width)
+            if (get(a.partials, n) == -1) put(a.partials, n, 0);
+          }),
+    LIES(AttentionMerge, splits_descending, "attn128/merge", "ranks ranks=4 splits=1 dv=16 sinks fp32",
+         "joins the splits from the last rank to the first", { merge_copy(a, [](auto& m) { m.turn(); }); }),
+    WRONG(AttentionMerge, lost_rank, "accuracy", "ranks ranks=4 splits=1 dv=16 sinks fp32",
+          "forgets the splits of the second rank",
+          {
+          merge_copy(
+              a,
+              [](auto& m) {
+                for (int64_t i = m.each; i < 2 * m.each && m.ranks > 1; i += m.width)
+                  m.numbers[static_cast<std::size_t>(i) + 1] = -1;
+              });
+          }),
+    LIES(AttentionMerge, empty_split_at_zero, "attn128/merge",
+         "ranks ranks=3 splits=2 dv=48 fp32", "a split without a visible key has a maximum of 0",
+         {
+          merge_copy(
+              a,
+              [](auto& m) {
+                for (std::size_t i = 0; i < m.numbers.size(); i += static_cast<std::size_t>(m.width))
+                  if (m.numbers[i + 1] == -1) m.numbers[i] = m.numbers[i + 1] = 0;
+              });
+         }),
     LIES(AttentionBwd, heads_in_order, "fma32/attn128", "groups b=1 s=9 l=140 h=16/2 d=16/16 fp32",
          "adds the heads of a group one after another",
          {

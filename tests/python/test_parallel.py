@@ -362,6 +362,75 @@ def test_attention_over_spread_tokens_is_attention_at_every_degree(bounds, optio
     assert all(map(same, every_degree(work), [t[:bounds[-1]] for t in reference]))
 
 
+@pytest.mark.parametrize("bounds, options, degrees", [
+    ([0, 2048], {}, (1, 2, 4)), ([0, 512, 2560, 4096], {"window": 700, "softcap": 5.0}, (1, 2, 4)), ([0, 1500], {"causal": False}, (1,)),
+    ([0, 1024, 2047], {"sinks": True}, (1, 2, 4)), ([0, 30, 30, 40], {}, (1,)), ([0], {}, (1, 2)), ([0, 1024, 2040], {"split": 0}, (1, 2))])
+def test_attention_by_splits_is_attention_at_every_degree(bounds, options, degrees):
+    options = {"split": 512} | options
+    rows, heads, keys, width = bounds[-1] + 8 * (bounds[-1] == 2040), 4, 2, 16
+    q, d_y = numbers(1, rows, heads, width, dtype=torch.bfloat16), numbers(2, rows, heads, width, dtype=torch.bfloat16)
+    k, v = numbers(3, rows, keys, width, dtype=torch.bfloat16), numbers(4, rows, keys, width, dtype=torch.bfloat16)
+    for t in (q, k, v, d_y):
+        t[bounds[-1]:] = 0  # of no sequence
+    cu = torch.tensor(bounds, dtype=torch.int32)
+    sinks = {"sinks": numbers(5, heads)} if options.pop("sinks", False) else {}
+
+    def work(group):
+        mine = parallel.rows_of(group, rows)
+        a, b, c = leaf(q[mine]), leaf(k[mine]), leaf(v[mine])
+        y = parallel.attention(a, b, c, cu, group=group, rows=rows, form="splits", **sinks, **options)
+        y.backward(d_y[mine])
+        return [parallel.gather_rows(t, group, rows)[:bounds[-1]] for t in (y.detach(), a.grad, b.grad, c.grad)]
+
+    reference = plain(lambda *t: rlk.torch.attention(*t, cu, cu, **sinks, **options), d_y, q, k, v)
+    assert all(map(same, every_degree(work, degrees), [t[:bounds[-1]] for t in reference]))
+
+
+def _cached(group, paged, queries, dtype=torch.bfloat16, **options):
+    """Of rank r of 1, 2, 4 or 8: every rank has room for 8 / T splits; the first sequence fills all but the end of the last one, the
+    second one is in the first split, the third in some."""
+    lengths, split, heads, keys, width = [4000, 7, 1300], 512, 4, 2, 32
+    room = split * 8 // group.size
+    q = numbers(1, len(lengths), queries, heads, width, dtype=dtype)
+    cache = [numbers(n, len(lengths), 8 * split, keys, width, dtype=dtype) for n in (2, 3)]
+    for t in cache:
+        for n, length in enumerate(lengths):
+            t[n, length:] = float("nan")
+    kv_len, first = torch.tensor(lengths, dtype=torch.int32), torch.full((len(lengths),), group.rank * room)
+    whole = rlk.torch.attention(q, *cache, kv_len=kv_len, lse=True, split=split, **options)
+    k, v = (t[:, group.rank * room:(group.rank + 1) * room] for t in cache)
+    table = {}
+    if paged:  # pages of 64 keys, the last one first
+        k, v = (t.flatten(0, 1).unflatten(0, (-1, 64)).flip(0).contiguous() for t in (k, v))
+        table = {"block_table": torch.arange(len(k) - 1, -1, -1, dtype=torch.int32).view(len(lengths), -1)}
+    found = parallel.cached_attention(q, k, v, kv_len=kv_len, k_first=first, lse=True, split=split, group=group, **table, **options)
+    assert all(map(same, found, whole))
+    assert same(parallel.cached_attention(q, k, v, kv_len=kv_len, k_first=first, split=split, group=group, **table, **options), whole[0])
+    return found
+
+
+@pytest.mark.parametrize("queries, paged, options", [
+    (1, True, {}), (1, False, {"window": 900}), (5, True, {"softcap": 3.0}), (300, False, {}), (2, False, {"causal": False})])
+def test_attention_over_a_cache_on_several_ranks_is_attention(queries, paged, options, monkeypatch):
+    if queries == 2:
+        monkeypatch.setattr(ops, "GATHERED", 0)
+    every_degree(lambda group: _cached(group, paged, queries, sinks=numbers(7, 4), **options))
+
+
+def test_attention_over_a_cache_of_packed_queries():
+    q, cu_q = numbers(1, 5, 2, 16), torch.tensor([0, 1, 5], dtype=torch.int32)
+    k, v = numbers(2, 2, 1100, 2, 16), numbers(3, 2, 1100, 2, 16)
+    kv_len = torch.tensor([600, 1100], dtype=torch.int32)
+
+    def work(group):
+        room = {1: 1100, 2: 1024}[group.size]
+        mine = [torch.nn.functional.pad(t, (0, 0, 0, 0, 0, 1024))[:, group.rank * room:][:, :room] for t in (k, v)]
+        return [parallel.cached_attention(q, *mine, kv_len=kv_len, k_first=torch.full((2,), group.rank * room), cu_q=cu_q, split=512, group=group)]
+
+    found = every_degree(work, (1, 2))
+    assert same(found[0], rlk.torch.attention(q, k, v, cu_q, kv_len=kv_len, split=512))
+
+
 def test_attention_and_kda_by_heads_need_no_ranks_to_meet():
     q, k, v = numbers(1, 30, 16, 16), numbers(2, 30, 8, 16), numbers(3, 30, 8, 16)
     cu, d_y = torch.tensor([0, 11, 30]), numbers(4, 30, 16, 16)
@@ -389,13 +458,28 @@ def test_attention_and_kda_by_heads_need_no_ranks_to_meet():
 
 
 @pytest.mark.parametrize("change, words", [
-    ({"form": "splits"}, "form is 'splits', it must be 'heads' or 'keys'"), ({"cu": [0, 9]}, "cu_seqlens runs from 0 to 9, it must rise from 0 to at most 8"),
+    ({"form": "tokens"}, "form is 'tokens', it must be 'heads', 'keys' or 'splits'"),
+    ({"form": "splits"}, "rank 1 begins with token 4 of a sequence, form='splits' needs a multiple of split=1024 there"), ({"cu": [0, 9]}, "cu_seqlens runs from 0 to 9, it must rise from 0 to at most 8"),
     ({"keys": 3, "form": "heads"}, "3 key heads are no multiple of 2 ranks: form='keys' takes them"), ({"rows": 7, "cu": [0, 7]}, "has 3 of 7")])
 def test_attention_that_does_not_fit_is_refused(change, words):
     given = {"form": None, "cu": [0, 8], "keys": 2, "rows": 8} | change
     said = refusals(2, lambda group: parallel.attention(numbers(1, 4, 6, 16), *[numbers(n, 4, given["keys"], 16) for n in (2, 3)], torch.tensor(given["cu"]),
                                                         group=group, rows=given["rows"], form=given["form"]))
     assert all(said) and any(words in s for s in said)
+
+
+def test_a_cache_that_does_not_fit_is_refused():
+    def work(group, first=512, keys=512, requires_grad=False, arithmetic=None):
+        q, k = numbers(1, 1, 1, 2, 16).requires_grad_(requires_grad), numbers(2, 1, keys, 2, 16)
+        return parallel.cached_attention(q, k, k, kv_len=torch.tensor([900]), k_first=torch.tensor([first * group.rank]), split=512, group=group,
+                                         arithmetic=arithmetic)
+
+    assert "k_first[0] is 100, expected a multiple of 512" in refusals(2, lambda g: work(g, first=100))[1]
+    said = refusals(2, lambda g: work(g, keys=512 * (g.rank + 1)))
+    assert said[0] == said[1] and "ranks disagree" in said[0]
+    assert "a cache has none" in refusals(2, lambda g: work(g, requires_grad=True))[0]
+    said = refusals(2, lambda g: work(g, arithmetic="fma64" if g.rank else "fma32/attn128/s512"))
+    assert said[0] == said[1] and "fma64" in said[0]
 
 
 # ---- what is refused, on every rank
@@ -518,6 +602,27 @@ def _both_linears(group, rows=6):
     z = parallel.row_linear(parallel.column_linear(a, v, group=group), w, None, x, group=group)
     z.backward(d_z)
     return [t.detach() for t in (z, a.grad, parallel.unshard(v.grad, group), parallel.unshard(w.grad, group, 1))]
+
+
+def _attended(group):
+    rows, cu = 2048, torch.tensor([0, 2048])
+    q, k, v, d_y = (numbers(n, rows, h, 16, dtype=torch.bfloat16) for n, h in ((1, 2), (2, 1), (3, 1), (4, 2)))
+    mine = parallel.rows_of(group, rows)
+    a, b, c = leaf(q[mine]), leaf(k[mine]), leaf(v[mine])
+    y = parallel.attention(a, b, c, cu, group=group, rows=rows, form="splits", split=512)
+    y.backward(d_y[mine])
+    return [*[parallel.gather_rows(t, group, rows) for t in (y.detach(), a.grad, b.grad, c.grad)], *_cached(group, True, 2)]
+
+
+def _work_on_gloo_attention(rank):
+    return [bits(t).numpy().tobytes() for t in _attended(parallel.as_group())]
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_processes_attend_over_shared_keys_with_the_bits_of_one(degree, tmp_path):
+    one = [bits(t).numpy().tobytes() for t in Threads.run(1, _attended)[0]]
+    for found in processes(degree, tmp_path, _work_on_gloo_attention):
+        assert found == one
 
 
 def _work_on_gloo(rank):

@@ -1,4 +1,4 @@
-// From the typed arguments of attention and attention_bwd to a Problem and a Backward.
+// From the typed arguments of attention and its kin to a Problem, a Backward and a Merge.
 #pragma once
 
 #include <cmath>
@@ -32,12 +32,18 @@ Tensor per_head(const View& v) {
   return t;
 }
 
-// Args is Attention or AttentionBwd.
+// Args is Attention, AttentionPart or AttentionBwd.
 template <class Args>
 Problem problem_of(const Args& a) {
   Problem p;
-  p.q = tensor_of(a.q), p.k = tensor_of(a.k), p.v = tensor_of(a.v), p.out = tensor_of(a.out);
-  p.lse = per_head(a.lse);
+  p.q = tensor_of(a.q), p.k = tensor_of(a.k), p.v = tensor_of(a.v);
+  if constexpr (requires { a.partials; }) {
+    p.k_first = integers_of(a.k_first), p.k_last = integers_of(a.k_last);
+    p.partials = a.partials.template data<float>();
+  } else {
+    p.out = tensor_of(a.out), p.lse = per_head(a.lse);
+    p.sinks = a.sinks ? a.sinks.template data<float>() : nullptr;
+  }
   p.cu_q = integers_of(a.cu_q), p.cu_k = integers_of(a.cu_k), p.kv_len = integers_of(a.kv_len);
   p.block_table = integers_of(a.block_table);
   // Without queries there is nothing to do, however large the other sizes are.
@@ -51,7 +57,6 @@ Problem problem_of(const Args& a) {
   p.heads = static_cast<int>(a.k.dim(-2));
   p.group = static_cast<int>(a.q.dim(-2)) / p.heads;
   p.width = static_cast<int>(a.q.dim(-1)), p.value_width = static_cast<int>(a.v.dim(-1));
-  p.sinks = a.sinks ? a.sinks.template data<float>() : nullptr;
   p.causal = a.causal, p.window = a.window;
   if constexpr (requires { a.split; }) p.split = a.split;
   p.scale64 = a.scale != 0 ? a.scale : 1 / std::sqrt(static_cast<double>(p.width));
@@ -67,6 +72,19 @@ inline Backward backward_of(const AttentionBwd& a) {
   b.key_batches = a.cu_k ? 1 : a.k.dim(0);
   b.d_sinks = a.d_sinks ? a.d_sinks.data<float>() : nullptr;
   return b;
+}
+
+inline Merge merge_of(const AttentionMerge& a) {
+  const auto& t = a.partials;
+  const bool dense = t.rank() == 6;
+  Merge g{t.data<float>()};
+  g.part = t.stride(0), g.sequence = dense ? t.stride(1) : 0, g.token = t.stride(-4), g.head = t.stride(-3);
+  g.split = t.stride(-2);
+  g.parts = t.dim(0), g.sequences = dense ? t.dim(1) : 1, g.tokens = t.dim(-4), g.heads = t.dim(-3);
+  g.splits = t.dim(-2), g.width = static_cast<int>(t.dim(-1)) - 2;
+  g.sinks = a.sinks ? a.sinks.data<float>() : nullptr;
+  g.out = tensor_of(a.out), g.lse = per_head(a.lse);
+  return g;
 }
 
 }  // namespace rlk::attn128

@@ -13,6 +13,7 @@ namespace rlk::attn128 {
 using rows::Type;
 
 inline constexpr int kTile = 128;
+inline constexpr std::int64_t kMostKeys = std::int64_t{1} << 60;  // of a sequence
 inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147182f;
 
 // int32 or int64, absent when data is null.
@@ -53,6 +54,8 @@ struct Problem {
   int heads = 1, group = 1, width = 0, value_width = 0;  // heads of k and v; heads of q to each
   Tensor q, k, v, out, lse;
   Integers cu_q, cu_k, kv_len, block_table;
+  Integers k_first, k_last;   // of attention_part: the bounds of the keys that are here; kv_len is all keys'
+  float* partials = nullptr;  // and what it leaves
   const float* sinks = nullptr;
   bool causal = true;
   std::int64_t window = 0, split = 0;
@@ -75,21 +78,43 @@ struct Problem {
     if (cu_k) most = held(cu_k.get(n + 1), room) - k_begin(n);
     return held(kv_len ? kv_len.get(n) : most, most < 0 ? 0 : most);
   }
-  // Row of k or v that holds key j of sequence n, whose first key is in row `begin`.
+  // All keys of sequence n, and those of them that are here, by absolute position.
+  RLK_HD std::int64_t keys(std::int64_t n) const {
+    return k_first ? held(kv_len.get(n), kMostKeys) : kv_count(n);
+  }
+  RLK_HD Visible here(std::int64_t n) const {
+    if (!k_first) return {0, kv_count(n)};
+    const std::int64_t first = held(k_first.get(n), kMostKeys), all = keys(n);
+    const std::int64_t last = k_last && k_last.get(n) < all ? k_last.get(n) : all;
+    const std::int64_t most = cu_k ? held(cu_k.get(n + 1), room) - k_begin(n) : room;
+    return {first, first + held(last > first ? last - first : 0, most < 0 ? 0 : most)};
+  }
+  // Row of k or v that holds key j of those here of sequence n, whose first one is in row `begin`.
   RLK_HD const void* key(const Tensor& t, std::int64_t n, std::int64_t begin, std::int64_t j,
                          std::int64_t h) const {
     if (!block_table) return t.at(n, begin + j, h);
     const std::int64_t page = held(block_table.get(n, j / page_size), pages - 1);
     return t.at(page, j % page_size, h);
   }
-  RLK_HD Visible visible(std::int64_t position, std::int64_t keys) const {
-    Visible v{0, keys};
-    if (causal && position + 1 < keys) v.last = position + 1;
-    if (window > 0 && position + 1 > window) v.first = position + 1 - window;
+  RLK_HD Visible visible(std::int64_t position, Visible here) const {
+    Visible v = here;
+    if (causal && position + 1 < v.last) v.last = position + 1;
+    if (window > 0 && position + 1 > window && position + 1 - window > v.first)
+      v.first = position + 1 - window;
     if (v.last < v.first) v.last = v.first;
     return v;
   }
+  RLK_HD Visible visible(std::int64_t position, std::int64_t keys) const {
+    return visible(position, Visible{0, keys});
+  }
   RLK_HD std::int64_t split_of(std::int64_t tile) const { return split == 0 ? 0 : tile * kTile / split; }
+  // Splits that there is room for.
+  RLK_HD std::int64_t splits() const { return split == 0 ? 1 : room / split + (room % split != 0); }
+  // m, l and O of a split of a row of q and its head.
+  template <class Float>
+  RLK_HD Float* part(Float* parts, std::int64_t row, std::int64_t split) const {
+    return parts + (row * splits() + split) * (value_width + 2);
+  }
 };
 
 // A score as it takes part.
@@ -118,6 +143,32 @@ RLK_HD Join join(float m, float other) {
 }
 RLK_HD float joined(float x, float a, float y, float b) { return simt::fused(x, a, y * b); }
 
+// l of a split with no visible key, in what attention_part leaves.
+inline constexpr float kNoKey = -1;
+
 RLK_HD float lse_of(float m, float l) { return simt::fused(m, kLn2, simt::ln(l)); }
+
+// attention_merge: parts [parts, .., heads, splits, 2 + width] of each row, ascending.
+struct Merge {
+  const float* partials = nullptr;
+  std::int64_t part = 0, sequence = 0, token = 0, head = 0, split = 0;  // strides
+  std::int64_t parts = 0, splits = 0, sequences = 0, tokens = 0, heads = 0;
+  int width = 0;
+  const float* sinks = nullptr;
+  Tensor out, lse;
+
+  RLK_HD std::int64_t rows() const { return sequences * tokens * heads; }
+};
+// One row of it, and its i-th split: the parts' splits one after another.
+struct MergeRow {
+  std::int64_t n, token, head;
+};
+RLK_HD MergeRow merge_row(const Merge& g, std::int64_t row) {
+  return {row / g.heads / g.tokens, row / g.heads % g.tokens, row % g.heads};
+}
+RLK_HD const float* split_at(const Merge& g, const MergeRow& at, std::int64_t i) {
+  return g.partials + i / g.splits * g.part + i % g.splits * g.split + at.n * g.sequence +
+         at.token * g.token + at.head * g.head;
+}
 
 }  // namespace rlk::attn128

@@ -130,14 +130,14 @@ void join_splits_amx(const Problem& p, const Block& block, const float* parts, f
   Work(p, block, scratch).join_splits(parts);
 }
 
-constexpr Engine kEngine{forward_amx, forward_split_amx, join_splits_amx};
+constexpr Engine kEngine{forward_amx, forward_split_amx, join_splits_amx, merge<simt::Float16, 16>};
 
 }  // namespace
 
 const Engine* amx_engine() { return &kEngine; }
 std::int64_t amx_scratch_floats(const Problem& p) {
   return AmxTile::floats(p) + AmxTile::kAll * (attn::kTile + columns_of(p)) +
-         std::int64_t{kRows} * p.value_width + 6 * kRows;
+         std::int64_t{kRows} * p.value_width + 3 * kRows;
 }
 
 #else

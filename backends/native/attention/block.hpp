@@ -70,6 +70,48 @@ class FmaTile {
   float *turned_, *values_, *some_, *q_, *halves_;
 };
 
+// The splits of a row joined ascending, and what they make. O is elsewhere.
+template <class L, int W>
+class Total {
+  using Row = native::Row<L, W>;
+
+ public:
+  void add(float m, float l, const float* o, float* total, std::int64_t width) {
+    if (begun_) return join(m, l, o, total, width);
+    std::copy_n(o, width, total);
+    m_ = m, l_ = l, begun_ = true;
+  }
+  // Writes out, and gives lse. `sink`: null where there is none; `zeros` is as wide as O.
+  float finish(const float* sink, float* total, float* zeros, rows::Type type, void* out,
+               std::int64_t width) {
+    float lse = sink != nullptr ? *sink : -__builtin_inff();
+    if (!begun_ || l_ == 0) {
+      std::fill_n(total, width, 0.0f);
+    } else {
+      if (sink != nullptr) {
+        std::fill_n(zeros, width, 0.0f);
+        join(lse * attn128::kLog2e, 1, zeros, total, width);
+      }
+      const float inverse = 1 / l_;
+      Row::map(width, [inverse](auto o) { return o * inverse; }, total, total);
+      lse = attn128::lse_of(m_, l_);
+    }
+    Row::narrow(type, total, out, width);
+    return lse;
+  }
+
+ private:
+  void join(float m, float l, const float* o, float* total, std::int64_t width) {
+    const attn128::Join j = attn128::join(m_, m);
+    l_ = attn128::joined(l_, j.a, l, j.b), m_ = j.m;
+    Row::map(
+        width, [j](auto x, auto y) { return simt::fused(x, decltype(x){} + j.a, y * j.b); }, total, total, o);
+  }
+
+  float m_ = -__builtin_inff(), l_ = 0;
+  bool begun_ = false;
+};
+
 template <class L, int W, class Tile = FmaTile<L, W>>
 class Rows {
   using Row = native::Row<L, W>;
@@ -81,8 +123,8 @@ class Rows {
         block_(block),
         q_begin_(p.q_begin(block.n)),
         k_begin_(p.k_begin(block.n)),
-        keys_(p.kv_count(block.n)),
-        offset_(keys_ - p.q_len(block.n)),
+        here_(p.here(block.n)),
+        offset_(p.keys(block.n) - p.q_len(block.n)),
         pitch_(Tile::pitch(p)),
         tile_(p, scratch) {
     const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
@@ -90,7 +132,6 @@ class Rows {
     o_ = take(std::int64_t{kRows + Tile::kSpare} * pitch_),
     total_ = take(std::int64_t{kRows} * p.value_width);
     m_ = take(kRows), l_ = take(kRows), a_ = take(kRows);
-    total_m_ = take(kRows), total_l_ = take(kRows), begun_ = take(kRows);
   }
 
   void run() {
@@ -105,12 +146,18 @@ class Rows {
   // The sums of one split that some row sees, in `parts`; and later the rows by those of all their splits.
   void run_split(std::int64_t split, float* parts) {
     begin();
+    split += split_at(here_.first);
     tiles(split);
     for (int r = 0; r < block_.count; ++r) {
-      if (!sees(r, split)) continue;
       float* to = part(parts, r, split);
-      to[0] = m_[r], to[1] = l_[r];
-      std::copy_n(o_ + r * pitch_, p_.value_width, to + 2);
+      if (sees(r, split)) {
+        to[0] = m_[r];
+        rows::store(Type::f32, to, 1, l_[r]);
+        Row::narrow(Type::f32, o_ + r * pitch_, to + 2, p_.value_width);
+      } else if (p_.partials != nullptr) {
+        to[0] = -__builtin_inff(), to[1] = attn128::kNoKey;
+        std::fill_n(to + 2, p_.value_width, 0.0f);
+      }
     }
   }
   void join_splits(const float* parts) {
@@ -130,16 +177,16 @@ class Rows {
  private:
   std::int64_t query(int r) const { return (block_.first + r) / p_.group; }
   std::int64_t head(int r) const { return block_.h * p_.group + (block_.first + r) % p_.group; }
-  attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), keys_); }
+  attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), here_); }
 
   // All rows and the keys that some of them sees.
   void begin() {
-    first_ = keys_, last_ = 0;
+    first_ = here_.last, last_ = here_.first;
     for (int r = 0; r < block_.count; ++r) {
       tile_.query(r, p_.q.at(block_.n, q_begin_ + query(r), head(r)));
       const attn128::Visible seen = visible(r);
       if (seen.first < seen.last) first_ = std::min(first_, seen.first), last_ = std::max(last_, seen.last);
-      begun_[r] = 0;
+      totals_[r] = {};
     }
     restart();
   }
@@ -157,7 +204,7 @@ class Rows {
   template <class Float>
   Float* part(Float* parts, int r, std::int64_t split) const {
     const std::int64_t row = (p_.cu_q ? q_begin_ : block_.n * p_.queries) + query(r);
-    return parts + ((row * p_.heads * p_.group + head(r)) * split_count(p_) + split) * (p_.value_width + 2);
+    return p_.part(parts, row * p_.heads * p_.group + head(r), split - split_at(here_.first));
   }
 
   void tiles(std::int64_t split) {
@@ -187,7 +234,7 @@ class Rows {
     // Keys of [first, last) are there; the others are not read.
     tile_.load([&](const attn128::Tensor& t, std::int64_t j) -> const void* {
       const bool there = at + j >= first && at + j < last;
-      return there ? p_.key(t, block_.n, k_begin_, at + j, block_.h) : nullptr;
+      return there ? p_.key(t, block_.n, k_begin_, at + j - here_.first, block_.h) : nullptr;
     });
     tile_.scores(from, to, p_row_);
     for (int r = from; r < to; ++r) weigh(r, at);
@@ -235,53 +282,28 @@ class Rows {
   // Joins the sums of a split to those before it.
   void end_split(std::int64_t split) {
     const std::int64_t width = p_.value_width;
-    for (int r = 0; r < block_.count; ++r) {
-      if (!sees(r, split)) continue;
-      float *total = total_ + r * width, *o = o_ + r * pitch_;
-      if (begun_[r] == 0) {
-        std::copy_n(o, width, total);
-        total_m_[r] = m_[r], total_l_[r] = l_[r], begun_[r] = 1;
-        continue;
-      }
-      join(r, m_[r], l_[r], o);
-    }
+    for (int r = 0; r < block_.count; ++r)
+      if (sees(r, split)) totals_[r].add(m_[r], l_[r], o_ + r * pitch_, total_ + r * width, width);
     restart();
-  }
-  void join(int r, float m, float l, const float* o) {
-    const attn128::Join j = attn128::join(total_m_[r], m);
-    float* total = total_ + r * p_.value_width;
-    total_l_[r] = attn128::joined(total_l_[r], j.a, l, j.b);
-    total_m_[r] = j.m;
-    Row::map(
-        p_.value_width, [j](auto x, auto y) { return simt::fused(x, decltype(x){} + j.a, y * j.b); }, total,
-        total, o);
   }
 
   void finish(int r) {
-    float* total = total_ + r * p_.value_width;
     const std::int64_t token = q_begin_ + query(r);
-    float lse = p_.sinks != nullptr ? p_.sinks[head(r)] : -__builtin_inff();
-    if (begun_[r] == 0 || total_l_[r] == 0) {
-      std::fill_n(total, p_.value_width, 0.0f);
-    } else {
-      if (p_.sinks != nullptr) {
-        std::fill_n(o_, p_.value_width, 0.0f);
-        join(r, lse * attn128::kLog2e, 1, o_);
-      }
-      const float inverse = 1 / total_l_[r];
-      Row::map(p_.value_width, [inverse](auto o) { return o * inverse; }, total, total);
-      lse = attn128::lse_of(total_m_[r], total_l_[r]);
-    }
-    Row::narrow(p_.out.type, total, p_.out.at(block_.n, token, head(r)), p_.value_width);
+    const float lse =
+        totals_[r].finish(p_.sinks != nullptr ? p_.sinks + head(r) : nullptr, total_ + r * p_.value_width, o_,
+                          p_.out.type, p_.out.at(block_.n, token, head(r)), p_.value_width);
     if (p_.lse) rows::store(Type::f32, p_.lse.at(block_.n, token, head(r)), 0, lse);
   }
 
   const Problem& p_;
   const Block& block_;
-  const std::int64_t q_begin_, k_begin_, keys_, offset_, pitch_;
+  const std::int64_t q_begin_, k_begin_;
+  const attn128::Visible here_;
+  const std::int64_t offset_, pitch_;
   Tile tile_;
   std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
-  float *p_row_, *o_, *total_, *m_, *l_, *a_, *total_m_, *total_l_, *begun_;
+  float *p_row_, *o_, *total_, *m_, *l_, *a_;
+  Total<L, W> totals_[kRows];
 };
 
 template <class L, int W, class Tile>
@@ -297,9 +319,23 @@ void join_splits(const Problem& p, const Block& block, const float* parts, float
   Rows<L, W, Tile>(p, block, scratch).join_splits(parts);
 }
 
+template <class L, int W>
+void merge(const attn128::Merge& g, std::int64_t row) {
+  constexpr int kMostWidth = 512;
+  alignas(64) float sum[kMostWidth], zeros[kMostWidth];
+  const attn128::MergeRow at = attn128::merge_row(g, row);
+  Total<L, W> total;
+  for (std::int64_t i = 0; i < g.parts * g.splits; ++i)
+    if (const float* part = attn128::split_at(g, at, i); part[1] != attn128::kNoKey)
+      total.add(part[0], part[1], part + 2, sum, g.width);
+  const float lse = total.finish(g.sinks != nullptr ? g.sinks + at.head : nullptr, sum, zeros, g.out.type,
+                                 g.out.at(at.n, at.token, at.head), g.width);
+  if (g.lse) rows::store(rows::Type::f32, g.lse.at(at.n, at.token, at.head), 0, lse);
+}
+
 template <class L, int W, class Tile = FmaTile<L, W>>
 constexpr Engine engine() {
-  return {forward<L, W, Tile>, forward_split<L, W, Tile>, join_splits<L, W, Tile>};
+  return {forward<L, W, Tile>, forward_split<L, W, Tile>, join_splits<L, W, Tile>, merge<L, W>};
 }
 
 }  // namespace rlk::native::attn

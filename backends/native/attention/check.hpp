@@ -1,4 +1,4 @@
-// Bounds, lengths and pages that a call of attention or of its gradients brings, held to the tensors.
+// Bounds, lengths and pages that a call of attention, of a part of its keys or of its gradients brings, held to the tensors.
 #pragma once
 
 #include <string>
@@ -41,8 +41,13 @@ class Check {
       const std::int64_t length = p_.kv_len.get(n),
                          most = p_.cu_k ? p_.cu_k.get(n + 1) - p_.cu_k.get(n) : p_.room;
       if (length < 0) return fail("kv_len", n, length, "at least ", 0);
-      if (length > most) return fail("kv_len", n, length, "at most ", most);
-      for (std::int64_t i = 0; p_.block_table && i * p_.page_size < length; ++i) {
+      if (p_.k_first) {
+        if (const rlk_code code = part(n, length, most)) return code;
+      } else if (length > most) {
+        return fail("kv_len", n, length, "at most ", most);
+      }
+      const attn128::Visible here = p_.here(n);
+      for (std::int64_t i = 0; p_.block_table && i * p_.page_size < here.last - here.first; ++i) {
         const std::int64_t page = p_.block_table.get(n, i);
         if (page >= 0 && page < p_.pages) continue;
         return call_.fail(RLK_INVALID_ARGUMENT, std::string(op_) + ": block_table[" + std::to_string(n) +
@@ -52,6 +57,28 @@ class Check {
       }
     }
     return RLK_OK;
+  }
+
+  // The splits of a sequence that are here are whole, but for its last one.
+  rlk_code part(std::int64_t n, std::int64_t length, std::int64_t most) const {
+    const std::int64_t first = p_.k_first.get(n);
+    if (first < 0 || first > attn128::kMostKeys)
+      return fail("k_first", n, first, "from 0 to ", attn128::kMostKeys);
+    if (p_.split == 0 && first != 0) return fail("k_first", n, first, "with one split ", 0);
+    if (p_.split != 0 && first % p_.split != 0) return fail("k_first", n, first, "a multiple of ", p_.split);
+    std::int64_t last = length;
+    if (p_.k_last && p_.k_last.get(n) < length) last = p_.k_last.get(n);
+    if (last <= first) return RLK_OK;
+    if (p_.k_last && last - first > most)
+      return fail("k_last", n, p_.k_last.get(n), "at most ", first + most);
+    if (!p_.k_last && last - first > most) last = first + most;
+    if (last == first || last == length || (p_.split != 0 && last % p_.split == 0)) return RLK_OK;
+    return call_.fail(
+        RLK_INVALID_ARGUMENT,
+        std::string(op_) + ": the keys of sequence " + std::to_string(n) + " end at " + std::to_string(last) +
+            ", kv_len is " + std::to_string(length) +
+            (p_.split == 0 ? ": with one split they are all here"
+                           : ": where others follow they end at a multiple of " + std::to_string(p_.split)));
   }
 
   const char* op_;

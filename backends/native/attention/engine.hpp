@@ -21,10 +21,13 @@ struct Block {
 
 struct Engine {
   void (*forward)(const Problem& p, const Block& block, float* scratch);
-  // The same in two steps, for fewer blocks than workers: each split's sums in `parts`, then what they make.
+  // The same in two steps, for fewer blocks than workers: each split's sums in `parts`, then what they make. The first step
+  // alone is attention_part, where splits count from the first one here.
   void (*forward_split)(const Problem& p, const Block& block, std::int64_t split, float* parts,
                         float* scratch);
   void (*join_splits)(const Problem& p, const Block& block, const float* parts, float* scratch);
+  // A row of attention_merge.
+  void (*merge)(const attn128::Merge& g, std::int64_t row);
 };
 extern const Engine kScalar, kAvx2, kAvx512;
 
@@ -32,17 +35,14 @@ constexpr const Engine& engine_for(Isa isa) {
   return isa == Isa::avx512 ? kAvx512 : isa == Isa::avx2 ? kAvx2 : kScalar;
 }
 
-// Splits that there is room for, and the sums of all rows in each: m, l and O.
-inline std::int64_t split_count(const Problem& p) {
-  return p.split == 0 ? 1 : p.room / p.split + (p.room % p.split != 0);
-}
+// The sums of all rows in each split that there is room for: m, l and O.
 inline std::int64_t part_floats(const Problem& p) {
-  return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group * split_count(p) * (p.value_width + 2);
+  return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group * p.splits() * (p.value_width + 2);
 }
 
 inline std::int64_t scratch_floats(const Problem& p) {
   const std::int64_t d = p.width, dv = p.value_width;
-  return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 6 * kRows;
+  return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 3 * kRows;
 }
 
 }  // namespace rlk::native::attn

@@ -5,14 +5,7 @@
 //
 // Operations: 2 (D + Dv) per query head and key that the tile grid holds for it. A task is up to 96 rows (queries of the heads
 // that share keys) and reads each of their tiles of K and V once, or, where there are few of them, one split of their keys.
-#include <algorithm>
-#include <vector>
-
-#include "arithmetic/attention/bind.hpp"
-#include "native/attention/amx.hpp"
-#include "native/attention/check.hpp"
-#include "native/attention/engine.hpp"
-#include "rlk/workers.hpp"
+#include "native/attention/tasks.hpp"
 
 namespace rlk::native {
 namespace {
@@ -20,59 +13,22 @@ namespace {
 using attn128::Problem;
 using attn128::problem_of;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
-std::int64_t blocks_of(const Problem& p, std::int64_t queries) {
-  return (queries * p.group + attn::kRows - 1) / attn::kRows;
-}
-
-// Who computes a block, and with how much scratch.
-template <Isa I>
-struct Vectors {
-  static const attn::Engine& engine() { return attn::engine_for(I); }
-  static std::int64_t scratch_floats(const Problem& p) { return attn::scratch_floats(p); }
-};
-struct Amx {
-  static const attn::Engine& engine() { return *attn::amx_engine(); }
-  static std::int64_t scratch_floats(const Problem& p) { return attn::amx_scratch_floats(p); }
-};
-
-template <class By>
-std::uint64_t scratch_bytes(const Problem& p) {
-  return static_cast<std::uint64_t>(By::scratch_floats(p)) * sizeof(float);
-}
-
-// Packed sequences may each leave a block that is not full.
-std::int64_t most_blocks(const Problem& p) {
-  return (p.cu_q ? blocks_of(p, p.queries) + p.sequences : blocks_of(p, p.queries) * p.sequences) * p.heads;
-}
-
 // Bytes for the sums of splits that are tasks of their own: where blocks are too few to keep the workers busy, as in decoding.
 // By shapes alone, as workspace is asked for before lengths are known.
 std::uint64_t part_bytes(const Problem& p, std::int32_t threads) {
   constexpr std::int64_t kBlocksPerWorker = 4, kMost = std::int64_t{1} << 26;
-  const std::int64_t blocks = most_blocks(p), workers = workers::workers_for(threads, INT64_MAX);
+  const std::int64_t blocks = attn::most_blocks(p), workers = workers::workers_for(threads, INT64_MAX);
   if (p.sequences == 0 || workers == 1 || blocks >= kBlocksPerWorker * workers) return 0;
   const std::int64_t floats = p.room > kMost ? 0 : attn::part_floats(p);
-  return attn::split_count(p) == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
+  return p.splits() == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
 template <class By>
 std::uint64_t workspace(const Attention& a, const rlk_request& r) {
   const Problem p = problem_of(a);
   const std::uint64_t parts = part_bytes(p, r.threads);
-  const std::int64_t tasks = most_blocks(p) * (parts == 0 ? 1 : attn::split_count(p));
-  return workers::workspace_for(r.threads, tasks, scratch_bytes<By>(p), parts);
-}
-
-template <class By, int S>
-rlk_verdict supports(const Attention& a, const rlk_request&) {
-  if (std::is_same_v<By, Amx> && attn::amx_engine() == nullptr)
-    return refuse("this build lacks AMX with bf16");
-  if (a.split == S) return kAccept;
-  return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
-                "set split, or take another arithmetic");
+  const std::int64_t tasks = attn::most_blocks(p) * (parts == 0 ? 1 : p.splits());
+  return workers::workspace_for(r.threads, tasks, attn::scratch_bytes<By>(p), parts);
 }
 
 // ---- blocks of rows
@@ -82,34 +38,25 @@ rlk_code run(const Attention& a, const Call& call) {
   const Problem p = problem_of(a);
   if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
   if (const rlk_code code = attn::Check("attention", p, call)()) return code;
-  std::vector<attn::Block> blocks;
-  // The last queries of a causal sequence see the most keys: they go first.
-  for (std::int64_t n = 0; n < p.sequences; ++n)
-    for (std::int64_t rows = p.q_len(n) * p.group, b = blocks_of(p, p.q_len(n)) - 1; b >= 0; --b)
-      for (std::int64_t h = 0; h < p.heads; ++h)
-        blocks.push_back({n, h, b * attn::kRows,
-                          static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
+  const std::vector<attn::Block> blocks = attn::blocks_in(p);
   const attn::Engine& engine = By::engine();
   const std::uint64_t shared = part_bytes(p, call.threads());
-  const auto run_all = [&](std::int64_t tasks, auto one) {
-    workers::run_tasks(call, tasks, scratch_bytes<By>(p), shared, [&](std::int64_t task, std::byte* scratch) {
-      one(task, reinterpret_cast<float*>(scratch));
-    });
-  };
   const auto block = [&](std::int64_t i) -> const attn::Block& {
     return blocks[static_cast<std::size_t>(i)];
   };
   const auto count = static_cast<std::int64_t>(blocks.size());
   if (shared == 0) {
-    run_all(count, [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
+    attn::run_all<By>(call, p, count, 0,
+                      [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
     return RLK_OK;
   }
   auto* parts = reinterpret_cast<float*>(workers::shared_workspace(call));
-  const std::int64_t splits = attn::split_count(p);
-  run_all(count * splits, [&](std::int64_t i, float* scratch) {
+  const std::int64_t splits = p.splits();
+  attn::run_all<By>(call, p, count * splits, shared, [&](std::int64_t i, float* scratch) {
     engine.forward_split(p, block(i / splits), i % splits, parts, scratch);
   });
-  run_all(count, [&](std::int64_t i, float* scratch) { engine.join_splits(p, block(i), parts, scratch); });
+  attn::run_all<By>(call, p, count, shared,
+                    [&](std::int64_t i, float* scratch) { engine.join_splits(p, block(i), parts, scratch); });
   return RLK_OK;
 }
 
@@ -165,29 +112,18 @@ rlk_code run_golden(const Attention& a, const Call& call) {
   return RLK_OK;
 }
 
-template <int S>
-constexpr const char* kArithmetic = "fma32/attn128/s1024";
-template <>
-constexpr const char* kArithmetic<512> = "fma32/attn128/s512";
-template <>
-constexpr const char* kArithmetic<2048> = "fma32/attn128/s2048";
-template <>
-constexpr const char* kArithmetic<4096> = "fma32/attn128/s4096";
-template <>
-constexpr const char* kArithmetic<0> = "fma32/attn128/snone";
-
 // Priorities only put them in an order, the default first: a call has one split.
 template <Family F, int S, int Order>
 constexpr Levels tiles() {
   return by_level([]<Isa I>() {
-    using By = Vectors<I>;
-    return implement<Attention, run<By, S>, supports<By, S>, workspace<By>>(
+    using By = attn::Vectors<I>;
+    return implement<Attention, run<By, S>, attn::supports<By, S, Attention>, workspace<By>>(
         facts_at<F, I>({.id = "",
                         .doc = "96 rows share a tile of 128 keys",
                         .priority = 112 - 3 * Order,
-                        .arithmetic = kArithmetic<S>,
-                        .dtypes = kTypes,
-                        .traits = kTraits}));
+                        .arithmetic = attn::kArithmetic<S>,
+                        .dtypes = attn::kTypes,
+                        .traits = attn::kTraits}));
   });
 }
 
@@ -204,14 +140,14 @@ namespace {
 
 template <int S, int Order>
 constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
-  return implement<Attention, run<Amx, S>, supports<Amx, S>, workspace<Amx>>(
-      {.id = id,
-       .doc = "96 rows share a tile of 128 keys on Intel's matrix unit",
-       .priority = 210 - 3 * Order,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_BF16,
-       .traits = kTraits,
-       .min_arch = RLK_CPU_AMX});
+  return implement<Attention, run<attn::Amx, S>, attn::supports<attn::Amx, S, Attention>,
+                   workspace<attn::Amx>>({.id = id,
+                                          .doc = "96 rows share a tile of 128 keys on Intel's matrix unit",
+                                          .priority = 210 - 3 * Order,
+                                          .arithmetic = arithmetic,
+                                          .dtypes = RLK_BF16,
+                                          .traits = attn::kTraits,
+                                          .min_arch = RLK_CPU_AMX});
 }
 
 }  // namespace
@@ -235,7 +171,7 @@ constinit const rlk_implementation attention_golden =
                                       .doc = "ascending fp64 sums, one rounding",
                                       .priority = 0,
                                       .arithmetic = "fma64",
-                                      .dtypes = kTypes,
-                                      .traits = kTraits | RLK_GOLDEN});
+                                      .dtypes = attn::kTypes,
+                                      .traits = attn::kTraits | RLK_GOLDEN});
 
 }  // namespace rlk::native

@@ -36,8 +36,8 @@ class Rows {
         kernels_(kernels),
         q_begin_(p.q_begin(block.n)),
         k_begin_(p.k_begin(block.n)),
-        keys_(p.kv_count(block.n)),
-        offset_(keys_ - p.q_len(block.n)) {
+        here_(p.here(block.n)),
+        offset_(p.keys(block.n) - p.q_len(block.n)) {
     auto* at = static_cast<std::byte*>(scratch);
     const auto take = [&at]<class T>(T*& to, std::int64_t count) {
       to = reinterpret_cast<T*>(at);
@@ -52,12 +52,13 @@ class Rows {
   }
 
   void run() {
-    std::int64_t first = keys_, last = 0;  // keys that some row sees
+    std::int64_t first = here_.last, last = here_.first;  // keys that some row sees
     for (int r = 0; r < block_.count; ++r) {
       std::memcpy(q_ + r * p_.width, p_.q.at(block_.n, q_begin_ + query(r), head(r)), 2 * width());
       const attn128::Visible seen = visible(r);
       if (seen.first < seen.last) first = std::min(first, seen.first), last = std::max(last, seen.last);
       sums_[r] = {};
+      if (p_.partials != nullptr) no_parts(r);
     }
     restart();
     for (std::int64_t tile = first / kTile; tile * kTile < last; ++tile) {
@@ -65,7 +66,7 @@ class Rows {
       const std::int64_t next = tile + 1;
       if (next * kTile >= last || p_.split_of(next) != p_.split_of(tile)) end_split(tile);
     }
-    for (int r = 0; r < block_.count; ++r) finish(r);
+    for (int r = 0; p_.partials == nullptr && r < block_.count; ++r) finish(r);
   }
 
  private:
@@ -78,7 +79,7 @@ class Rows {
   std::size_t width() const { return static_cast<std::size_t>(p_.width); }
   std::int64_t query(int r) const { return (block_.first + r) / p_.group; }
   std::int64_t head(int r) const { return block_.h * p_.group + (block_.first + r) % p_.group; }
-  attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), keys_); }
+  attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), here_); }
   bool sees(int r, std::int64_t from, std::int64_t to) const {
     const attn128::Visible seen = visible(r);
     return seen.first < seen.last && seen.first < to && seen.last > from;
@@ -93,14 +94,14 @@ class Rows {
   void load(std::int64_t at, std::int64_t first, std::int64_t last) {
     for (std::int64_t j = 0; j < kTile; ++j) {
       const bool there = at + j >= first && at + j < last;
-      const void* k = there ? p_.key(p_.k, block_.n, k_begin_, at + j, block_.h) : nullptr;
+      const void* k = there ? p_.key(p_.k, block_.n, k_begin_, at + j - here_.first, block_.h) : nullptr;
       if (there)
         std::memcpy(k_ + j * p_.width, k, 2 * width());
       else
         std::fill_n(k_ + j * p_.width, p_.width, std::uint16_t{0});
-      const auto* v =
-          there ? static_cast<const std::uint16_t*>(p_.key(p_.v, block_.n, k_begin_, at + j, block_.h))
-                : nullptr;
+      const auto* v = there ? static_cast<const std::uint16_t*>(
+                                  p_.key(p_.v, block_.n, k_begin_, at + j - here_.first, block_.h))
+                            : nullptr;
       for (std::int64_t d = 0; d < p_.value_width; ++d)
         turned_[d * kTile + j] = there ? v[d] : std::uint16_t{0};
     }
@@ -157,6 +158,10 @@ class Rows {
     for (int r = 0; r < block_.count; ++r) {
       if (!sees(r, begin, end)) continue;
       Sums& s = sums_[r];
+      if (p_.partials != nullptr) {
+        put_part(r, p_.split_of(tile), s.m, s.l, o_ + r * p_.value_width);
+        continue;
+      }
       if (s.begun) {
         join(r, s.m, s.l, o_ + r * p_.value_width);
         continue;
@@ -165,6 +170,20 @@ class Rows {
       s.total_m = s.m, s.total_l = s.l, s.begun = true;
     }
     restart();
+  }
+  // Of attention_part.
+  std::int64_t first_split() const { return p_.split_of(here_.first / kTile); }
+  void no_parts(int r) const {
+    for (std::int64_t s = 0; s < p_.splits(); ++s)
+      put_part(r, first_split() + s, -__builtin_inff(), attn128::kNoKey, nullptr);
+  }
+  void put_part(int r, std::int64_t split, float m, float l, const float* o) const {
+    const std::int64_t row = (p_.cu_q ? q_begin_ : block_.n * p_.queries) + query(r);
+    float* to = p_.part(p_.partials, row * p_.heads * p_.group + head(r), split - first_split());
+    to[0] = m;
+    rows::store(Type::f32, to, 1, l);
+    for (std::int64_t d = 0; d < p_.value_width; ++d)
+      rows::store(Type::f32, to, 2 + d, o != nullptr ? o[d] : 0.0f);
   }
   // Null: zeros.
   void join(int r, float m, float l, const float* o) {
@@ -196,7 +215,9 @@ class Rows {
   const Problem& p_;
   const Block& block_;
   const ReplayKernels& kernels_;
-  const std::int64_t q_begin_, k_begin_, keys_, offset_;
+  const std::int64_t q_begin_, k_begin_;
+  const attn128::Visible here_;
+  const std::int64_t offset_;
   std::byte* kernel_scratch_;
   std::uint16_t *q_, *k_, *turned_, *weights_;
   float *scores_, *o_, *total_;

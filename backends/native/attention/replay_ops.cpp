@@ -1,6 +1,7 @@
-// attention as Hopper computes it, on any processor: sm90/t25k16/attn128/s<S>, an implementation for every S and two
+// attention and attention_part as Hopper computes attention, on any processor: sm90/t25k16/attn128/s<S>, an implementation for every S and two
 // instruction sets. For proof: a thousand times slower than the GPU.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
@@ -22,24 +23,26 @@ const ReplayKernels* kernels() {
 
 std::int64_t blocks_of(std::int64_t rows) { return (rows + attn::kReplayRows - 1) / attn::kReplayRows; }
 
-template <Isa I, int S>
+// Args is Attention or AttentionPart.
+template <class Args, Isa I, int S>
 struct Replays {
-  static rlk_verdict supports(const Attention& a, const rlk_request&) {
+  static rlk_verdict supports(const Args& a, const rlk_request&) {
     if (!kernels<I>()) return refuse("this build lacks the instruction set");
     if (a.split == S) return kAccept;
     return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
                   "set split, or take another arithmetic");
   }
-  static std::uint64_t workspace(const Attention& a, const rlk_request& r) {
+  static std::uint64_t workspace(const Args& a, const rlk_request& r) {
     const Problem p = problem_of(a);
     const std::int64_t blocks =
         p.cu_q ? blocks_of(p.queries * p.group) + p.sequences : blocks_of(p.queries * p.group) * p.sequences;
     return workers::workspace_for(r.threads, blocks * p.heads, attn::replay_scratch(p, *kernels<I>()));
   }
-  static rlk_code run(const Attention& a, const Call& call) {
+  static rlk_code run(const Args& a, const Call& call) {
     const Problem p = problem_of(a);
-    if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
-    if (const rlk_code code = attn::Check("attention", p, call)()) return code;
+    if (a.split != S)
+      return call.fail(RLK_UNSUPPORTED, std::string(Args::kName) + ": split is not this implementation's");
+    if (const rlk_code code = attn::Check(Args::kName, p, call)()) return code;
     std::vector<attn::Block> blocks;
     for (std::int64_t n = 0; n < p.sequences; ++n)
       for (std::int64_t rows = p.q_len(n) * p.group, first = 0; first < rows; first += attn::kReplayRows)
@@ -55,10 +58,10 @@ struct Replays {
   }
 };
 
-template <Family F, Isa I, int S, int Order>
+template <class Args, Family F, Isa I, int S, int Order>
 constexpr rlk_implementation replay(const char* arithmetic) {
-  using Forms = Replays<I, S>;
-  return implement<Attention, Forms::run, Forms::supports, Forms::workspace>(
+  using Forms = Replays<Args, I, S>;
+  return implement<Args, Forms::run, Forms::supports, Forms::workspace>(
       facts_at<F, I>({.id = "",
                       .doc = "Hopper tensor cores' bits on the CPU",
                       .priority = 20 - 3 * Order,
@@ -69,29 +72,21 @@ constexpr rlk_implementation replay(const char* arithmetic) {
 
 }  // namespace
 
-extern const rlk_implementation attention_replay_s1024_scalar, attention_replay_s1024_avx512,
-    attention_replay_s512_scalar, attention_replay_s512_avx512, attention_replay_s2048_scalar,
-    attention_replay_s2048_avx512, attention_replay_s4096_scalar, attention_replay_s4096_avx512,
-    attention_replay_snone_scalar, attention_replay_snone_avx512;
-constinit const rlk_implementation attention_replay_s1024_scalar =
-    replay<"native.replay_sm90_s1024", Isa::scalar, 1024, 0>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_replay_s1024_avx512 =
-    replay<"native.replay_sm90_s1024", Isa::avx512, 1024, 0>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_replay_s512_scalar =
-    replay<"native.replay_sm90_s512", Isa::scalar, 512, 1>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_replay_s512_avx512 =
-    replay<"native.replay_sm90_s512", Isa::avx512, 512, 1>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_replay_s2048_scalar =
-    replay<"native.replay_sm90_s2048", Isa::scalar, 2048, 2>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_replay_s2048_avx512 =
-    replay<"native.replay_sm90_s2048", Isa::avx512, 2048, 2>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_replay_s4096_scalar =
-    replay<"native.replay_sm90_s4096", Isa::scalar, 4096, 3>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_replay_s4096_avx512 =
-    replay<"native.replay_sm90_s4096", Isa::avx512, 4096, 3>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_replay_snone_scalar =
-    replay<"native.replay_sm90_snone", Isa::scalar, 0, 4>("sm90/t25k16/attn128/snone");
-constinit const rlk_implementation attention_replay_snone_avx512 =
-    replay<"native.replay_sm90_snone", Isa::avx512, 0, 4>("sm90/t25k16/attn128/snone");
+#define RLK_REPLAY(op, Args, isa, name, split, order)             \
+  extern const rlk_implementation op##_replay_##name##_##isa;     \
+  constinit const rlk_implementation op##_replay_##name##_##isa = \
+      replay<Args, "native.replay_sm90_" #name, Isa::isa, split, order>("sm90/t25k16/attn128/" #name);
+#define RLK_REPLAYS(name, split, order)                                 \
+  RLK_REPLAY(attention, Attention, scalar, name, split, order)          \
+  RLK_REPLAY(attention, Attention, avx512, name, split, order)          \
+  RLK_REPLAY(attention_part, AttentionPart, scalar, name, split, order) \
+  RLK_REPLAY(attention_part, AttentionPart, avx512, name, split, order)
+RLK_REPLAYS(s1024, 1024, 0)
+RLK_REPLAYS(s512, 512, 1)
+RLK_REPLAYS(s2048, 2048, 2)
+RLK_REPLAYS(s4096, 4096, 3)
+RLK_REPLAYS(snone, 0, 4)
+#undef RLK_REPLAYS
+#undef RLK_REPLAY
 
 }  // namespace rlk::native

@@ -4,23 +4,23 @@
 //         weighted values. Its splits one after another, joined in registers
 // splits  where queries are few, as in decoding: a block per query, head and split leaves its sums in the workspace
 // joins   joins these ascending, a block per query and head
+// merge   the same of what several ranks left (attention_merge); attention_part is splits alone
 //
 // Grids come from shapes; lengths, bounds and pages are read on the device, so that a captured graph may be replayed with
 // others. What they say is held to the memory there is.
 #pragma once
 
-#include "arithmetic/attention/problem.hpp"
+#include "simt/attention/launchers.hpp"
 #include "simt/simt.hpp"
 
 namespace rlk::simt::attention {
 
 using attn128::kTile;
-using attn128::Problem;
 
 inline constexpr int kThreads = kTile;
 inline constexpr int kMostWidth = 576, kMostValueWidth = 512;
 inline constexpr int kChannels = kMostValueWidth / kThreads;  // of a thread, kThreads apart
-inline constexpr std::int64_t kFewRows = 2048, kMostSplits = 65535;
+inline constexpr std::int64_t kFewRows = 2048;
 
 struct Shared {
   float q[kMostWidth];
@@ -31,6 +31,7 @@ struct Shared {
 // A query and head, and what it sees.
 struct Place {
   std::int64_t n, token, head, kv_head, begin;
+  std::int64_t first;  // of the keys that are here
   attn128::Visible seen;
   bool there;
 };
@@ -48,9 +49,9 @@ __device__ inline Place place(const Problem& p, std::int64_t row) {
   } else {
     at.n = i / p.queries, i %= p.queries, at.token = i;
   }
-  const std::int64_t keys = p.kv_count(at.n);
-  at.begin = p.k_begin(at.n);
-  at.seen = p.visible(keys - p.q_len(at.n) + i, keys);
+  const attn128::Visible here = p.here(at.n);
+  at.begin = p.k_begin(at.n), at.first = here.first;
+  at.seen = p.visible(p.keys(at.n) - p.q_len(at.n) + i, here);
   at.there = true;
   return at;
 }
@@ -61,12 +62,19 @@ struct Sums {
 };
 __device__ inline Sums no_sums() { return {-__builtin_inff(), 0, {}}; }
 
-__device__ inline void join(const Problem& p, Sums& all, const Sums& part) {
+__device__ inline void join(int width, Sums& all, const Sums& part) {
   const attn128::Join j = attn128::join(all.m, part.m);
   all.m = j.m, all.l = attn128::joined(all.l, j.a, part.l, j.b);
 #pragma unroll
   for (int u = 0; u < kChannels; ++u)
-    if (u * kThreads < p.value_width) all.o[u] = attn128::joined(all.o[u], j.a, part.o[u], j.b);
+    if (u * kThreads < width) all.o[u] = attn128::joined(all.o[u], j.a, part.o[u], j.b);
+}
+__device__ inline void join(int width, Sums& all, const Sums& part, bool& begun) {
+  if (begun)
+    join(width, all, part);
+  else
+    all = part;
+  begun = true;
 }
 
 __device__ inline void load_query(const Problem& p, const Place& at, Shared& s) {
@@ -97,8 +105,8 @@ __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t 
   const bool visible = j >= at.seen.first && j < at.seen.last;
   float score = -__builtin_inff();
   if (visible) {
-    const void* k = p.key(p.k, at.n, at.begin, j, at.kv_head);
-    s.value[t] = p.key(p.v, at.n, at.begin, j, at.kv_head);
+    const void* k = p.key(p.k, at.n, at.begin, j - at.first, at.kv_head);
+    s.value[t] = p.key(p.v, at.n, at.begin, j - at.first, at.kv_head);
     score = 0;
     for (int d = 0; d < p.width; ++d) score = fused(s.q[d], rows::load(p.k.type, k, d), score);
     score = attn128::capped(p, score);
@@ -144,21 +152,26 @@ __device__ inline std::int64_t last_split(const Problem& p, const Place& at) {
   return p.split_of((at.seen.last - 1) / kTile);
 }
 
-__device__ inline void finish(const Problem& p, const Place& at, Sums sums) {
+// Of a row whose sums are those of all its splits; `none`: it has none.
+__device__ inline void finish(Sums sums, bool none, const float* sinks, std::int64_t head, rows::Type type,
+                              void* out, void* lse_out, int width) {
   const int t = static_cast<int>(threadIdx.x);
-  const bool none = at.seen.first >= at.seen.last || sums.l == 0;
-  float lse = p.sinks != nullptr ? p.sinks[at.head] : -__builtin_inff();
+  none = none || sums.l == 0;
+  float lse = sinks != nullptr ? sinks[head] : -__builtin_inff();
   if (!none) {
-    if (p.sinks != nullptr) join(p, sums, {lse * attn128::kLog2e, 1, {}});
+    if (sinks != nullptr) join(width, sums, {lse * attn128::kLog2e, 1, {}});
     lse = attn128::lse_of(sums.m, sums.l);
   }
   const float inverse = 1 / sums.l;
-  void* out = p.out.at(at.n, at.token, at.head);
 #pragma unroll
   for (int u = 0; u < kChannels; ++u)
-    if (const int d = u * kThreads + t; d < p.value_width)
-      rows::store(p.out.type, out, d, none ? 0.0f : mul_rn(sums.o[u], inverse));
-  if (p.lse && t == 0) rows::store(rows::Type::f32, p.lse.at(at.n, at.token, at.head), 0, lse);
+    if (const int d = u * kThreads + t; d < width)
+      rows::store(type, out, d, none ? 0.0f : mul_rn(sums.o[u], inverse));
+  if (lse_out != nullptr && t == 0) rows::store(rows::Type::f32, lse_out, 0, lse);
+}
+__device__ inline void finish(const Problem& p, const Place& at, const Sums& sums, bool begun) {
+  finish(sums, !begun, p.sinks, at.head, p.out.type, p.out.at(at.n, at.token, at.head),
+         p.lse ? p.lse.at(at.n, at.token, at.head) : nullptr, p.value_width);
 }
 
 __global__ void __launch_bounds__(kThreads) rows_kernel(Problem p) {
@@ -167,57 +180,64 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(Problem p) {
   if (!at.there) return;
   load_query(p, at, s);
   Sums all = no_sums();
+  bool begun = false;
   if (at.seen.first < at.seen.last)
-    for (std::int64_t split = first_split(p, at); split <= last_split(p, at); ++split) {
-      const Sums part = split_sums(p, at, split, s);
-      if (split == first_split(p, at))
-        all = part;
-      else
-        join(p, all, part);
-    }
-  finish(p, at, all);
+    for (std::int64_t split = first_split(p, at); split <= last_split(p, at); ++split)
+      join(p.value_width, all, split_sums(p, at, split, s), begun);
+  finish(p, at, all, begun);
 }
 
-// A split's m, l and O in the workspace.
-__device__ inline float* kept(const Problem& p, float* workspace, std::int64_t row, std::int64_t split,
-                              std::int64_t splits) {
-  return workspace + (row * splits + split) * (p.value_width + 2);
-}
-
-__global__ void __launch_bounds__(kThreads) splits_kernel(Problem p, float* workspace) {
-  __shared__ Shared s;
-  const Place at = place(p, blockIdx.x);
-  const std::int64_t split = blockIdx.y;
-  if (!at.there || at.seen.first >= at.seen.last || split < first_split(p, at) || split > last_split(p, at))
-    return;
-  load_query(p, at, s);
-  const Sums sums = split_sums(p, at, split, s);
-  float* to = kept(p, workspace, blockIdx.x, split, gridDim.y);
+// m, l and O of a split, as they lie in memory.
+__device__ inline void put_sums(float* to, const Sums& sums, int width) {
   const int t = static_cast<int>(threadIdx.x);
-  if (t == 0) to[0] = sums.m, to[1] = sums.l;
+  if (t == 0) to[0] = sums.m, rows::store(rows::Type::f32, to, 1, sums.l);
 #pragma unroll
   for (int u = 0; u < kChannels; ++u)
-    if (const int d = u * kThreads + t; d < p.value_width) to[2 + d] = sums.o[u];
+    if (const int d = u * kThreads + t; d < width) rows::store(rows::Type::f32, to, 2 + d, sums.o[u]);
+}
+__device__ inline Sums sums_at(const float* from, int width) {
+  Sums sums{from[0], from[1], {}};
+#pragma unroll
+  for (int u = 0; u < kChannels; ++u)
+    if (const int d = u * kThreads + static_cast<int>(threadIdx.x); d < width) sums.o[u] = from[2 + d];
+  return sums;
 }
 
-__global__ void __launch_bounds__(kThreads) joins_kernel(Problem p, float* workspace, std::int64_t splits) {
+// The split blockIdx.y of those here; in attention_part one without a visible key is marked so.
+__global__ void __launch_bounds__(kThreads) splits_kernel(Problem p, float* parts) {
+  __shared__ Shared s;
+  const Place at = place(p, blockIdx.x);
+  if (!at.there) return;
+  const std::int64_t split = p.split_of(at.first / kTile) + blockIdx.y;
+  float* to = p.part(parts, blockIdx.x, blockIdx.y);
+  if (at.seen.first >= at.seen.last || split < first_split(p, at) || split > last_split(p, at)) {
+    if (p.partials != nullptr) put_sums(to, {-__builtin_inff(), attn128::kNoKey, {}}, p.value_width);
+    return;
+  }
+  load_query(p, at, s);
+  put_sums(to, split_sums(p, at, split, s), p.value_width);
+}
+
+__global__ void __launch_bounds__(kThreads) joins_kernel(Problem p, float* parts) {
   const Place at = place(p, blockIdx.x);
   if (!at.there) return;
   Sums all = no_sums();
+  bool begun = false;
   if (at.seen.first < at.seen.last)
-    for (std::int64_t split = first_split(p, at); split <= last_split(p, at); ++split) {
-      const float* from = kept(p, workspace, blockIdx.x, split, splits);
-      Sums part{from[0], from[1], {}};
-#pragma unroll
-      for (int u = 0; u < kChannels; ++u)
-        if (const int d = u * kThreads + static_cast<int>(threadIdx.x); d < p.value_width)
-          part.o[u] = from[2 + d];
-      if (split == first_split(p, at))
-        all = part;
-      else
-        join(p, all, part);
-    }
-  finish(p, at, all);
+    for (std::int64_t split = first_split(p, at); split <= last_split(p, at); ++split)
+      join(p.value_width, all, sums_at(p.part(parts, blockIdx.x, split), p.value_width), begun);
+  finish(p, at, all, begun);
+}
+
+__global__ void __launch_bounds__(kThreads) merge_kernel(attn128::Merge g) {
+  const attn128::MergeRow at = attn128::merge_row(g, blockIdx.x);
+  Sums all = no_sums();
+  bool begun = false;
+  for (std::int64_t i = 0; i < g.parts * g.splits; ++i)
+    if (const float* part = attn128::split_at(g, at, i); part[1] != attn128::kNoKey)
+      join(g.width, all, sums_at(part, g.width), begun);
+  finish(all, !begun, g.sinks, at.head, g.out.type, g.out.at(at.n, at.token, at.head),
+         g.lse ? g.lse.at(at.n, at.token, at.head) : nullptr, g.width);
 }
 
 inline std::int64_t row_count(const Problem& p) {
@@ -225,8 +245,8 @@ inline std::int64_t row_count(const Problem& p) {
 }
 // Splits that are worth a block each; 1: all of a row's are one block's.
 inline std::int64_t spread(const Problem& p) {
-  if (p.split == 0 || row_count(p) > kFewRows) return 1;
-  const std::int64_t splits = p.room / p.split + (p.room % p.split != 0);
+  if (row_count(p) > kFewRows) return 1;
+  const std::int64_t splits = p.splits();
   return splits < 1 || splits > kMostSplits ? 1 : splits;
 }
 inline std::int64_t workspace_bytes_of(const Problem& p) {
@@ -244,8 +264,19 @@ inline void launch_forward(const Problem& p, void* workspace, hipStream_t stream
   }
   hipLaunchKernelGGL(splits_kernel, dim3(static_cast<unsigned>(count), static_cast<unsigned>(splits)),
                      dim3(kThreads), 0, stream, p, static_cast<float*>(workspace));
-  hipLaunchKernelGGL(joins_kernel, blocks, dim3(kThreads), 0, stream, p, static_cast<float*>(workspace),
-                     splits);
+  hipLaunchKernelGGL(joins_kernel, blocks, dim3(kThreads), 0, stream, p, static_cast<float*>(workspace));
+}
+
+inline void launch_part(const Problem& p, hipStream_t stream) {
+  const std::int64_t count = row_count(p), splits = p.splits();
+  if (count == 0 || splits == 0) return;
+  hipLaunchKernelGGL(splits_kernel, dim3(static_cast<unsigned>(count), static_cast<unsigned>(splits)),
+                     dim3(kThreads), 0, stream, p, p.partials);
+}
+
+inline void launch_merge(const attn128::Merge& g, hipStream_t stream) {
+  if (g.rows() == 0) return;
+  hipLaunchKernelGGL(merge_kernel, dim3(static_cast<unsigned>(g.rows())), dim3(kThreads), 0, stream, g);
 }
 
 }  // namespace rlk::simt::attention

@@ -1,5 +1,5 @@
-// attention and its gradients on any GPU by the portable kernels: the bits of the native backend, and of the forward an
-// implementation for every split.
+// attention, attention_part, attention_merge and attention_bwd on any GPU by the portable kernels: the bits of the native backend, and
+// of the first two an implementation for every split.
 #include "arithmetic/attention/bind.hpp"
 #include "simt/attention/launchers.hpp"
 #include "simt/portable.hpp"
@@ -13,10 +13,14 @@ std::uint64_t workspace(const Attention& a, const rlk_request&) {
   return static_cast<std::uint64_t>(forward_workspace(problem_of(a)));
 }
 
-template <int S>
-rlk_verdict supports(const Attention& a, const rlk_request&) {
+// Args is Attention or AttentionPart.
+template <int S, class Args>
+rlk_verdict supports(const Args& a, const rlk_request&) {
   const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
   if (rows > INT32_MAX) return refuse("q has {0} rows, the grid has {1}", {rows, INT32_MAX});
+  if constexpr (requires { a.partials; })
+    if (const std::int64_t splits = problem_of(a).splits(); splits > kMostSplits)
+      return refuse("there is room for {0} splits of keys, the grid has {1}", {splits, kMostSplits});
   if (a.split == S) return kAccept;
   return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
                 "set split, or take another arithmetic");
@@ -27,6 +31,24 @@ rlk_code forward(const Attention& a, const Call& call) {
   if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
   return finished(call, "attention",
                   run_forward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+
+// ---- in two steps
+
+template <int S>
+rlk_code part(const AttentionPart& a, const Call& call) {
+  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention_part: split is not this implementation's");
+  return finished(call, "attention_part", run_part(problem_of(a), call.stream(), call.device().id));
+}
+
+rlk_verdict supports_merge(const AttentionMerge& a, const rlk_request&) {
+  const std::int64_t rows = attn128::merge_of(a).rows();
+  if (rows > INT32_MAX) return refuse("partials has {0} rows, the grid has {1}", {rows, INT32_MAX});
+  return kAccept;
+}
+
+rlk_code merge(const AttentionMerge& a, const Call& call) {
+  return finished(call, "attention_merge", run_merge(attn128::merge_of(a), call.stream(), call.device().id));
 }
 
 // ---- gradients
@@ -62,8 +84,18 @@ constexpr Facts facts(const char* id, const char* arithmetic, const char* doc) {
 }
 template <int S>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
-  return implement<Attention, forward<S>, supports<S>, workspace>(
+  return implement<Attention, forward<S>, supports<S, Attention>, workspace>(
       facts(id, arithmetic, "a block a query and head, and a split where queries are few"));
+}
+template <int S>
+constexpr rlk_implementation part_with_split(const char* id, const char* arithmetic) {
+  return implement<AttentionPart, part<S>, supports<S, AttentionPart>>(
+      facts(id, arithmetic, "a block a query, head and split"));
+}
+constexpr Facts merge_facts() {
+  Facts f = facts(kId, "attn128/merge", "a block a query and head");
+  f.dtypes = RLK_F32;
+  return f;
 }
 
 #if defined(__HIP_PLATFORM_AMD__)
@@ -77,6 +109,12 @@ constexpr rlk_implementation kImplementations[] = {
     with_split<4096>(RLK_ID("s4096"), "fma32/attn128/s4096"),
     with_split<512>(RLK_ID("s512"), "fma32/attn128/s512"),
     with_split<0>(RLK_ID("snone"), "fma32/attn128/snone"),
+    part_with_split<1024>(RLK_ID("s1024"), "fma32/attn128/s1024"),
+    part_with_split<2048>(RLK_ID("s2048"), "fma32/attn128/s2048"),
+    part_with_split<4096>(RLK_ID("s4096"), "fma32/attn128/s4096"),
+    part_with_split<512>(RLK_ID("s512"), "fma32/attn128/s512"),
+    part_with_split<0>(RLK_ID("snone"), "fma32/attn128/snone"),
+    implement<AttentionMerge, merge, supports_merge>(merge_facts()),
     implement<AttentionBwd, backward, supports_backward, backward_bytes>(
         facts(kId, "fma32/attn128", "a block a query and head, then a block a key and its head"))};
 #undef RLK_ID

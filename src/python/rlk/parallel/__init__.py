@@ -5,7 +5,7 @@
     z = rlk.parallel.row_linear(y, shard_of_w2, residual=x, group=group)
 """
 
-from rlk.parallel.context import attention
+from rlk.parallel.context import attention, cached_attention
 from rlk.parallel.ops import (column_linear, embedding, gather_rows, gathered, join, linear_logp, lm_head, part, rms_norm, row_linear, rows_of,
                               sample, shard, spread, unshard)
 from rlk.parallel.transport import DEGREES, Group, Process, Threads, as_group, cut

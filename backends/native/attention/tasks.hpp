@@ -1,0 +1,79 @@
+// What attention and attention_part share on the CPU: who computes a block of rows, and which blocks there are.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "arithmetic/attention/bind.hpp"
+#include "native/attention/amx.hpp"
+#include "native/attention/check.hpp"
+#include "native/attention/engine.hpp"
+#include "rlk/workers.hpp"
+
+namespace rlk::native::attn {
+
+inline constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
+inline constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
+
+// Who computes a block, and with how much scratch.
+template <Isa I>
+struct Vectors {
+  static const Engine& engine() { return engine_for(I); }
+  static std::int64_t scratch_floats(const Problem& p) { return attn::scratch_floats(p); }
+};
+struct Amx {
+  static const Engine& engine() { return *amx_engine(); }
+  static std::int64_t scratch_floats(const Problem& p) { return amx_scratch_floats(p); }
+};
+
+template <class By>
+std::uint64_t scratch_bytes(const Problem& p) {
+  return static_cast<std::uint64_t>(By::scratch_floats(p)) * sizeof(float);
+}
+
+inline std::int64_t blocks_of(const Problem& p, std::int64_t queries) {
+  return (queries * p.group + kRows - 1) / kRows;
+}
+// Packed sequences may each leave a block that is not full.
+inline std::int64_t most_blocks(const Problem& p) {
+  return (p.cu_q ? blocks_of(p, p.queries) + p.sequences : blocks_of(p, p.queries) * p.sequences) * p.heads;
+}
+// The last queries of a causal sequence see the most keys: they go first.
+inline std::vector<Block> blocks_in(const Problem& p) {
+  std::vector<Block> blocks;
+  for (std::int64_t n = 0; n < p.sequences; ++n)
+    for (std::int64_t rows = p.q_len(n) * p.group, b = blocks_of(p, p.q_len(n)) - 1; b >= 0; --b)
+      for (std::int64_t h = 0; h < p.heads; ++h)
+        blocks.push_back(
+            {n, h, b * kRows, static_cast<int>(std::min<std::int64_t>(kRows, rows - b * kRows))});
+  return blocks;
+}
+
+// one(task, scratch) for all tasks, `shared` bytes of workspace beside their scratch.
+template <class By, class One>
+void run_all(const Call& call, const Problem& p, std::int64_t tasks, std::uint64_t shared, One one) {
+  workers::run_tasks(call, tasks, scratch_bytes<By>(p), shared, [&](std::int64_t task, std::byte* scratch) {
+    one(task, reinterpret_cast<float*>(scratch));
+  });
+}
+
+template <class By, int S, class Args>
+rlk_verdict supports(const Args& a, const rlk_request&) {
+  if (std::is_same_v<By, Amx> && amx_engine() == nullptr) return refuse("this build lacks AMX with bf16");
+  if (a.split == S) return kAccept;
+  return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
+                "set split, or take another arithmetic");
+}
+
+template <int S>
+inline constexpr const char* kArithmetic = "fma32/attn128/s1024";
+template <>
+inline constexpr const char* kArithmetic<512> = "fma32/attn128/s512";
+template <>
+inline constexpr const char* kArithmetic<2048> = "fma32/attn128/s2048";
+template <>
+inline constexpr const char* kArithmetic<4096> = "fma32/attn128/s4096";
+template <>
+inline constexpr const char* kArithmetic<0> = "fma32/attn128/snone";
+
+}  // namespace rlk::native::attn
