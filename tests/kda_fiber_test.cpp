@@ -3,7 +3,7 @@
 // thread order. Also the native forms of every instruction set, against each other.
 #include <doctest/doctest.h>
 
-#include "kda_promises.hpp"
+#include "kda_steps.hpp"
 #include "native/kda/chunk.hpp"
 #include "simt/kda/kernels.hpp"
 
@@ -117,6 +117,44 @@ TEST_CASE("kda kernels on fibers: outputs do not depend on later tokens, be they
 
 TEST_CASE("kda kernels on fibers: a token from the open chunk's start has the bits of a prefill") {
   check_open_chunks({.tokens = 66, .value_heads = 2, .k = 16, .v = 16, .chunk = 32}, run_fibers);
+}
+
+TEST_CASE(
+    "kda kernels on fibers: a step has the bits of a prefill, and without room for a token NaN and nothing "
+    "else") {
+  const RunStep step = [](const Step& p) {
+    Scratch scratch(std::size_t(kernels::step_bytes(p)));
+    kernels::launch_step(p, scratch.data(), nullptr);
+  };
+  const Run prefill = [](Case& c) {
+    Scratch scratch(chunked::forward_scratch_bytes(c.p));
+    for (std::int64_t i = 0; i < chunked::forward_task_count(c.p); ++i)
+      best_engine().forward(c.p, i, static_cast<float*>(scratch.data()));
+  };
+  rlk_fiber::order = rlk_fiber::Order::shuffled;
+  for (int wave : {32, 64}) {
+    rlk_fiber::wave_size = wave;
+    check_steps({.tokens = 64,
+                 .k = 16,
+                 .v = 20,
+                 .gate = Gate::bounded,
+                 .v_first = true,
+                 .norm = true,
+                 .chunk = 32,
+                 .type = Float::bf16},
+                false, prefill, step);
+    check_steps({.batch = 2, .tokens = 66, .value_heads = 2, .k = 32, .v = 16}, true, prefill, step);
+  }
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+
+  Decoded d({.batch = 1, .tokens = 4, .k = 16, .v = 16, .chunk = 32}, 18);
+  const auto before = d.state;
+  d.rows[0] = 30;
+  Case c = d.next({4}, {4}, false);
+  d.run(c, step);
+  for (float x : c.out.at("o").values()) CHECK(x != x);
+  CHECK(d.state == before);
+  CHECK(std::all_of(d.cache.begin(), d.cache.end(), [](float x) { return x != x; }));
 }
 
 TEST_CASE("kda kernels on fibers: a prefill cut at a chunk boundary equals one call, bit for bit") {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "registry/kda/plain.hpp"
 #include "registry/op.hpp"
 
 namespace rlk::registry {
@@ -239,6 +240,79 @@ void kda_decode_cases(const CaseSink& sink) {
 }
 
 namespace {
+
+struct StepShape {
+  int64_t batch, tokens, heads, value_heads, k, v;
+  std::vector<double> rows;  // by sequence
+};
+
+// Caches that chunks of made-up tokens left.
+Fill cached_rows(const StepShape& s, int64_t chunk) {
+  Fill fill{Fill::values};
+  const rlk::kda::CacheLayout at = rlk::kda::cache_layout(s.k, s.v, chunk);
+  for (std::size_t n = 0; n < s.rows.size(); ++n)
+    for (int64_t hv = 0; hv < s.value_heads; ++hv) {
+      kda_step::Chunk<kda_step::Double> open{at};
+      const auto number = [&](int64_t i, int64_t d) {
+        return std::sin(double(i * 37 + d * 11 + hv * 5 + 3) + 0.7 * double(n));
+      };
+      for (int64_t i = 0; i < static_cast<int64_t>(s.rows[n]); ++i) {
+        using Vector = kda_step::Values<double>;
+        kda_step::Token<double> t{Vector(at.keys), Vector(at.keys), Vector(at.values), Vector(at.keys)};
+        for (int64_t d = 0; d < s.k; ++d) {
+          t.k[d] = number(i, d) / std::sqrt(double(s.k));
+          t.decay[d] = std::exp(-0.2 * std::fabs(number(i, 2 * d)));
+        }
+        for (int64_t j = 0; j < s.v; ++j) t.v[j] = number(2 * i, j);
+        t.beta = 0.5 + 0.4 * number(i, 1);
+        open.row(i, t);
+      }
+      fill.list.insert(fill.list.end(), open.cache.list.begin(), open.cache.list.end());
+    }
+  return fill;
+}
+
+Case step_case(const StepShape& s, DType t, Config o) {
+  Case c = make({s.batch, s.tokens, s.heads, s.value_heads, s.k, s.v}, t, o);
+  c.name += fmt::format(" rows {}", fmt::join(s.rows, ","));
+  for (CaseTensor& x : c.inputs)
+    if (x.argument == "initial_state") x.argument = "state";
+  const auto sequences = static_cast<int64_t>(s.rows.size());
+  c.inputs.push_back({"rows", {sequences}, o.brief ? DType::i32 : DType::i64, {Fill::values, 0, 1, s.rows}});
+  c.inputs.push_back({"cache",
+                      {sequences, s.value_heads, rlk::kda::cache_layout(s.k, s.v, o.chunk).size},
+                      DType::f32,
+                      cached_rows(s, o.chunk)});
+  c.results = {{"out", t}};
+  c.most_rows = 18;
+  return c;
+}
+
+}  // namespace
+
+void kda_step_cases(const CaseSink& sink) {
+  for (DType t : kDTypes) {
+    sink(step_case({3, 1, 1, 1, 32, 32, {0, 17, 31}}, t, {.chunk = 32}));
+    sink(step_case({2, 3, 2, 4, 16, 16, {14, 32}}, t,
+                   {.gating = kBounded, .norm = true, .sigmoid = true, .chunk = 32}));
+    sink(step_case({2, 1, 1, 2, 16, 20, {40, 63}}, t, {.v_first = true}));
+  }
+  const std::pair<StepShape, Config> brief[] = {
+      {{1, 64, 1, 1, 16, 16, {64}}, {}},
+      {{1, 1, 1, 1, 128, 128, {50}}, {}},
+      {{1, 1, 2, 2, 60, 12, {64}}, {.gating = kSoftplus, .negative = true}},
+      {{1, 32, 1, 1, 16, 16, {0}}, {.gating = kMasked, .chunk = 32}},
+      {{1, 9, 1, 2, 16, 16, {15, 16, 3, 32}}, {.chunk = 32, .bounds = {0, 2, 2, 8, 9}}},
+      {{1, 2, 1, 1, 16, 16, {5}}, {.gating = kBoundedNoRate, .chunk = 32, .scale = 0.3}},
+  };
+  for (DType t : {DType::f32, DType::bf16})
+    for (auto [s, o] : brief) {
+      o.brief = true;
+      sink(step_case(s, t, o));
+    }
+}
+
+namespace {
 constexpr struct {
   int64_t rows, heads, width;
   double loud;  // how large gates are
@@ -294,6 +368,7 @@ Bound kda_bwd_bound(const BoundQuery& q) {
 }
 
 Bound kda_decode_bound(const BoundQuery& q) { return rms(q, 0.005); }
+Bound kda_step_bound(const BoundQuery& q) { return rms(q, 0.005); }
 // A gate far in the tail is an exponential of a large fp32 argument, whose own rounding is many ulps of the
 // result: against the row's peak it is nothing.
 Bound kda_gate_bound(const BoundQuery&) { return {Bound::elementwise, 0x1p-20, 8}; }

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "registry/kda/layout.hpp"
+#include "registry/kda/plain.hpp"
 #include "rlk/ops.hpp"
 
 namespace rlk::registry {
@@ -264,6 +265,12 @@ int32_t kda_decode_reference(const rlk_slot* slots, const rlk_host*) {
     Matrix(a.state_out, row, K, V, a.state_v_first).write(s.state);
   }
   return RLK_OK;
+}
+
+// By the cache's definition: what it holds takes part, whoever filled it.
+int32_t kda_step_reference(const rlk_slot* slots, const rlk_host* host) {
+  if (kda_step::Call<kda_step::Double>(*reinterpret_cast<const KdaStep*>(slots)).run()) return RLK_OK;
+  return host->fail(RLK_INVALID_ARGUMENT, "kda_step: rows are beyond the chunk");
 }
 
 int32_t kda_gate_reference(const rlk_slot* slots, const rlk_host*) {

@@ -1,10 +1,11 @@
-// fma32/kda of kda_fwd, kda_decode and kda_gate as the page has it, in plain loops.
+// fma32/kda of kda_fwd, kda_decode, kda_step and kda_gate as the page has it, in plain loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "registry/exp32.hpp"
 #include "registry/kda/layout.hpp"
+#include "registry/kda/plain.hpp"
 #include "registry/op.hpp"
 #include "rlk/float_guard.hpp"
 #include "rlk/ops.hpp"
@@ -256,6 +257,14 @@ void decode(const KdaDecode& a, int64_t b, int64_t hv) {
   Matrix(a.state_out, value, K, V, a.state_v_first).write(state.values);
 }
 
+struct Single {
+  using Number = float;
+  static float exp(float x) { return exp32(x); }
+  static float sigmoid(float x) { return sigmoid32(x); }
+  static float softplus(float x) { return softplus32(x); }
+  static float flushed(float x) { return registry::flushed(x); }
+};
+
 }  // namespace
 
 bool kda_fwd_rule(const RuleQuery& q) {
@@ -275,6 +284,12 @@ bool kda_decode_rule(const RuleQuery& q) {
   for (int64_t b = 0; b < a.q.dim(0); ++b)
     for (int64_t hv = 0; hv < a.v.dim(1); ++hv) decode(a, b, hv);
   return true;
+}
+
+bool kda_step_rule(const RuleQuery& q) {
+  if (q.arithmetic != "fma32/kda") return false;
+  const FloatGuard guard;
+  return kda_step::Call<Single>(*reinterpret_cast<const KdaStep*>(q.slots)).run();
 }
 
 bool kda_gate_rule(const RuleQuery& q) {

@@ -1,7 +1,9 @@
-// kda_fwd, kda_bwd, kda_decode, kda_gate, kda_gate_bwd: shapes, options and what ties them together.
+// kda_fwd, kda_bwd, kda_decode, kda_step, kda_gate, kda_gate_bwd: shapes, options and what ties them together.
 #include "registry/schema.hpp"
 
 #include <limits>
+
+#include "registry/kda/geometry.hpp"
 
 namespace rlk::registry {
 namespace {
@@ -181,9 +183,14 @@ int32_t check_state(const rlk_host* host, const char* op, const char* name, cons
   return expect(host, op, name, t, {z.sequences, z.value_heads, v_first ? z.v : z.k, v_first ? z.k : z.v});
 }
 
+// Where an op with the tokens of whole sequences has what is checked alike.
+struct Places {
+  int state, a_log, dt_bias, cu_seqlens;
+};
+
 int32_t check_inputs(const rlk_host* host, const char* op, const rlk_slot* s, const rlk_slot* attributes,
-                     Sizes& z) {
-  const DLTensor *q = s[kQ].tensor, *k = s[kK].tensor, *v = s[kV].tensor, *cu = s[kCuSeqlens].tensor;
+                     Sizes& z, const Places& at = {kInitial, kALog, kDtBias, kCuSeqlens}) {
+  const DLTensor *q = s[kQ].tensor, *k = s[kK].tensor, *v = s[kV].tensor, *cu = s[at.cu_seqlens].tensor;
   z = {dim(q, 0), dim(q, 1), dim(q, 2), dim(v, 2), dim(q, 3), dim(v, 3), cu ? dim(cu, 0) - 1 : dim(q, 0)};
   for (const auto& [name, t] : {std::pair{"k", k}, std::pair{"v", v}})
     if (dtype(t) != dtype(q))
@@ -197,13 +204,13 @@ int32_t check_inputs(const rlk_host* host, const char* op, const rlk_slot* s, co
     return code;
   if (cu && z.batch != 1) return fail(host, "{}: cu_seqlens is given, B={} must be 1", op, z.batch);
   if (cu && z.sequences < 0) return fail(host, "{}: cu_seqlens is empty, it holds N + 1 bounds", op);
-  if (int32_t code =
-          check_state(host, op, "initial_state", s[kInitial].tensor, z, attributes[kVFirstAt].i != 0))
+  if (int32_t code = check_state(host, op, at.state == kInitial ? "initial_state" : "state",
+                                 s[at.state].tensor, z, attributes[kVFirstAt].i != 0))
     return code;
   if (int32_t code = check_real(host, op, "scale", attributes[kScaleAt].f)) return code;
   const int64_t chunk = attributes[kChunkAt].i;
   if (chunk != 64 && chunk != 32) return fail(host, "{}: chunk_size is {}, it takes 64 or 32", op, chunk);
-  return check_gate(host, op, s[kALog].tensor, s[kDtBias].tensor, attributes[kGateAt].i,
+  return check_gate(host, op, s[at.a_log].tensor, s[at.dt_bias].tensor, attributes[kGateAt].i,
                     attributes[kLowerBoundAt].f, z.value_heads, z.k);
 }
 
@@ -327,6 +334,64 @@ int32_t infer_decode(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host)
   return RLK_OK;
 }
 
+constexpr auto kOpenChunk = arguments(
+    read("q", "queries [B, T, H, K]").rank(4).rows(0).strided(),
+    read("k", "keys [B, T, H, K]").rank(4).rows(0).strided(),
+    read("v", "values [B, T, HV, V], HV a multiple of H").rank(4).rows(0).strided(),
+    read("g", "log decay, or the raw gate [B, T, HV, K]").rank(4).rows(0).strided(),
+    read("beta", "write strength, or its logit [B, T, HV]").rank(3).rows(0).strided(),
+    read("rows", "[N] rows of every sequence's open chunk in the cache, 0 to chunk_size")
+        .of(kIntegers)
+        .rank(1)
+        .rows(0),
+    update("state",
+           "at the open chunk's start [N, HV, K, V]; where rows is chunk_size it goes on to the next")
+        .of(RLK_F32)
+        .rank(4)
+        .rows(0)
+        .strided(),
+    update("cache", "the open chunk's rows [N, HV, floats by infer]; absent: rows are 0 and nothing is kept")
+        .of(RLK_F32)
+        .rank(3)
+        .rows(0)
+        .optional()
+        .strided(),
+    read("a_log", "log of the gate's rate [HV]").of(RLK_F32).rank(1).optional(),
+    read("dt_bias", "added to the raw gate [HV, K]").of(RLK_F32).rank(1, 2).optional(),
+    read("cu_seqlens", "[N + 1] bounds of packed sequences, B = 1").of(RLK_I64).rank(1).optional(),
+    write("out", "[B, T, HV, V]").rank(4).rows(0).strided());
+enum {
+  kStepRows = index_of(kOpenChunk, "rows"),
+  kStepState = index_of(kOpenChunk, "state"),
+  kStepCache = index_of(kOpenChunk, "cache"),
+  kStepALog = index_of(kOpenChunk, "a_log"),
+  kStepDtBias = index_of(kOpenChunk, "dt_bias"),
+  kStepCuSeqlens = index_of(kOpenChunk, "cu_seqlens"),
+  kStepOut = index_of(kOpenChunk, "out")
+};
+static_assert(index_of(kOpenChunk, "q") == kQ && index_of(kOpenChunk, "k") == kK &&
+              index_of(kOpenChunk, "v") == kV && index_of(kOpenChunk, "g") == kG &&
+              index_of(kOpenChunk, "beta") == kBeta);
+
+int32_t infer_step(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
+  static constexpr const char* op = "kda_step";
+  const rlk_slot* attributes = s + kOpenChunk.size();
+  Sizes z;
+  if (int32_t code =
+          check_inputs(host, op, s, attributes, z, {kStepState, kStepALog, kStepDtBias, kStepCuSeqlens}))
+    return code;
+  const int64_t chunk = attributes[kChunkAt].i;
+  if (!s[kStepCuSeqlens].tensor && z.tokens > chunk)
+    return fail(host, "{}: q has T={} tokens, a chunk has {} rows", op, z.tokens, chunk);
+  if (int32_t code = expect(host, op, "rows", s[kStepRows].tensor, {z.sequences})) return code;
+  shapes[kStepOut] =
+      shape_of({z.batch, z.tokens, z.value_heads, z.v}, or_fp32(s[kQ].tensor), dtype(s[kQ].tensor));
+  shapes[kStepState] = state_shape(z.sequences, z, attributes[kVFirstAt].i != 0, RLK_F32);
+  shapes[kStepCache] = shape_of({z.sequences, z.value_heads, rlk::kda::cache_layout(z.k, z.v, chunk).size},
+                                RLK_F32, DType::f32);
+  return RLK_OK;
+}
+
 constexpr auto kGateAttributes = attributes(choice("gate", kGateDoc, kGateWords, "softplus"), kLowerBound);
 
 constexpr auto kGateForward =
@@ -403,6 +468,9 @@ extern const rlk_op_schema kda_decode_schema =
     Schema("kda_decode", "Kimi Delta Attention, one token per sequence with a resident state", kDecode, kStep,
            infer_decode)
         .may_alias("state_out=state");
+extern const rlk_op_schema kda_step_schema =
+    Schema("kda_step", "the tokens after an open chunk's cached rows, with the bits of kda_fwd", kOpenChunk,
+           kAttributes, infer_step);
 extern const rlk_op_schema kda_gate_schema =
     Schema("kda_gate", "the log decay of Kimi Delta Attention from its raw gate", kGateForward,
            kGateAttributes, infer_gate)

@@ -515,19 +515,23 @@ PyObject* Call::fail_to_allocate(uint32_t i) {
   return nullptr;
 }
 
-// One result as itself, several as a tuple in the schema's order; None for an op that has none.
+// One result as itself, several as a tuple in the schema's order; None for an op that has none. What is changed in place is a result
+// of an op that has no others.
 PyObject* Call::results() {
   PyObject* found[RLK_MAX_SLOTS];
   Py_ssize_t n = 0;
+  bool writes = false;
+  for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) writes |= op_.argument(i).role == RLK_WRITE;
   for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
     Part& part = parts()[i];
-    if (op_.argument(i).role == RLK_READ || !slots_[i].tensor) continue;
+    const int32_t role = op_.argument(i).role;
+    if (role == RLK_READ || !slots_[i].tensor) continue;
     if (part.finish) {
       const Owned buffer(PyTuple_Pack(1, part.made.get()));
       part.made = buffer ? call_python(part.finish.get(), buffer.get()) : Owned();
       if (!part.made) return nullptr;
     }
-    found[n++] = part.made ? part.made.get() : part.object;
+    if (role == RLK_WRITE || !writes) found[n++] = part.made ? part.made.get() : part.object;
     if (part.object && part.view.type()->kind == TensorType::torch)
       torch_written(PyTuple_Pack(1, part.object));
   }

@@ -8,6 +8,8 @@
 #include <map>
 #include <stdexcept>
 
+#include "registry/kda/geometry.hpp"
+
 namespace differential {
 namespace {
 
@@ -452,6 +454,30 @@ void kda_decode(Call& c, Random& r) {
   c.read("state", state_shape(z, z.batch), DType::f32, {Values::normal, 0, 0.5});
   c.write("out", or_f32(r, z.type));
   c.write("state_out", DType::f32);
+}
+
+// Caches that no chunk left are read only where they are closed: in between an inverse must be one.
+void kda_step(Call& c, Random& r) {
+  const int64_t chunk = r.pick<int64_t>({64, 32});
+  Kda z = kda(c, r, r.chance(50) ? r.between(0, 3) : r.between(4, chunk));
+  c.set("chunk_size", chunk);
+  int64_t sequences = z.batch;
+  if (r.chance(30)) {
+    z.batch = 1;
+    std::vector<int64_t> bounds{0, r.between(0, z.tokens), z.tokens};
+    sequences = 2;
+    c.read("cu_seqlens", {3}, DType::i64, {Values::list, 0, 0, bounds});
+  }
+  kda_inputs(c, r, z, {z.batch, z.tokens});
+  const bool kept = r.chance(80);
+  std::vector<int64_t> rows;
+  for (int64_t n = 0; n < sequences; ++n) rows.push_back(kept && r.chance(50) ? chunk : 0);
+  c.read("rows", {sequences}, index_type(r), {Values::list, 0, 0, rows});
+  c.read("state", state_shape(z, sequences), DType::f32, {Values::normal, 0, 0.5});
+  if (kept)
+    c.read("cache", {sequences, z.value_heads, rlk::kda::cache_layout(z.k, z.v, chunk).size}, DType::f32,
+           {Values::uniform, 0, 1});
+  c.write("out", or_f32(r, z.type));
 }
 
 void kda_gate_like(Call& c, Random& r, bool backward) {
@@ -994,6 +1020,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"kda_fwd", kda_fwd},
       {"kda_bwd", kda_bwd},
       {"kda_decode", kda_decode},
+      {"kda_step", kda_step},
       {"kda_gate", [](Call& c, Random& r) { kda_gate_like(c, r, false); }},
       {"kda_gate_bwd", [](Call& c, Random& r) { kda_gate_like(c, r, true); }}};
   return all;

@@ -98,6 +98,8 @@ constexpr const char* kBase<KdaFwd> = "native.fma32";
 template <>
 constexpr const char* kBase<KdaBwd> = "native.fma32";
 template <>
+constexpr const char* kBase<KdaStep> = "native.fma32";
+template <>
 constexpr const char* kBase<RmsNorm> = "native.rows";
 template <>
 constexpr const char* kBase<RmsNormBwd> = "native.rows";
@@ -1341,6 +1343,32 @@ constinit const Entry kEntries[] = {
               for (int64_t n = 0, each = a.final_state.numel() / a.final_state.dim(0); n < each; ++n)
                 put(a.final_state, i * each + n, 0);
           }),
+    WRONG(KdaStep, kda_early_state, "accuracy", "b=3 t=1 h=1 hv=1 k=32 v=32 fp32 gate=given chunk=32 rows 0,17,31",
+          "moves the state on when the chunk's last row but one is cached",
+          {
+          for (int64_t n = 0, each = a.state.numel() / a.state.dim(0); n < a.state.dim(0); ++n)
+            if (get(a.rows, n) == a.chunk_size - 1)
+              for (int64_t i = 0; i < each; ++i) put(a.state, n * each + i, 0.9 * get(a.state, n * each + i));
+          }),
+    WRONG(KdaStep, kda_foreign_row, "batch invariance", "b=3 t=1 h=1 hv=1 k=32 v=32 fp32 gate=given chunk=32 rows 0,17,31",
+          "has a cached row of the sequence before",
+          {
+          if (!a.cache) return;
+          const int64_t each = a.cache.numel() / a.cache.dim(0), y = 2 * 32 * 32;
+          for (int64_t n = a.cache.dim(0) - 1; n > 0; --n)
+            for (int64_t i = 0; i < 32; ++i)
+              put(a.cache, n * each + y + i, get(a.cache, (n - 1) * each + y + i));
+          }),
+    WRONG(KdaStep, kda_cut, "accuracy", "b=3 t=1 h=1 hv=1 k=32 v=32 fp32 gate=given chunk=32 rows 0,17,31",
+          "begins a chunk wherever a call begins",
+          {
+          std::vector<int64_t> none(static_cast<std::size_t>(a.rows.numel()), 0);
+          const Tensor rows(none.data(), {a.rows.numel()}, DType::i64);
+          Wide state(a.state);
+          KdaStep alone = a;
+          alone.rows = rows, alone.state = state.tensor, alone.cache = {};
+          honest(alone, "native.fma32");
+          }),
     WRONG(Rope, transposed_pairs, "accuracy", "transposed adjacent [2,3,5,32] fp32",
           "wrong transposed with adjacent pairs",
           {
@@ -1399,15 +1427,15 @@ constexpr rlk_implementation control(const char* id) {
   return i;
 }
 constinit const rlk_implementation kControls[] = {
-    control<LmHead>("mutant.control"),     control<LmHeadBwd>("mutant.control"),
-    control<Rope>("mutant.control"),       control<RopeTables>("mutant.control"),
-    control<KdaFwd>("mutant.control"),     control<KdaBwd>("mutant.control"),
-    control<Logp>("mutant.control"),       control<LogpBwd>("mutant.control"),
-    control<LinearLogp>("mutant.control"), control<LinearLogpBwd>("mutant.control"),
-    control<RmsNormBwd>("mutant.control"), control<SwigluBwd>("mutant.control"),
-    control<RatioKl>("mutant.control"),    control<RatioKlBwd>("mutant.control"),
-    control<Sample>("mutant.control"),     control<SampleVerify>("mutant.control"),
-    control<PolicyLoss>("mutant.control")};
+    control<LmHead>("mutant.control"),        control<LmHeadBwd>("mutant.control"),
+    control<Rope>("mutant.control"),          control<RopeTables>("mutant.control"),
+    control<KdaFwd>("mutant.control"),        control<KdaBwd>("mutant.control"),
+    control<KdaStep>("mutant.control"),       control<Logp>("mutant.control"),
+    control<LogpBwd>("mutant.control"),       control<LinearLogp>("mutant.control"),
+    control<LinearLogpBwd>("mutant.control"), control<RmsNormBwd>("mutant.control"),
+    control<SwigluBwd>("mutant.control"),     control<RatioKl>("mutant.control"),
+    control<RatioKlBwd>("mutant.control"),    control<Sample>("mutant.control"),
+    control<SampleVerify>("mutant.control"),  control<PolicyLoss>("mutant.control")};
 
 }  // namespace
 

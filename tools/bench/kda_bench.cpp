@@ -1,5 +1,5 @@
-// KDA on the CPU: the chunked form against the recurrent one, forward and backward, and decode against a
-// plain copy of the state. Medians of the repetitions; the recurrent form runs on fewer tokens, since its
+// KDA on the CPU: the chunked form against the recurrent one, forward and backward, decode against a
+// plain copy of the state, and steps with cached rows. Medians of the repetitions; the recurrent form runs on fewer tokens, since its
 // time is linear in them.
 //
 //   kda_bench [tokens=2048] [heads=8] [width=128] [repetitions=5]
@@ -97,8 +97,43 @@ void decode(std::int64_t B, std::int64_t H, std::int64_t K, bool v_first, int re
   const double copy =
       median_ms(repetitions, [&] { std::memcpy(next.data(), state.data(), state.size() * sizeof(float)); });
   const double gigabytes = 2e-9 * sizeof(float) * static_cast<double>(state.size());
-  fmt::print("decode  B={} H={} K=V={} {}  {:8.3f} ms  {:6.2f} GB/s  (copy, one thread: {:.2f} GB/s)\n", B, H,
-             K, v_first ? "[V,K]" : "[K,V]", time, gigabytes / time * 1e3, gigabytes / copy * 1e3);
+  fmt::print(
+      "decode  B={} H={} K=V={} {}  {:8.3f} ms  {:6.2f} us a head  {:6.2f} GB/s  (copy, one thread: {:.2f} "
+      "GB/s)\n",
+      B, H, K, v_first ? "[V,K]" : "[K,V]", time, 1e3 * time / static_cast<double>(B * H),
+      gigabytes / time * 1e3, gigabytes / copy * 1e3);
+}
+
+// kda_step where `rows` rows of a chunk of 64 are cached, `tokens` at once, beside kda_decode of one.
+void step(std::int64_t B, std::int64_t H, std::int64_t K, std::int64_t rows, std::int64_t tokens,
+          bool v_first, int repetitions) {
+  const auto count = static_cast<std::size_t>(B * tokens * H), n = count * static_cast<std::size_t>(K);
+  const float unit = 1 / std::sqrt(static_cast<float>(K));
+  std::vector<float> q = normal(n, unit, 1), k = normal(n, unit, 2), v = normal(n, 1, 3), g(n, -0.1f),
+                     beta(count, 0.5f), out(n), state = normal(static_cast<std::size_t>(B * H * K * K), 1, 7),
+                     cache;
+  std::vector<std::int64_t> cached(static_cast<std::size_t>(B), 0);
+  const auto view = [&](std::vector<float>& x) {
+    return rlk::Tensor(x.data(), {B, tokens, H, K}, rlk::DType::f32);
+  };
+  const rlk::Tensor tq = view(q), tk = view(k), tv = view(v), tg = view(g), t_out = view(out),
+                    t_beta(beta.data(), {B, tokens, H}, rlk::DType::f32),
+                    t_rows(cached.data(), {B}, rlk::DType::i64),
+                    t_state(state.data(), {B, H, K, K}, rlk::DType::f32);
+  rlk::KdaStep call{
+      .q = tq, .k = tk, .v = tv, .g = tg, .beta = t_beta, .rows = t_rows, .state = t_state, .out = t_out};
+  call.state_v_first = v_first;
+  const auto kept = rlk::check(rlk::infer(call, "cache"));
+  cache.assign(static_cast<std::size_t>(B * H * kept.shape[2]), 0);
+  const rlk::Tensor t_cache(cache.data(), {B, H, kept.shape[2]}, rlk::DType::f32);
+  call.cache = t_cache;
+  rlk::Options options;
+  options.backend = "native.fma32";
+  for (std::int64_t& r : cached) r = rows;
+  const double time = median_ms(repetitions, [&] { rlk::check(rlk::kda_step(call, options)); });
+  fmt::print("step    B={} H={} K=V={} {} rows={:2} tokens={:2}  {:8.3f} ms  {:6.2f} us a token and head\n",
+             B, H, K, v_first ? "[V,K]" : "[K,V]", rows, tokens, time,
+             1e3 * time / static_cast<double>(B * tokens * H));
 }
 
 }  // namespace
@@ -124,4 +159,8 @@ int main(int argc, char** argv) {
              slow.backward / fast.backward);
   decode(8, 32, K, false, repetitions);
   decode(8, 32, K, true, repetitions);
+  for (std::int64_t rows : {0, 1, 15, 31, 47, 63, 64}) step(8, 32, K, rows, 1, false, repetitions);
+  step(8, 32, K, 31, 1, true, repetitions);
+  step(8, 32, K, 31, 4, false, repetitions);
+  step(8, 32, K, 0, 64, false, repetitions);
 }

@@ -46,9 +46,9 @@ void set_options(const Args& a, Problem& p) {
   p.neg_eigval = a.allow_neg_eigval;
 }
 
-// What kda_fwd and kda_bwd share.
+// What kda_fwd, kda_bwd and kda_step share.
 template <class Args>
-Problem sequences_of(const Args& a) {
+Problem inputs_of(const Args& a) {
   Problem p;
   p.batch = a.q.dim(0);
   p.tokens = a.q.dim(1);
@@ -65,6 +65,12 @@ Problem sequences_of(const Args& a) {
   p.v = tensor_of(a.v);
   p.g = tensor_of(a.g);
   p.beta = tensor_of(a.beta);
+  return p;
+}
+
+template <class Args>
+Problem sequences_of(const Args& a) {
+  Problem p = inputs_of(a);
   p.initial = states_of(a.initial_state);
   p.chunk_states = states_of(a.chunk_states);
   return p;
@@ -120,6 +126,18 @@ inline Problem problem_of(const KdaDecode& a) {
   p.out = tensor_of(a.out, false);
   p.initial = states_of(a.state);
   p.final = states_of(a.state_out);
+  return p;
+}
+
+inline Step step_of(const KdaStep& a) {
+  Step p;
+  static_cast<Problem&>(p) = inputs_of(a);
+  p.out = tensor_of(a.out);
+  p.initial = p.final = states_of(a.state);
+  p.layout = cache_layout(p.k_dim, p.v_dim, p.chunk);
+  p.cache = states_of(a.cache);
+  p.rows = a.rows.data<char>();
+  p.wide_rows = a.rows.dtype() == DType::i64;
   return p;
 }
 
@@ -194,6 +212,7 @@ inline rlk_verdict check(const KdaBwd& a, bool records = false) {
 inline rlk_verdict check(const KdaDecode& a) {
   return both(check_views(a.out, a.state_out), check_matrices(a.state, a.state_out));
 }
+inline rlk_verdict check(const KdaStep& a) { return both(check_views(a.out), check_matrices(a.state)); }
 inline rlk_verdict check(const KdaGate& a) { return check_views(a.out); }
 inline rlk_verdict check(const KdaGateBwd& a) { return check_views(a.d_g, a.d_a_log, a.d_dt_bias); }
 

@@ -95,6 +95,7 @@ struct ForwardScratch {
   float *x, *y, *n, *o, *state;
   float *sums, *row;
 
+  ForwardScratch() = default;
   RLK_HD ForwardScratch(const Problem& p, Bump& bump) : K(padded(p.k_dim)), V(padded(p.v_dim)) {
     const int rk = kRows * K, rv = kRows * V, rr = kRows * kRows;
     float** const k_sized[] = {&q,     &k,       &decay,   &from_start, &to_end,   &q_start,    &k_start,

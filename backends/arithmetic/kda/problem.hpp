@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "arithmetic/half.hpp"
+#include "registry/kda/geometry.hpp"
 #include "rlk/float.hpp"
 
 namespace rlk::kda {
@@ -76,6 +77,26 @@ struct Problem {
   RLK_HD std::int64_t slots() const {
     return cu_seqlens ? tokens / chunk + sequences : sequences * ((tokens + chunk - 1) / chunk);
   }
+};
+
+// A call of kda_step: the tokens that follow the rows of every sequence's open chunk. `initial` and `final` are one state.
+struct Step : Problem {
+  CacheLayout layout;
+  States cache;                // [sequence, value head, floats]; absent: nothing is kept
+  const void* rows = nullptr;  // [sequences], int64 or int32
+  bool wide_rows = true;
+
+  RLK_HD std::int64_t cached(std::int64_t n) const {
+    return wide_rows ? static_cast<const std::int64_t*>(rows)[n] : static_cast<const std::int32_t*>(rows)[n];
+  }
+
+  // Whether the tokens of sequence n have room: without it nothing but NaN in `out` is written.
+  RLK_HD bool fits(std::int64_t n) const {
+    const std::int64_t r = cached(n);
+    return r >= 0 && r <= (cache ? chunk : 0) && r % chunk + length(n) <= chunk;
+  }
+  // The most tokens that a sequence of this call brings.
+  RLK_HD int most() const { return int(tokens < chunk ? tokens : chunk); }
 };
 
 RLK_HD float load(const void* p, Float type, std::int64_t i) {

@@ -18,8 +18,9 @@ struct Engine {
   void (*forward)(const Problem& p, std::int64_t task, float* scratch);
   void (*backward)(const Problem& p, std::int64_t task, float* scratch, double* partials);
   void (*finish)(const Problem& p, const double* partials);
-  void (*decode)(const Problem& p, std::int64_t task);  // one per (sequence, value head)
-  void (*gate)(const Problem& p, std::int64_t block);   // one per block of tokens
+  void (*decode)(const Problem& p, std::int64_t task);             // one per (sequence, value head)
+  void (*step)(const Step& p, std::int64_t task, float* scratch);  // likewise
+  void (*gate)(const Problem& p, std::int64_t block);              // one per block of tokens
   void (*gate_backward)(const Problem& p, std::int64_t block, double* partials);
 };
 
@@ -33,6 +34,7 @@ std::int64_t forward_task_count(const Problem& p);
 std::int64_t backward_task_count(const Problem& p);
 std::size_t forward_scratch_bytes(const Problem& p);
 std::size_t backward_scratch_bytes(const Problem& p);
+std::size_t step_scratch_bytes(const Step& p);
 std::size_t partials_bytes(const Problem& p);
 // The gate's backward has a partial per block of tokens, and finish() takes them as sequences.
 std::int64_t gate_block_count(const Problem& p);

@@ -11,6 +11,7 @@ std::size_t forward_scratch_bytes(const Problem& p) { return std::size_t(forward
 std::size_t backward_scratch_bytes(const Problem& p) {
   return std::size_t(backward_floats(p)) * sizeof(float);
 }
+std::size_t step_scratch_bytes(const Step& p) { return std::size_t(step_floats(p)) * sizeof(float); }
 
 std::int64_t gate_block_count(const Problem& p) { return decode::gate_blocks(p); }
 

@@ -1,6 +1,7 @@
 // The body of each chunk_<isa>.cpp: an Engine on packs of the given type.
 #pragma once
 
+#include "arithmetic/kda/step.hpp"
 #include "native/kda/chunk.hpp"
 #include "native/kda/decode.hpp"
 #include "native/kda/team.hpp"
@@ -24,6 +25,10 @@ constexpr Engine engine(const char* isa) {
             for (int hv = 0; hv < p.value_heads; ++hv) finish(team, p, hv, partials);
           },
           decode::step<Team>,
+          [](const Step& p, std::int64_t task, float* scratch) {
+            Team team;
+            step(team, p, task, scratch);
+          },
           decode::gate<Team>,
           decode::gate_backward<Team>};
 }

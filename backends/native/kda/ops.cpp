@@ -74,6 +74,36 @@ rlk_code decode(const KdaDecode& a, const Call& call) {
   return RLK_OK;
 }
 
+// Every sequence's rows are in its chunk, and its tokens find room behind them.
+rlk_code check_rows(const Step& p, const Call& call) {
+  for (std::int64_t n = 0; n < p.sequences; ++n) {
+    if (p.fits(n)) continue;
+    const std::int64_t rows = p.cached(n), most = p.cache ? p.chunk : 0;
+    const std::string who = "kda_step: rows[" + std::to_string(n) + "] is " + std::to_string(rows);
+    if (rows < 0 || rows > most)
+      return call.fail(RLK_INVALID_ARGUMENT, who + (p.cache ? ", expected 0 to " + std::to_string(most)
+                                                            : ", expected 0 without a cache"));
+    return call.fail(RLK_INVALID_ARGUMENT, who + " and " + std::to_string(p.length(n)) +
+                                               " tokens follow, the chunk has room for " +
+                                               std::to_string(p.chunk - rows % p.chunk));
+  }
+  return RLK_OK;
+}
+std::uint64_t step_bytes(const KdaStep& a, const rlk_request& request) {
+  const Step p = step_of(a);
+  return workspace_for(request.threads, p.sequences * p.value_heads, chunked::step_scratch_bytes(p));
+}
+template <Isa I>
+rlk_code step(const KdaStep& a, const Call& call) {
+  if (const rlk_code code = check_bounds(a, call)) return code;
+  const Step p = step_of(a);
+  if (const rlk_code code = check_rows(p, call)) return code;
+  run_tasks(
+      call, p.sequences * p.value_heads, chunked::step_scratch_bytes(p), 0,
+      [&](std::int64_t task, void* scratch) { kEngine<I>.step(p, task, static_cast<float*>(scratch)); });
+  return RLK_OK;
+}
+
 template <Isa I>
 rlk_code gate(const KdaGate& a, const Call& call) {
   const Problem p = gate_problem_of(a);
@@ -145,7 +175,8 @@ rlk_code golden_gate_backward(const KdaGateBwd& a, const Call& call) {
 
 }  // namespace
 
-extern const Levels kda_fwd_chunked, kda_bwd_chunked, kda_decode_vector, kda_gate_vector, kda_gate_bwd_vector;
+extern const Levels kda_fwd_chunked, kda_bwd_chunked, kda_decode_vector, kda_step_chunked, kda_gate_vector,
+    kda_gate_bwd_vector;
 constinit const Levels kda_fwd_chunked = by_level([]<Isa I>() {
   return implement<KdaFwd, forward<I>, supports<KdaFwd>, forward_bytes>(
       facts_at<"native.fma32", I>(fma32("chunks of 64 or 32 tokens in fp32")));
@@ -157,6 +188,10 @@ constinit const Levels kda_bwd_chunked = by_level([]<Isa I>() {
 constinit const Levels kda_decode_vector = by_level([]<Isa I>() {
   return implement<KdaDecode, decode<I>, supports<KdaDecode>>(
       facts_at<"native.fma32", I>(fma32("one token in fp32")));
+});
+constinit const Levels kda_step_chunked = by_level([]<Isa I>() {
+  return implement<KdaStep, step<I>, supports<KdaStep>, step_bytes>(
+      facts_at<"native.fma32", I>(fma32("rows of the open chunk in fp32")));
 });
 constinit const Levels kda_gate_vector = by_level([]<Isa I>() {
   return implement<KdaGate, gate<I>, supports<KdaGate>>(

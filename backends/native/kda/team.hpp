@@ -12,14 +12,13 @@ struct CpuTeam {
   static constexpr int kWidth = Width;
   static constexpr int kTileRows = Width == 16 ? 6 : 4, kTilePacks = Width == 16 ? 4 : 2;
 
+  // Scratch is aligned, a caller's state and cache need not be; no vector instruction asks for it.
   static L load(const float* p) {
     L x;
-    __builtin_memcpy(&x, __builtin_assume_aligned(p, sizeof(L)), sizeof(L));
+    __builtin_memcpy(&x, p, sizeof(L));
     return x;
   }
-  static void store(float* p, L x) {
-    __builtin_memcpy(__builtin_assume_aligned(p, sizeof(L)), &x, sizeof(L));
-  }
+  static void store(float* p, L x) { __builtin_memcpy(p, &x, sizeof(L)); }
 
   static L unit(int lane) {
     alignas(sizeof(L)) float x[Width];

@@ -3,6 +3,7 @@
 //
 // forward, backward   one block per (sequence, head), looping when there are more than kMaxBlocks of them;
 //                     everything a task touches twice stays in its scratch, which L1 and L2 hold
+// step                one block per (sequence, value head), likewise: the state and the cache are read where they lie
 // decode              one block per (sequence, value head) and 32 or 64 columns of V; a state is read once and
 //                     written once, in 16-byte pieces when the layout allows: 8 K V bytes per (sequence,
 //                     value head) and little else
@@ -11,6 +12,7 @@
 #include <algorithm>
 
 #include "arithmetic/kda/decode.hpp"
+#include "arithmetic/kda/step.hpp"
 #include "simt/kda/team.hpp"
 
 namespace rlk::simt::kda {
@@ -35,6 +37,13 @@ __global__ void __launch_bounds__(kChunkThreads)
   chunked::BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::backward_tasks(p); task += gridDim.x) {
     chunked::backward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats, partials);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) step(Step p, float* scratch, std::int64_t floats) {
+  chunked::BlockTeam team;
+  for (std::int64_t task = blockIdx.x; task < chunked::forward_tasks(p); task += gridDim.x) {
+    chunked::step(team, p, task, scratch + std::int64_t(blockIdx.x) * floats);
   }
 }
 
@@ -302,6 +311,9 @@ inline std::int64_t forward_bytes(const Problem& p) {
 inline std::int64_t backward_bytes(const Problem& p) {
   return 128 + blocks(chunked::backward_tasks(p)) * chunked::backward_floats(p) * 4 + partials_bytes(p);
 }
+inline std::int64_t step_bytes(const Step& p) {
+  return 64 + blocks(chunked::forward_tasks(p)) * chunked::step_floats(p) * 4;
+}
 inline std::int64_t gate_backward_bytes(const Problem& whole) {
   Problem p = whole;
   p.sequences = decode::gate_blocks(p);
@@ -332,6 +344,13 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
     hipLaunchKernelGGL(finish, dim3(unsigned(p.value_heads)), dim3(kThreads), 0, stream, p,
                        static_cast<const double*>(partials));
   }
+}
+
+inline void launch_step(const Step& p, void* workspace, hipStream_t stream) {
+  const std::int64_t tasks = chunked::forward_tasks(p);
+  if (tasks == 0) return;
+  hipLaunchKernelGGL(step, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p,
+                     aligned<float>(workspace), chunked::step_floats(p));
 }
 
 inline bool wide(const States& s) {

@@ -7,14 +7,17 @@
 namespace rlk::simt::kda {
 
 using rlk::kda::Problem;
+using rlk::kda::Step;
 
 std::int64_t forward_workspace(const Problem& p);
 std::int64_t backward_workspace(const Problem& p);
+std::int64_t step_workspace(const Step& p);
 std::int64_t gate_backward_workspace(const Problem& p);
 
 const char* run_forward(const Problem& p, void* workspace, void* stream, int device);
 const char* run_backward(const Problem& p, void* workspace, void* stream, int device);
 const char* run_decode(const Problem& p, void* stream, int device);
+const char* run_step(const Step& p, void* workspace, void* stream, int device);
 const char* run_gate(const Problem& p, void* stream, int device);
 const char* run_gate_backward(const Problem& p, void* workspace, void* stream, int device);
 

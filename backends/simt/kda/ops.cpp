@@ -13,11 +13,22 @@ rlk_verdict supports(const Args& a, const rlk_request&) {
   return check(a);
 }
 
+// The kernels read and write the cache by fours.
+rlk_verdict supports_step(const KdaStep& a, const rlk_request&) {
+  const States cache = states_of(a.cache);
+  if (reinterpret_cast<std::uintptr_t>(cache.data) % 16 != 0 || cache.row % 4 != 0 || cache.head % 4 != 0)
+    return refuse("a cache that does not begin at multiples of 16 bytes", {}, "align it and its strides");
+  return check(a);
+}
+
 std::uint64_t forward_bytes(const KdaFwd& a, const rlk_request&) {
   return static_cast<std::uint64_t>(forward_workspace(problem_of(a)));
 }
 std::uint64_t backward_bytes(const KdaBwd& a, const rlk_request&) {
   return static_cast<std::uint64_t>(backward_workspace(problem_of(a)));
+}
+std::uint64_t step_bytes(const KdaStep& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(step_workspace(step_of(a)));
 }
 std::uint64_t gate_backward_bytes(const KdaGateBwd& a, const rlk_request&) {
   return static_cast<std::uint64_t>(gate_backward_workspace(gate_problem_of(a)));
@@ -33,6 +44,10 @@ rlk_code backward(const KdaBwd& a, const Call& call) {
 }
 rlk_code decode(const KdaDecode& a, const Call& call) {
   return finished(call, "kda_decode", run_decode(problem_of(a), call.stream(), call.device().id));
+}
+rlk_code step(const KdaStep& a, const Call& call) {
+  return finished(call, "kda_step",
+                  run_step(step_of(a), call.workspace().data(), call.stream(), call.device().id));
 }
 rlk_code gate(const KdaGate& a, const Call& call) {
   return finished(call, "kda_gate", run_gate(gate_problem_of(a), call.stream(), call.device().id));
@@ -60,6 +75,8 @@ constexpr rlk_implementation kImplementations[] = {
         facts("chunks in fp32, one block per (sequence, head)")),
     implement<KdaDecode, decode, supports<KdaDecode>>(
         facts("one token in fp32, the state read once and written once")),
+    implement<KdaStep, step, supports_step, step_bytes>(
+        facts("rows of the open chunk in fp32, one block per (sequence, head)")),
     implement<KdaGate, gate, supports<KdaGate>>(facts("the gate in fp32")),
     implement<KdaGateBwd, gate_backward, supports<KdaGateBwd>, gate_backward_bytes>(
         facts("the gate's gradients in fp32, parameter sums in fp64")),

@@ -1,10 +1,13 @@
 """Blocks of the Kimi-Linear kind for rlk.model: KDA behind a short convolution, with a gated norm; and latent attention without
 rotation. A layer's MLP is Block's own."""
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 
 import rlk
+from rlk import _C
 
 
 class Recurrent(nn.Module):
@@ -51,11 +54,11 @@ class Recurrent(nn.Module):
         tag("out_norm")
         return ops.rms_norm(x, self.out_norm, gate=gate, gate_act="sigmoid", eps=self.eps)
 
-    def mixed(self, ops, rows, g, beta, bounds, state=None, final=False):
-        """The recurrence over packed rows that the convolution left; with `final` also the state behind each sequence."""
-        q, k, v = (t[None] for t in rows.unflatten(-1, (3, self.heads, self.dim)).unbind(1))
-        return ops.kda_fwd(q, k, v, g[None], beta[None], initial_state=state, a_log=self.a_log, dt_bias=self.dt_bias,
-                           cu_seqlens=bounds, qk_l2norm=True, beta_sigmoid=True, gate="softplus", final_state=final)
+    def mixed(self, op, qkv, g, beta, bounds, **more):
+        """The recurrence, kda_fwd or kda_step, over packed rows qkv that the convolution left."""
+        q, k, v = (t[None] for t in qkv.unflatten(-1, (3, self.heads, self.dim)).unbind(1))
+        return op(q, k, v, g[None], beta[None], a_log=self.a_log, dt_bias=self.dt_bias, cu_seqlens=bounds, qk_l2norm=True,
+                  beta_sigmoid=True, gate="softplus", **more)[0]
 
 
 class Latent(nn.Module):
@@ -102,12 +105,12 @@ class Packed:
 
     def __call__(self, layer, block, qkv, g, beta):
         rows = self.ops.short_conv(qkv[None], block.conv, cu_seqlens=self.bounds)[0]
-        return block.mixed(self.ops, rows, g, beta, self.bounds)[0]
+        return block.mixed(self.ops.kda_fwd, rows, g, beta, self.bounds)
 
 
 class Stepped:
-    """The sampler's: a sequence comes in pieces of any size. KDA works in chunks of 64 tokens from a sequence's start, so what is kept is
-    the state at the last chunk's start and the rows behind it; a token computes its chunk again, to the bits that the whole has."""
+    """The sampler's: a sequence comes in pieces of any size. KDA works in chunks of 64 tokens from a sequence's start; what is kept
+    is the state at the open chunk's start and kda_step's cache of the rows behind it, whose tokens have the bits that the whole has."""
 
     chunk = 64
 
@@ -117,31 +120,47 @@ class Stepped:
 
     def __call__(self, layer, block, qkv, g, beta):
         device, ops = qkv.device, self.ops
-        open_ = [kept.get(layer) or _nothing(block, qkv, g, beta) for kept in self.kept]
-        bounds = _bounds(self.counts, device)
-        conv = ops.short_conv(qkv[None], block.conv, initial_state=torch.stack([o["conv"] for o in open_]), cu_seqlens=bounds,
-                              final_state=True)
-        whole = [[torch.cat((o[name], new)) for o, new in zip(open_, rows.split(self.counts))]
-                 for name, rows in (("rows", conv[0][0]), ("g", g), ("beta", beta))]
-        state = torch.stack([o["state"] for o in open_])
-        lengths = [len(rows) for rows in whole[0]]
-        out = block.mixed(ops, *map(torch.cat, whole), _bounds(lengths, device), state)[0]
-        found = torch.cat([rows[-n:] for rows, n in zip(out.split(lengths), self.counts)])
-        full = [n // self.chunk * self.chunk for n in lengths]
-        if any(full):
-            state = block.mixed(ops, *(torch.cat([t[:n] for t, n in zip(part, full)]) for part in whole), _bounds(full, device),
-                                state, final=True)[1]
+        open_ = [kept.get(layer) or _nothing(block, qkv) for kept in self.kept]
+        conv, ends = ops.short_conv(qkv[None], block.conv, initial_state=torch.stack([o["conv"] for o in open_]),
+                                    cu_seqlens=_bounds(self.counts, device), final_state=True)
+        given = [rows.split(self.counts) for rows in (conv[0], g, beta)]
+        batch = _together(open_)
+        rows, done, found = [o["rows"] for o in open_], [0] * len(open_), [[] for _ in open_]
+        while done != self.counts:  # once, unless a sequence's piece reaches over the end of its chunk
+            now = [min(n - d, self.chunk - r % self.chunk) for n, d, r in zip(self.counts, done, rows)]
+            parts = [torch.cat([t[d:d + n] for t, d, n in zip(part, done, now)]) for part in given]
+            out = block.mixed(ops.kda_step, *parts, _bounds(now, device), rows=torch.tensor(rows).to(device), state=batch[0],
+                              cache=batch[1])
+            for pieces, piece in zip(found, out.split(now)):
+                pieces.append(piece)
+            rows, done = [r % self.chunk + n for r, n in zip(rows, now)], [d + n for d, n in zip(done, now)]
         for i, kept in enumerate(self.kept):
-            kept[layer] = {"conv": conv[1][i], "state": state[i]} | {
-                name: part[i][full[i]:] for name, part in zip(("rows", "g", "beta"), whole)}
-        return found
+            kept[layer] = {"conv": ends[i], "rows": rows[i], "batch": batch, "place": i}
+        return torch.cat(sum(found, []))
 
 
 def _bounds(lengths, device):
     return torch.tensor([0, *lengths]).cumsum(0).to(device)
 
 
-def _nothing(block, qkv, g, beta):
-    """What is kept of a sequence before its first token."""
-    return {"conv": qkv.new_zeros(block.conv.shape[1] - 1, qkv.shape[1]), "rows": qkv[:0], "g": g[:0], "beta": beta[:0],
-            "state": torch.zeros(block.heads, block.dim, block.dim, device=qkv.device)}
+def _nothing(block, qkv):
+    """What is kept of a sequence before its first token: a batch of one, at place 0."""
+    shapes = _shapes(block.heads, block.dim)
+    return {"conv": qkv.new_zeros(block.conv.shape[1] - 1, qkv.shape[1]), "rows": 0, "place": 0,
+            "batch": tuple(qkv.new_zeros(shape, dtype=torch.float32) for shape in shapes)}
+
+
+@lru_cache
+def _shapes(heads, dim):
+    """Of the state and the cache of one sequence."""
+    row, state = rlk.Spec([1, 1, heads, dim], "fp32"), [1, heads, dim, dim]
+    found = _C.infer("kda_step", row, row, row, row, rlk.Spec([1, 1, heads], "fp32"), rlk.Spec([1], "int64"), rlk.Spec(state, "fp32"))
+    return state, found["cache"][0]
+
+
+def _together(open_):
+    """State and cache of these sequences: where they lie, if they are the batch of the call before, in its order."""
+    batch = open_[0]["batch"]
+    if [o["place"] for o in open_] == list(range(len(batch[0]))) and all(o["batch"] is batch for o in open_):
+        return batch
+    return tuple(torch.stack([o["batch"][which][o["place"]] for o in open_]) for which in range(2))

@@ -5,8 +5,8 @@
 
 Nothing is written per op: an op is one XLA custom call, its results' shapes come from the registry, its gradient from the op's
 backward and what that needs saved. Arguments and results are as in ``rlk.torch``; attributes and options are Python's own values.
-An op in place (``rope_``) gives what it would have changed as a new array. Scopes hold where a call is traced, for its gradient
-too.
+An op in place (``rope_``) gives what it would have changed as a new array, behind its results if it has any (``kda_step``). Scopes
+hold where a call is traced, for its gradient too.
 """
 
 import struct
