@@ -347,8 +347,8 @@ TEST_CASE("differential: random calls, valid and broken, do what the reference d
   }
   alarm(0);
   std::snprintf(last_words, sizeof last_words, "\ndied after the last case\n");
-  // A generator that makes nothing that is served, or nothing that is refused, tests nothing.
-  if (cases >= kCases)
+  // A generator that makes nothing that is served, or nothing that is refused, tests nothing; of few cases this says little.
+  if (cases / static_cast<int64_t>(ops.size()) >= 40)
     for (const Op* op : ops) {
       INFO(op->schema->name);
       CHECK(accepted[op->schema->name] * 3 >= cases / static_cast<int64_t>(ops.size()));
