@@ -72,21 +72,55 @@ constexpr rlk_implementation replay(const char* arithmetic) {
 
 }  // namespace
 
-#define RLK_REPLAY(op, Args, isa, name, split, order)             \
-  extern const rlk_implementation op##_replay_##name##_##isa;     \
-  constinit const rlk_implementation op##_replay_##name##_##isa = \
-      replay<Args, "native.replay_sm90_" #name, Isa::isa, split, order>("sm90/t25k16/attn128/" #name);
-#define RLK_REPLAYS(name, split, order)                                 \
-  RLK_REPLAY(attention, Attention, scalar, name, split, order)          \
-  RLK_REPLAY(attention, Attention, avx512, name, split, order)          \
-  RLK_REPLAY(attention_part, AttentionPart, scalar, name, split, order) \
-  RLK_REPLAY(attention_part, AttentionPart, avx512, name, split, order)
-RLK_REPLAYS(s1024, 1024, 0)
-RLK_REPLAYS(s512, 512, 1)
-RLK_REPLAYS(s2048, 2048, 2)
-RLK_REPLAYS(s4096, 4096, 3)
-RLK_REPLAYS(snone, 0, 4)
-#undef RLK_REPLAYS
-#undef RLK_REPLAY
+extern const rlk_implementation attention_replay_s1024_scalar, attention_replay_s1024_avx512,
+    attention_replay_s512_scalar, attention_replay_s512_avx512, attention_replay_s2048_scalar,
+    attention_replay_s2048_avx512, attention_replay_s4096_scalar, attention_replay_s4096_avx512,
+    attention_replay_snone_scalar, attention_replay_snone_avx512;
+constinit const rlk_implementation attention_replay_s1024_scalar =
+    replay<Attention, "native.replay_sm90_s1024", Isa::scalar, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_replay_s1024_avx512 =
+    replay<Attention, "native.replay_sm90_s1024", Isa::avx512, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_replay_s512_scalar =
+    replay<Attention, "native.replay_sm90_s512", Isa::scalar, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_replay_s512_avx512 =
+    replay<Attention, "native.replay_sm90_s512", Isa::avx512, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_replay_s2048_scalar =
+    replay<Attention, "native.replay_sm90_s2048", Isa::scalar, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_replay_s2048_avx512 =
+    replay<Attention, "native.replay_sm90_s2048", Isa::avx512, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_replay_s4096_scalar =
+    replay<Attention, "native.replay_sm90_s4096", Isa::scalar, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_replay_s4096_avx512 =
+    replay<Attention, "native.replay_sm90_s4096", Isa::avx512, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_replay_snone_scalar =
+    replay<Attention, "native.replay_sm90_snone", Isa::scalar, 0, 4>("sm90/t25k16/attn128/snone");
+constinit const rlk_implementation attention_replay_snone_avx512 =
+    replay<Attention, "native.replay_sm90_snone", Isa::avx512, 0, 4>("sm90/t25k16/attn128/snone");
+
+extern const rlk_implementation attention_part_replay_s1024_scalar, attention_part_replay_s1024_avx512,
+    attention_part_replay_s512_scalar, attention_part_replay_s512_avx512, attention_part_replay_s2048_scalar,
+    attention_part_replay_s2048_avx512, attention_part_replay_s4096_scalar,
+    attention_part_replay_s4096_avx512, attention_part_replay_snone_scalar,
+    attention_part_replay_snone_avx512;
+constinit const rlk_implementation attention_part_replay_s1024_scalar =
+    replay<AttentionPart, "native.replay_sm90_s1024", Isa::scalar, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_part_replay_s1024_avx512 =
+    replay<AttentionPart, "native.replay_sm90_s1024", Isa::avx512, 1024, 0>("sm90/t25k16/attn128/s1024");
+constinit const rlk_implementation attention_part_replay_s512_scalar =
+    replay<AttentionPart, "native.replay_sm90_s512", Isa::scalar, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_part_replay_s512_avx512 =
+    replay<AttentionPart, "native.replay_sm90_s512", Isa::avx512, 512, 1>("sm90/t25k16/attn128/s512");
+constinit const rlk_implementation attention_part_replay_s2048_scalar =
+    replay<AttentionPart, "native.replay_sm90_s2048", Isa::scalar, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_part_replay_s2048_avx512 =
+    replay<AttentionPart, "native.replay_sm90_s2048", Isa::avx512, 2048, 2>("sm90/t25k16/attn128/s2048");
+constinit const rlk_implementation attention_part_replay_s4096_scalar =
+    replay<AttentionPart, "native.replay_sm90_s4096", Isa::scalar, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_part_replay_s4096_avx512 =
+    replay<AttentionPart, "native.replay_sm90_s4096", Isa::avx512, 4096, 3>("sm90/t25k16/attn128/s4096");
+constinit const rlk_implementation attention_part_replay_snone_scalar =
+    replay<AttentionPart, "native.replay_sm90_snone", Isa::scalar, 0, 4>("sm90/t25k16/attn128/snone");
+constinit const rlk_implementation attention_part_replay_snone_avx512 =
+    replay<AttentionPart, "native.replay_sm90_snone", Isa::avx512, 0, 4>("sm90/t25k16/attn128/snone");
 
 }  // namespace rlk::native
