@@ -150,6 +150,12 @@ def _nothing(block, qkv):
             "batch": tuple(qkv.new_zeros(shape, dtype=torch.float32) for shape in shapes)}
 
 
+def copied(kept):
+    """What is kept of a sequence, in memory of its own: the batch it lies in goes on."""
+    return {layer: {"conv": o["conv"].clone(), "rows": o["rows"], "place": 0,
+                    "batch": tuple(t[o["place"]:o["place"] + 1].clone() for t in o["batch"])} for layer, o in kept.items()}
+
+
 @lru_cache
 def _shapes(heads, dim):
     """Of the state and the cache of one sequence."""

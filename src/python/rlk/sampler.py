@@ -16,7 +16,7 @@ import torch
 
 import rlk
 from rlk import _errors
-from rlk._hybrid import Stepped
+from rlk._hybrid import Stepped, copied
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,6 @@ class Cache:
     def end(self, s):
         """Where a prompt is cut so that its last whole page becomes a prefix that recurrent layers can go on from."""
         return (len(s.tokens) - 1) // self.page_size * self.page_size
-
-
-def copied(kept):
-    """With tensors of its own."""
-    if isinstance(kept, dict):
-        return {name: copied(value) for name, value in kept.items()}
-    return kept.clone() if isinstance(kept, torch.Tensor) else kept
 
 
 class Sampler:
