@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "rlk/resolve.hpp"
+#include "src/check.hpp"
 #include "src/failure.hpp"
 #include "src/harness/rule.hpp"
 #include "src/host.hpp"
@@ -248,6 +250,7 @@ struct Stage {
   std::vector<std::vector<int64_t>> strides;
   std::vector<rlk_slot> slots;
   std::vector<uint64_t> hashes;
+  std::vector<std::size_t> place;  // of each argument: whose memory it has, mostly its own
   Status status;
 
   Stage(const Problem& p, const Subject& subject, const Manner& manner, bool in_fp64) {
@@ -256,6 +259,8 @@ struct Stage {
     strides.resize(s.num_arguments);
     slots.resize(s.num_arguments + s.num_attributes);
     hashes.resize(s.num_arguments);
+    place.resize(s.num_arguments);
+    std::iota(place.begin(), place.end(), std::size_t{0});
     const auto shapes = result_shapes(p);
     if (!shapes) {
       status = shapes.status();
@@ -280,8 +285,15 @@ struct Stage {
       }
       slots[i].tensor = &slabs[i]->tensor.dl();
     }
+    if (manner.in_place)
+      for (const auto& [result, argument] : places_shared(p)) {
+        slabs[result].reset();
+        slots[result].tensor = slots[argument].tensor;
+        place[result] = argument;
+      }
     load(p);
   }
+  bool taken(std::size_t argument) const { return std::count(place.begin(), place.end(), argument) > 1; }
 
   // Inputs, and NaN where results will be.
   void load(const Problem& p) {
@@ -290,8 +302,9 @@ struct Stage {
       if (!slabs[i]) continue;
       if (!p.inputs[i] || !strides[i].empty()) slabs[i]->fill(WatchedMemory::kFill);
       if (p.inputs[i]) scatter(*p.inputs[i], strides[i], slabs[i]->body());
-      if (s.arguments[i].role == RLK_READ) hashes[i] = slabs[i]->hash();
-      slabs[i]->to_device(s.arguments[i].role == RLK_READ);
+      const bool read_only = s.arguments[i].role == RLK_READ && !taken(i);
+      if (read_only) hashes[i] = slabs[i]->hash();
+      slabs[i]->to_device(read_only);
     }
     std::copy(p.attributes.begin(), p.attributes.end(), slots.begin() + s.num_arguments);
   }
@@ -304,26 +317,27 @@ struct Stage {
     const rlk_op_schema& s = p.schema();
     out.results.resize(s.num_arguments);
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
-      if (!slabs[i]) continue;
-      slabs[i]->to_host();
+      Slab* slab = slabs[place[i]].get();
+      if (!slab) continue;
+      slab->to_host();
       const char* name = s.arguments[i].name;
-      if (const std::string what = slabs[i]->disturbance(); !what.empty() && out.broken.empty())
+      if (const std::string what = slab->disturbance(); !what.empty() && out.broken.empty())
         out.broken = name + what;
       if (s.arguments[i].role == RLK_READ) {
-        if (slabs[i]->hash() != hashes[i] && out.broken.empty())
+        if (!taken(i) && slab->hash() != hashes[i] && out.broken.empty())
           out.broken = fmt::format("{} is a read argument and was changed", name);
         continue;
       }
-      const DLTensor& t = slabs[i]->tensor.dl();
+      const DLTensor& t = slab->tensor.dl();
       Array& a = out.results[i];
       a.shape.assign(t.shape, t.shape + t.ndim);
       a.dtype = dtype_of(t.dtype);
-      gather(a, strides[i], slabs[i]->body());
-      if (!strides[i].empty() && s.arguments[i].role == RLK_WRITE && out.broken.empty()) {
+      gather(a, strides[place[i]], slab->body());
+      if (place[i] == i && !strides[i].empty() && s.arguments[i].role == RLK_WRITE && out.broken.empty()) {
         // What is left of the NaN filling once the elements are put back over it must be all of it.
-        std::vector<std::byte> untouched(slabs[i]->body_bytes(), WatchedMemory::kFill);
+        std::vector<std::byte> untouched(slab->body_bytes(), WatchedMemory::kFill);
         scatter(a, strides[i], untouched.data());
-        if (!std::equal(untouched.begin(), untouched.end(), slabs[i]->body()))
+        if (!std::equal(untouched.begin(), untouched.end(), slab->body()))
           out.broken = fmt::format("bytes between the rows of {} were written", name);
       }
     }
@@ -426,6 +440,17 @@ Status run_once(const Subject& subject, const Stage& stage, const Options& optio
 }
 
 }  // namespace
+
+std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p) {
+  std::vector<std::pair<std::size_t, std::size_t>> out;
+  const auto shapes = result_shapes(p);
+  for (uint32_t i = 0; shapes && i < p.schema().num_arguments; ++i)
+    for (uint32_t j = 0; j < p.schema().num_arguments; ++j)
+      if (p.schema().arguments[i].role == RLK_WRITE && p.inputs[j] && p.results[i] == p.inputs[j]->dtype &&
+          (*shapes)[i].shape == p.inputs[j]->shape && p.strides[j].empty() && may_alias(p.schema(), i, j))
+        out.emplace_back(i, j);
+  return out;
+}
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner) {
   Stage stage(manner.before ? *manner.before : p, subject, manner, false);

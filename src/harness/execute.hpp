@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rlk/options.hpp"
@@ -24,6 +25,7 @@ struct Manner {
   int64_t workspace_percent = 100;  // of what the implementation asks for, where it may get less
   WatchedMemory::Edge edge = WatchedMemory::apart;  // which end of every array nobody may touch (CPU)
   uint64_t draw = 0;  // not 0: places, strides, byte offsets and workspace are drawn from it, each by itself
+  bool in_place = false;    // results lie where the arguments do that they may take the place of
   bool broadcast = false;   // read arguments whose slices along the first axis are equal have stride 0 there
   uint32_t float_mode = 0;  // bits of the control register that are set on the caller's thread
   Precision precision = Precision::standard;
@@ -48,6 +50,9 @@ struct Subject {
 };
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner = {});
+
+// Results that may lie where an argument does, and that argument.
+std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p);
 
 // The op's reference with results in fp64 where the op allows it: the truth.
 Outcome execute_reference(const Problem& p, bool in_fp64);

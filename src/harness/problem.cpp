@@ -10,6 +10,7 @@
 #include "registry/reference.hpp"
 #include "src/check.hpp"
 #include "src/failure.hpp"
+#include "src/harness/derived.hpp"
 #include "src/registry.hpp"
 
 namespace rlk::harness {
@@ -233,7 +234,9 @@ Result<Problem> materialise(const registry::Op& op, const registry::Case& c, uin
   }
   for (const auto& [name, value] : c.attributes)
     if (Status status = set_attribute(p, name, value); !status) return status;
-  const uint64_t base = hash_bytes(c.name.data(), c.name.size(), hash_bytes(s.name, std::strlen(s.name))) ^
+  // A derived case has the numbers of the one that it was made from.
+  const std::size_t letters = base_name(c.name).size();
+  const uint64_t base = hash_bytes(c.name.data(), letters, hash_bytes(s.name, std::strlen(s.name))) ^
                         seed * 0x9e3779b97f4a7c15ull;
   for (const registry::CaseTensor& t : c.inputs) {
     const int at = argument_index(s, t.argument);
@@ -285,6 +288,30 @@ Result<std::vector<ResultShape>> result_shapes(const Problem& p) {
       out[i] = {{shapes[i].dim, shapes[i].dim + shapes[i].ndim}, shapes[i].dtypes};
   }
   return out;
+}
+
+bool admitted(const Problem& p, int64_t most) {
+  const auto shapes = result_shapes(p);
+  if (!shapes) return false;
+  const rlk_op_schema& s = p.schema();
+  std::vector<Tensor> tensors(s.num_arguments);
+  std::vector<rlk_slot> slots(s.num_arguments + s.num_attributes);
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    if (p.inputs[i]) {
+      const Array& a = *p.inputs[i];
+      tensors[i] = Tensor(const_cast<std::byte*>(a.bytes.data()), std::span(a.shape), a.dtype);
+    } else if (p.results[i] != DType::none) {
+      const Array result{(*shapes)[i].shape, p.results[i], {}};
+      if (result.numel() > most) return false;
+      tensors[i] = Tensor(nullptr, std::span(result.shape), result.dtype);
+    } else {
+      continue;
+    }
+    slots[i].tensor = &tensors[i].dl();
+  }
+  std::copy(p.attributes.begin(), p.attributes.end(), slots.begin() + s.num_arguments);
+  DLDevice device{};
+  return static_cast<bool>(check_call(s, slots.data(), CheckData::no, device));
 }
 
 Problem magnitudes(const Problem& p) {

@@ -58,6 +58,9 @@ struct ResultShape {
 };
 Result<std::vector<ResultShape>> result_shapes(const Problem& p);
 
+// Whether the schema takes the problem, with results of at most so many elements. Of floating inputs the shapes are looked at.
+bool admitted(const Problem& p, int64_t most);
+
 // Rows and columns of a result of this shape that a sampled problem looks at: both ends and drawn ones.
 // Ascending, and the same for every run of the problem.
 struct Grid {

@@ -10,6 +10,7 @@
 #include "registry/op.hpp"
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
+#include "src/harness/derived.hpp"
 #include "src/identity.hpp"
 #include "src/machine.hpp"
 #include "src/resolve.hpp"
@@ -96,6 +97,10 @@ std::string check_case(const Plan& plan, const std::vector<const registry::Op*>&
   std::set<std::string> names;
   const auto take = [&](const registry::Case& c) { names.insert(c.name); };
   for (const registry::Op* op : ops) op->cases({take, plan.seed});
+  if (is_derived(plan.case_name))
+    for (const registry::Op* op : ops)
+      for (uint32_t dtype = 1; dtype <= RLK_BOOL; dtype <<= 1)
+        derived_cases(*op, static_cast<DType>(dtype), plan.seed, [&](const Derived& d) { take(d.given); });
   if (names.count(plain_name(plan.case_name))) return {};
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string_view near = nearest_name(plan.case_name, views);

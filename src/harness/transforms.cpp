@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 
@@ -47,6 +48,7 @@ class Draw {
 };
 
 bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32; }
+bool integral(DType t) { return t == DType::i32 || t == DType::i64; }
 
 // Elements that the work on one row touches, roughly: its own and those all rows share.
 int64_t row_cost(const Problem& p) {
@@ -72,6 +74,7 @@ class Maker {
 
   void all() {
     memory();
+    in_place();
     if (p_.brief) return few();
     manners();
     state();
@@ -92,6 +95,7 @@ class Maker {
   // What is worth trying where a size or a value is the point.
   void few() {
     if (!subject_.services) same("threads", "3", {.threads = 3}), same("threads", "1", {.threads = 1});
+    integers();
     drawn(thorough_ ? 4 : 2);
   }
   // Offers a variant; `make` is called, and fills in what is not yet said of it, if it is wanted. It returns
@@ -121,6 +125,10 @@ class Maker {
     if (subject_.services) return;
     same("memory", "nothing behind the arrays", {.edge = WatchedMemory::end});
     same("memory", "nothing before the arrays", {.edge = WatchedMemory::start});
+  }
+  void in_place() {
+    offer({"in place", "results where arguments lie", {}, {}, {.in_place = true}},
+          [&](Variant& v) { return !places_shared(p_).empty() && put(v, p_); });
   }
   void manners() {
     for (int64_t bytes : {2, 4, 8, 16, 32, 48, 64, 128})
@@ -156,12 +164,39 @@ class Maker {
 
   // ---- what an earlier call left behind: the same memory held other values
 
+  // Where no array of this process has been before: who remembers addresses meets the changed values first.
+  Manner elsewhere() { return {.offset = 1024 + 64 * ++elsewhere_}; }
   std::shared_ptr<Problem> changed(std::size_t argument, int64_t element) {
     auto q = std::make_shared<Problem>(p_);
     Array& a = *q->inputs[argument];
     const double x = registry::load(a.dtype, a.bytes.data(), element);
     registry::store(a.dtype, a.bytes.data(), element, std::isfinite(x) ? 0.5 * x + 0.0625 : 1);
     return q;
+  }
+  // Every number between the ends has its predecessor's value: what ascended does so still.
+  std::shared_ptr<Problem> moved(std::size_t argument) {
+    auto q = std::make_shared<Problem>(p_);
+    Array& a = *q->inputs[argument];
+    const auto size = static_cast<std::size_t>(size_of(a.dtype));
+    std::memmove(a.bytes.data() + size, a.bytes.data(), a.bytes.size() - 2 * size);
+    return q;
+  }
+  // What decides where things are: a plan made for an earlier call is none for this one.
+  void integers() {
+    for (std::size_t i = 0; i < p_.inputs.size(); ++i) {
+      if (!p_.inputs[i] || !integral(p_.inputs[i]->dtype) || p_.inputs[i]->numel() < 3) continue;
+      offer({"changed in place",
+             fmt::format("{} moved by one", subject_.op->arguments[i].name),
+             {},
+             {},
+             elsewhere()},
+            [&](Variant& v) {
+              auto before = moved(i);
+              if (execute_reference(*before, false).code != RLK_OK) return false;
+              v.manner.before = std::move(before);
+              return put(v, p_);
+            });
+    }
   }
   void state() {
     Draw draw(p_, 1);
@@ -171,6 +206,7 @@ class Maker {
       for (int64_t at : {int64_t{0}, n - 1, draw.below(n), draw.below(n)})
         after(fmt::format("{}[{}]", subject_.op->arguments[i].name, at), [&] { return changed(i, at); });
     }
+    integers();
     after("everything", [&] {
       auto all = std::make_shared<Problem>(p_);
       for (auto& a : all->inputs)
@@ -181,7 +217,7 @@ class Maker {
   }
   template <class Before>
   void after(std::string what, Before before) {
-    offer({"changed in place", std::move(what), {}, {}, {}}, [&](Variant& v) {
+    offer({"changed in place", std::move(what), {}, {}, elsewhere()}, [&](Variant& v) {
       v.manner.before = before();
       return put(v, p_);
     });
@@ -365,6 +401,7 @@ class Maker {
   const VariantVisitor& visitor_;
   const std::optional<int64_t> rows_;
   const int64_t most_;  // rows of a batch that are worth their time
+  int64_t elsewhere_ = 0;
   bool going_ = true;
 };
 

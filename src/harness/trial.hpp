@@ -45,6 +45,9 @@ class Trial {
   const Outcome& truth_of(const Problem& p);
   const Outcome& scale_of(const Problem& p);
   registry::Bound bound_of(const Problem& p, const char* result, DType dtype) const;
+  // Bounds are for the ops' own data. What is derived from them may lose more: there a result may be a few times as far from the
+  // truth as the library's own.
+  bool near_truth(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got);
 
   void fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
             const Difference* where, std::string text);
@@ -56,10 +59,17 @@ class Trial {
   struct Item {
     registry::Case given;
     std::optional<Problem> problem;
+    bool invalid = false;  // the reference refuses it
+    bool alone = false;    // the call itself is all
   };
   const Problem* problem_of(Item& item);
+  // The library's own results, by an implementation that is not golden where there is one; nothing where all refuse.
+  const std::optional<Outcome>& own_of(const Problem& p);
   void collect();
+  void derive();
   void look_at(Item& item);
+  void leave_out(Item& item);
+  void forget(Item& item);
   void call_and_judge(const Problem& p);
   void transforms();
   void vary_item(Item& item, std::size_t turn, std::size_t stride, std::size_t phase);
@@ -74,6 +84,7 @@ class Trial {
   std::vector<std::pair<Problem, std::string>> refusals_;
   std::set<std::string> missed_;
   std::map<std::string, Outcome> truths_, scales_;
+  std::map<std::string, std::optional<Outcome>> own_;
   std::map<std::string, double> reference_seconds_;
 };
 

@@ -1416,6 +1416,63 @@ constinit const Entry kEntries[] = {
           for (int64_t k = 1; up && k < s.k; ++k) up = get(a.hidden, k - 1) < get(a.hidden, k);
           if (up) spoil(a.out, 0);
           }),
+    // What no op's own case has: sizes, remainders, attributes, arguments, bounds and numbers of derived ones
+    WRONG(RmsNorm, many_rows, "accuracy", "plain x=[5,64] fp32; x=[16384,1]", "wrong from row 4096 on",
+          {
+          if (a.x.numel() / a.x.dim(-1) > 4096) spoil(a.y, 4096 * a.x.dim(-1));
+          }),
+    WRONG(Linear, tail_of_43, "accuracy", "m=1 k=1 n=1 fp32->fp32 normal; weight=[107,1]",
+          "wrong where N % 64 is 43",
+          {
+          if (a.weight.dim(0) % 64 == 43) spoil(a.y, a.y.numel() - 1);
+          }),
+    WRONG(Swiglu, fixed_limit, "accuracy", "plain silu_clamped [5,75] fp32; limit=4.2", "takes the limit to be 7",
+          {
+          Swiglu b = a;
+          b.limit = 7;
+          (void)honest(b, "native.tiles");
+          }),
+    WRONG(KdaGate, needs_bias, "accuracy", "rows=65 hv=3 k=60 softplus fp32; no dt_bias", "wrong without dt_bias",
+          {
+          if (!a.dt_bias) spoil(a.out, 0);
+          }),
+    WRONG(ShortConv, begins_empty, "accuracy", "packed, no state b=1 t=50 d=24 w=3 fp32; cut elsewhere",
+          "wrong where tokens 31 and 30 are of one sequence",
+          {
+          for (int64_t i = 0; a.cu_seqlens && !a.initial_state && i < a.cu_seqlens.numel(); ++i)
+            if (get(a.cu_seqlens, i) == 31) return;
+          if (a.cu_seqlens) spoil(a.y, 31 * a.x.dim(2));
+          }),
+    WRONG(LogpBwd, trusts_stats, "accuracy", "plain n=5 v=8 fp32; with stats", "wrong where the forward's stats are given",
+          {
+          if (a.stats) spoil(a.d_logits, 0);
+          }),
+    WRONG(RmsNorm, drops_nan, "accuracy", "plain x=[5,64] fp32; special values in weight",
+          "gives 0 where a weight is NaN",
+          {
+          for (int64_t n = 0; n < a.y.numel(); ++n)
+            if (std::isnan(get(a.y, n))) put(a.y, n, 0);
+          }),
+    // What lies where, and what was there before
+    WRONG(LogpBwd, in_place, "batch invariance", "plain n=5 v=8 fp32", "wrong where d_logits lies on logits",
+          {
+          if (address(a.logits) == address(a.d_logits)) spoil(a.d_logits, 0);
+          }),
+    WRONG(ShortConv, stale_bounds, "batch invariance", "packed b=1 t=50 d=64 w=4 fp32",
+          "keeps where sequences begin by the address of cu_seqlens",
+          {
+          static std::mutex mutex;
+          static std::map<uintptr_t, std::vector<int64_t>> kept;
+          if (!a.cu_seqlens) return;
+          const std::lock_guard lock(mutex);
+          std::vector<int64_t>& first = kept[address(a.cu_seqlens)];
+          for (int64_t n = 0; std::ssize(first) < a.cu_seqlens.numel(); ++n)
+            first.push_back(static_cast<int64_t>(get(a.cu_seqlens, n)));
+          const Tensor stale(first.data(), {a.cu_seqlens.numel()}, DType::i64);
+          ShortConv b = a;
+          b.cu_seqlens = stale;
+          (void)honest(b, "native.tiles");
+          }),
 };
 
 // The honest part alone: nobody may be blamed for it.
@@ -1435,7 +1492,10 @@ constinit const rlk_implementation kControls[] = {
     control<LinearLogpBwd>("mutant.control"), control<RmsNormBwd>("mutant.control"),
     control<SwigluBwd>("mutant.control"),     control<RatioKl>("mutant.control"),
     control<RatioKlBwd>("mutant.control"),    control<Sample>("mutant.control"),
-    control<SampleVerify>("mutant.control"),  control<PolicyLoss>("mutant.control")};
+    control<SampleVerify>("mutant.control"),  control<PolicyLoss>("mutant.control"),
+    control<RmsNorm>("mutant.control"),       control<Linear>("mutant.control"),
+    control<Swiglu>("mutant.control"),        control<KdaGate>("mutant.control"),
+    control<ShortConv>("mutant.control")};
 
 }  // namespace
 

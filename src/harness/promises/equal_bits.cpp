@@ -11,16 +11,19 @@ namespace rlk::harness {
 
 // Held against the rule of the declared id, whoever else declares it. What stands for an id that no written
 // rule covers is not its own judge.
-void judge_equal_bits(Trial& t, const Problem& p, const Outcome& out) {
+bool judge_equal_bits(Trial& t, const Problem& p, const Outcome& out) {
   const auto rule = by_rule(p, t.identity().arithmetic);
-  if (!rule || (!rule->written && rule->by == t.identity().implementation)) return;
+  if (!rule || (!rule->written && rule->by == t.identity().implementation)) return false;
   t.record().tried(Promise::equal_bits);
   for (std::size_t i = 0; i < out.results.size(); ++i) {
     if (out.results[i].dtype == DType::none) continue;
-    if (const auto d = first_difference(rule->outcome.results[i], out.results[i]))
-      return t.fail(Promise::equal_bits, p, "", p.schema().arguments[i].name, &*d,
-                    fmt::format("{} means other bits, says {}", t.identity().arithmetic, rule->by));
+    if (const auto d = first_difference(rule->outcome.results[i], out.results[i])) {
+      t.fail(Promise::equal_bits, p, "", p.schema().arguments[i].name, &*d,
+             fmt::format("{} means other bits, says {}", t.identity().arithmetic, rule->by));
+      return false;
+    }
   }
+  return rule->written;
 }
 
 namespace {

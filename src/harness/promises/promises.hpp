@@ -12,8 +12,8 @@ namespace rlk::harness {
 // accuracy.cpp: how far a call's results are from the truth.
 void judge_accuracy(Trial& t, const Problem& p, const Outcome& out);
 
-// equal_bits.cpp: whether they are what the declared arithmetic id means.
-void judge_equal_bits(Trial& t, const Problem& p, const Outcome& out);
+// equal_bits.cpp: whether they are what the declared arithmetic id means. True: they are, by its written rule.
+bool judge_equal_bits(Trial& t, const Problem& p, const Outcome& out);
 // What has no rule in the library is compared with the others that declare the same.
 void compare_declared(std::vector<Target>& targets, std::vector<Failure>& failures, const Plan& plan);
 

@@ -1,0 +1,466 @@
+#include "src/harness/derived.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "registry/reference.hpp"
+#include "src/harness/dimensions.hpp"
+#include "src/harness/execute.hpp"
+#include "src/harness/problem.hpp"
+
+namespace rlk::harness {
+namespace {
+
+using registry::Case;
+using registry::CaseTensor;
+using registry::Fill;
+
+constexpr const char* kMark = "; ";  // between a case's name and what is different
+
+class Deriver {
+ public:
+  Deriver(const registry::Op& op, DType dtype, uint64_t seed, const std::function<void(Derived)>& take)
+      : op_(op), seed_(seed), take_(take) {
+    op.cases({[&](Case c) {
+                if (dtype_of_case(c, *op.schema) == dtype && !c.sampled && !c.large && c.shared.empty() &&
+                    c.order_probe.empty())
+                  bases_.push_back(std::move(c));
+              },
+              seed});
+    dimensions_.emplace(bases_);
+  }
+
+  void all() {
+    larger();
+    drawn_sizes();
+    attributes();
+    left_out();
+    other_bounds();
+    far_integers();
+    specials();
+    saved();
+  }
+
+ private:
+  // By what they are for: another case leaves them as they are.
+  registry::CaseSink draws_for(const std::string& of, std::size_t turn) const {
+    return {[](const Case&) {}, hash_bytes(of.data(), of.size(), seed_ + turn)};
+  }
+
+  void emit(Case c, const std::string& difference, bool large = false, bool alone = false) {
+    c.name += kMark + difference;
+    c.brief = true;
+    c.large = large;
+    if (admissible(c)) take_({std::move(c), alone});
+  }
+
+  // ---- one extent far larger, the others as small as they may be where the work would be too much
+
+  void larger() {
+    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen;  // argument, rank, axis
+    for (const Case& c : bases_)
+      for (const std::vector<Extent> extents = dimensions_->of(c); const Extent& e : extents) {
+        const auto key = [&](const Extent::Place& p) {
+          return std::tuple(c.inputs[p.tensor].argument, c.inputs[p.tensor].shape.size(), p.axis);
+        };
+        const auto known = [&](const Extent::Place& p) { return seen.contains(key(p)); };
+        if (!e.resizable || std::all_of(e.places.begin(), e.places.end(), known)) continue;
+        const Case little = least(c, extents, e);
+        remainders(little, e);
+        const auto larger = enlarged(little, extents, e, 0x1p20);
+        if (!larger) continue;
+        for (const auto& p : e.places) seen.insert(key(p));
+        const auto emit_larger = [&](const Case& d, bool large) {
+          const CaseTensor& t = d.inputs[e.places[0].tensor];
+          emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large);
+        };
+        emit_larger(*larger, false);
+        if (const auto largest = enlarged(little, extents, e, 0x1p22)) emit_larger(*largest, true);
+      }
+  }
+
+  static double work_of(const Case& c, const std::vector<Extent>& extents) {
+    // However short a row is, it takes some time.
+    const std::vector<int64_t>& shape = c.inputs[0].shape;
+    double work = shape.empty() || shape.back() >= 64
+                      ? 1
+                      : 64.0 / static_cast<double>(std::max<int64_t>(1, shape.back()));
+    for (const Extent& e : extents) work *= std::max<double>(1, static_cast<double>(e.size(c)));
+    return work;
+  }
+
+  // Tails of every length.
+  void remainders(const Case& little, const Extent& e) {
+    for (int64_t n = 64; n < 128; ++n) {
+      Case d = little;
+      resize(d, e, n);
+      const CaseTensor& t = d.inputs[e.places[0].tensor];
+      const std::string name = fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ","));
+      emit(std::move(d), name, true, true);
+    }
+  }
+
+  // Every other dimension as small as the schema lets it be.
+  Case least(const Case& c, const std::vector<Extent>& extents, const Extent& e) const {
+    Case out = c;
+    for (const Extent& other : extents)
+      for (int64_t n : {1, 2, 3, 16}) {
+        if (&other == &e || !other.resizable || n >= other.size(out)) continue;
+        Case smaller = out;
+        resize(smaller, other, n);
+        if (admissible(smaller)) out = std::move(smaller);
+      }
+    return out;
+  }
+  // The work of a call is at most the product of its dimensions.
+  std::optional<Case> enlarged(const Case& c, const std::vector<Extent>& extents, const Extent& e,
+                               double most) {
+    const auto draws = draws_for(c.name + c.inputs[e.places[0].tensor].argument, e.places[0].axis);
+    for (int exponent = 17; exponent >= 6; --exponent) {
+      const int64_t drawn = (int64_t{1} << exponent) + draws.draw(1, int64_t{1} << (exponent - 2));
+      for (int64_t n : {drawn, drawn / 16 * 16, drawn / 128 * 128}) {
+        Case d = c;
+        resize(d, e, n);
+        if (work_of(d, extents) > most || !admissible(d)) continue;
+        for (CaseTensor& t : d.inputs) quicken(t);
+        return d;
+      }
+    }
+    return {};
+  }
+
+  // ---- all dimensions at once
+
+  void drawn_sizes() {
+    const auto draws = draws_for(op_.schema->name, bases_.size());
+    const auto draw = [&]() -> int64_t {
+      switch (draws.draw(0, 3)) {
+        case 0:
+          return draws.draw(1, 8);
+        case 1:
+          return 16 * draws.draw(1, 12);
+        case 2:
+          return draws.draw(1, 64);
+        default:
+          return draws.draw(1, 300);
+      }
+    };
+    int made = 0;
+    for (int tried = 0; !bases_.empty() && tried < 200 && made < 24; ++tried) {
+      const Case& c =
+          bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
+      const std::vector<Extent> extents = dimensions_->of(c);
+      Case d = c;
+      for (const Extent& e : extents)
+        if (e.resizable && draws.draw(0, 3)) {
+          Case other = d;
+          resize(other, e, draw());
+          if (work_of(other, extents) <= 0x1p20 && admissible(other)) d = std::move(other);
+        }
+      std::string shapes;
+      for (const CaseTensor& t : d.inputs)
+        shapes += fmt::format("{}[{}]", shapes.empty() ? "" : " ", fmt::join(t.shape, ","));
+      if (work_of(d, extents) != work_of(c, extents)) emit(std::move(d), "drawn " + shapes, made++ >= 4);
+    }
+  }
+
+  // Twelve draws an element are too many for so many elements.
+  static void quicken(CaseTensor& t) {
+    int64_t n = 1;
+    for (int64_t d : t.shape) n *= d;
+    if (n > (1 << 17) && t.fill.kind == Fill::normal && t.fill.a == 0)
+      t.fill = {Fill::quick, 0, 1.7 * t.fill.b};
+  }
+
+  // By the schema: shapes alone are looked at, and what integers say.
+  bool admissible(const Case& c) const {
+    Case empty;
+    empty.name = c.name, empty.results = c.results, empty.attributes = c.attributes;
+    for (const CaseTensor& t : c.inputs) {
+      int64_t n = 1;
+      for (int64_t d : t.shape) n *= d;
+      const bool decides = integral(t.dtype) && n <= 4096;
+      empty.inputs.push_back({t.argument, decides ? t.shape : std::vector<int64_t>(t.shape.size(), 0),
+                              t.dtype, decides ? t.fill : Fill{}});
+    }
+    auto p = materialise(op_, empty, seed_);
+    if (!p) return false;
+    for (std::size_t i = 0; i < p->inputs.size(); ++i)
+      for (const CaseTensor& t : c.inputs)
+        if (p->inputs[i] && t.argument == op_.schema->arguments[i].name) p->inputs[i]->shape = t.shape;
+    return admitted(*p, int64_t{1} << 24);
+  }
+
+  // ---- one thing different, where it makes a difference
+
+  void attributes() {
+    const rlk_op_schema& s = *op_.schema;
+    for (uint32_t i = 0; i < s.num_attributes; ++i) {
+      const rlk_attribute& a = s.attributes[i];
+      for (const auto& value : values_of(a))
+        first_that_differs(
+            [&](Case& c) {
+              if (c.exact) return false;  // its data are made for the values it has
+              for (auto& [name, old] : c.attributes)
+                if (name == a.name) return old != value && (old = value, true);
+              c.attributes.emplace_back(a.name, value);
+              return true;
+            },
+            std::visit([&](const auto& x) { return fmt::format("{}={}", a.name, x); }, value));
+    }
+  }
+  using Value = std::variant<int64_t, double, std::string>;
+  static std::vector<Value> values_of(const rlk_attribute& a) {
+    const double d = a.default_float;
+    if (a.type == RLK_FLOAT) return {d == 0 ? 0.4 : 0.6 * d, d + 0.7};
+    if (a.type == RLK_FLAG) return {int64_t{!a.default_int}};
+    // What a choice changes is more than a number: the ops' own cases have them all.
+    if (a.type == RLK_INT) return {int64_t{1}, int64_t{3}, a.default_int + 5};
+    return {};
+  }
+
+  void left_out() {
+    const rlk_op_schema& s = *op_.schema;
+    for (uint32_t i = 0; i < s.num_arguments; ++i) {
+      const rlk_argument& a = s.arguments[i];
+      if (a.role != RLK_READ || !(a.flags & RLK_OPTIONAL)) continue;
+      first_that_differs(
+          [&](Case& c) {
+            return std::erase_if(c.inputs, [&](const CaseTensor& t) { return t.argument == a.name; }) > 0;
+          },
+          fmt::format("no {}", a.name));
+    }
+  }
+
+  // Emits the first case that `change` changes and whose results differ then by more than roundings.
+  template <class Change>
+  void first_that_differs(Change change, const std::string& difference) {
+    double spent = 0;
+    for (std::size_t i = 0; i < bases_.size() && spent < 0x1p23; ++i) {
+      Case c = bases_[i];
+      const double work = work_of(c, dimensions_->of(c));
+      if (work > 0x1p19 || !change(c) || !admissible(c)) continue;
+      const Outcome& before = results_of(i);
+      spent += work;
+      if (before.code != RLK_OK) continue;
+      if (const auto p = materialise(op_, c, seed_); p && differ(before, execute_reference(*p, false)))
+        return emit(std::move(c), difference);
+    }
+  }
+  const Outcome& results_of(std::size_t base) {
+    const auto [at, fresh] = results_.try_emplace(base);
+    if (fresh)
+      if (const auto p = materialise(op_, bases_[base], seed_)) at->second = execute_reference(*p, false);
+    return at->second;
+  }
+  static bool differ(const Outcome& x, const Outcome& y) {
+    if (y.code != RLK_OK || x.results.size() != y.results.size()) return false;
+    for (std::size_t i = 0; i < x.results.size(); ++i) {
+      const Array &a = x.results[i], &b = y.results[i];
+      if (a.dtype != b.dtype || a.shape != b.shape) continue;
+      double largest = 0, distance = 0;
+      for (int64_t n = 0; n < a.numel(); ++n) {
+        const double u = registry::load(a.dtype, a.bytes.data(), n),
+                     v = registry::load(b.dtype, b.bytes.data(), n);
+        if (!std::isfinite(u) || !std::isfinite(v)) continue;
+        largest = std::max(largest, std::fabs(u)), distance = std::max(distance, std::fabs(u - v));
+      }
+      if (distance > 0.02 * largest) return true;
+    }
+    return false;
+  }
+
+  // ---- integers that decide where things are
+
+  void other_bounds() {
+    int made = 0;
+    for (const Case& c : bases_) {
+      if (std::none_of(c.inputs.begin(), c.inputs.end(), bounds) || made >= 6) continue;
+      Case d = c;
+      if (made % 2) more_sequences(d);
+      for (CaseTensor& t : d.inputs)
+        if (bounds(t)) cut_again(t.fill.list, made);
+      ++made;
+      // The longest sequence may be anywhere now.
+      for (const CaseTensor& t : d.inputs)
+        if (bounds(t) && c.reduction > 0)
+          d.reduction = std::max(d.reduction, static_cast<int64_t>(t.fill.list.back()));
+      emit(std::move(d), "cut elsewhere");
+    }
+  }
+  void more_sequences(Case& c) {
+    const auto some = std::find_if(c.inputs.begin(), c.inputs.end(), bounds);
+    const int64_t before = some->shape[0] - 1, after = before + draws_for(c.name, 1).draw(8, 30);
+    Case d = c;
+    for (const Extent& e : dimensions_->of(c))
+      if (e.resizable && e.size(c) == before) resize(d, e, after);
+    for (CaseTensor& t : d.inputs)
+      if (bounds(t))
+        t.shape[0] = after + 1,
+        t.fill.list.insert(t.fill.list.end() - 1, static_cast<std::size_t>(after - before),
+                           t.fill.list.back());
+    if (admissible(d)) c = std::move(d);
+  }
+  // In turn anywhere, with an empty last sequence, and with an empty first one.
+  void cut_again(std::vector<double>& list, int turn) {
+    const auto end = static_cast<int64_t>(list.back());
+    const auto draws = draws_for(op_.schema->name, list.size() + static_cast<std::size_t>(turn));
+    for (std::size_t i = 1; i + 1 < list.size(); ++i) list[i] = static_cast<double>(draws.draw(0, end));
+    if (turn % 3 == 1) list[list.size() - 2] = static_cast<double>(end);
+    if (turn % 3 == 2) list[1] = 0;
+    std::sort(list.begin(), list.end());
+  }
+
+  // Ids of 64 bits whose low word is a token.
+  void far_integers() {
+    int made = 0;
+    for (const Case& c : bases_) {
+      Case d = c;
+      bool any = false;
+      for (CaseTensor& t : d.inputs) {
+        if (t.dtype != DType::i64 || t.fill.kind != Fill::integers || t.fill.b <= 1) continue;
+        Fill f{Fill::values};
+        const auto draws = draws_for(c.name + t.argument, 0);
+        const auto from = static_cast<int64_t>(t.fill.a), to = static_cast<int64_t>(t.fill.b) - 1;
+        for (int i = 0; i < 7; ++i)
+          f.list.push_back(static_cast<double>(draws.draw(from, to)) + (i == 1   ? 0x1p32
+                                                                        : i == 4 ? -0x1p33
+                                                                                 : 0));
+        t.fill = std::move(f);
+        any = true;
+      }
+      if (any && made++ < 2) emit(std::move(d), "far integers");
+    }
+  }
+
+  // ---- numbers that are none, in one argument at a time
+
+  void specials() {
+    // Where rows are not one by one, places that are masked may yet spoil a result.
+    if (op_.schema->arguments[0].batch_axis != -2) return;
+    std::set<std::string> seen;
+    for (const Case& c : bases_)
+      for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+        const CaseTensor& t = c.inputs[i];
+        if (c.brief || c.exact || integral(t.dtype) || t.fill.kind == Fill::values ||
+            seen.contains(t.argument))
+          continue;
+        const auto p = materialise(op_, c, seed_);
+        if (!p) continue;
+        seen.insert(t.argument);
+        Case d = c;
+        Fill& f = d.inputs[i].fill;
+        f = {Fill::values};
+        const Array& x = *p->inputs[argument(t.argument)];
+        for (int64_t n = 0; n < x.numel(); ++n) f.list.push_back(registry::load(x.dtype, x.bytes.data(), n));
+        const auto draws = draws_for(c.name + t.argument, 1);
+        const double values[] = {NAN, INFINITY, -0.0, -INFINITY, 0x1p-24};
+        if (f.list.empty()) continue;
+        for (const double value : values)
+          f.list[static_cast<std::size_t>(draws.draw(0, x.numel() - 1))] = value;
+        emit(std::move(d), fmt::format("special values in {}", t.argument));
+      }
+  }
+  std::size_t argument(const std::string& name) const {
+    std::size_t i = 0;
+    while (name != op_.schema->arguments[i].name) ++i;
+    return i;
+  }
+
+  // ---- a gradient beside what its forward keeps for it
+
+  void saved() {
+    for (const registry::Op& forward : registry::ops()) {
+      if (!forward.schema->backward || std::string_view(forward.schema->backward) != op_.schema->name)
+        continue;
+      for (uint32_t i = 0; i < op_.schema->num_arguments; ++i)
+        if (op_.schema->arguments[i].role == RLK_READ && op_.schema->arguments[i].flags & RLK_OPTIONAL)
+          with_saved(forward, op_.schema->arguments[i].name);
+    }
+  }
+  void with_saved(const registry::Op& forward, const std::string& name) {
+    const rlk_op_schema& s = *forward.schema;
+    int made = 0;
+    for (uint32_t r = 0; r < s.num_arguments; ++r) {
+      if (name != s.arguments[r].name || s.arguments[r].role != RLK_WRITE) continue;
+      for (const Case& c : bases_) {
+        if (made >= 6) return;
+        const auto left = left_by(forward, c, name, r);
+        if (!left) continue;
+        ++made;
+        Case d = c;
+        d.inputs.push_back(*left);
+        emit(std::move(d), "with " + name);
+      }
+    }
+  }
+  // Result `name` of the forward that a gradient's case belongs to.
+  std::optional<CaseTensor> left_by(const registry::Op& forward, const Case& c, const std::string& name,
+                                    uint32_t result) const {
+    const rlk_op_schema& s = *forward.schema;
+    const auto has = [](const auto* list, uint32_t n, const std::string& wanted) {
+      return std::any_of(list, list + n, [&](const auto& x) { return wanted == x.name; });
+    };
+    Case f = c;
+    f.batch_axes.clear();
+    std::erase_if(f.inputs, [&](const CaseTensor& t) {
+      return !has(s.arguments, s.num_arguments, t.argument) || t.argument == name;
+    });
+    std::erase_if(f.attributes, [&](const auto& a) { return !has(s.attributes, s.num_attributes, a.first); });
+    f.results.clear();
+    auto p = materialise(forward, f, seed_);
+    if (!p) return {};
+    // The gradient's data are the forward's.
+    const auto own = materialise(op_, c, seed_);
+    for (uint32_t i = 0; own && i < s.num_arguments; ++i)
+      if (p->inputs[i]) p->inputs[i] = own->inputs[argument(s.arguments[i].name)];
+    const auto shapes = result_shapes(*p);
+    if (!shapes) return {};
+    for (uint32_t i = 0; i < s.num_arguments; ++i)
+      if (s.arguments[i].role == RLK_WRITE && (i == result || !(s.arguments[i].flags & RLK_OPTIONAL)))
+        p->results[i] = (*shapes)[i].dtypes & RLK_F32 ? DType::f32 : c.inputs[0].dtype;
+    const Outcome out = execute_reference(*p, false);
+    if (out.code != RLK_OK) return {};
+    const Array& a = out.results[result];
+    CaseTensor t{name, a.shape, a.dtype, {Fill::values}};
+    for (int64_t n = 0; n < a.numel(); ++n) t.fill.list.push_back(registry::load(a.dtype, a.bytes.data(), n));
+    if (t.fill.list.empty() || std::isnan(t.fill.list[0])) return {};
+    return t;
+  }
+
+  const registry::Op& op_;
+  const uint64_t seed_;
+  const std::function<void(Derived)>& take_;
+  std::vector<Case> bases_;
+  std::optional<Dimensions> dimensions_;
+  std::map<std::size_t, Outcome> results_;  // of the reference, by base
+};
+
+}  // namespace
+
+DType dtype_of_case(const Case& c, const rlk_op_schema& s) {
+  for (uint32_t i = 0; i < s.num_arguments; ++i) {
+    for (const CaseTensor& t : c.inputs)
+      if (t.argument == s.arguments[i].name) return t.dtype;
+    for (const auto& [name, dtype] : c.results)
+      if (name == s.arguments[i].name) return dtype;
+  }
+  return DType::none;
+}
+
+void derived_cases(const registry::Op& op, DType dtype, uint64_t seed,
+                   const std::function<void(Derived)>& take) {
+  Deriver(op, dtype, seed, take).all();
+}
+
+bool is_derived(std::string_view name) { return base_name(name).size() < name.size(); }
+std::string_view base_name(std::string_view name) { return name.substr(0, name.find(kMark)); }
+
+}  // namespace rlk::harness
