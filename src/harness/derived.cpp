@@ -179,13 +179,15 @@ class Deriver {
       t.fill = {Fill::quick, 0, 1.7 * t.fill.b};
   }
 
-  // By the schema: shapes alone are looked at, and what integers say.
+  // By the schema: shapes alone are looked at, and what integers say. One dimension may be two axes of a tensor.
   bool admissible(const Case& c) const {
+    constexpr int64_t kMost = int64_t{1} << 24;
     Case empty;
     empty.name = c.name, empty.results = c.results, empty.attributes = c.attributes;
     for (const CaseTensor& t : c.inputs) {
       int64_t n = 1;
-      for (int64_t d : t.shape) n *= d;
+      for (int64_t d : t.shape)
+        if (__builtin_mul_overflow(n, d, &n) || n > kMost) return false;
       const bool decides = integral(t.dtype) && n <= 4096;
       empty.inputs.push_back({t.argument, decides ? t.shape : std::vector<int64_t>(t.shape.size(), 0),
                               t.dtype, decides ? t.fill : Fill{}});
@@ -195,7 +197,7 @@ class Deriver {
     for (std::size_t i = 0; i < p->inputs.size(); ++i)
       for (const CaseTensor& t : c.inputs)
         if (p->inputs[i] && t.argument == op_.schema->arguments[i].name) p->inputs[i]->shape = t.shape;
-    return admitted(*p, int64_t{1} << 24);
+    return admitted(*p, kMost);
   }
 
   // ---- one thing different, where it makes a difference
