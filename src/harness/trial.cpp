@@ -218,7 +218,7 @@ void Trial::collect() {
 // Behind the op's own, on which nobody's patience hangs any more.
 void Trial::derive() {
   const std::string only = plain_name(plan_.case_name);
-  if (!only.empty() && !is_derived(only)) return;
+  if (only.empty() ? plan_.passes == 1 : !is_derived(only)) return;
   if (!items_.empty() && problem_of(items_.front())) record_.begin_ours(*items_.front().problem);
   derived_cases(*registry::find(target_.entry.op), target_.dtype, plan_.seed, [&](Derived d) {
     if (only.empty() ? d.given.large && !thorough() : d.given.name != only) return;
