@@ -53,6 +53,8 @@ def picture(figures):
 
 
 def main(words):
+    if "-h" in words or "--help" in words:
+        return print(__doc__)
     check = "--check" in words
     ops = [word for word in words if word != "--check"]
     registry = pathlib.Path(__file__).resolve().parents[2] / "registry"
