@@ -93,7 +93,7 @@ class CaseSink {
   mutable uint64_t state_;
 };
 
-// How far one result may be from the reference (numerics.md section 3).
+// How far one result may be from the reference.
 struct Bound {
   enum Metric {
     peak,  // max |err| / peak of the row

@@ -446,7 +446,7 @@ void rope_tables_cases(const CaseSink& sink) {
       {{"factors", {4}, DType::f64, {Fill::uniform, 1, 12}, {}, -1}});
 }
 
-// Numerics section 3: 1 ulp of the result's dtype plus 2^-20 of the pair; sums over heads are fp32.
+// 1 ulp of the result's dtype plus 2^-20 of the pair; sums over heads are fp32.
 Bound rope_bound(const BoundQuery&) { return {Bound::elementwise, 0x1p-20, 1}; }
 Bound rope_bwd_bound(const BoundQuery& q) { return rope_bound(q); }
 Bound rope__bound(const BoundQuery& q) { return rope_bound(q); }
