@@ -104,3 +104,34 @@ TEST_CASE("short_conv_bwd on fibers is native's bits, whatever is asked for") {
         });
       }
 }
+
+TEST_CASE("short_conv on fibers has the same bits in runs of any length") {
+  std::mt19937 random(13);
+  for (const Size& z : kSizes)
+    for (int run : {1, 3, 6, 32, 128}) {
+      CAPTURE(z.tokens);
+      CAPTURE(run);
+      const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
+      const Owned x(all, DType::bf16, random), d_y(all, DType::bf16, random),
+          weight({z.channels, z.taps}, DType::bf16, random), start(state, DType::bf16, random),
+          d_end(state, DType::f32, random);
+      Owned y(all, DType::bf16), d_x(all, DType::bf16);
+      const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
+      rlk::ShortConv a{.x = x.tensor, .weight = weight.tensor, .initial_state = start.tensor, .y = y.tensor};
+      rlk::ShortConvBwd b{.x = x.tensor,
+                          .weight = weight.tensor,
+                          .initial_state = start.tensor,
+                          .d_y = d_y.tensor,
+                          .d_final_state = d_end.tensor,
+                          .d_x = d_x.tensor};
+      if (!z.bounds.empty()) a.cu_seqlens = cu, b.cu_seqlens = cu;
+      const rlk::conv32::Problem p = rlk::conv32::problem_of(a), q = rlk::conv32::problem_of(b);
+      if (z.tokens == 0 || !rlk::simt::short_conv::whole::serves(p)) continue;
+      REQUIRE(rlk::short_conv(a, kNative));
+      REQUIRE(rlk::short_conv_bwd(b, kNative));
+      same_on_fibers({&y, &d_x}, copies({&y, &d_x}), [&] {
+        rlk::simt::short_conv::whole::launch_forward<8>(p, run, nullptr);
+        rlk::simt::short_conv::whole::launch_backward<4>(q, run, nullptr, nullptr);
+      });
+    }
+}

@@ -6,11 +6,13 @@
 // states, d_states     a thread has a pack of a sequence's state
 // join                 a thread adds the shares of one sum over the blocks of rows, ascending in fp64
 //
-// A run's length changes no bit; where sums over rows are wanted it is a block of them.
+// Rows of bf16 that lie on 16 bytes have kernels of their own, in whole.hpp. A run's length changes no bit; where sums over rows are wanted it is a block of them.
 #pragma once
 
 #include "arithmetic/short_conv/conv.hpp"
 #include "simt/rows.hpp"
+#include "simt/short_conv/silu.hpp"
+#include "simt/short_conv/whole.hpp"
 
 namespace rlk::simt::short_conv {
 
@@ -38,49 +40,6 @@ struct Place {
     n = rows::pack_at(channel, p.width);
   }
 };
-
-#if defined(__CUDA_ARCH__)
-// silu where |z| is from 2^-60 to 64, or z is +0: the operations of conv32 without their special cases. exp's argument needs no
-// limits and its power of two one factor; the quotient is what the compiler's own division does between its checks.
-__device__ __forceinline__ float silu_inside(float z) {
-  using C = ExpConstants<float>;
-  const float shifted = fused(z, -C::kLog2e, C::kShift), n = shifted - C::kShift;
-  float r = fused(n, -C::kLn2High, -z);
-  r = fused(n, -C::kLn2Low, r);
-  const float p = add_rn(fused(mul_rn(exp_tail(r), r), r, r), 1);
-  const float e = mul_rn(p, bits_float((float_bits(shifted) << C::kMantissa) + (127u << C::kMantissa)));
-  const float d = add_rn(e, 1);
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(d));
-  inverse = fused(fused(-d, inverse, 1), inverse, inverse);
-  float q = mul_rn(z, inverse);
-  q = fused(inverse, fused(-d, q, z), q);
-  return fused(inverse, fused(-d, q, z), q);
-}
-#endif
-struct Eight {
-  float at[kPack];
-};
-RLK_DEVICE_CALL Eight silu_anywhere(Eight z) {
-  for (int k = 0; k < kPack; ++k) z.at[k] = silu(z.at[k]);
-  return z;
-}
-__device__ __forceinline__ void silu_pack(Eight& z) {
-#if defined(__CUDA_ARCH__)
-  bool inside = true;
-#  pragma unroll
-  for (int k = 0; k < kPack; ++k) {
-    const float size = fabsf(z.at[k]);
-    inside = inside && ((size >= 0x1p-60f && size <= 64.0f) || float_bits(z.at[k]) == 0);
-  }
-  if (inside) {
-#  pragma unroll
-    for (int k = 0; k < kPack; ++k) z.at[k] = silu_inside(z.at[k]);
-    return;
-  }
-#endif
-  z = silu_anywhere(z);
-}
 
 // The filter of a thread's channels.
 template <int Taps>
@@ -164,10 +123,10 @@ __global__ void __launch_bounds__(kThreads) forward(Problem p, int run) {
       if (row + a >= last) break;
       window.move_to(p, row + a, row + a == first, at);
       rows::unpack<T>(p.x.type, xs[a], window.x[Taps - 1]);
-      Eight y;
+      Numbers<kPack> y;
 #pragma unroll
       for (int k = 0; k < kPack; ++k) y.at[k] = window.sum(p, f, k);
-      silu_pack(y);
+      silu_of(y);
       RowOf(p.axes, p.y, row + a).template set<T>(at.channel, at.n, y.at);
     }
   }
@@ -317,10 +276,13 @@ __global__ void __launch_bounds__(kThreads) d_states(Problem p) {
   }
 }
 
+// Sums over rows: of every tap, and the bias' if its gradient is wanted.
+RLK_HD std::int64_t sums(const Problem& p) { return (p.taps + (p.d_bias ? 1 : 0)) * p.width; }
+
 // A thread has a channel of one tap, or of the bias.
 __global__ void __launch_bounds__(kThreads) join(Problem p, const float* shares) {
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (at >= p.share()) return;
+  if (at >= sums(p)) return;
   const std::int64_t tap = at / p.width, channel = at - tap * p.width;
   const Parameter& to = tap < p.taps ? p.d_weight : p.d_bias;
   if (!to) return;
@@ -349,6 +311,13 @@ void for_taps(const Problem& p, bool bf16, F f) {
   });
 }
 
+// Rows that a thread of whole.hpp goes through: runs short enough for two blocks on each of an H100's schedulers.
+inline int whole_run_of(const Problem& p, int channels) {
+  constexpr std::int64_t kEnough = std::int64_t{1} << 16;
+  int run = kBlock;
+  while (run > 1 && over(p.axes.rows, run) * (p.width / channels) < kEnough) run /= 2;
+  return run;
+}
 // Rows that a thread goes through: more of them read less twice, as long as there are threads enough for any GPU.
 inline int run_of(const Problem& p) {
   constexpr std::int64_t kEnough = std::int64_t{1} << 19;
@@ -357,15 +326,18 @@ inline int run_of(const Problem& p) {
   return run;
 }
 
+inline void launch_rows(const Problem& p, bool bf16, hipStream_t stream) {
+  if (whole::serves(p)) return whole::launch_forward<8>(p, whole_run_of(p, 8), stream);
+  const int run = run_of(p);
+  for_taps(p, bf16, [&]<class T, int Taps>() {
+    hipLaunchKernelGGL((forward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0, stream,
+                       p, run);
+  });
+}
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.width == 0) return;
   const bool bf16 = p.x.type == rows::Type::bf16;
-  const int run = run_of(p);
-  if (p.axes.rows > 0)
-    for_taps(p, bf16, [&]<class T, int Taps>() {
-      hipLaunchKernelGGL((forward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0,
-                         stream, p, run);
-    });
+  if (p.axes.rows > 0) launch_rows(p, bf16, stream);
   // A launch of its own: the result may be the initial state, which the others read.
   if (p.final && p.sequences > 0)
     rows::for_type(bf16, [&]<class T>(T) {
@@ -376,21 +348,25 @@ inline void launch_forward(const Problem& p, hipStream_t stream) {
 inline std::int64_t backward_bytes(const Problem& p) {
   return p.sums() && p.width != 0 ? p.blocks() * p.share() * std::int64_t{sizeof(float)} : 0;
 }
+inline void launch_gradients(const Problem& p, bool bf16, float* shares, hipStream_t stream) {
+  if (whole::serves(p))
+    return whole::launch_backward<4>(p, shares ? kBlock : whole_run_of(p, 4), shares, stream);
+  const int run = shares ? kBlock : run_of(p);
+  for_taps(p, bf16, [&]<class T, int Taps>() {
+    hipLaunchKernelGGL((backward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0,
+                       stream, p, run, shares);
+  });
+}
 inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream) {
   if (p.width == 0) return;
   const bool bf16 = p.x.type == rows::Type::bf16;
   float* shares = p.sums() ? static_cast<float*>(workspace) : nullptr;
-  const int run = p.sums() ? kBlock : run_of(p);
-  const dim3 blocks = grid(over(p.axes.rows, run) * packs(p));
-  if (p.axes.rows > 0 && (p.d_x || p.sums()))
-    for_taps(p, bf16, [&]<class T, int Taps>() {
-      hipLaunchKernelGGL((backward<T, Taps>), blocks, dim3(kThreads), 0, stream, p, run, shares);
-    });
+  if (p.axes.rows > 0 && (p.d_x || shares)) launch_gradients(p, bf16, shares, stream);
   if (p.d_initial && p.sequences > 0)
     for_taps(p, false, [&]<class, int Taps>() {
       hipLaunchKernelGGL((d_states<Taps>), grid(p.sequences * packs(p)), dim3(kThreads), 0, stream, p);
     });
-  if (p.sums()) hipLaunchKernelGGL(join, grid(p.share()), dim3(kThreads), 0, stream, p, shares);
+  if (p.sums()) hipLaunchKernelGGL(join, grid(sums(p)), dim3(kThreads), 0, stream, p, shares);
 }
 
 }  // namespace rlk::simt::short_conv
