@@ -161,6 +161,19 @@ rlk_code golden_backward(const KdaBwd& a, const Call& call) {
   return RLK_OK;
 }
 
+std::uint64_t golden_step_bytes(const KdaStep& a, const rlk_request& request) {
+  const Step p = step_of(a);
+  return workspace_for(request.threads, recurrent::forward_tasks(p), recurrent::step_scratch(p));
+}
+rlk_code golden_step(const KdaStep& a, const Call& call) {
+  if (const rlk_code code = check_bounds(a, call)) return code;
+  const Step p = step_of(a);
+  if (const rlk_code code = check_rows(p, call)) return code;
+  run_tasks(call, recurrent::forward_tasks(p), recurrent::step_scratch(p), 0,
+            [&](std::int64_t task, void* scratch) { recurrent::step(p, task, scratch); });
+  return RLK_OK;
+}
+
 rlk_code golden_gate(const KdaGate& a, const Call& call) {
   const Problem p = gate_problem_of(a);
   call.parallel_for(p.tokens, [&](std::int64_t token) { recurrent::gate(p, token); });
@@ -202,8 +215,8 @@ constinit const Levels kda_gate_bwd_vector = by_level([]<Isa I>() {
       facts_at<"native.fma32", I>(fma32("the gate's gradients in fp32, parameter sums in fp64")));
 });
 
-extern const rlk_implementation kda_fwd_golden, kda_bwd_golden, kda_decode_golden, kda_gate_golden,
-    kda_gate_bwd_golden;
+extern const rlk_implementation kda_fwd_golden, kda_bwd_golden, kda_decode_golden, kda_step_golden,
+    kda_gate_golden, kda_gate_bwd_golden;
 const rlk_implementation kda_fwd_golden =
     implement<KdaFwd, golden_forward<KdaFwd>, supports<KdaFwd>, golden_forward_bytes<KdaFwd>>(
         golden("token by token with the state in fp64"));
@@ -213,6 +226,9 @@ const rlk_implementation kda_bwd_golden =
 const rlk_implementation kda_decode_golden =
     implement<KdaDecode, golden_forward<KdaDecode>, supports<KdaDecode>, golden_forward_bytes<KdaDecode>>(
         golden("one token, computed in fp64"));
+const rlk_implementation kda_step_golden =
+    implement<KdaStep, golden_step, supports<KdaStep>, golden_step_bytes>(
+        golden("rows of the open chunk, computed in fp64 from its cache"));
 const rlk_implementation kda_gate_golden =
     implement<KdaGate, golden_gate, supports<KdaGate>>(golden("the gate in fp64, rounded once"));
 const rlk_implementation kda_gate_bwd_golden =

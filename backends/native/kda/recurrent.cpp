@@ -4,13 +4,14 @@
 #include <cmath>
 #include <cstring>
 
-#include "arithmetic/bump.hpp"
 #include "arithmetic/kda/gate.hpp"
 
 namespace rlk::kda::recurrent {
 namespace {
 
 constexpr std::int64_t kSegment = 64;
+
+using Bump = simt::Bump<double>;
 
 // The value rounded to odd in fp32, so that a second rounding to 16 bits equals one rounding.
 float to_odd(double x) {
@@ -21,22 +22,11 @@ float to_odd(double x) {
   return simt::bits_float(truncated | 1u);
 }
 
-void store64(void* p, Float type, std::int64_t i, double x) {
-  if (!p) return;
-  store(p, type, i, type == Float::f32 ? static_cast<float>(x) : to_odd(x));
-}
-
 double chain(const double* a, const double* b, std::int64_t n) {
   double sum = 0;
   for (std::int64_t i = 0; i < n; ++i) sum = std::fma(a[i], b[i], sum);
   return sum;
 }
-
-// One token of one value head, upcast, normalised and activated.
-struct Token {
-  double *q, *k, *v, *decay;
-  double beta, q_norm, k_norm;
-};
 
 double normalise(double* x, int n, Float type) {
   const double r = 1 / std::sqrt(chain(x, x, n) + kNormEps);
@@ -53,6 +43,17 @@ void read_vector(const Tensor& t, std::int64_t row, std::int64_t token, std::int
   for (int d = 0; d < n; ++d) out[d] = load(t.data, t.type, base + d);
 }
 
+std::int64_t state_index(const Problem& p, int d, int j) {
+  return p.v_first ? std::int64_t(j) * p.k_dim + d : std::int64_t(d) * p.v_dim + j;
+}
+
+}  // namespace
+
+void store64(void* p, Float type, std::int64_t i, double x) {
+  if (!p) return;
+  store(p, type, i, type == Float::f32 ? static_cast<float>(x) : to_odd(x));
+}
+
 void read_token(const Problem& p, std::int64_t row, std::int64_t t, int hv, Token& token) {
   const int h = hv / p.group();
   read_vector(p.q, row, t, h, p.k_dim, token.q);
@@ -66,30 +67,6 @@ void read_token(const Problem& p, std::int64_t row, std::int64_t t, int hv, Toke
         simt::exp<double>(gate_parameters<double>(p, hv, d).value(load(p.g.data, p.g.type, g + d)));
   }
   token.beta = write_strength<double>(p, load(p.beta.data, p.beta.type, at(p.beta, row, t, hv)));
-}
-
-// S <- the state after this token; r <- v - S~^T k.
-void step(const Problem& p, const Token& token, double* state, double* r) {
-  const int K = p.k_dim, V = p.v_dim;
-  std::fill_n(r, V, 0.0);
-  for (int d = 0; d < K; ++d) {
-    double* row = state + std::int64_t(d) * V;
-    const double decay = token.decay[d], k = token.k[d];
-    for (int j = 0; j < V; ++j) {
-      row[j] *= decay;
-      r[j] = std::fma(row[j], k, r[j]);
-    }
-  }
-  for (int j = 0; j < V; ++j) r[j] = token.v[j] - r[j];
-  for (int d = 0; d < K; ++d) {
-    double* row = state + std::int64_t(d) * V;
-    const double write = token.beta * token.k[d];
-    for (int j = 0; j < V; ++j) row[j] = std::fma(write, r[j], row[j]);
-  }
-}
-
-std::int64_t state_index(const Problem& p, int d, int j) {
-  return p.v_first ? std::int64_t(j) * p.k_dim + d : std::int64_t(d) * p.v_dim + j;
 }
 
 void read_state(const Problem& p, const States& s, std::int64_t n, int hv, double* out) {
@@ -111,11 +88,31 @@ void write_state(const Problem& p, const States& s, std::int64_t n, int hv, cons
   }
 }
 
-using Bump = simt::Bump<double>;
-
-Token take_token(const Problem& p, Bump& bump) {
+Token take_token(const Problem& p, simt::Bump<double>& bump) {
   const std::int64_t K = p.k_dim, V = p.v_dim;
   return {bump.take(K), bump.take(K), bump.take(V), bump.take(K), 0, 1, 1};
+}
+
+namespace {
+
+// S <- the state after this token; r <- v - S~^T k.
+void step(const Problem& p, const Token& token, double* state, double* r) {
+  const int K = p.k_dim, V = p.v_dim;
+  std::fill_n(r, V, 0.0);
+  for (int d = 0; d < K; ++d) {
+    double* row = state + std::int64_t(d) * V;
+    const double decay = token.decay[d], k = token.k[d];
+    for (int j = 0; j < V; ++j) {
+      row[j] *= decay;
+      r[j] = std::fma(row[j], k, r[j]);
+    }
+  }
+  for (int j = 0; j < V; ++j) r[j] = token.v[j] - r[j];
+  for (int d = 0; d < K; ++d) {
+    double* row = state + std::int64_t(d) * V;
+    const double write = token.beta * token.k[d];
+    for (int j = 0; j < V; ++j) row[j] = std::fma(write, r[j], row[j]);
+  }
 }
 
 struct ForwardScratch {

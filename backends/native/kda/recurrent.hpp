@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "arithmetic/bump.hpp"
 #include "arithmetic/kda/problem.hpp"
 
 namespace rlk::kda::recurrent {
@@ -26,8 +27,27 @@ std::size_t partials_bytes(const Problem& p);
 void backward(const Problem& p, std::int64_t task, void* scratch, double* partials);
 void finish(const Problem& p, const double* partials);
 
+// The tokens after the open chunk's rows; a task is one (sequence, value head).
+std::size_t step_scratch(const Step& p);
+void step(const Step& p, std::int64_t task, void* scratch);
+
 // The gate alone, one token at a time; its gradients, one value head at a time.
 void gate(const Problem& p, std::int64_t token);
 void gate_backward(const Problem& p, int value_head);
+
+// ---- what the files of this form share
+
+// One token of one value head, upcast, normalised and activated.
+struct Token {
+  double *q, *k, *v, *decay;
+  double beta, q_norm, k_norm;
+};
+Token take_token(const Problem& p, simt::Bump<double>& bump);
+void read_token(const Problem& p, std::int64_t row, std::int64_t t, int hv, Token& token);
+
+// States as [K, V] in fp64; a result is rounded once.
+void read_state(const Problem& p, const States& s, std::int64_t n, int hv, double* out);
+void write_state(const Problem& p, const States& s, std::int64_t n, int hv, const double* in);
+void store64(void* p, Float type, std::int64_t i, double x);
 
 }  // namespace rlk::kda::recurrent
