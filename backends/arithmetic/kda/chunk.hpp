@@ -28,6 +28,7 @@
 //   Lane, kWidth               a pack of floats and its width, 1 on a GPU
 //   load, store, unit          of packs; unit(l) is 1 in lane l, 0 elsewhere
 //   lanes(n, f)                f(d) for packs d = 0, kWidth, .. < n
+//   packs(n, f)                f.operator()<count>(d) for groups of `count` neighbouring packs, so that their sums overlap
 //   grid(rows, n, f)           f(i, d) for every row and pack
 //   items(n, f)                f(d) for single elements
 //   cells(rows, n, f)          f(i, d) for single elements

@@ -70,20 +70,25 @@ RLK_HD bool is_plain(const States& state, const Problem& p) {
          reinterpret_cast<std::uintptr_t>(state.data) % 16 == 0;
 }
 
+// What the end of a chunk takes from channel d: the chunk's whole decay, and keys decayed to the end, rows `ld` apart.
+template <class Team>
+RLK_TEAM void end_channel(const OpenChunk& c, int K, int d, float* total, float* k_end, int ld) {
+  using L = typename Team::Lane;
+  const int last = c.C - kBlock;
+  L from_start = Team::load(c.start + last / kBlock * K + d), to_end = L{} + 1.0f;
+  for (int i = last; i < c.C; ++i) from_start = flushed(L(from_start * Team::load(c.decay + i * K + d)));
+  Team::store(total, from_start);
+  for (int i = c.C - 1; i >= 0; --i) {
+    Team::store(k_end + i * ld, Team::load(c.k + i * K + d) * to_end);
+    to_end = flushed(L(to_end * Team::load(c.decay + i * K + d)));
+  }
+}
+
 // The state after a full chunk, in the state's place.
 template <class Team>
 RLK_TEAM void close_chunk(Team& team, const OpenChunk& c, const ForwardScratch& s) {
-  using L = typename Team::Lane;
-  const int K = s.K, last = c.C - kBlock;
-  team.lanes(K, [=](int d) {
-    L total = Team::load(c.start + last / kBlock * K + d), to_end = L{} + 1.0f;
-    for (int i = last; i < c.C; ++i) total = flushed(L(total * Team::load(c.decay + i * K + d)));
-    Team::store(s.total + d, total);
-    for (int i = c.C - 1; i >= 0; --i) {
-      Team::store(s.k_end + i * K + d, Team::load(c.k + i * K + d) * to_end);
-      to_end = flushed(L(to_end * Team::load(c.decay + i * K + d)));
-    }
-  });
+  const int K = s.K;
+  team.lanes(K, [=](int d) { end_channel<Team>(c, K, d, s.total + d, s.k_end + d, K); });
   team.sync();
   ForwardScratch whole = s;
   whole.n = c.n;
@@ -141,6 +146,27 @@ RLK_TEAM void close_block(Team& team, int first, const OpenChunk& c, const Forwa
   team.sync();
 }
 
+// Count packs of a row of M and P from column j on: the sums over d of k and q with the keys as the row meets them.
+template <class Team, int Count, class Met>
+RLK_TEAM void pair_columns(int K, const float* k, const float* q, int j, Met met, float* M, float* P) {
+  using L = typename Team::Lane;
+  L m[Count] = {}, p[Count] = {};
+  for (int d = 0; d < K; ++d) {
+    const L left = L{} + k[d], up = L{} + q[d];
+    RLK_UNROLL(4)
+    for (int n = 0; n < Count; ++n) {
+      const L key = met(d, j + n * Team::kWidth);
+      m[n] = simt::fused(left, key, m[n]);
+      p[n] = simt::fused(up, key, p[n]);
+    }
+  }
+  RLK_UNROLL(4)
+  for (int n = 0; n < Count; ++n) {
+    Team::store(M + j + n * Team::kWidth, m[n]);
+    Team::store(P + j + n * Team::kWidth, p[n]);
+  }
+}
+
 // Row i of M, without beta, and of P; i is token t of the call.
 template <class Team>
 RLK_TEAM void pair_row(Team& team, int i, int t, const OpenChunk& c, const ForwardScratch& s) {
@@ -153,22 +179,19 @@ RLK_TEAM void pair_row(Team& team, int i, int t, const OpenChunk& c, const Forwa
     Team::store(s.k_tail + j * K + d, met);
   });
   team.sync();
-  team.transpose(kBlock, K, s.k_tail, K, s.k_turned, kBlock);
+  team.transpose((i - first + 8) / 8 * 8, K, s.k_tail, K, s.k_turned, kBlock);
   team.sync();
-  team.lanes(padded(i + 1), [=](int j) {
-    const bool own = j >= first;
-    const float *keys = own ? s.k_turned + j - first : c.tail + j, *k = (own ? s.k : s.k_block) + t * K,
-                *q = (own ? s.q : s.q_block) + t * K;
-    const int step = own ? kBlock : c.C;
-    L M = L{}, P = L{};
-    for (int d = 0; d < K; ++d) {
-      L met = Team::load(keys + d * step);
-      for (int b = j / kBlock + 1; b < i / kBlock; ++b) met = met * c.whole[b * K + d];
-      M = simt::fused(L{} + k[d], met, M);
-      P = simt::fused(L{} + q[d], met, P);
-    }
-    Team::store(s.M + j, M);
-    Team::store(s.P + j, P);
+  team.packs(first, [=]<int Count>(int j) {
+    const auto met = [=](int d, int column) {
+      L key = Team::load(c.tail + d * c.C + column);
+      for (int b = column / kBlock + 1; b < i / kBlock; ++b) key = key * c.whole[b * K + d];
+      return key;
+    };
+    pair_columns<Team, Count>(K, s.k_block + t * K, s.q_block + t * K, j, met, s.M, s.P);
+  });
+  team.packs(padded(i - first + 1), [=]<int Count>(int j) {
+    const auto met = [=](int d, int column) { return Team::load(s.k_turned + d * kBlock + column); };
+    pair_columns<Team, Count>(K, s.k + t * K, s.q + t * K, j, met, s.M + first, s.P + first);
   });
   team.sync();
 }

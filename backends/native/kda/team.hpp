@@ -33,6 +33,14 @@ struct CpuTeam {
     for (int d = 0; d < n; d += Width) f(d);
   }
   template <class F>
+  void packs(int n, F f) {
+    constexpr int kMost = 4;  // the accumulators of two sums each fit the registers of AVX2
+    int d = 0;
+    for (; d + kMost * Width <= n; d += kMost * Width) f.template operator()<kMost>(d);
+    for (; d + 2 * Width <= n; d += 2 * Width) f.template operator()<2>(d);
+    for (; d < n; d += Width) f.template operator()<1>(d);
+  }
+  template <class F>
   void grid(int rows, int n, F f) {
     for (int i = 0; i < rows; ++i) {
       for (int d = 0; d < n; d += Width) f(i, d);
@@ -83,9 +91,35 @@ struct CpuTeam {
 
  private:
   static void turn8(const float* from, int ld_from, float* to, int ld_to) {
-    for (int c = 0; c < 8; ++c) {
+    if constexpr (Width == 1) {
+      for (int c = 0; c < 8; ++c)
+        for (int r = 0; r < 8; ++r) to[c * ld_to + r] = from[r * ld_from + c];
+    } else {
+      typedef float Eight __attribute__((vector_size(32)));
+      Eight x[8], pairs[8], fours[8];
 #pragma GCC unroll 8
-      for (int r = 0; r < 8; ++r) to[c * ld_to + r] = from[r * ld_from + c];
+      for (int r = 0; r < 8; ++r) __builtin_memcpy(&x[r], from + r * ld_from, sizeof(Eight));
+#pragma GCC unroll 4
+      for (int r = 0; r < 8; r += 2) {
+        pairs[r] = __builtin_shufflevector(x[r], x[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[r + 1] = __builtin_shufflevector(x[r], x[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+      }
+#pragma GCC unroll 2
+      for (int r = 0; r < 8; r += 4) {
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          const Eight low = pairs[r + h], high = pairs[r + 2 + h];
+          fours[r + 2 * h] = __builtin_shufflevector(low, high, 0, 1, 8, 9, 4, 5, 12, 13);
+          fours[r + 2 * h + 1] = __builtin_shufflevector(low, high, 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+      }
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        const Eight low = __builtin_shufflevector(fours[c], fours[c + 4], 0, 1, 2, 3, 8, 9, 10, 11),
+                    high = __builtin_shufflevector(fours[c], fours[c + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        __builtin_memcpy(to + c * ld_to, &low, sizeof(Eight));
+        __builtin_memcpy(to + (c + 4) * ld_to, &high, sizeof(Eight));
+      }
     }
   }
 

@@ -30,6 +30,10 @@ struct BlockTeam {
     items(n, f);
   }
   template <class F>
+  __device__ void packs(int n, F f) {
+    items(n, [=](int d) { f.template operator()<1>(d); });
+  }
+  template <class F>
   __device__ void cells(int rows, int n, F f) {
     const int all = rows * n;
     for (int i = thread; i < all; i += threads) f(i / n, i % n);
@@ -67,6 +71,7 @@ struct BlockTeam {
   template <Init init, Span span>
   __device__ __attribute__((noinline)) void gemm(const Gemm g) {
     const int across = g.n / kWide, down = (g.m + kTall - 1) / kTall;
+    if (2 * across * down <= threads) return thin<init, span>(g);
     for (int t = thread; t < across * down; t += threads)
       tile<init, span>(g, t / across * kTall, t % across * kWide);
   }
@@ -80,6 +85,20 @@ struct BlockTeam {
     sum = simt::fused(a.y, b.y, sum);
     sum = simt::fused(a.z, b.z, sum);
     return simt::fused(a.w, b.w, sum);
+  }
+
+  // Few results: one for a thread.
+  template <Init init, Span span>
+  __device__ void thin(const Gemm& g) {
+    for (int t = thread; t < g.m * g.n; t += threads) {
+      const int i = t / g.n, j = t % g.n;
+      float sum = init == Init::zero ? 0.0f : g.c0[i * g.ldc + j];
+      if (init == Init::scale) sum *= g.row_scale[i];
+      const int from = span == Span::upper ? i : 0, to = span == Span::lower ? i + 1 : g.k;
+#pragma unroll 8
+      for (int k = from; k < to; ++k) sum = simt::fused(g.a[i * g.am + k * g.ak], g.b[k * g.ldb + j], sum);
+      g.c[i * g.ldc + j] = sum;
+    }
   }
 
   // One k of a tile, for rows first .. last - 1.
