@@ -144,6 +144,16 @@ TEST_CASE(
                  .type = Float::bf16},
                 false, prefill, step);
     check_steps({.batch = 2, .tokens = 66, .value_heads = 2, .k = 32, .v = 16}, true, prefill, step);
+    check_tokens({.batch = 2, .tokens = 66, .value_heads = 2, .k = 32, .v = 16}, prefill, step);
+    check_tokens({.tokens = 40,
+                  .k = 80,
+                  .v = 112,
+                  .gate = Gate::bounded,
+                  .norm = true,
+                  .sigmoid = true,
+                  .chunk = 32,
+                  .type = Float::bf16},
+                 prefill, step);
   }
   rlk_fiber::order = rlk_fiber::Order::ascending;
 

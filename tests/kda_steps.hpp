@@ -115,6 +115,23 @@ inline void check_steps(const Shape& shape, bool packed, const Run& prefill, con
   CHECK(d.state == d.all.out.at("ht"));
 }
 
+// One token after the other, all sequences side by side: the call that samplers make, for which a backend may have code of its own.
+inline void check_tokens(const Shape& shape, const Run& prefill, const RunStep& step) {
+  Decoded d(shape, 18);
+  prefill(d.all);
+  const std::vector<std::int64_t> one(d.at.size(), 1);
+  for (std::int64_t t = 0; t < shape.tokens; ++t) {
+    CAPTURE(t);
+    Case c = d.next(one, one, false);
+    d.run(c, step);
+    for (std::int64_t b = 0; b < shape.batch; ++b) {
+      const std::int64_t token = b * shape.tokens + t;
+      CHECK(part(c, "o", b, b + 1, 0) == part(d.all, "o", token, token + 1, 0));
+      d.rows[std::size_t(b)] += 1, d.at[std::size_t(b)] += 1;
+    }
+  }
+}
+
 // What must show: each is a decoder's error, and gives other bits than a prefill.
 inline void check_step_errors(const Shape& shape, const Run& prefill, const RunStep& step) {
   const std::int64_t last = shape.chunk - 1;

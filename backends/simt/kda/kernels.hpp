@@ -3,7 +3,8 @@
 //
 // forward, backward   one block per (sequence, head), looping when there are more than kMaxBlocks of them;
 //                     everything a task touches twice stays in its scratch, which L1 and L2 hold
-// step                one block per (sequence, value head), likewise: the state and the cache are read where they lie
+// step                one block per (sequence, value head), likewise: the state and the cache are read where they lie. One token
+//                     of each sequence: step_token.hpp
 // decode              one block per (sequence, value head) and 32 or 64 columns of V; a state is read once and
 //                     written once, in 16-byte pieces when the layout allows: 8 K V bytes per (sequence,
 //                     value head) and little else
@@ -13,13 +14,14 @@
 
 #include "arithmetic/kda/decode.hpp"
 #include "arithmetic/kda/step.hpp"
+#include "simt/kda/step_token.hpp"
 #include "simt/kda/team.hpp"
+#include "simt/kda/token.hpp"
 
 namespace rlk::simt::kda {
 
 using namespace rlk::kda;
 
-inline constexpr int kThreads = 256;
 // The chunked kernels wait for memory more than they compute.
 inline constexpr int kChunkThreads = 512;
 // Scratch grows with it; more is no faster on any GPU of today.
@@ -50,59 +52,6 @@ __global__ void __launch_bounds__(kThreads) step(Step p, float* scratch, std::in
 __global__ void __launch_bounds__(kThreads) finish(Problem p, const double* partials) {
   chunked::BlockTeam team;
   chunked::finish(team, p, int(blockIdx.x), partials);
-}
-
-// One token's vectors in shared memory.
-struct SharedToken {
-  alignas(16) float q[256], k[256], write_k[256], decay[256];
-  float v[256];
-  float sums[32], norm[2];
-};
-
-// Threads are (32, 8); `t` is filled by all of them and may be read when this returns.
-__device__ inline void read_token(const Problem& p, std::int64_t b, int hv, SharedToken& t) {
-  const int thread = int(threadIdx.y) * 32 + int(threadIdx.x), K = p.k_dim, h = hv / p.group();
-  std::uint32_t q_bits = 0, k_bits = 0, g_bits = 0, v_bits = 0;
-  if (thread < K) {
-    q_bits = load_bits(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
-    k_bits = load_bits(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
-    g_bits = load_bits(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
-  }
-  if (thread < p.v_dim) v_bits = load_bits(p.v.data, p.v.type, at(p.v, b, 0, hv) + thread);
-  const std::uint32_t beta_bits = load_bits(p.beta.data, p.beta.type, at(p.beta, b, 0, hv));
-  const GateParameters<float> gate = gate_parameters<float>(p, hv, thread < K ? thread : 0);
-  float q = from_bits(p.q.type, q_bits), k = from_bits(p.k.type, k_bits);
-  t.v[thread] = from_bits(p.v.type, v_bits);
-  if (p.l2norm) {
-    t.q[thread] = q;
-    t.k[thread] = k;
-    __syncthreads();
-    if (thread < 32) {
-      const float* x = thread < 16 ? t.q : t.k;
-      float sum = 0;
-      for (int d = thread % 16; d < chunked::padded(K); d += 16) sum = simt::fused(x[d], x[d], sum);
-      t.sums[thread] = sum;
-    }
-    __syncthreads();
-    if (thread < 2) {
-      float sum = 0;
-      for (int l = 0; l < 16; ++l) sum += t.sums[thread * 16 + l];
-      t.norm[thread] = 1.0f / simt::root(sum + float(kNormEps));
-    }
-    __syncthreads();
-    q = round_to(p.q.type, q * t.norm[0]);
-    k = round_to(p.k.type, k * t.norm[1]);
-  }
-  if (thread < K) {
-    const float beta = write_strength<float>(p, from_bits(p.beta.type, beta_bits));
-    t.q[thread] = q * float(p.scale);
-    t.k[thread] = k;
-    t.write_k[thread] = beta * k;
-    t.decay[thread] = chunked::flushed(simt::exp<float>(gate.value(from_bits(p.g.type, g_bits))));
-  } else {
-    t.q[thread] = t.k[thread] = t.write_k[thread] = t.decay[thread] = 0;
-  }
-  __syncthreads();
 }
 
 // Four floats; those beyond `n` are zero, and not touched in memory.
@@ -349,6 +298,10 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
 inline void launch_step(const Step& p, void* workspace, hipStream_t stream) {
   const std::int64_t tasks = chunked::forward_tasks(p);
   if (tasks == 0) return;
+  if (one_token(p)) {
+    hipLaunchKernelGGL(step_token, dim3(unsigned(tasks)), dim3(32, 8), 0, stream, p);
+    return;
+  }
   hipLaunchKernelGGL(step, dim3(unsigned(blocks(tasks))), dim3(kThreads), 0, stream, p,
                      aligned<float>(workspace), chunked::step_floats(p));
 }
