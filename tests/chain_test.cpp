@@ -497,7 +497,7 @@ void fused(Answers& a, Loss& l) {
   policy(a, l);
   rlk::LinearLogpBwd b{.hidden = x, .weight = w, .target = t, .d_logp = d_logp, .d_entropy = d_entropy};
   b.d_hidden = d_x, b.d_weight = d_w;
-  rlk::check(rlk::linear_logp_bwd(b, options));
+  rlk::check(rlk::linear_logp_bwd(b, by("fma32/kb1024/lse128/l8/tree8")));
 }
 
 void composed(Answers& a, Loss& l) {
@@ -510,8 +510,8 @@ void composed(Answers& a, Loss& l) {
   policy(a, l);
   rlk::check(rlk::logp_bwd(
       {.logits = z, .target = t, .d_logp = d_logp, .d_entropy = d_entropy, .d_logits = d_z}, kNative));
-  rlk::check(rlk::lm_head_bwd({.d_out = d_z, .hidden = x, .weight = w, .d_hidden = d_x, .d_weight = d_w},
-                              by("fma32/kb1024")));
+  rlk::check(
+      rlk::linear_bwd({.d_y = d_z, .x = x, .weight = w, .d_x = d_x, .d_weight = d_w}, by("fma32/tree8")));
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "fiber_rows.hpp"
+#include "simt/linear/kernels.hpp"
 #include "simt/linear_logp/run.hpp"
-#include "simt/lm_head/launch.hpp"
 #include "simt/logp/kernels.hpp"
 
 namespace {
@@ -15,14 +15,15 @@ namespace simt = rlk::simt;
 using rlk::LinearLogp;
 using rlk::LinearLogpBwd;
 
-const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/kb1024/lse128/l8"};
+const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/kb1024/lse128/l8"},
+    kBackward{.backend = "native", .arithmetic = "fma32/kb1024/lse128/l8/tree8"};
 
 struct OnFibers {
   static const char* product(const simt::lm_head::Product& p) {
-    if (p.rows > 0 && p.cols > 0)
-      REQUIRE(simt::lm_head::launch(p, simt::lm_head::Sum::fma32, nullptr) == hipSuccess);
+    if (p.rows > 0 && p.cols > 0) REQUIRE(simt::linear::launch(p, nullptr) == hipSuccess);
     return nullptr;
   }
+  static const char* logits(const rlk::LmHead& call) { return product(simt::lm_head::forward_product(call)); }
   static const char* fold(const rlk::lse128::Problem& p, const simt::logp::Panel& panel,
                           rlk::lse128::State* states, float* targets) {
     simt::logp::launch_fold(p, panel, 1, states, targets, nullptr);
@@ -165,9 +166,30 @@ TEST_CASE("linear_logp_bwd on fibers is native's bits, with stats and without") 
         REQUIRE(rlk::linear_logp(f, kNative));
         a.stats = stats.tensor;
       }
-      REQUIRE(rlk::linear_logp_bwd(a, kNative));
+      REQUIRE(rlk::linear_logp_bwd(a, kBackward));
       std::vector<Owned*> results{&d_hidden, &d_weight};
       if (a.d_bias) results.push_back(&d_bias);
       on_fibers(results, a, [](const auto&... args) { return simt::linear_logp::backward(args...); });
     }
+}
+
+TEST_CASE("a part's gradients on fibers are native's bits") {
+  std::mt19937 random(34);
+  const std::int64_t n = 19, k = 9, leaf = 144, v = 2 * leaf + 3;
+  const Inputs in(n, k, v, DType::bf16, random);
+  Owned stats({n, 4}, DType::f32, random), d_hidden({n, k}, DType::f32), d_weight({v, k}, DType::bf16);
+  const LinearLogpBwd a{.hidden = in.hidden.tensor,
+                        .weight = in.weight.tensor,
+                        .target = in.target.tensor,
+                        .stats = stats.tensor,
+                        .d_logp = in.d_logp.tensor,
+                        .d_hidden = d_hidden.tensor,
+                        .d_weight = d_weight.tensor,
+                        .vocab = 1100,
+                        .vocab_start = 2 * leaf,
+                        .leaf_first = 2,
+                        .leaf_count = 2};
+  REQUIRE(rlk::linear_logp_bwd(a, kBackward));
+  on_fibers({&d_hidden, &d_weight}, a,
+            [](const auto&... args) { return simt::linear_logp::backward(args...); });
 }

@@ -1,8 +1,9 @@
 // labels: conformance
-// linear_logp is logp(lm_head(..)), and its gradients are lm_head_bwd(logp_bwd(..)), to the bit, with every chain that lm_head
-// has here; and no tensor of logits comes into being.
+// linear_logp is logp(lm_head(..)), and its gradients are linear_bwd(logp_bwd(..)), to the bit, with every chain that lm_head has
+// here; parts of the vocabulary join to the bits of the whole; and no tensor of logits comes into being.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -108,56 +109,140 @@ TEST_CASE("linear_logp is logp of lm_head's logits, with every chain, across pan
   CHECK(tried >= 12);
 }
 
-TEST_CASE("linear_logp_bwd is lm_head_bwd of logp_bwd, with every chain, across runs of rows and columns") {
+namespace {
+
+// What the gradients' products are by, beside lm_head's of this name.
+const char* linear_of(const std::string& backend) {
+  return backend == "native.amx" ? "native.amx" : "native";
+}
+
+// The gradients as they come one after another, of logits whose gradient is of type `slope`.
+struct Composed {
+  Owned stats, d_hidden, d_weight, d_bias;
+  Composed(const Inputs& in, Size s, DType t, DType wide, DType slope, const char* backend)
+      : stats({s.n, 4}, DType::f32), d_hidden({s.n, s.k}, t), d_weight({s.v, s.k}, t), d_bias({s.v}, t) {
+    Owned logits({s.n, s.v}, wide), d_logits({s.n, s.v}, wide), narrow({s.n, s.v}, DType::bf16);
+    REQUIRE(rlk::lm_head({.hidden = in.hidden.tensor,
+                          .weight = in.weight.tensor,
+                          .bias = in.bias.tensor,
+                          .out = logits.tensor},
+                         {.backend = backend}));
+    REQUIRE(rlk::logp({.logits = logits.tensor, .target = in.target.tensor, .stats = stats.tensor}));
+    REQUIRE(rlk::logp_bwd({.logits = logits.tensor,
+                           .target = in.target.tensor,
+                           .d_logp = in.d_logp.tensor,
+                           .d_entropy = in.d_entropy.tensor,
+                           .d_logits = d_logits.tensor}));
+    for (std::int64_t i = 0; slope != wide && i < s.n * s.v; ++i) {
+      float x = 0;
+      std::memcpy(&x, d_logits.bytes.data() + 4 * i, 4);
+      const std::uint16_t half = rlk::float_to_bf16(x);
+      std::memcpy(narrow.bytes.data() + 2 * i, &half, 2);
+    }
+    REQUIRE(rlk::linear_bwd({.d_y = slope == wide ? d_logits.tensor : narrow.tensor,
+                             .x = in.hidden.tensor,
+                             .weight = in.weight.tensor,
+                             .d_x = d_hidden.tensor,
+                             .d_weight = d_weight.tensor,
+                             .d_bias = d_bias.tensor},
+                            {.backend = linear_of(backend)}));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("linear_logp_bwd is linear_bwd of logp_bwd, with every chain, across runs of rows and columns") {
   std::mt19937 random(22);
   int tried = 0;
   for (const char* backend : {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx"})
     for (DType t : {DType::f32, DType::bf16})
-      for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}})
-        for (bool given : {false, true}) {
-          CAPTURE(backend);
-          CAPTURE(rlk::name_of(t));
-          CAPTURE(s.n);
-          const Inputs in(s.n, s.k, s.v, t, random);
-          Owned logits({s.n, s.v}, t), d_logits({s.n, s.v}, t), stats({s.n, 4}, DType::f32);
-          Owned d_hidden({s.n, s.k}, t), d_weight({s.v, s.k}, t), d_bias({s.v}, t),
-              fused_hidden({s.n, s.k}, t), fused_weight({s.v, s.k}, t), fused_bias({s.v}, t);
-          const rlk::Options with{.backend = backend};
-          if (!rlk::lm_head({.hidden = in.hidden.tensor,
-                             .weight = in.weight.tensor,
-                             .bias = in.bias.tensor,
-                             .out = logits.tensor},
-                            with))
-            continue;
-          REQUIRE(rlk::logp({.logits = logits.tensor, .target = in.target.tensor, .stats = stats.tensor}));
-          REQUIRE(rlk::logp_bwd({.logits = logits.tensor,
+      for (DType wide : t == DType::f32 ? std::vector{t} : std::vector{DType::f32, t})
+        for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}})
+          for (bool given : {false, true}) {
+            if (s.n > 5 && (given || wide != t)) continue;  // slow
+            CAPTURE(backend);
+            CAPTURE(rlk::name_of(t));
+            CAPTURE(rlk::name_of(wide));
+            CAPTURE(s.n);
+            const Inputs in(s.n, s.k, s.v, t, random);
+            Owned fused_hidden({s.n, s.k}, t), fused_weight({s.v, s.k}, t), fused_bias({s.v}, t);
+            rlk::LinearLogpBwd a{.hidden = in.hidden.tensor,
+                                 .weight = in.weight.tensor,
+                                 .bias = in.bias.tensor,
                                  .target = in.target.tensor,
                                  .d_logp = in.d_logp.tensor,
                                  .d_entropy = in.d_entropy.tensor,
-                                 .d_logits = d_logits.tensor}));
-          REQUIRE(rlk::lm_head_bwd({.d_out = d_logits.tensor,
-                                    .hidden = in.hidden.tensor,
-                                    .weight = in.weight.tensor,
-                                    .d_hidden = d_hidden.tensor,
-                                    .d_weight = d_weight.tensor,
-                                    .d_bias = d_bias.tensor},
-                                   with));
-          rlk::LinearLogpBwd a{.hidden = in.hidden.tensor,
-                               .weight = in.weight.tensor,
-                               .bias = in.bias.tensor,
-                               .target = in.target.tensor,
-                               .d_logp = in.d_logp.tensor,
-                               .d_entropy = in.d_entropy.tensor,
-                               .d_hidden = fused_hidden.tensor,
-                               .d_weight = fused_weight.tensor,
-                               .d_bias = fused_bias.tensor};
-          if (given) a.stats = stats.tensor;
-          if (t == DType::bf16) a.logits_round = rlk::LinearLogpBwd::LogitsRound::bf16;
-          REQUIRE(rlk::linear_logp_bwd(a, with));
-          CHECK(fused_hidden == d_hidden);
-          CHECK(fused_weight == d_weight);
-          CHECK(fused_bias == d_bias);
-          ++tried;
-        }
+                                 .d_hidden = fused_hidden.tensor,
+                                 .d_weight = fused_weight.tensor,
+                                 .d_bias = fused_bias.tensor};
+            if (wide == DType::bf16) a.logits_round = rlk::LinearLogpBwd::LogitsRound::bf16;
+            const rlk::Options with{.backend = backend};
+            if (!rlk::resolve(a, with)) continue;
+            // The matrix unit takes two operands of one 16-bit type.
+            const DType slope = std::string(backend) == "native.amx" ? t : wide;
+            const Composed expected(in, s, t, wide, slope, backend);
+            if (given) a.stats = expected.stats.tensor;
+            REQUIRE(rlk::linear_logp_bwd(a, with));
+            CHECK(fused_hidden == expected.d_hidden);
+            CHECK(fused_weight == expected.d_weight);
+            CHECK(fused_bias == expected.d_bias);
+            ++tried;
+          }
   CHECK(tried >= 8);
+}
+
+namespace {
+
+// A part's gradients, of its rows of the weight.
+struct Part {
+  Owned d_hidden, d_weight;
+  Part(std::int64_t n, std::int64_t k, std::int64_t rows, DType t)
+      : d_hidden({n, k}, DType::f32), d_weight({rows, k}, t) {}
+};
+
+}  // namespace
+
+TEST_CASE("parts of the vocabulary have one device's gradients to the bit, joined by tp_sum") {
+  std::mt19937 random(23);
+  constexpr Size s{7, 40, 1100};
+  for (const DType t : {DType::f32, DType::bf16}) {
+    const Inputs in(s.n, s.k, s.v, t, random);
+    Owned stats({s.n, 4}, DType::f32), d_hidden({s.n, s.k}, t), d_weight({s.v, s.k}, t),
+        joined({s.n, s.k}, t);
+    REQUIRE(rlk::linear_logp({.hidden = in.hidden.tensor,
+                              .weight = in.weight.tensor,
+                              .target = in.target.tensor,
+                              .stats = stats.tensor}));
+    rlk::LinearLogpBwd a{.hidden = in.hidden.tensor,
+                         .weight = in.weight.tensor,
+                         .target = in.target.tensor,
+                         .stats = stats.tensor,
+                         .d_logp = in.d_logp.tensor,
+                         .d_entropy = in.d_entropy.tensor,
+                         .d_hidden = d_hidden.tensor,
+                         .d_weight = d_weight.tensor};
+    REQUIRE(rlk::linear_logp_bwd(a));
+    for (const std::int64_t ranks : {2, 4, 8}) {
+      CAPTURE(ranks);
+      Owned partials({ranks, s.n, s.k}, DType::f32);
+      const std::int64_t leaf = 144, each = 8 / ranks;
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        const std::int64_t begin = std::min(s.v, r * each * leaf),
+                           rows = std::min(s.v, (r + 1) * each * leaf) - begin;
+        Part p(s.n, s.k, rows, t);
+        rlk::LinearLogpBwd b = a;
+        const Tensor weight(const_cast<std::byte*>(in.weight.bytes.data()) + begin * s.k * rlk::size_of(t),
+                            {rows, s.k}, t);
+        b.weight = weight, b.d_hidden = p.d_hidden.tensor, b.d_weight = p.d_weight.tensor;
+        b.vocab = s.v, b.vocab_start = begin, b.leaf_first = r * each, b.leaf_count = each;
+        REQUIRE(rlk::linear_logp_bwd(b));
+        std::memcpy(partials.bytes.data() + r * s.n * s.k * 4, p.d_hidden.bytes.data(),
+                    p.d_hidden.bytes.size());
+        CHECK(std::memcmp(p.d_weight.bytes.data(), d_weight.bytes.data() + begin * s.k * rlk::size_of(t),
+                          p.d_weight.bytes.size()) == 0);
+      }
+      REQUIRE(rlk::tp_sum({.partials = partials.tensor, .y = joined.tensor}));
+      CHECK(joined == d_hidden);
+    }
+  }
 }

@@ -1,4 +1,4 @@
-// linear_logp as what it is defined by: lm_head, then logp; backward logp_bwd, then lm_head_bwd. The logits and their gradient
+// linear_logp as what it is defined by: lm_head, then logp; backward logp_bwd, then linear_bwd. The logits and their gradient
 // are tensors here, of the entries that the call has.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace rlk::registry {
 template <class Args>
 class Composed {
  public:
-  // Logits and their gradient are of dtype `wide` where logits_round is fp32.
-  Composed(const Args& a, DType wide) : a_(a) {
+  // Logits and their gradient are of dtype `wide` where logits_round is fp32; `narrows`: the gradient is of hidden's dtype.
+  Composed(const Args& a, DType wide, bool narrows = false) : a_(a) {
     using Round = typename Args::LogitsRound;
     const int64_t rows = a.hidden.dim(0), columns = a.weight.dim(0), vocab = a.vocab ? a.vocab : columns,
                   leaf = 16 * ((vocab + 127) / 128);
@@ -22,10 +22,11 @@ class Composed {
     const DType type = a.logits_round == Round::bf16   ? DType::bf16
                        : a.logits_round == Round::fp16 ? DType::f16
                                                        : wide;
-    for (auto* memory : {&memory_, &gradient_memory_})
-      memory->resize(static_cast<std::size_t>(rows * here_ * size_of(type)));
+    const DType slope = narrows ? a.hidden.dtype() : type;
+    memory_.resize(static_cast<std::size_t>(rows * here_ * size_of(type)));
+    gradient_memory_.resize(static_cast<std::size_t>(rows * here_ * size_of(slope)));
     logits_ = Tensor(memory_.data(), {rows, here_}, type);
-    gradient_ = Tensor(gradient_memory_.data(), {rows, here_}, type);
+    gradient_ = Tensor(gradient_memory_.data(), {rows, here_}, slope);
     weight_ = first(a.weight, here_);
     if (a.bias) bias_ = first(a.bias, here_);
   }
@@ -52,13 +53,16 @@ class Composed {
     return p;
   }
   // `d_weight` and `d_bias` have the rows of the call's entries.
-  LmHeadBwd head_bwd(const Out& d_weight, const Out& d_bias) const {
-    return {.d_out = gradient_,
-            .hidden = a_.hidden,
+  LinearBwd product_bwd(const Out& d_weight, const Out& d_bias) const {
+    return {.d_y = gradient_,
+            .x = a_.hidden,
             .weight = weight_,
-            .d_hidden = a_.d_hidden,
+            .d_x = a_.d_hidden,
             .d_weight = d_weight,
-            .d_bias = d_bias};
+            .d_bias = d_bias,
+            .d_x_leaf_first = a_.leaf_first,
+            .d_x_leaf_count = a_.leaf_count,
+            .n_total = vocab_};
   }
   int64_t here() const { return here_; }
 

@@ -6,7 +6,7 @@
 namespace rlk::registry {
 
 int32_t lm_head_reference(const rlk_slot* slots, const rlk_host*);
-int32_t lm_head_bwd_reference(const rlk_slot* slots, const rlk_host*);
+int32_t linear_bwd_reference(const rlk_slot* slots, const rlk_host*);
 int32_t logp_reference(const rlk_slot* slots, const rlk_host*);
 int32_t logp_bwd_reference(const rlk_slot* slots, const rlk_host*);
 
@@ -42,8 +42,8 @@ int32_t linear_logp_bwd_reference(const rlk_slot* slots, const rlk_host*) {
   if (a.d_bias) d_bias = call.first(a.d_bias, call.here()), clear_from(a.d_bias, call.here());
   if (const int32_t code = run(lm_head_reference, call.head())) return code;
   if (const int32_t code = run(logp_bwd_reference, call.rows_bwd())) return code;
-  return run(lm_head_bwd_reference,
-             call.head_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()));
+  return run(linear_bwd_reference,
+             call.product_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()));
 }
 
 }  // namespace rlk::registry

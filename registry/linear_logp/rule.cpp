@@ -1,4 +1,7 @@
-// <chain>/lse128/l8: lm_head's rule of that chain, then logp's; backward logp_bwd's, then lm_head_bwd's.
+// <chain>/lse128/l8: lm_head's rule of that chain, then logp's. Backward <chain>/lse128/l8/tree8: logp_bwd's rule on those logits,
+// then linear_bwd's.
+#include <string>
+
 #include "registry/linear_logp/composed.hpp"
 #include "registry/op.hpp"
 #include "registry/reference.hpp"
@@ -6,18 +9,27 @@
 namespace rlk::registry {
 
 bool lm_head_rule(const RuleQuery& q);
-bool lm_head_bwd_rule(const RuleQuery& q);
+bool linear_bwd_rule(const RuleQuery& q);
 bool logp_rule(const RuleQuery& q);
 bool logp_bwd_rule(const RuleQuery& q);
 
 namespace {
 
-constexpr std::string_view kRows = "lse128/l8";
+constexpr std::string_view kRows = "lse128/l8", kTree = "/tree8";
 
-// The chain of "<chain>/lse128/l8"; empty: it is another id.
+// What stands before `end`, which is the end of an id; empty: it is another id's.
+std::string_view before(std::string_view arithmetic, std::string_view end) {
+  if (!arithmetic.ends_with(end)) return {};
+  return arithmetic.substr(0, arithmetic.size() - end.size());
+}
+// The chain of "<chain>/lse128/l8".
 std::string_view chain_of(std::string_view arithmetic) {
-  if (!arithmetic.ends_with(kRows) || arithmetic.size() <= kRows.size()) return {};
-  return arithmetic.substr(0, arithmetic.size() - kRows.size() - 1);
+  const std::string_view chain = before(arithmetic, kRows);
+  return chain.ends_with('/') ? chain.substr(0, chain.size() - 1) : std::string_view();
+}
+// linear_bwd's id of it: fp32 chains have no blocks inside a leaf.
+std::string tree_of(std::string_view chain) {
+  return std::string(chain.starts_with("fma32/") ? "fma32" : chain).append(kTree);
 }
 
 template <class Args>
@@ -41,16 +53,18 @@ bool linear_logp_rule(const RuleQuery& q) {
 }
 
 bool linear_logp_bwd_rule(const RuleQuery& q) {
-  const std::string_view chain = chain_of(q.arithmetic);
+  const std::string_view chain = chain_of(before(q.arithmetic, kTree));
   if (chain.empty()) return false;
   const auto& a = *reinterpret_cast<const LinearLogpBwd*>(q.slots);
-  const Composed call(a, DType::f32);
+  // A matrix unit takes two operands of one 16-bit dtype.
+  const Composed call(a, DType::f32, !chain.starts_with("fma32/"));
   Tensor d_weight, d_bias;
   if (a.d_weight) d_weight = call.first(a.d_weight, call.here()), clear_from(a.d_weight, call.here());
   if (a.d_bias) d_bias = call.first(a.d_bias, call.here()), clear_from(a.d_bias, call.here());
   return write(lm_head_rule, call.head(), chain) && write(logp_bwd_rule, call.rows_bwd(), kRows) &&
-         write(lm_head_bwd_rule,
-               call.head_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()), chain);
+         write(linear_bwd_rule,
+               call.product_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()),
+               tree_of(chain));
 }
 
 }  // namespace rlk::registry

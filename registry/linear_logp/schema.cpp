@@ -70,7 +70,9 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
           s[index_of(kBackward, "d_logp")].tensor, s[index_of(kBackward, "d_entropy")].tensor))
     return code;
   const uint32_t dtypes = static_cast<uint32_t>(dtype(hidden)) | RLK_F32;
-  shapes[kDHidden] = like(hidden, dtypes, dtype(hidden));
+  // A part's share of the sum over the vocabulary is joined in fp32.
+  const bool partial = s[kBackward.size() + index_of(kRowAttributes, "leaf_count")].i != kLeaves;
+  shapes[kDHidden] = partial ? like(hidden, RLK_F32, DType::f32) : like(hidden, dtypes, dtype(hidden));
   shapes[kDWeight] = like(weight, dtypes, dtype(hidden));
   shapes[kDBias] = shape_of({dim(weight, 0)}, dtypes, dtype(hidden));
   return RLK_OK;

@@ -103,12 +103,12 @@ Scale of_composed(const Call& call, const Inputs& inputs, std::size_t result) {
   rlk::Tensor d_weight, d_bias;
   if (to_sum.d_weight) d_weight = magnitude.first(to_sum.d_weight, here);
   if (to_sum.d_bias) d_bias = magnitude.first(to_sum.d_bias, here);
-  const rlk::LmHeadBwd back = magnitude.head_bwd(d_weight, d_bias);
+  const rlk::LinearBwd back = magnitude.product_bwd(d_weight, d_bias);
   for (int64_t i = 0; i < entries; ++i) {
     const double d = rlk::registry::load(rows.d_logits.dtype(), rows.d_logits.data<void>(), i);
-    rlk::registry::store(back.d_out.dtype(), const_cast<void*>(back.d_out.data<void>()), i, std::fabs(d));
+    rlk::registry::store(back.d_y.dtype(), const_cast<void*>(back.d_y.data<void>()), i, std::fabs(d));
   }
-  compute("lm_head_bwd", back);
+  compute("linear_bwd", back);
   return magnitudes(sums.arrays[result]);
 }
 

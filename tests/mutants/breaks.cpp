@@ -386,6 +386,26 @@ void rows_of(const LinearLogp& a, const Tensor& logits) {
   (void)honest(b, "native.tiles");
 }
 
+// The gradient of linear_logp's logits in fp32, which are of hidden's dtype; without data where something went wrong.
+Tensor logits_gradient(const LinearLogpBwd& a, std::vector<float>& d) {
+  const int64_t n = a.hidden.dim(0), v = a.weight.dim(0);
+  std::vector<float> z(static_cast<std::size_t>(n * v));
+  d.resize(z.size());
+  const Tensor logits(z.data(), {n, v}, a.hidden.dtype()), gradient(d.data(), {n, v}, DType::f32);
+  if (honest(LmHead{.hidden = a.hidden, .weight = a.weight, .bias = a.bias, .out = logits}, "native.kb256"))
+    return {};
+  LogpBwd b{.logits = logits,
+            .target = a.target,
+            .temperatures = a.temperatures,
+            .keep = a.keep,
+            .stats = a.stats,
+            .d_logp = a.d_logp,
+            .d_entropy = a.d_entropy,
+            .d_logits = gradient};
+  b.softcap = a.softcap, b.vocab = a.vocab;
+  return honest(b, "native.tiles") ? Tensor() : gradient;
+}
+
 constinit const Entry kEntries[] = {
     // sample
     LIES(Sample, noise_by_rank, "sample/philox-g1", "plain [7,100] fp32",
@@ -456,34 +476,31 @@ constinit const Entry kEntries[] = {
           b.logits_round = LinearLogp::LogitsRound::fp32;
           (void)honest(b, "native.kb256");
               }),
-    LIES_BF16(LinearLogpBwd, unrounded_gradient, "fma32/kb256/lse128/l8", "bias n=4 k=33 v=1000 bf16",
+    LIES_BF16(LinearLogpBwd, unrounded_gradient, "fma32/kb256/lse128/l8/tree8", "bias n=4 k=33 v=1000 bf16",
               "keeps the logits' gradient in fp32 where they are bf16",
               {
-          const int64_t n = a.hidden.dim(0), v = a.weight.dim(0);
-          std::vector<uint16_t> z(static_cast<std::size_t>(n * v));
-          std::vector<float> d(z.size());
-          const Tensor logits(z.data(), {n, v}, DType::bf16), gradient(d.data(), {n, v}, DType::f32);
-          if (honest(LmHead{.hidden = a.hidden, .weight = a.weight, .bias = a.bias, .out = logits},
-                     "native.kb256"))
-            return;
-          LogpBwd b{.logits = logits,
-                    .target = a.target,
-                    .temperatures = a.temperatures,
-                    .keep = a.keep,
-                    .stats = a.stats,
-                    .d_logp = a.d_logp,
-                    .d_entropy = a.d_entropy,
-                    .d_logits = gradient};
-          b.softcap = a.softcap, b.vocab = a.vocab;
-          if (honest(b, "native.tiles")) return;
-          (void)honest(LmHeadBwd{.d_out = gradient,
-                                 .hidden = a.hidden,
-                                 .weight = a.weight,
-                                 .d_hidden = a.d_hidden,
-                                 .d_weight = a.d_weight,
-                                 .d_bias = a.d_bias},
-                       "native.kb256");
+          std::vector<float> d;
+          const Tensor gradient = logits_gradient(a, d);
+          if (gradient.dl().data)
+            (void)honest(LinearBwd{.d_y = gradient,
+                                   .x = a.hidden,
+                                   .weight = a.weight,
+                                   .d_x = a.d_hidden,
+                                   .d_weight = a.d_weight,
+                                   .d_bias = a.d_bias},
+                         "native");
               }),
+    LIES(LinearLogpBwd, one_chain, "fma32/kb256/lse128/l8/tree8", "softcap n=4 k=24 v=500 fp32",
+         "sums the gradient of hidden over the vocabulary in one chain",
+         {
+          std::vector<float> d;
+          if (a.weight.dtype() != DType::f32 || a.keep || a.vocab || a.leaf_count != 8) return;
+          const Tensor gradient = logits_gradient(a, d);
+          if (gradient.dl().data && a.d_hidden)
+            (void)honest(
+                LmHeadBwd{.d_out = gradient, .hidden = a.hidden, .weight = a.weight, .d_hidden = a.d_hidden},
+                "native");
+         }),
     // logp
     LIES(Logp, target_less_lse, "lse128/l8", "plain n=5 v=1000 fp32", "the target's logit less logsumexp",
          {

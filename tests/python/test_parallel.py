@@ -220,8 +220,7 @@ def test_lm_head_is_lm_head_at_every_degree(vocab, dtype, out):
 @pytest.mark.parametrize("vocab, rows, options", [
     (256, 9, {}), (300, 5, {"bias": True, "entropy": True}), (256, 0, {"entropy": True}), (1100, 4, {"keep": True, "temperatures": True, "lse": True}),
     (256, 6, {"softcap": 3.0, "temperature": 0.7, "entropy": True, "keep": True})])
-def test_linear_logp_is_linear_logp_at_every_degree(vocab, rows, options, dtype, monkeypatch):
-    monkeypatch.setattr(ops, "_LOGITS", 4 * vocab)  # 16 rows, or as many as there are, at a time
+def test_linear_logp_is_linear_logp_at_every_degree(vocab, rows, options, dtype):
     options = dict(options)
     draw = torch.Generator().manual_seed(vocab)
     h, w = numbers(1, rows, 48, dtype=dtype), numbers(2, vocab, 48, dtype=dtype)
@@ -251,9 +250,7 @@ def test_linear_logp_is_linear_logp_at_every_degree(vocab, rows, options, dtype,
 
     found = every_degree(work)
     reference = run(rlk.torch.linear_logp, leaf(h), leaf(w), None if b is None else leaf(b))
-    at = len(reference) - (2 if b is None else 3)  # the gradient of hidden has linear's leaves
-    assert all(same(x, y) for n, (x, y) in enumerate(zip(found, reference)) if n != at)
-    assert torch.allclose(found[at].float(), reference[at].float(), rtol=2e-2, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+    assert len(found) == len(reference) and all(map(same, found, reference))
 
 
 @pytest.mark.parametrize("vocab", [300, 1024])

@@ -1,4 +1,4 @@
-// How linear_logp and its gradients are cut into calls of lm_head and logp, and those calls' arguments: for the CPU and for
+// How linear_logp and its gradients are cut into calls of lm_head, logp and linear, and those calls' arguments: for the CPU and for
 // portable GPU kernels alike. Whatever the cut, the bits are those of the whole (native/linear_logp/composed.hpp).
 #pragma once
 
@@ -98,21 +98,26 @@ struct Room {
 
 // ---- backward
 
-// The gradients of one rectangle of logits, as a call of lm_head_bwd.
+// The gradients of one rectangle of logits, as a call of linear_bwd: d_hidden takes whole rows of logits, whose leaves are those
+// of the vocabulary; d_weight and d_bias whole columns.
 struct Back {
-  Tensor d_out, hidden, weight, d_hidden, d_weight, d_bias;
-  LmHeadBwd call;
+  Tensor d_logits, hidden, weight, d_hidden, d_weight, d_bias;
+  LinearBwd call;
 };
 using BackwardCut = Cut<LinearLogpBwd>;
 
-inline void back(const BackwardCut& cut, const BackwardCut::Logits& l, bool to_hidden, std::int64_t row,
-                 std::int64_t begin, Back& b) {
+// The logits' gradient lies in place of the logits, row by row; it is of type `slope`, which is the logits' or a narrower one.
+inline void back(const BackwardCut& cut, const BackwardCut::Logits& l, DType slope, bool to_hidden,
+                 std::int64_t row, std::int64_t begin, Back& b) {
   const LinearLogpBwd& a = cut.a;
   const std::int64_t n = l.hidden.dl().shape[0], columns = l.weight.dl().shape[0];
-  b.d_out = l.out, b.hidden = l.hidden, b.weight = l.weight;
-  b.call = LmHeadBwd{.d_out = b.d_out, .hidden = b.hidden, .weight = b.weight};
+  b.d_logits =
+      Tensor(l.out.dl().data, {n, columns}, slope, {kDLCPU, 0}, {columns * cut.size / size_of(slope), 1});
+  b.hidden = l.hidden, b.weight = l.weight;
+  b.call = LinearBwd{.d_y = b.d_logits, .x = b.hidden, .weight = b.weight};
   if (to_hidden) {
-    b.d_hidden = part(a.d_hidden, row, n), b.call.d_hidden = b.d_hidden;
+    b.d_hidden = part(a.d_hidden, row, n), b.call.d_x = b.d_hidden;
+    b.call.d_x_leaf_first = cut.p.first, b.call.d_x_leaf_count = cut.p.count, b.call.n_total = cut.p.vocab;
     return;
   }
   if (a.d_weight) b.d_weight = part(a.d_weight, begin, columns), b.call.d_weight = b.d_weight;

@@ -1,11 +1,11 @@
-// linear_logp on the CPU by lm_head and logp: a panel of lm_head's logits at a time, in cache, which logp's tiles take up.
+// linear_logp on the CPU by lm_head, logp and linear: a panel of lm_head's logits at a time, in cache, which logp's tiles take up.
 //
 // Whatever chain makes the logits, a panel has the bits of the whole, for an output of lm_head depends on its own row and
 // column alone; and logp's leaves go on from panel to panel. So lm_head's own implementations are called, on parts of the
 // operands: one source for every chain.
 //
 //   forward    512 rows by a panel of 2 MiB of logits; a leaf's panels one after another. The weight is read once for 512 rows
-//   d_hidden   as many rows as 64 MiB of logits are whole rows of: logits, their gradient in place, lm_head_bwd
+//   d_hidden   as many rows as 64 MiB of logits are whole rows of: logits, their gradient in place, linear_bwd
 //   d_weight   as many columns as 64 MiB are of all rows; likewise. So the logits are computed a second time, where the rule's
 //              alternative would keep an fp32 copy of the whole d_weight
 #pragma once
@@ -23,7 +23,7 @@ using lse128::Problem;
 using lse128::State;
 using namespace rlk::logp_parts;
 
-// Bytes that lm_head, or its backward, asks for.
+// Bytes that lm_head, or linear_bwd, asks for.
 template <class Part>
 std::uint64_t bytes_of(const rlk_implementation& head, const Part& call, const rlk_request& r) {
   return head.workspace ? head.workspace(reinterpret_cast<const rlk_slot*>(&call), &r) : 0;
@@ -125,6 +125,14 @@ inline rlk_code run(const LinearLogp& a, const Call& call, const Engine& engine,
 
 // ---- backward
 
+// What does the products, and of what type the logits' gradient is: a matrix unit takes hidden's.
+struct Products {
+  const rlk_implementation &logits, &gradients;
+  bool narrows = false;
+
+  DType slope(const BackwardCut& cut) const { return narrows ? cut.a.hidden.dtype() : dtype_of(cut.p.round); }
+};
+
 struct BackwardRoom {
   State* states;  // of all rows
   std::byte* logits;
@@ -138,20 +146,19 @@ struct BackwardRoom {
   }
 };
 
-inline std::uint64_t workspace(const LinearLogpBwd& a, const rlk_implementation& head,
-                               const rlk_implementation& head_bwd, const rlk_request& r) {
+inline std::uint64_t workspace(const LinearLogpBwd& a, const Products& by, const rlk_request& r) {
   const BackwardCut cut(a);
   Room room, forward;
   const BackwardRoom pieces(cut, room);
   const ForwardRoom forward_pieces(cut, forward);
-  std::uint64_t most = a.stats ? 0 : forward.used + forward_bytes(cut, head, r);
+  std::uint64_t most = a.stats ? 0 : forward.used + forward_bytes(cut, by.logits, r);
   BackwardCut::Logits l;
   Back b;
   for_rectangles(cut,
                  [&](std::int64_t row, std::int64_t n, std::int64_t begin, std::int64_t end, bool to_hidden) {
                    cut.logits(row, n, begin, end, nullptr, l);
-                   back(cut, l, to_hidden, row, begin, b);
-                   most = std::max({most, bytes_of(head, l.call, r), bytes_of(head_bwd, b.call, r)});
+                   back(cut, l, by.slope(cut), to_hidden, row, begin, b);
+                   most = std::max({most, bytes_of(by.logits, l.call, r), bytes_of(by.gradients, b.call, r)});
                  });
   return 64 + room.used + most;
 }
@@ -164,8 +171,23 @@ inline void clear_beyond(const Out& t, std::int64_t first) {
                 static_cast<std::size_t>(width * size_of(t.dtype())));
 }
 
-inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engine,
-                    const rlk_implementation& head, const rlk_implementation& head_bwd) {
+// The gradient of a rectangle of logits in their place.
+inline void bend(const BackwardCut& cut, const Call& call, const Engine& engine, const BackwardRoom& at,
+                 const Back& b, std::int64_t first, std::int64_t begin) {
+  const DLTensor& d = b.d_logits.dl();
+  const std::int64_t n = d.shape[0], end = begin + d.shape[1];
+  const auto slope = rows::type_of(b.call.d_y.dtype());
+  const Problem p = cut.p.part(first, n);
+  call.parallel_for((n + 7) / 8, [&](std::int64_t block) {
+    for (std::int64_t row = 8 * block; row < std::min(n, 8 * (block + 1)); ++row) {
+      std::byte* data = at.logits + row * (end - begin) * cut.size;
+      const std::int64_t last = p.left_out(row) ? begin : end;
+      engine.gradient(p, {data, p.round, row, begin, last}, at.states[first + row], data, slope, end);
+    }
+  });
+}
+
+inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engine, const Products& by) {
   BackwardCut cut(a);
   lse128::add_cotangents(cut.p, a);
   Room room{workers::shared_workspace(call)};
@@ -178,7 +200,7 @@ inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engi
   if (!cut.p.given) {
     Room behind = room;
     const ForwardRoom pieces(cut, behind);
-    code = reduce(cut, engine, head, call, pieces, rest(call, behind), cut.p.d_entropy != nullptr,
+    code = reduce(cut, engine, by.logits, call, pieces, rest(call, behind), cut.p.d_entropy != nullptr,
                   [&](std::int64_t row, const State& state, float) { at.states[row] = state; });
   }
   const std::span<std::byte> workspace = rest(call, room);
@@ -188,18 +210,11 @@ inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engi
         BackwardCut::Logits l;
         Back b;
         cut.logits(first, n, begin, end, at.logits, l);
-        code = call.run(head, l.call, workspace);
+        back(cut, l, by.slope(cut), to_hidden, first, begin, b);
+        code = call.run(by.logits, l.call, workspace);
         if (code != RLK_OK) return;
-        const Problem p = cut.p.part(first, n);
-        call.parallel_for((n + 7) / 8, [&](std::int64_t block) {
-          for (std::int64_t row = 8 * block; row < std::min(n, 8 * (block + 1)); ++row) {
-            std::byte* data = at.logits + row * (end - begin) * cut.size;
-            const std::int64_t last = p.left_out(row) ? begin : end;
-            engine.gradient(p, {data, p.round, row, begin, last}, at.states[first + row], data, p.round, end);
-          }
-        });
-        back(cut, l, to_hidden, first, begin, b);
-        code = call.run(head_bwd, b.call, workspace);
+        bend(cut, call, engine, at, b, first, begin);
+        code = call.run(by.gradients, b.call, workspace);
       });
   if (a.d_weight) clear_beyond(a.d_weight, cut.p.here);
   if (a.d_bias) clear_beyond(a.d_bias, cut.p.here);

@@ -4,12 +4,14 @@
 //   native.kb256        fma32/kb256/lse128/l8
 //   native.amx          amx/k32/lse128/l8
 //   native.replay_sm90  sm90/t25k16/lse128/l8, forward alone
+//
+// The gradients' ids end in /tree8: their products are linear_bwd's.
 #include "native/linear_logp/composed.hpp"
 
 namespace rlk::native {
 
-extern const Levels lm_head_fma32, lm_head_kb256, lm_head_bwd_fma32, lm_head_bwd_kb256;
-extern const rlk_implementation lm_head_amx, lm_head_bwd_amx, lm_head_replay_sm90_avx512,
+extern const Levels lm_head_fma32, lm_head_kb256, linear_bwd_tree;
+extern const rlk_implementation lm_head_amx, linear_bwd_amx, lm_head_replay_sm90_avx512,
     lm_head_replay_sm90_scalar;
 
 namespace {
@@ -25,7 +27,7 @@ const rlk_implementation& only() {
   return *Only;
 }
 
-// What lm_head, or its backward, says to these operands; its arguments are not ours.
+// What lm_head, or linear_bwd, says to these operands; its arguments are not ours.
 template <class Args>
 rlk_verdict verdict(const rlk_implementation& head, const Args& call, const rlk_request& r) {
   if (!head.supports) return kAccept;
@@ -34,8 +36,9 @@ rlk_verdict verdict(const rlk_implementation& head, const Args& call, const rlk_
   return v;
 }
 
-template <Isa I, Get Head, Get HeadBwd = nullptr>
+template <Isa I, Get Head, Get Gradients = nullptr, bool Narrows = false>
 struct Forms {
+  static linear_logp::Products products() { return {Head(), Gradients(), Narrows}; }
   static rlk_verdict supports(const LinearLogp& a, const rlk_request& r) {
     return verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
   }
@@ -48,15 +51,15 @@ struct Forms {
   static rlk_verdict supports_bwd(const LinearLogpBwd& a, const rlk_request& r) {
     const rlk_verdict v = verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
     if (v.code != RLK_OK) return v;
-    linear_logp::BackwardCut::Logits l;
-    linear_logp::BackwardCut(a).logits(0, a.hidden.dim(0), 0, 0, nullptr, l);
-    return verdict(HeadBwd(), LmHeadBwd{.d_out = l.out, .hidden = a.hidden, .weight = a.weight}, r);
+    const linear_logp::BackwardCut cut(a);
+    const Tensor d_logits(nullptr, {a.hidden.dim(0), 0}, products().slope(cut));
+    return verdict(Gradients(), LinearBwd{.d_y = d_logits, .x = a.hidden, .weight = a.weight}, r);
   }
   static std::uint64_t workspace_bwd(const LinearLogpBwd& a, const rlk_request& r) {
-    return linear_logp::workspace(a, Head(), HeadBwd(), r);
+    return linear_logp::workspace(a, products(), r);
   }
   static rlk_code run_bwd(const LinearLogpBwd& a, const Call& call) {
-    return linear_logp::run(a, call, logp::engine_for(I), Head(), HeadBwd());
+    return linear_logp::run(a, call, logp::engine_for(I), products());
   }
 
   static constexpr rlk_implementation forward(const Facts& f) {
@@ -75,10 +78,15 @@ constexpr Facts facts(const char* id, const char* arithmetic, std::int32_t prior
           .dtypes = kFloats,
           .traits = kPinned};
 }
-constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, "a panel of lm_head's logits at a time");
-constexpr Facts kKb256 = facts("", "fma32/kb256/lse128/l8", 20, "the same by chains in blocks of 256");
-constexpr Facts kAmx =
-    amx_facts("a panel of lm_head's logits on Intel's matrix unit at a time", "amx/k32/lse128/l8");
+constexpr const char kPanels[] = "a panel of lm_head's logits at a time",
+                     kBlocks[] = "the same by chains in blocks of 256",
+                     kUnit[] = "a panel of lm_head's logits on Intel's matrix unit at a time";
+constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, kPanels),
+                kFma32Bwd = facts("", "fma32/kb1024/lse128/l8/tree8", 100, kPanels),
+                kKb256 = facts("", "fma32/kb256/lse128/l8", 20, kBlocks),
+                kKb256Bwd = facts("", "fma32/kb256/lse128/l8/tree8", 20, kBlocks);
+constexpr Facts kAmx = amx_facts(kUnit, "amx/k32/lse128/l8"),
+                kAmxBwd = amx_facts(kUnit, "amx/k32/lse128/l8/tree8");
 constexpr Facts kReplay{.id = "",
                         .doc = "a Hopper tensor core's logits on the CPU",
                         .priority = 10,
@@ -95,19 +103,19 @@ constinit const Levels linear_logp_kb256 = by_level([]<Isa I>() {
   return Forms<I, at_level<&lm_head_kb256, I>>::forward(facts_at<"native.kb256", I>(kKb256));
 });
 constinit const Levels linear_logp_bwd_fma32 = by_level([]<Isa I>() {
-  return Forms<I, at_level<&lm_head_fma32, I>, at_level<&lm_head_bwd_fma32, I>>::backward(
-      facts_at<"native", I>(kFma32));
+  return Forms<I, at_level<&lm_head_fma32, I>, at_level<&linear_bwd_tree, I>>::backward(
+      facts_at<"native", I>(kFma32Bwd));
 });
 constinit const Levels linear_logp_bwd_kb256 = by_level([]<Isa I>() {
-  return Forms<I, at_level<&lm_head_kb256, I>, at_level<&lm_head_bwd_kb256, I>>::backward(
-      facts_at<"native.kb256", I>(kKb256));
+  return Forms<I, at_level<&lm_head_kb256, I>, at_level<&linear_bwd_tree, I>>::backward(
+      facts_at<"native.kb256", I>(kKb256Bwd));
 });
 
 extern const rlk_implementation linear_logp_amx, linear_logp_bwd_amx, linear_logp_replay_sm90_scalar,
     linear_logp_replay_sm90_avx512;
 constinit const rlk_implementation linear_logp_amx = Forms<Isa::avx512, only<&lm_head_amx>>::forward(kAmx);
 constinit const rlk_implementation linear_logp_bwd_amx =
-    Forms<Isa::avx512, only<&lm_head_amx>, only<&lm_head_bwd_amx>>::backward(kAmx);
+    Forms<Isa::avx512, only<&lm_head_amx>, only<&linear_bwd_amx>, true>::backward(kAmxBwd);
 constinit const rlk_implementation linear_logp_replay_sm90_scalar =
     Forms<Isa::scalar, only<&lm_head_replay_sm90_scalar>>::forward(
         facts_at<"native.replay_sm90", Isa::scalar>(kReplay));

@@ -21,7 +21,7 @@ struct Engine {
   // What joins `before`: tiles from span.begin on, which is the start of a leaf or whole tiles behind it. `bends`: with the
   // sum for the entropy.
   State (*fold)(const Problem& p, const Span& span, State before, bool bends);
-  // The gradient of the span's entries, and +0 up to `columns`; in place where `to` is its data in the same type.
+  // The gradient of the span's entries, and +0 up to `columns`; in place where `to` is its data, in the same type or a narrower one.
   void (*gradient)(const Problem& p, const Span& span, const State& of_row, void* to, lse128::Type type,
                    std::int64_t columns);
 };

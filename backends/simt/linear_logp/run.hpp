@@ -1,7 +1,8 @@
-// linear_logp and its gradients by the portable kernels of lm_head and logp: a panel of logits at a time in the workspace, which
+// linear_logp and its gradients by the portable kernels of lm_head, logp and linear: a panel of logits at a time in the workspace, which
 // logp's kernels take up, as on the CPU (native/linear_logp/composed.hpp). `Kernels` starts them:
 //
-//   product(Product)                        lm_head, or a part of its backward
+//   logits(LmHead)                          a panel of them
+//   product(Product)                        a part of linear_bwd
 //   fold(p, panel, states, targets)         a panel of one leaf
 //   finish(p, states, targets)              results of rows
 //   count_bad(p)                            targets that are no token
@@ -11,16 +12,33 @@
 #pragma once
 
 #include "arithmetic/linear_logp/parts.hpp"
-#include "simt/lm_head/ops.hpp"
+#include "simt/linear/bind.hpp"
 #include "simt/logp/launchers.hpp"
 
 namespace rlk::simt::linear_logp {
 
 using namespace rlk::logp_parts;
-using lm_head::Product;
+using linear::Product;
 using logp::Panel;
 using lse128::Matrix;
 using lse128::State;
+
+// logp's share of the kernels, in a stream.
+struct LogpIn {
+  void* stream;
+  int device;
+  const char* fold(const Problem& p, const Panel& panel, State* states, float* targets) const {
+    return logp::run_fold(p, panel, states, targets, stream, device);
+  }
+  const char* finish(const Problem& p, State* states, const float* targets) const {
+    return logp::run_finish(p, states, targets, stream, device);
+  }
+  const char* count_bad(const Problem& p) const { return logp::run_count(p, stream, device); }
+  const char* gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
+                       const State* states) const {
+    return logp::run_gradient(p, panel, to, columns, states, stream, device);
+  }
+};
 
 // Panels that fill a GPU: the weight is read once for so many rows.
 inline constexpr Limits kLimits{
@@ -71,7 +89,7 @@ const char* reduce(const Cut<Args>& cut, const Held& h, bool all, Kernels& k) {
         const std::int64_t end = std::min(p.leaf_end(j), at + cut.columns());
         typename Cut<Args>::Logits l;
         cut.logits(first, n, at, end, h.logits, l);
-        if (!error && end > at) error = k.product(lm_head::forward_product(l.call));
+        if (!error && end > at) error = k.logits(l.call);
         if (!error) error = k.fold(p, panel_of(cut, h.logits, at, end, j), states, h.targets);
         at = end;
       } while (at < p.leaf_end(j));
@@ -117,15 +135,15 @@ const char* backward(const LinearLogpBwd& a, std::byte* workspace, Kernels k,
         BackwardCut::Logits l;
         Back b;
         cut.logits(first, n, begin, end, h.logits, l);
-        back(cut, l, to_hidden, first, begin, b);
+        back(cut, l, dtype_of(cut.p.round), to_hidden, first, begin, b);
         const Panel panel = panel_of(cut, h.logits, begin, end, 0);
-        if (!error) error = k.product(lm_head::forward_product(l.call));
+        if (!error) error = k.logits(l.call);
         if (!error)
           error = k.gradient(cut.p.part(first, n), panel, panel.logits, end - begin,
                              h.states ? h.states + first * cut.p.count : nullptr);
-        if (!error && b.call.d_hidden) error = k.product(lm_head::d_hidden_product(b.call));
-        if (!error && b.call.d_weight) error = k.product(lm_head::d_weight_product(b.call));
-        if (!error && b.call.d_bias) error = k.product(lm_head::d_bias_product(b.call));
+        if (!error && b.call.d_x) error = k.product(linear::d_x_product(b.call));
+        if (!error && b.call.d_weight) error = k.product(linear::d_weight_product(b.call));
+        if (!error && b.call.d_bias) error = k.product(linear::d_bias_product(b.call));
       });
   if (!error && a.d_weight) error = clear_beyond(a.d_weight, cut.p.here, k);
   if (!error && a.d_bias) error = clear_beyond(a.d_bias, cut.p.here, k);

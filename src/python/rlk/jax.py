@@ -197,11 +197,14 @@ def _gradients(config, backward, kept, needed, cotangents):
 
 
 def _for_backward(op, options):
-    """What names implementations or arithmetics that only the forward has is left to the registry."""
+    """What names implementations or arithmetics that only the forward has is left to the registry, but for a chain whose gradients are
+    summed as a tree."""
     from rlk._tools import implementations
     mine = [i for i in implementations() if i["op"] == op]
-    if options.get("arithmetic") not in {i["arithmetic"] for i in mine}:
-        options["arithmetic"] = None
+    known = {i["arithmetic"] for i in mine}
+    if options.get("arithmetic") not in known:
+        tree = f"{options.get('arithmetic')}/tree8"
+        options["arithmetic"] = tree if tree in known else None
     if options.get("backend") and "." in options["backend"]:
         known = {i["id"] for i in mine}
         options["backend"] = ":".join(w if w in known else w.partition(".")[0] for w in options["backend"].split(":"))

@@ -318,13 +318,14 @@ def _packed_elsewhere():
 
 def _for_backward(op, options):
     """The options of a forward for its backward: what names implementations or arithmetics that only the forward has is left to
-    the registry."""
+    the registry, but for a chain whose gradients are summed as a tree."""
     if not options.get("arithmetic") and "." not in (options.get("backend") or ""):
         return options
     options = dict(options)
     known = _implementations(op)
     if options.get("arithmetic") not in known["arithmetic"]:
-        options["arithmetic"] = None
+        tree = f"{options.get('arithmetic')}/tree8"
+        options["arithmetic"] = tree if tree in known["arithmetic"] else None
     if options.get("backend"):
         options["backend"] = ":".join(w if w in known["id"] else w.partition(".")[0]
                                       for w in options["backend"].split(":"))

@@ -553,15 +553,14 @@ class _Logp(torch.autograd.Function):
             return ops.linear_logp(hidden, weight, bias, **rows, **mine, stats=True, **options.forward)
 
         def words():
-            chain.append(_arithmetic("linear_logp", hidden, weight, bias, **rows, **mine, stats=True, **options.forward))
-            return _words(hidden, vocab, target.dtype, bias is not None, temperatures is not None, keep is not None, attributes, *asked, *chain)
+            chain = _arithmetic("linear_logp", hidden, weight, bias, **rows, **mine, stats=True, **options.forward)
+            return _words(hidden, vocab, target.dtype, bias is not None, temperatures is not None, keep is not None, attributes, *asked, chain)
 
-        chain = []
         stats = _tried(group, "parallel.linear_logp", words, run)
         found = ops._as_tuple(ops.logp_merge(group.gather(stats), temperatures, temperature=attributes.get("temperature", 1.0),
                                              **{name: True for name in asked}, stats=True))
         ctx.save_for_backward(hidden, weight, bias, target, temperatures, keep, found[-1])
-        ctx.rlk = group, vocab, mine, chain, asked, options
+        ctx.rlk = group, vocab, mine, asked, options
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[t for n, t in zip(asked, found) if n == "lse"])
         return found[:-1] if len(asked) > 1 else found[0]
@@ -569,47 +568,30 @@ class _Logp(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         hidden, weight, bias, target, temperatures, keep, stats = ctx.saved_tensors
-        group, vocab, attributes, (chain,), asked, options = ctx.rlk
+        group, vocab, attributes, asked, options = ctx.rlk
         given = {f"d_{n}": g.contiguous() for n, g in zip(asked, gradients) if n != "lse" and g is not None}
-        d_hidden = d_weight = d_bias = None
-        rows = {"target": target, "temperatures": temperatures, "keep": keep, "stats": stats, **given}
+        wanted = [n for n, want in (("d_hidden", ctx.needs_input_grad[0]), ("d_weight", ctx.needs_input_grad[1]),
+                                    ("d_bias", ctx.needs_input_grad[2])) if want]
+        if not given or not wanted:
+            return (None,) * 11
+        names = dict.fromkeys(wanted, True)
+        if "d_hidden" in names:
+            names |= _room(group, "d_hidden", hidden, *hidden.shape)
         with options.within():
-            if given and ctx.needs_input_grad[0]:
-                partial = _d_hidden(hidden, weight, bias, rows, attributes, group, vocab, chain, options)
-                if group.size > 1:
-                    group.agree("parallel.linear_logp's gradient", _words(partial, vocab))
-                    partial = join(partial, group, hidden.dtype)
-                d_hidden = partial
-            names = {n: True for n, want in (("d_weight", ctx.needs_input_grad[1]), ("d_bias", ctx.needs_input_grad[2])) if want}
-            if given and names:
-                found = ops._as_tuple(ops.linear_logp_bwd(hidden, weight, bias, **rows, **attributes, **names, **options.backward("linear_logp_bwd")))
-                found = dict(zip(names, found))
-                d_weight, d_bias = found.get("d_weight"), found.get("d_bias")
-        return d_hidden, d_weight, d_bias, *[None] * 8
-
-
-#: Logits that linear_logp's gradient has at a time.
-_LOGITS = 1 << 26
-
-
-def _d_hidden(hidden, weight, bias, rows, attributes, group, vocab, chain, options):
-    """This rank's part of d_logits * weight, some rows at a time, the logits by the chain that the forward had."""
-    wide = attributes.get("logits_round", "fp32") == "fp32"
-    each = max(16, _LOGITS // (4 * max(1, len(weight))))
-    keywords = options.backward("linear_bwd")
-    parts = []
-    for at in range(0, max(1, len(hidden)), each):
-        some = slice(at, at + each)
-        logits = ops.lm_head(hidden[some], weight, bias, out="fp32" if wide else True, arithmetic=chain.removesuffix("/lse128/l8"))
-        d_logits = ops.logp_bwd(logits, **{k: None if t is None else t[some] for k, t in rows.items()}, **attributes)
-        parts.append(_d_x(d_logits, hidden[some], weight, group, (vocab,), keywords)(slice(None), each >= len(hidden)))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+            found = dict(zip(wanted, ops._as_tuple(ops.linear_logp_bwd(
+                hidden, weight, bias, target=target, temperatures=temperatures, keep=keep, stats=stats, **given, **attributes, **names,
+                **options.backward("linear_logp_bwd")))))
+            partial = found.get("d_hidden")
+            if partial is not None and group.size > 1:
+                group.agree("parallel.linear_logp's gradient", _words(partial, vocab))
+                found["d_hidden"] = join(partial, group, hidden.dtype)
+        return found.get("d_hidden"), found.get("d_weight"), found.get("d_bias"), *[None] * 8
 
 
 def linear_logp(hidden, weight, bias=None, *, target, vocab, group=None, temperatures=None, keep=None, logp=True, lse=False, entropy=False,
                 temperature=1.0, logits_round="fp32", softcap=0.0, ignore_index=-100, **options):
-    """linear_logp whose vocabulary is spread: each rank with its part of `weight` and `bias`; `keep` is whole. The bits of one device, but
-    for the gradient of hidden, which has linear's leaves over the vocabulary at every degree (linear_logp's own is one chain)."""
+    """linear_logp whose vocabulary is spread: each rank with its part of `weight` and `bias`; `keep` is whole. Results and gradients have
+    the bits of one device."""
     asked = [n for n, want in (("logp", logp), ("lse", lse), ("entropy", entropy)) if want]
     if not asked:
         raise _errors.InvalidArgument("parallel.linear_logp: no result is asked for, each is optional: logp=True asks for one")
