@@ -45,7 +45,8 @@ Prepared* find(std::size_t op, const rlk_slot* slots, const Policy& policy, Prep
 OpCache& cache_for(std::size_t op) {
   ThreadState& state = ThreadState::need();
   if (op >= state.ops) {
-    auto more = std::make_unique<std::unique_ptr<OpCache>[]>(op + 16);
+    ThreadState::ByOp more(new std::unique_ptr<OpCache>[op + 16],
+                           [](std::unique_ptr<OpCache>* all) { delete[] all; });
     std::move(state.by_op.get(), state.by_op.get() + state.ops, more.get());
     state.by_op = std::move(more);
     state.ops = op + 16;

@@ -50,8 +50,6 @@ Result<Precision> precision_named(std::string_view word) {
                 fmt::format("options: precision is {}, it is standard, strict or golden", quoted(word)));
 }
 
-constinit thread_local ScopeState scope_state [[gnu::tls_model("initial-exec")]];
-
 PrecisionScope::PrecisionScope(Precision precision) noexcept : before_(scope_state.precision) {
   count_scope(1);
   // Raised, never lowered: code under a golden scope cannot opt out of it.

@@ -4,8 +4,6 @@
 
 #include <new>
 
-#include "src/prepared.hpp"
-
 namespace rlk {
 namespace {
 
@@ -24,9 +22,6 @@ struct Key {
 }  // namespace
 
 constinit thread_local ThreadState* ThreadState::here [[gnu::tls_model("initial-exec")]] = nullptr;
-
-ThreadState::ThreadState() = default;
-ThreadState::~ThreadState() = default;
 
 ThreadState* ThreadState::get() noexcept {
   if (here) return here;

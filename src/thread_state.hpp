@@ -1,24 +1,24 @@
 // What the library keeps for one thread. Static TLS holds a pointer to it, since that memory is scarce for
-// libraries that are opened at run time.
+// libraries that are opened at run time. Everything that keeps something here includes this header, so it and
+// what it includes are plain data and know nothing of those.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "src/scope.hpp"
+#include "src/arena.hpp"
+#include "src/scope_state.hpp"
 #include "src/trace_marks.hpp"
-#include "src/workspace.hpp"
 
 namespace rlk {
 
 struct OpCache;
 
 struct ThreadState {
-  ThreadState();
-  ~ThreadState();
-
-  std::unique_ptr<std::unique_ptr<OpCache>[]> by_op;  // resolved calls, by op index
+  // Resolved calls, by op index; who makes the array says how it goes.
+  using ByOp = std::unique_ptr<std::unique_ptr<OpCache>[], void (*)(std::unique_ptr<OpCache>*)>;
+  ByOp by_op{nullptr, nullptr};
   std::size_t ops = 0;
   Arena arena;
   TraceMarks trace;

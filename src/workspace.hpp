@@ -6,31 +6,9 @@
 #include "rlk/options.hpp"
 #include "rlk/plugin.h"
 #include "rlk/status.hpp"
+#include "src/arena.hpp"
 
 namespace rlk {
-
-// One block that grows to the largest call and, when calls have long asked for much less, shrinks to those.
-class Arena {
- public:
-  Arena() = default;
-  ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-
-  // Null when there is no memory. It is the caller's until give_back().
-  void* take(uint64_t bytes) noexcept;
-  void give_back() noexcept { taken_ = false; }
-  bool taken() const noexcept { return taken_; }
-  uint64_t size() const noexcept { return size_; }
-
- private:
-  void resize(uint64_t bytes) noexcept;
-  void* data_ = nullptr;
-  uint64_t size_ = 0;
-  uint64_t largest_ = 0;  // of the small calls in a row
-  int32_t small_ = 0;     // how many
-  bool taken_ = false;
-};
 
 // One call's workspace: the caller's, the thread's arena, or, for a call inside a call that has the arena, a
 // block of its own.

@@ -5,8 +5,10 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <regex>
@@ -204,6 +206,42 @@ std::string room_of(const fs::path& file) {
   return top == "backends" && part != file.end() ? top + "/" + part->string() : top;
 }
 
+// One arrow for each include of this tree below a folder.
+void for_includes(const fs::path& folder,
+                  const std::function<void(const fs::path&, const fs::path&)>& arrow) {
+  for (const auto& [name, file] : find(folder, R"re((?:^|\n)\s*#\s*include "([^"]+)")re"))
+    if (const fs::path to = included(name); !to.empty()) arrow(file.lexically_relative(kRoot), to);
+}
+
+using Graph = std::map<std::string, std::set<std::string>>;
+
+// A way round in a graph, "a > b > a"; empty when there is none.
+std::string circle_in(const Graph& graph) {
+  std::set<std::string> done;
+  std::vector<std::string> way;
+  const std::function<std::string(const std::string&)> visit = [&](const std::string& node) -> std::string {
+    if (const auto met = std::find(way.begin(), way.end(), node); met != way.end()) {
+      std::string text;
+      for (auto step = met; step != way.end(); ++step) text += *step + " > ";
+      return text + node;
+    }
+    const auto next = graph.find(node);
+    if (next == graph.end() || !done.insert(node).second) return {};
+    way.push_back(node);
+    for (const std::string& to : next->second)
+      if (std::string text = visit(to); !text.empty()) return text;
+    way.pop_back();
+    return {};
+  };
+  for (const auto& [node, to] : graph)
+    if (std::string text = visit(node); !text.empty()) return text;
+  return {};
+}
+
+bool lies_in(const fs::path& inner, const fs::path& outer) {
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 }  // namespace
 
 TEST_CASE("includes point down only: tests and tools, src, registry, backends, the public headers") {
@@ -217,21 +255,42 @@ TEST_CASE("includes point down only: tests and tools, src, registry, backends, t
   // What an op's arguments mean has one reading, for its schema and for every backend.
   const std::regex geometry("registry/\\w+/geometry[.]hpp");
   std::size_t arrows = 0;
-  for (const char* folder : {"include", "registry", "src", "backends"})
-    for (const auto& [name, file] : find(kRoot / folder, R"re((?:^|\n)\s*#\s*include "([^"]+)")re")) {
+  for (const char* folder : {"include", "registry", "src", "backends"}) {
+    for (const auto& [name, file] : find(kRoot / folder, R"re((?:^|\n)\s*#\s*include "([^"]+)")re"))
       CHECK_MESSAGE(!fs::exists(file.parent_path() / name),
                     file.string() << " includes \"" << name << "\" from its own folder: spell out the path");
-      const fs::path to = included(name);
-      if (to.empty()) continue;
+    for_includes(kRoot / folder, [&](const fs::path& file, const fs::path& to) {
       ++arrows;
-      const std::string from = room_of(file.lexically_relative(kRoot)), into = room_of(to);
+      const std::string from = room_of(file), into = room_of(to);
       const auto rule = allowed.find(from);
       const bool down =
           (rule != allowed.end() ? rule->second.count(into) != 0 : into == from || shared.count(into) != 0) ||
           (from.starts_with("backends/") && std::regex_match(to.string(), geometry));
       CHECK_MESSAGE(down, file.string() << " includes " << to.string());
-    }
+    });
+  }
   CHECK(arrows > 300);
+}
+
+TEST_CASE(
+    "no includes go round: not between headers, not between folders, nor in src between a file and what it "
+    "uses") {
+  CHECK(circle_in({{"a", {"b"}}, {"b", {"c", "d"}}, {"d", {"b"}}}) == "b > d > b");
+  Graph headers, folders, files;
+  for (const char* folder : {"include", "registry", "src", "backends", "tests", "tools"})
+    for_includes(kRoot / folder, [&](const fs::path& from, const fs::path& to) {
+      headers[from].insert(to);
+      // A folder and those in it are one.
+      const fs::path room = from.parent_path(), into = to.parent_path();
+      if (!lies_in(room, into) && !lies_in(into, room)) folders[room].insert(into);
+      // A source and its header are one.
+      const fs::path file = fs::path(from).replace_extension(), used = fs::path(to).replace_extension();
+      if (room == "src" && into == "src" && file != used) files[file].insert(used);
+    });
+  CHECK(circle_in(headers) == "");
+  CHECK(circle_in(folders) == "");
+  CHECK(circle_in(files) == "");
+  CHECK(files.size() > 30);
 }
 
 TEST_CASE("the machinery names no op and no implementation") {
