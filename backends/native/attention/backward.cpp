@@ -6,37 +6,25 @@
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
-#include "native/attention/backward_engine.hpp"
 #include "native/attention/backward_rows.hpp"
 #include "native/attention/check.hpp"
-#include "rlk/workers.hpp"
 
 namespace rlk::native {
 namespace {
 
 using attn::parts;
-using attn::stat_bytes;
 using attn128::Backward;
 using attn128::backward_of;
 using attn128::Problem;
 using attn128::Stat;
 
-constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 std::uint64_t scratch_bytes(const Problem& p) {
   return static_cast<std::uint64_t>(attn::backward_scratch_floats(p)) * sizeof(float);
 }
 
-// Packed sequences may each leave a block and a tile that are not full.
 std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
   const Backward g = backward_of(a);
-  const Problem& p = g.p;
-  if (p.sequences == 0) return 0;
-  const std::int64_t blocks = parts(p.queries * p.group, attn::kRows) * (p.cu_q ? 1 : p.sequences),
-                     tiles = parts(p.room, attn::kTile) * (p.cu_k ? 1 : p.sequences);
-  const std::int64_t tasks = (std::max(blocks, tiles) + p.sequences) * p.heads;
-  return workers::workspace_for(r.threads, tasks, scratch_bytes(p), stat_bytes(g));
+  return g.p.sequences == 0 ? 0 : attn::passes_bytes(g, r.threads, attn::kRows, scratch_bytes(g.p));
 }
 
 // ---- tiles
@@ -47,7 +35,6 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
   const Problem& p = g.p;
   if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
   attn::clear_idle(g);
-  auto* stats = reinterpret_cast<Stat*>(workers::shared_workspace(call));
   std::vector<attn::Block> blocks;
   std::vector<attn::KeyTile> tiles;
   // The last queries of a causal sequence see the most keys, its first keys are seen by the most queries: they go first.
@@ -60,17 +47,14 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
       for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
   }
   const attn::BackwardEngine& engine = attn::backward_engine_for(I);
-  const auto run_all = [&](const auto& tasks, auto one) {
-    workers::run_tasks(call, static_cast<std::int64_t>(tasks.size()), scratch_bytes(p), stat_bytes(g),
-                       [&](std::int64_t task, std::byte* scratch) {
-                         one(g, tasks[static_cast<std::size_t>(task)], stats,
-                             reinterpret_cast<float*>(scratch));
-                       });
-  };
-  run_all(blocks, engine.queries);
-  run_all(tiles, engine.keys);
-  if (g.d_sinks != nullptr)
-    call.parallel_for(g.all_heads(), [&](std::int64_t head) { attn::sink_gradient(g, stats, head); });
+  attn::run_passes(
+      call, g, blocks, tiles, scratch_bytes(p),
+      [&](const attn::Block& block, Stat* stats, std::byte* scratch) {
+        engine.queries(g, block, stats, reinterpret_cast<float*>(scratch));
+      },
+      [&](const attn::KeyTile& tile, const Stat* stats, std::byte* scratch) {
+        engine.keys(g, tile, stats, reinterpret_cast<float*>(scratch));
+      });
   return RLK_OK;
 }
 
@@ -186,22 +170,12 @@ rlk_code run_golden(const AttentionBwd& a, const Call& call) {
 
 extern const Levels attention_bwd_tiles;
 constinit const Levels attention_bwd_tiles = by_level([]<Isa I>() {
-  return implement<AttentionBwd, run<I>, nullptr, workspace>(
-      facts_at<"native.tiles", I>({.id = "",
-                                   .doc = "blocks of 96 rows, then tiles of 128 keys",
-                                   .priority = 100,
-                                   .arithmetic = "fma32/attn128",
-                                   .dtypes = kTypes,
-                                   .traits = kTraits}));
+  return implement<AttentionBwd, run<I>, nullptr, workspace>(facts_at<"native.tiles", I>(
+      pinned_facts("blocks of 96 rows, then tiles of 128 keys", "fma32/attn128")));
 });
 
 extern const rlk_implementation attention_bwd_golden;
 constinit const rlk_implementation attention_bwd_golden =
-    implement<AttentionBwd, run_golden>({.id = "native.golden",
-                                         .doc = "ascending fp64 sums, one rounding",
-                                         .priority = 0,
-                                         .arithmetic = "fma64",
-                                         .dtypes = kTypes,
-                                         .traits = kTraits | RLK_GOLDEN});
+    implement<AttentionBwd, run_golden>(golden_facts("ascending fp64 sums, one rounding"));
 
 }  // namespace rlk::native

@@ -1,14 +1,14 @@
-// What every native attention_bwd does beside its tiles: rows of no sequence, and the gradients of sinks.
+// What every native attention_bwd does beside its tiles: rows of no sequence, the two passes, the gradients of sinks.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
-#include "arithmetic/attention/backward.hpp"
+#include "native/attention/backward_engine.hpp"
+#include "rlk/workers.hpp"
 
 namespace rlk::native::attn {
-
-using attn128::Backward;
-using attn128::Stat;
 
 inline std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
 
@@ -41,6 +41,34 @@ inline void sink_gradient(const Backward& g, const Stat* stats, std::int64_t hea
       sum += attn128::sink_term(g.p.sinks[head], *lse, stats[g.row(n, i) * g.all_heads() + head].delta);
     }
   rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
+}
+
+// Bytes for blocks of `rows` rows, each task with `scratch` bytes. Packed sequences may each leave a block and a tile that are
+// not full.
+inline std::uint64_t passes_bytes(const Backward& g, std::int32_t threads, std::int64_t rows,
+                                  std::uint64_t scratch) {
+  const attn128::Problem& p = g.p;
+  const std::int64_t blocks = parts(p.queries * p.group, rows) * (p.cu_q ? 1 : p.sequences),
+                     tiles = parts(p.room, kTile) * (p.cu_k ? 1 : p.sequences);
+  const std::int64_t tasks = (std::max(blocks, tiles) + p.sequences) * p.heads;
+  return workers::workspace_for(threads, tasks, scratch, stat_bytes(g));
+}
+
+// queries(block, stats, scratch) for all blocks, then keys(tile, stats, scratch) for all tiles, then the gradients of sinks.
+template <class Queries, class Keys>
+void run_passes(const Call& call, const Backward& g, const std::vector<Block>& blocks,
+                const std::vector<KeyTile>& tiles, std::uint64_t scratch_bytes, Queries queries, Keys keys) {
+  auto* stats = reinterpret_cast<Stat*>(workers::shared_workspace(call));
+  const auto run_all = [&](const auto& tasks, auto one) {
+    workers::run_tasks(call, static_cast<std::int64_t>(tasks.size()), scratch_bytes, stat_bytes(g),
+                       [&](std::int64_t task, std::byte* scratch) {
+                         one(tasks[static_cast<std::size_t>(task)], stats, scratch);
+                       });
+  };
+  run_all(blocks, queries);
+  run_all(tiles, keys);
+  if (g.d_sinks != nullptr)
+    call.parallel_for(g.all_heads(), [&](std::int64_t head) { sink_gradient(g, stats, head); });
 }
 
 }  // namespace rlk::native::attn

@@ -5,6 +5,7 @@
 //
 // Operations: 2 (D + Dv) per query head and key that the tile grid holds for it. A task is up to 96 rows (queries of the heads
 // that share keys) and reads each of their tiles of K and V once, or, where there are few of them, one split of their keys.
+#include "native/attention/golden.hpp"
 #include "native/attention/tasks.hpp"
 
 namespace rlk::native {
@@ -23,42 +24,41 @@ std::uint64_t part_bytes(const Problem& p, std::int32_t threads) {
   return p.splits() == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
-template <class By>
-std::uint64_t workspace(const Attention& a, const rlk_request& r) {
-  const Problem p = problem_of(a);
-  const std::uint64_t parts = part_bytes(p, r.threads);
-  const std::int64_t tasks = attn::most_blocks(p) * (parts == 0 ? 1 : p.splits());
-  return workers::workspace_for(r.threads, tasks, attn::scratch_bytes<By>(p), parts);
-}
+struct Whole {
+  using Args = Attention;
 
-// ---- blocks of rows
+  template <class By>
+  static std::uint64_t workspace(const Problem& p, std::int32_t threads) {
+    const std::uint64_t parts = part_bytes(p, threads);
+    const std::int64_t tasks = attn::most_blocks(p) * (parts == 0 ? 1 : p.splits());
+    return workers::workspace_for(threads, tasks, attn::scratch_bytes<By>(p), parts);
+  }
 
-template <class By, int S>
-rlk_code run(const Attention& a, const Call& call) {
-  const Problem p = problem_of(a);
-  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention: split is not this implementation's");
-  if (const rlk_code code = attn::Check("attention", p, call)()) return code;
-  const std::vector<attn::Block> blocks = attn::blocks_in(p);
-  const attn::Engine& engine = By::engine();
-  const std::uint64_t shared = part_bytes(p, call.threads());
-  const auto block = [&](std::int64_t i) -> const attn::Block& {
-    return blocks[static_cast<std::size_t>(i)];
-  };
-  const auto count = static_cast<std::int64_t>(blocks.size());
-  if (shared == 0) {
-    attn::run_all<By>(call, p, count, 0,
-                      [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
+  template <class By>
+  static rlk_code run(const Problem& p, const Call& call) {
+    const std::vector<attn::Block> blocks = attn::blocks_in(p);
+    const attn::Engine& engine = By::engine();
+    const std::uint64_t shared = part_bytes(p, call.threads());
+    const auto block = [&](std::int64_t i) -> const attn::Block& {
+      return blocks[static_cast<std::size_t>(i)];
+    };
+    const auto count = static_cast<std::int64_t>(blocks.size());
+    if (shared == 0) {
+      attn::run_all<By>(call, p, count, 0,
+                        [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
+      return RLK_OK;
+    }
+    auto* parts = reinterpret_cast<float*>(workers::shared_workspace(call));
+    const std::int64_t splits = p.splits();
+    attn::run_all<By>(call, p, count * splits, shared, [&](std::int64_t i, float* scratch) {
+      engine.forward_split(p, block(i / splits), i % splits, parts, scratch);
+    });
+    attn::run_all<By>(call, p, count, shared, [&](std::int64_t i, float* scratch) {
+      engine.join_splits(p, block(i), parts, scratch);
+    });
     return RLK_OK;
   }
-  auto* parts = reinterpret_cast<float*>(workers::shared_workspace(call));
-  const std::int64_t splits = p.splits();
-  attn::run_all<By>(call, p, count * splits, shared, [&](std::int64_t i, float* scratch) {
-    engine.forward_split(p, block(i / splits), i % splits, parts, scratch);
-  });
-  attn::run_all<By>(call, p, count, shared,
-                    [&](std::int64_t i, float* scratch) { engine.join_splits(p, block(i), parts, scratch); });
-  return RLK_OK;
-}
+};
 
 // ---- golden
 
@@ -66,18 +66,11 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
   const std::int64_t begin = p.k_begin(n), keys = p.kv_count(n), token = p.q_begin(n) + i;
   const std::int64_t kv_head = head / p.group;
   const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
-  const void* q = p.q.at(n, token, head);
-  std::vector<double> scores, out(static_cast<std::size_t>(p.value_width));
+  std::vector<double> scores = attn::golden_scores(p, n, p.q.at(n, token, head), kv_head, seen);
+  std::vector<double> out(static_cast<std::size_t>(p.value_width));
   double top = -__builtin_inf(), sum = 0;
   bool any = false;
-  for (std::int64_t j = seen.first; j < seen.last; ++j) {
-    const void* k = p.key(p.k, n, begin, j, kv_head);
-    double x = 0;
-    for (std::int64_t d = 0; d < p.width; ++d)
-      x = simt::fused(double{rows::load(p.q.type, q, d)}, double{rows::load(p.k.type, k, d)}, x);
-    x *= p.scale64;
-    if (p.cap64 != 0) x = p.cap64 * simt::tanh<double>(x / p.cap64);
-    scores.push_back(x);
+  for (double x : scores) {
     if (x > top) top = x;
     any = any || x != -__builtin_inf();
   }
@@ -112,66 +105,31 @@ rlk_code run_golden(const Attention& a, const Call& call) {
   return RLK_OK;
 }
 
-// Priorities only put them in an order, the default first: a call has one split.
-template <Family F, int S, int Order>
-constexpr Levels tiles() {
-  return by_level([]<Isa I>() {
-    using By = attn::Vectors<I>;
-    return implement<Attention, run<By, S>, attn::supports<By, S, Attention>, workspace<By>>(
-        facts_at<F, I>({.id = "",
-                        .doc = "96 rows share a tile of 128 keys",
-                        .priority = 112 - 3 * Order,
-                        .arithmetic = attn::kArithmetic<S>,
-                        .dtypes = attn::kTypes,
-                        .traits = attn::kTraits}));
-  });
-}
-
 }  // namespace
 
 extern const Levels attention_s1024, attention_s512, attention_s2048, attention_s4096, attention_snone;
-constinit const Levels attention_s1024 = tiles<"native.tiles_s1024", 1024, 0>();
-constinit const Levels attention_s512 = tiles<"native.tiles_s512", 512, 1>();
-constinit const Levels attention_s2048 = tiles<"native.tiles_s2048", 2048, 2>();
-constinit const Levels attention_s4096 = tiles<"native.tiles_s4096", 4096, 3>();
-constinit const Levels attention_snone = tiles<"native.tiles_snone", 0, 4>();
-
-namespace {
-
-template <int S, int Order>
-constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
-  return implement<Attention, run<attn::Amx, S>, attn::supports<attn::Amx, S, Attention>,
-                   workspace<attn::Amx>>({.id = id,
-                                          .doc = "96 rows share a tile of 128 keys on Intel's matrix unit",
-                                          .priority = 210 - 3 * Order,
-                                          .arithmetic = arithmetic,
-                                          .dtypes = RLK_BF16,
-                                          .traits = attn::kTraits,
-                                          .min_arch = RLK_CPU_AMX});
-}
-
-}  // namespace
+constinit const Levels attention_s1024 =
+    attn::tiles<Whole, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
+constinit const Levels attention_s512 = attn::tiles<Whole, "native.tiles_s512", 512>("fma32/attn128/s512");
+constinit const Levels attention_s2048 =
+    attn::tiles<Whole, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
+constinit const Levels attention_s4096 =
+    attn::tiles<Whole, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
+constinit const Levels attention_snone = attn::tiles<Whole, "native.tiles_snone", 0>("fma32/attn128/snone");
 
 extern const rlk_implementation attention_amx_s1024, attention_amx_s512, attention_amx_s2048,
-    attention_amx_s4096, attention_amx_snone;
+    attention_amx_s4096, attention_amx_snone, attention_golden;
 constinit const rlk_implementation attention_amx_s1024 =
-    amx<1024, 0>("native.amx_s1024", "amx/k32/attn128/s1024");
+    attn::amx<Whole, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
 constinit const rlk_implementation attention_amx_s512 =
-    amx<512, 1>("native.amx_s512", "amx/k32/attn128/s512");
+    attn::amx<Whole, 512>("native.amx_s512", "amx/k32/attn128/s512");
 constinit const rlk_implementation attention_amx_s2048 =
-    amx<2048, 2>("native.amx_s2048", "amx/k32/attn128/s2048");
+    attn::amx<Whole, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
 constinit const rlk_implementation attention_amx_s4096 =
-    amx<4096, 3>("native.amx_s4096", "amx/k32/attn128/s4096");
+    attn::amx<Whole, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
 constinit const rlk_implementation attention_amx_snone =
-    amx<0, 4>("native.amx_snone", "amx/k32/attn128/snone");
-
-extern const rlk_implementation attention_golden;
+    attn::amx<Whole, 0>("native.amx_snone", "amx/k32/attn128/snone");
 constinit const rlk_implementation attention_golden =
-    implement<Attention, run_golden>({.id = "native.golden",
-                                      .doc = "ascending fp64 sums, one rounding",
-                                      .priority = 0,
-                                      .arithmetic = "fma64",
-                                      .dtypes = attn::kTypes,
-                                      .traits = attn::kTraits | RLK_GOLDEN});
+    implement<Attention, run_golden>(golden_facts("ascending fp64 sums, one rounding"));
 
 }  // namespace rlk::native

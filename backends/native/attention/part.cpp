@@ -5,6 +5,7 @@
 // fused multiply-adds made for each.
 #include <cmath>
 
+#include "native/attention/golden.hpp"
 #include "native/attention/tasks.hpp"
 
 namespace rlk::native {
@@ -14,52 +15,34 @@ using attn128::Merge;
 using attn128::Problem;
 using attn128::problem_of;
 
-constexpr const char* kOp = "attention_part";
+struct Part {
+  using Args = AttentionPart;
 
-template <class By>
-std::uint64_t workspace(const AttentionPart& a, const rlk_request& r) {
-  const Problem p = problem_of(a);
-  return workers::workspace_for(r.threads, attn::most_blocks(p) * p.splits(), attn::scratch_bytes<By>(p), 0);
-}
+  template <class By>
+  static std::uint64_t workspace(const Problem& p, std::int32_t threads) {
+    return workers::workspace_for(threads, attn::most_blocks(p) * p.splits(), attn::scratch_bytes<By>(p), 0);
+  }
 
-template <class By, int S>
-rlk_code run(const AttentionPart& a, const Call& call) {
-  const Problem p = problem_of(a);
-  if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention_part: split is not this implementation's");
-  if (const rlk_code code = attn::Check(kOp, p, call)()) return code;
-  const std::vector<attn::Block> blocks = attn::blocks_in(p);
-  const std::int64_t splits = p.splits();
-  attn::run_all<By>(call, p, static_cast<std::int64_t>(blocks.size()) * splits, 0,
-                    [&](std::int64_t i, float* scratch) {
-                      By::engine().forward_split(p, blocks[static_cast<std::size_t>(i / splits)], i % splits,
-                                                 p.partials, scratch);
-                    });
-  return RLK_OK;
-}
+  template <class By>
+  static rlk_code run(const Problem& p, const Call& call) {
+    const std::vector<attn::Block> blocks = attn::blocks_in(p);
+    const std::int64_t splits = p.splits();
+    attn::run_all<By>(call, p, static_cast<std::int64_t>(blocks.size()) * splits, 0,
+                      [&](std::int64_t i, float* scratch) {
+                        By::engine().forward_split(p, blocks[static_cast<std::size_t>(i / splits)],
+                                                   i % splits, p.partials, scratch);
+                      });
+    return RLK_OK;
+  }
+};
 
 // ---- golden
-
-// The scores of keys [first, last).
-std::vector<double> scores(const Problem& p, std::int64_t n, const void* q, std::int64_t kv_head,
-                           attn128::Visible keys) {
-  const std::int64_t begin = p.k_begin(n), from = p.here(n).first;
-  std::vector<double> all;
-  for (std::int64_t j = keys.first; j < keys.last; ++j) {
-    const void* k = p.key(p.k, n, begin, j - from, kv_head);
-    double x = 0;
-    for (std::int64_t d = 0; d < p.width; ++d)
-      x = simt::fused(double{rows::load(p.q.type, q, d)}, double{rows::load(p.k.type, k, d)}, x);
-    x *= p.scale64;
-    if (p.cap64 != 0) x = p.cap64 * simt::tanh<double>(x / p.cap64);
-    all.push_back(x);
-  }
-  return all;
-}
 
 void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const void* q,
                   attn128::Visible keys, float* to) {
   constexpr double kLog2e = 1.4426950408889634;
-  std::vector<double> weights = scores(p, n, q, kv_head, keys), o(static_cast<std::size_t>(p.value_width));
+  std::vector<double> weights = attn::golden_scores(p, n, q, kv_head, keys),
+                      o(static_cast<std::size_t>(p.value_width));
   double top = -__builtin_inf(), sum = 0;
   for (double x : weights) top = x > top ? x : top;
   const double base = top == -__builtin_inf() ? 0 : top;
@@ -79,7 +62,7 @@ void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const 
 
 rlk_code run_golden(const AttentionPart& a, const Call& call) {
   const Problem p = problem_of(a);
-  if (const rlk_code code = attn::Check(kOp, p, call)()) return code;
+  if (const rlk_code code = attn::Check(AttentionPart::kName, p, call)()) return code;
   const std::int64_t heads = std::int64_t{p.heads} * p.group, splits = p.splits();
   for (std::int64_t n = 0; n < p.sequences; ++n) {
     const attn128::Visible here = p.here(n);
@@ -144,79 +127,41 @@ rlk_code golden_merge(const AttentionMerge& a, const Call& call) {
   return RLK_OK;
 }
 
-// ---- what there is
-
-// Priorities only put them in an order, the default first: a call has one split.
-template <Family F, int S, int Order>
-constexpr Levels tiles() {
-  return by_level([]<Isa I>() {
-    using By = attn::Vectors<I>;
-    return implement<AttentionPart, run<By, S>, attn::supports<By, S, AttentionPart>, workspace<By>>(
-        facts_at<F, I>({.id = "",
-                        .doc = "96 rows share a tile of 128 keys",
-                        .priority = 112 - 3 * Order,
-                        .arithmetic = attn::kArithmetic<S>,
-                        .dtypes = attn::kTypes,
-                        .traits = attn::kTraits}));
-  });
-}
-
-template <int S, int Order>
-constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
-  using By = attn::Amx;
-  return implement<AttentionPart, run<By, S>, attn::supports<By, S, AttentionPart>, workspace<By>>(
-      {.id = id,
-       .doc = "96 rows share a tile of 128 keys on Intel's matrix unit",
-       .priority = 210 - 3 * Order,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_BF16,
-       .traits = attn::kTraits,
-       .min_arch = RLK_CPU_AMX});
-}
-
 }  // namespace
 
 extern const Levels attention_part_s1024, attention_part_s512, attention_part_s2048, attention_part_s4096,
     attention_part_snone, attention_merge_rows;
-constinit const Levels attention_part_s1024 = tiles<"native.tiles_s1024", 1024, 0>();
-constinit const Levels attention_part_s512 = tiles<"native.tiles_s512", 512, 1>();
-constinit const Levels attention_part_s2048 = tiles<"native.tiles_s2048", 2048, 2>();
-constinit const Levels attention_part_s4096 = tiles<"native.tiles_s4096", 4096, 3>();
-constinit const Levels attention_part_snone = tiles<"native.tiles_snone", 0, 4>();
+constinit const Levels attention_part_s1024 =
+    attn::tiles<Part, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
+constinit const Levels attention_part_s512 =
+    attn::tiles<Part, "native.tiles_s512", 512>("fma32/attn128/s512");
+constinit const Levels attention_part_s2048 =
+    attn::tiles<Part, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
+constinit const Levels attention_part_s4096 =
+    attn::tiles<Part, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
+constinit const Levels attention_part_snone =
+    attn::tiles<Part, "native.tiles_snone", 0>("fma32/attn128/snone");
 constinit const Levels attention_merge_rows = by_level([]<Isa I>() {
-  return implement<AttentionMerge, merge<I>>(facts_at<"native.rows", I>({.id = "",
-                                                                         .doc = "a row at a time",
-                                                                         .priority = 110,
-                                                                         .arithmetic = "attn128/merge",
-                                                                         .dtypes = RLK_F32,
-                                                                         .traits = attn::kTraits}));
+  Facts facts = pinned_facts("a row at a time", "attn128/merge", RLK_F32);
+  facts.priority = 110;
+  return implement<AttentionMerge, merge<I>>(facts_at<"native.rows", I>(facts));
 });
 
 extern const rlk_implementation attention_part_amx_s1024, attention_part_amx_s512, attention_part_amx_s2048,
     attention_part_amx_s4096, attention_part_amx_snone, attention_part_golden, attention_merge_golden;
 constinit const rlk_implementation attention_part_amx_s1024 =
-    amx<1024, 0>("native.amx_s1024", "amx/k32/attn128/s1024");
+    attn::amx<Part, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
 constinit const rlk_implementation attention_part_amx_s512 =
-    amx<512, 1>("native.amx_s512", "amx/k32/attn128/s512");
+    attn::amx<Part, 512>("native.amx_s512", "amx/k32/attn128/s512");
 constinit const rlk_implementation attention_part_amx_s2048 =
-    amx<2048, 2>("native.amx_s2048", "amx/k32/attn128/s2048");
+    attn::amx<Part, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
 constinit const rlk_implementation attention_part_amx_s4096 =
-    amx<4096, 3>("native.amx_s4096", "amx/k32/attn128/s4096");
+    attn::amx<Part, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
 constinit const rlk_implementation attention_part_amx_snone =
-    amx<0, 4>("native.amx_snone", "amx/k32/attn128/snone");
+    attn::amx<Part, 0>("native.amx_snone", "amx/k32/attn128/snone");
 constinit const rlk_implementation attention_part_golden =
-    implement<AttentionPart, run_golden>({.id = "native.golden",
-                                          .doc = "ascending fp64 sums, one rounding",
-                                          .priority = 0,
-                                          .arithmetic = "fma64",
-                                          .dtypes = attn::kTypes,
-                                          .traits = attn::kTraits | RLK_GOLDEN});
+    implement<AttentionPart, run_golden>(golden_facts("ascending fp64 sums, one rounding"));
 constinit const rlk_implementation attention_merge_golden =
-    implement<AttentionMerge, golden_merge>({.id = "native.golden",
-                                             .doc = "ascending fp64 sums, one rounding",
-                                             .priority = 0,
-                                             .arithmetic = "fma64",
-                                             .dtypes = RLK_F32,
-                                             .traits = attn::kTraits | RLK_GOLDEN});
+    implement<AttentionMerge, golden_merge>(golden_facts("ascending fp64 sums, one rounding", RLK_F32));
 
 }  // namespace rlk::native

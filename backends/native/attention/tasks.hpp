@@ -1,4 +1,5 @@
-// What attention and attention_part share on the CPU: who computes a block of rows, and which blocks there are.
+// What attention and attention_part share on the CPU: who computes a block of rows, which blocks there are, and an
+// implementation for every length of a split.
 #pragma once
 
 #include <algorithm>
@@ -6,22 +7,23 @@
 
 #include "arithmetic/attention/bind.hpp"
 #include "native/attention/amx.hpp"
-#include "native/attention/check.hpp"
 #include "native/attention/engine.hpp"
+#include "native/attention/splits.hpp"
 #include "rlk/workers.hpp"
 
 namespace rlk::native::attn {
 
-inline constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
-inline constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
-
 // Who computes a block, and with how much scratch.
 template <Isa I>
 struct Vectors {
+  static const char* missing() { return nullptr; }
   static const Engine& engine() { return engine_for(I); }
   static std::int64_t scratch_floats(const Problem& p) { return attn::scratch_floats(p); }
 };
 struct Amx {
+  static const char* missing() {
+    return amx_engine() == nullptr ? "this build lacks AMX with bf16" : nullptr;
+  }
   static const Engine& engine() { return *amx_engine(); }
   static std::int64_t scratch_floats(const Problem& p) { return amx_scratch_floats(p); }
 };
@@ -57,23 +59,22 @@ void run_all(const Call& call, const Problem& p, std::int64_t tasks, std::uint64
   });
 }
 
-template <class By, int S, class Args>
-rlk_verdict supports(const Args& a, const rlk_request&) {
-  if (std::is_same_v<By, Amx> && amx_engine() == nullptr) return refuse("this build lacks AMX with bf16");
-  if (a.split == S) return kAccept;
-  return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
-                "set split, or take another arithmetic");
+template <class Op, Family F, int S>
+constexpr Levels tiles(const char* arithmetic) {
+  return by_level([arithmetic]<Isa I>() {
+    return of_split<Op, Vectors<I>, S>(facts_at<F, I>({.id = "",
+                                                       .doc = "96 rows share a tile of 128 keys",
+                                                       .priority = 112,
+                                                       .arithmetic = arithmetic,
+                                                       .dtypes = kFloats,
+                                                       .traits = kPinned}));
+  });
 }
-
-template <int S>
-inline constexpr const char* kArithmetic = "fma32/attn128/s1024";
-template <>
-inline constexpr const char* kArithmetic<512> = "fma32/attn128/s512";
-template <>
-inline constexpr const char* kArithmetic<2048> = "fma32/attn128/s2048";
-template <>
-inline constexpr const char* kArithmetic<4096> = "fma32/attn128/s4096";
-template <>
-inline constexpr const char* kArithmetic<0> = "fma32/attn128/snone";
+template <class Op, int S>
+constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
+  Facts facts = amx_facts("96 rows share a tile of 128 keys on Intel's matrix unit", arithmetic);
+  facts.id = id;
+  return of_split<Op, Amx, S>(facts);
+}
 
 }  // namespace rlk::native::attn

@@ -19,12 +19,6 @@ constexpr std::int64_t tiles_for(std::int64_t rows, std::int64_t cols) {
 }
 constexpr std::uint64_t kLeafBytes = kRows * kCols * sizeof(float);
 
-// There are two.
-template <Isa I>
-const ReplayKernels* kernels() {
-  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
-}
-
 std::uint64_t scratch_of(const ReplayKernels& kernels) {
   return line(kernels.scratch_bytes) + leaves::kLeaves * kLeafBytes + 2 * kLeafBytes;
 }
@@ -134,14 +128,14 @@ rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels, Ac
 template <Isa I>
 struct Replays {
   static rlk_code run(const Linear& a, const Call& call) {
-    return native::run(a, call, *kernels<I>(), glu::engine_for(I).forward);
+    return native::run(a, call, *replay_kernels<I>(), glu::engine_for(I).forward);
   }
   static rlk_verdict supports(const Linear&, const rlk_request&) {
-    return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
+    return replay_kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
   }
   static std::uint64_t workspace(const Linear& a, const rlk_request& r) {
-    return workspace_for(r.threads, tiles_for(RowSet(a.x).rows, a.weight.dim(0)), scratch_of(*kernels<I>()),
-                         copies(a));
+    return workspace_for(r.threads, tiles_for(RowSet(a.x).rows, a.weight.dim(0)),
+                         scratch_of(*replay_kernels<I>()), copies(a));
   }
 };
 

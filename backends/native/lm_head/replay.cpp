@@ -13,20 +13,14 @@ constexpr std::int64_t tiles_for(std::int64_t rows, std::int64_t cols) {
   return ((rows + kRows - 1) / kRows) * ((cols + kCols - 1) / kCols);
 }
 
-// There are two.
-template <Isa I>
-const ReplayKernels* kernels() {
-  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
-}
-
 template <Isa I>
 std::uint64_t workspace(const LmHead& a, const rlk_request& r) {
   return workspace_for(r.threads, tiles_for(RowSet(a.hidden).rows, a.weight.dim(0)),
-                       kernels<I>()->scratch_bytes, forward_copies(a));
+                       replay_kernels<I>()->scratch_bytes, forward_copies(a));
 }
 template <Isa I>
 rlk_verdict supports(const LmHead&, const rlk_request&) {
-  return kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
+  return replay_kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
 }
 
 struct Replay : ReplayProduct {
@@ -60,7 +54,7 @@ rlk_code run(const LmHead& a, const Call& call, const ReplayKernels& kernels) {
 
 template <Isa I>
 rlk_code run(const LmHead& a, const Call& call) {
-  return run(a, call, *kernels<I>());
+  return run(a, call, *replay_kernels<I>());
 }
 
 template <Isa I>

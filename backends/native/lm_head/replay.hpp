@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "native/levels.hpp"
 #include "native/lm_head/chain.hpp"
 
 namespace rlk::native {
@@ -70,5 +71,10 @@ struct ReplayKernels {
 
 const ReplayKernels& replay_kernels_scalar();
 const ReplayKernels* replay_kernels_avx512();  // null where the build lacks it
+// There are two: AVX2 has none of its own.
+template <Isa I>
+const ReplayKernels* replay_kernels() {
+  return I == Isa::avx512 ? replay_kernels_avx512() : &replay_kernels_scalar();
+}
 
 }  // namespace rlk::native
