@@ -296,6 +296,39 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("attention on Hopper of few rows joins splits in registers to the replay's bits") {
+  if (!hopper()) return;
+  for (const Layout layout : {Layout::dense, Layout::packed, Layout::paged}) {
+    std::mt19937 random(7);
+    // Sequences and heads enough that none shares its splits among blocks.
+    Held h = make({layout, 66, 1, 600, 16, 2, 32, 16, 16, DType::bf16, DType::bf16}, {.split = 512},
+                  layout != Layout::dense, random);
+    const rlk::Status ran = h.run();
+    REQUIRE_MESSAGE(ran, std::string(ran.message()));
+    check(cudaDeviceSynchronize());
+    REQUIRE(h.replay());
+    CHECK(h.same());
+  }
+}
+
+TEST_CASE("attention on Hopper of few rows on average: one sequence may have nearly all of them") {
+  if (!hopper()) return;
+  for (const int64_t group : {4, 16}) {
+    std::mt19937 random(8);
+    Held h = make({Layout::paged, 40, 1, 700, 2, group, 64, 128, 16, DType::bf16, DType::f32},
+                  {.window = 200, .split = 512}, true, random);
+    std::vector<int32_t> bounds(41, 37);
+    bounds[0] = 0, bounds[39] = 38, bounds[40] = 40;
+    h.cu_q = Array(bounds, {41});
+    for (Array* rows : {&h.q, &h.out, &h.lse}) rows->shape.erase(rows->shape.begin() + 1);
+    const rlk::Status ran = h.run();
+    REQUIRE_MESSAGE(ran, std::string(ran.message()));
+    check(cudaDeviceSynchronize());
+    REQUIRE(h.replay());
+    CHECK(h.same());
+  }
+}
+
 namespace {
 
 void other_lengths(int64_t d, int64_t dv) {

@@ -1,10 +1,11 @@
 // attention on the GPU by cuda.sm90_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, then wide and latent heads,
-// bf16. One line of JSON for every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
+// bf16; and decoding from pages beside a copy. One line of JSON for every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
 // times PyTorch's kernels on the same shapes.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -118,6 +119,54 @@ void wide() {
   }
 }
 
+// One query of each sequence, 8 key heads, pages of 16 tokens in any order; and a copy of as many bytes as keys and values
+// are, half of which it reads and half writes.
+void measure_decode(std::int64_t batch, std::int64_t keys, std::int64_t group) {
+  constexpr std::int64_t kHeads = 8, kWidth = 128, kPage = 16;
+  const std::int64_t tokens = batch * keys, pages = tokens / kPage, row = kHeads * kWidth;
+  const Memory q(2 * batch * group * row), k(2 * tokens * row), v(2 * tokens * row),
+      out(2 * batch * group * row), lengths(4 * batch), table(4 * pages);
+  fill(q, batch * group * row), fill(k, tokens * row), fill(v, tokens * row);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages)),
+      all(static_cast<std::size_t>(batch), static_cast<std::int32_t>(keys));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
+  check(cudaMemcpy(table.data, order.data(), 4 * order.size(), cudaMemcpyHostToDevice));
+  check(cudaMemcpy(lengths.data, all.data(), 4 * all.size(), cudaMemcpyHostToDevice));
+  const auto tensor = [&](const Memory& m, std::vector<std::int64_t> shape, DType type) {
+    return Tensor(m.data, std::span<const std::int64_t>(shape), type, kGpu);
+  };
+  const Tensor tq = tensor(q, {batch, 1, kHeads * group, kWidth}, DType::bf16),
+               tk = tensor(k, {pages, kPage, kHeads, kWidth}, DType::bf16),
+               tv = tensor(v, {pages, kPage, kHeads, kWidth}, DType::bf16),
+               to = tensor(out, {batch, 1, kHeads * group, kWidth}, DType::bf16),
+               tl = tensor(lengths, {batch}, DType::i32),
+               tt = tensor(table, {batch, keys / kPage}, DType::i32);
+  const rlk::Attention call{.q = tq, .k = tk, .v = tv, .kv_len = tl, .block_table = tt, .out = to};
+  rlk::Options options{.backend = "cuda.sm90_s1024"};
+  const auto bytes = rlk::workspace(call, options);
+  if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
+  const Memory workspace(static_cast<std::int64_t>(*bytes));
+  options.workspace = workspace.data, options.workspace_bytes = *bytes;
+  const double us = median_us([&] { rlk::check(rlk::attention(call, options)); });
+  const auto half = static_cast<std::size_t>(2 * tokens * row);
+  const double copy =
+      median_us([&] { check(cudaMemcpyAsync(v.data, k.data, half, cudaMemcpyDeviceToDevice)); });
+  const double all_bytes = 2e-3 * static_cast<double>(half);
+  fmt::print(
+      "{{\"decode\": \"{}\", \"batch\": {}, \"keys\": {}, \"group\": {}, \"us\": {:.2f}, \"cache_gbs\": "
+      "{:.0f}, "
+      "\"copy_us\": {:.2f}, \"copy_gbs\": {:.0f}, \"share\": {:.2f}}}\n",
+      options.backend, batch, keys, group, us, all_bytes / us, copy, all_bytes / copy, copy / us);
+}
+
+void decode() {
+  for (const std::int64_t group : {1, 2, 4, 8})
+    for (const std::int64_t batch : {1, 16, 128})
+      for (const std::int64_t keys : {1024, 8192, 32768})
+        if (batch * keys <= 1 << 20) measure_decode(batch, keys, group);
+}
+
 // Causal, of five products: what a kernel has to do that computes scores once.
 void measure_backward(std::int64_t batch, std::int64_t tokens) {
   constexpr std::int64_t kHeads = 32, kKvHeads = 8, kWidth = 128;
@@ -155,13 +204,15 @@ void measure_backward(std::int64_t batch, std::int64_t tokens) {
 
 }  // namespace
 
-// With `wide`, only these; with `backward`, only gradients.
+// With `wide`, only these; with `backward`, only gradients; with `decode`, only that.
 int main(int count, char** arguments) {
   try {
     if (count > 1 && arguments[1] == std::string("wide"))
       wide();
     else if (count > 1 && arguments[1] == std::string("backward"))
       measure_backward(4, 4096), measure_backward(1, 8192);
+    else if (count > 1 && arguments[1] == std::string("decode"))
+      decode();
     else
       narrow(), wide();
   } catch (const std::exception& e) {

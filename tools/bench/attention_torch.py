@@ -59,6 +59,14 @@ def narrow():
             measure(batch, 1, keys)
 
 
+def decode():
+    for group in (1, 2, 4, 8):
+        for batch in (1, 16, 128):
+            for keys in (1024, 8192, 32768):
+                if batch * keys <= 1 << 20:
+                    measure(batch, 1, keys, 8 * group)
+
+
 def measure_backward(batch, tokens, heads=32, kv_heads=8, width=128):
     def normal(count):
         return torch.randn(batch, count, tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -76,6 +84,9 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["backward"]:
         measure_backward(4, 4096)
         measure_backward(1, 8192)
+        sys.exit()
+    if sys.argv[1:] == ["decode"]:
+        decode()
         sys.exit()
     if sys.argv[1:] != ["wide"]:
         narrow()

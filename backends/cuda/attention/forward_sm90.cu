@@ -2,9 +2,10 @@
 // time; weights by the library's own exp2.
 //
 // A block is a producer warpgroup and one or two consumers of 64 rows; a row is a query of one of the heads that share keys,
-// so that decoding fills a tile with heads. Many rows: a block takes all keys of its 128 (D and Dv above 192 and 128: of its
-// 64, whose sums are what shared memory holds), and joins splits in shared memory. Few rows: a block takes one split and
-// leaves its sums in the workspace, a second kernel joins them, ascending.
+// so that several heads fill a tile. Many blocks: each takes all keys of its 128 rows (D and Dv above 192 and 128: of its 64,
+// whose sums are what shared memory holds), and joins splits in shared memory. Few blocks: each takes one split and leaves
+// its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as when decoding, have a
+// kernel of their own (few_rows.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
 // read once; else v takes its place.
@@ -15,6 +16,7 @@
 #include <algorithm>
 
 #include "cuda/attention/block.cuh"
+#include "cuda/attention/few_rows.h"
 #include "cuda/attention/forward.h"
 
 namespace rlk::cuda::attention {
@@ -23,6 +25,7 @@ namespace {
 // A row's splits joined ascending, a block a row, a thread a channel.
 __global__ void __launch_bounds__(512)
     join_kernel(const __grid_constant__ Problem p, const float* parts, int splits) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // for the parts
   const std::int64_t heads = std::int64_t{p.heads} * p.group, head = blockIdx.x % heads;
   std::int64_t i = blockIdx.x / heads, n = 0, token = i;
   if (p.cu_q) {
@@ -44,14 +47,25 @@ __global__ void __launch_bounds__(512)
     const std::int64_t begin = p.split_of(seen.first / kTile), end = p.split_of((seen.last - 1) / kTile) + 1;
     const float* from =
         parts + (blockIdx.x * static_cast<std::int64_t>(splits) + begin) * (p.value_width + 2);
-    for (std::int64_t split = begin; split < end; ++split, from += p.value_width + 2) {
-      const float x = here ? from[2 + d] : 0;
-      if (split == begin) {
-        m = from[0], l = from[1], o = x;
-        continue;
+    constexpr int kAhead = 8;  // parts on their way at once
+    const std::int64_t step = p.value_width + 2;
+    for (std::int64_t split = begin; split < end; split += kAhead, from += kAhead * step) {
+      float x[kAhead], parts_m[kAhead], parts_l[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (split + i >= end) break;
+        x[i] = here ? from[i * step + 2 + d] : 0, parts_m[i] = from[i * step],
+        parts_l[i] = from[i * step + 1];
       }
-      const attn128::Join j = attn128::join(m, from[0]);
-      m = j.m, l = attn128::joined(l, j.a, from[1], j.b), o = attn128::joined(o, j.a, x, j.b);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (split + i >= end) break;
+        const attn128::Join j = attn128::join(m, parts_m[i]);
+        const bool first = split + i == begin;
+        l = first ? parts_l[i] : attn128::joined(l, j.a, parts_l[i], j.b);
+        o = first ? x[i] : attn128::joined(o, j.a, x[i], j.b);
+        m = first ? parts_m[i] : j.m;
+      }
     }
   }
   const bool none = l == 0;
@@ -70,7 +84,7 @@ __global__ void __launch_bounds__(512)
 
 // ---- which blocks there are
 
-constexpr std::int64_t kFewBlocks = 256, kMostSplits = 65535;
+constexpr std::int64_t kFewBlocks = 256, kManyBlocks = 1056, kMostSplits = 65535;
 
 std::int64_t row_count(const Problem& p) {
   return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group;
@@ -89,6 +103,26 @@ std::int64_t spread(const Problem& p) {
 }
 bool has_parts(const Problem& p, std::int64_t splits) { return splits > 1 || is_latent(p); }
 
+// Few rows: blocks that share the splits of a sequence and head, so many that all SMs are busy and none for long. A block that
+// has all splits joins them in registers, without a second kernel.
+std::int64_t few_rows_blocks(const Problem& p) {
+  const std::int64_t splits = splits_of(p), rows = std::max<std::int64_t>(1, p.sequences * p.heads);
+  if (splits < 2 || row_count(p) * splits > kMostParts / p.value_width) return 1;
+  return std::max<std::int64_t>(1, std::min(splits, kManyBlocks / rows));
+}
+
+cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t splits, cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(row_count(p)));
+  config.blockDim = dim3(static_cast<unsigned>((p.value_width + 127) / 128 * 128));
+  config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, join_kernel, p, parts, static_cast<int>(splits));
+}
+
 }  // namespace
 
 std::int64_t latent_parts(const Problem& p) {
@@ -98,23 +132,31 @@ std::int64_t latent_parts(const Problem& p) {
 }
 
 std::int64_t workspace_bytes(const Problem& p) {
-  const std::int64_t splits = spread(p);
+  std::int64_t splits = spread(p);
+  if (few_rows(p) != 0 && few_rows_blocks(p) > 1) splits = splits_of(p);
   return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * std::int64_t{sizeof(float)} : 0;
 }
 
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream) {
   if (row_count(p) == 0) return cudaSuccess;
-  const std::int64_t splits = spread(p);
   auto* const parts = static_cast<float*>(workspace);
-  const bool wide = std::max(p.width, p.value_width) > kNarrow, half = p.q.type == rows::Type::f16;
+  const bool half = p.q.type == rows::Type::f16;
+  if (few_rows(p) != 0) {
+    const Maps maps = few_rows_maps(p);
+    if (maps.box != 0) {
+      const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
+      const auto start = half ? start_few<__half> : start_few<__nv_bfloat16>;
+      const cudaError_t e = start(p, maps, parts, splits, blocks, stream);
+      return e != cudaSuccess || blocks == 1 ? e : launch_join(p, parts, splits, stream);
+    }
+  }
+  const std::int64_t splits = spread(p);
+  const bool wide = std::max(p.width, p.value_width) > kNarrow;
   const auto start = wide   ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
                        : half ? start_forward<__half>
                             : start_forward<__nv_bfloat16>;
-  if (cudaError_t e = start(p, parts, splits, stream); e != cudaSuccess || !has_parts(p, splits)) return e;
-  const int threads = (p.value_width + 127) / 128 * 128;
-  join_kernel<<<static_cast<unsigned>(row_count(p)), threads, 0, stream>>>(p, parts,
-                                                                           static_cast<int>(splits));
-  return cudaGetLastError();
+  const cudaError_t e = start(p, parts, splits, stream);
+  return e != cudaSuccess || !has_parts(p, splits) ? e : launch_join(p, parts, splits, stream);
 }
 
 }  // namespace rlk::cuda::attention

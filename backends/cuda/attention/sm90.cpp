@@ -51,7 +51,7 @@ template <int S>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<Attention, run<S>, supports<S>, workspace>(
       {.id = id,
-       .doc = "wgmma and TMA, 64 or 128 rows share a tile of 128 keys",
+       .doc = "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys",
        .priority = 300,
        .arithmetic = arithmetic,
        .dtypes = RLK_BF16 | RLK_F16,

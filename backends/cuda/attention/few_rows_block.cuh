@@ -1,0 +1,102 @@
+// Few rows: what producer and consumers of the kernel that decodes share, and the producer.
+#pragma once
+
+#include "cuda/attention/block.cuh"
+
+namespace rlk::cuda::attention {
+
+// Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has.
+template <class T, int Width, int Eights, int Stages, int Residents>
+struct FewShape {
+  using Element = T;
+  static constexpr int kWidth = Width, kEights = Eights, kRows = 8 * Eights, kStages = Stages;
+  static constexpr int kResidents = Residents, kWarps = 4, kConsumers = 32 * kWarps,
+                       kThreads = kConsumers + 32;
+  static constexpr int kStageBytes = kTile * Width * 2;
+  static constexpr int kLine = 2 * kTile + 16;  // of a row's weights: eight lines meet all banks
+  static constexpr int kBytes =
+      kStages * kStageBytes + kRows * kLine + 2 * kWarps * kRows * 4 + 2 * kStages * 8;
+  static_assert(kResidents * (kBytes + 1024) <= 228 * 1024, "of an SM");
+};
+
+// It starts on 1024 bytes, as tiles have to.
+template <class S>
+struct FewShared {
+  unsigned char *tiles, *weights;
+  float *tops, *sums;  // [warp][row]
+  std::uint64_t *full, *empty;
+
+  __device__ explicit FewShared(unsigned char* raw) {
+    tiles = raw;
+    weights = tiles + S::kStages * S::kStageBytes;
+    tops = reinterpret_cast<float*>(weights + S::kRows * S::kLine);
+    sums = tops + S::kWarps * S::kRows;
+    full = reinterpret_cast<std::uint64_t*>(sums + S::kWarps * S::kRows);
+    empty = full + S::kStages;
+  }
+  __device__ void init() const {
+    for (int i = 0; i < S::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, S::kWarps);
+    fence_barrier_init();
+  }
+};
+
+// Rows of sequence n and key head h from `first` on, and the tiles of keys that this block brings to them; false: there are
+// no such rows. A block is one of gridDim.y that share a sequence's splits evenly; without keys none is left for it.
+template <class S>
+__device__ inline bool find_few(const Problem& p, int first, Work& w) {
+  w.h = static_cast<int>(blockIdx.x) % p.heads, w.n = blockIdx.x / p.heads;
+  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
+  if (first >= rows) return false;
+  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.first = first;
+  w.count = static_cast<int>(rows - first < S::kRows ? rows - first : S::kRows);
+  w.keys = static_cast<int>(keys), w.offset = static_cast<int>(keys - queries);
+  const attn128::Visible top = p.visible(w.offset + first / p.group, keys),
+                         last = p.visible(w.offset + (first + w.count - 1) / p.group, keys);
+  w.begin = static_cast<int>(top.first / kTile), w.end = static_cast<int>((last.last + kTile - 1) / kTile);
+  if (gridDim.y == 1) return true;
+  const int tiles = static_cast<int>(p.split / kTile), begin = w.begin / tiles,
+            count = (w.end + tiles - 1) / tiles - begin, blocks = static_cast<int>(gridDim.y),
+            each = (count + blocks - 1) / blocks, from = begin + static_cast<int>(blockIdx.y) * each;
+  w.begin = max(w.begin, from * tiles), w.end = min(w.end, (from + each) * tiles);
+  return true;
+}
+
+// Tiles by TMA, a lane a box. Boxes without a key are not ordered; rows behind the sequence's end that one brings along are
+// nobody's or another's, and the consumers take no notice of them.
+template <class S>
+__device__ inline void produce_few(const Job& job, const Work& w, const FewShared<S>& s,
+                                   Turn<S::kStages>& turn) {
+  const Problem& p = job.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, box = job.maps.box;
+  const int size = p.block_table ? static_cast<int>(p.page_size) : 1;
+  const auto page = [&](int tile) {
+    const int j = tile * kTile + lane * box;
+    if (!p.block_table) return p.cu_k ? 0 : static_cast<int>(w.n);
+    if (tile >= w.end || lane * box >= kTile || j >= w.keys) return 0;
+    return static_cast<int>(Problem::held(p.block_table.get(w.n, j / size), p.pages - 1));
+  };
+  int next = page(w.begin);
+  for (int tile = w.begin; tile < w.end; ++tile) {
+    const int j = tile * kTile + lane * box, outer = next;
+    const int token = p.block_table ? j % size : static_cast<int>(w.k_begin) + j;
+    const int boxes = min(kTile / box, (w.keys - tile * kTile + box - 1) / box);
+    next = page(tile + 1);  // nobody waits for it
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      std::uint64_t* const full = s.full + turn.stage;
+      unsigned char* const to = s.tiles + turn.stage * S::kStageBytes;
+      barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
+      if (lane == 0) barrier_expect(full, boxes * box * S::kWidth * 2);
+      __syncwarp();
+      if (lane < boxes) {
+#pragma unroll
+        for (int x = 0; x < S::kWidth; x += 64)
+          tma_load(to + (x / 64 * kTile + lane * box) * 128, part == 0 ? &job.maps.k : &job.maps.v, full, x,
+                   w.h, token, outer);
+      }
+      turn.next();
+    }
+  }
+}
+
+}  // namespace rlk::cuda::attention
