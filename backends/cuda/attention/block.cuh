@@ -66,11 +66,13 @@ __device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
   return static_cast<int>((rows + height - 1) / height);
 }
 
-// The sequence that block `tile` of the packed ones belongs to; `tile` becomes one of its own. Every lane asks alike.
-__device__ inline bool find_sequence(const Problem& p, int height, std::int64_t& n, int& tile) {
+// The sequence that block `tile` of the packed ones belongs to, where sequence i has tiles_in(i); `tile` becomes one of its
+// own. Every lane asks alike.
+template <class Tiles>
+__device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::int64_t& n, int& tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t base = 0; base < p.sequences; base += 32) {
-    const int own = base + lane < p.sequences ? tiles_of(p.q_len(base + lane) * p.group, height) : 0;
+  for (std::int64_t base = 0; base < sequences; base += 32) {
+    const int own = base + lane < sequences ? tiles_in(base + lane) : 0;
     int upto = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -97,7 +99,8 @@ __device__ inline bool find_work(const Problem& p, Work& w) {
   int tile;
   if (p.cu_q) {
     tile = static_cast<int>(all - 1 - rest);
-    if (!find_sequence(p, S::kRows, w.n, tile)) return false;
+    const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
+    if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   } else {
     w.n = rest % p.sequences;
     tile = static_cast<int>(all / p.sequences - 1 - rest / p.sequences);

@@ -44,30 +44,6 @@ struct BackwardWork {
       all_to = 0;
 };
 
-// The sequence that block `tile` of the packed ones belongs to, where sequence i has tiles_in(i); `tile` becomes one of its
-// own. Every lane asks alike.
-template <class Tiles>
-__device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::int64_t& n, int& tile) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t base = 0; base < sequences; base += 32) {
-    const int own = base + lane < sequences ? tiles_in(base + lane) : 0;
-    int upto = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(~0u, upto, step);
-      if (lane >= step) upto += before;
-    }
-    if (const unsigned hit = __ballot_sync(~0u, tile < upto); hit != 0) {
-      const int from = __ffs(static_cast<int>(hit)) - 1;
-      n = base + from;
-      tile -= __shfl_sync(~0u, upto - own, from);
-      return true;
-    }
-    tile -= __shfl_sync(~0u, upto, 31);
-  }
-  return false;
-}
-
 // What block x does; false: nothing. Blocks with the most to do come first: a causal sequence's first keys are seen by the
 // most queries, its last queries see the most keys.
 template <class S>
@@ -109,7 +85,7 @@ __device__ __forceinline__ bool by_threads(const BackwardJob& job, const Backwar
   return !job.mapped || (tile + 1) * S::kMoving > (S::kKeys ? w.queries : w.keys);
 }
 
-// It starts on 1024 bytes. Tiles lie as rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as wgmma has it.
+// It starts on 1024 bytes, as tiles have to.
 template <class S>
 struct BackwardShared {
   unsigned char *still[2], *moving[2];  // k and v, or q and d_out
@@ -122,9 +98,6 @@ struct BackwardShared {
     unsigned char* const rest = moving[1] + S::kStages * S::kMovingBytes;
     stats = reinterpret_cast<float4*>(rest);
     full = reinterpret_cast<std::uint64_t*>(rest + S::kStatBytes), empty = full + S::kStages;
-  }
-  __device__ static int swizzled(int rows, int row, int piece) {
-    return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
   }
   __device__ void init() const {
     for (int i = 0; i < S::kStages; ++i)

@@ -69,7 +69,7 @@ class BackwardConsumer {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (row < w_.count && piece < pieces)
           x = static_cast<const uint4*>(row_of<S::kKeys>(g_, w_, tensor, w_.first + row))[piece];
-        *reinterpret_cast<uint4*>(s_.still[tensor] + BackwardShared<S>::swizzled(S::kStill, row, piece)) = x;
+        *reinterpret_cast<uint4*>(s_.still[tensor] + swizzled(S::kStill, row, piece)) = x;
       }
     }
     fence_async_proxy();

@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_moving(const Backward& g, const BackwardWor
     const bool there = row < rows && piece < pieces;
     const void* from = anywhere;
     if (there) from = static_cast<const char*>(row_of<kKeys>(g, w, tensor, first + row)) + piece * 16;
-    copy16(to + BackwardShared<S>::swizzled(S::kMoving, row, piece), from, there ? 16 : 0);
+    copy16(to + swizzled(S::kMoving, row, piece), from, there ? 16 : 0);
   }
 }
 

@@ -30,10 +30,8 @@ __global__ void __launch_bounds__(512)
   std::int64_t i = blockIdx.x / heads, n = 0, token = i;
   if (p.cu_q) {
     int tile = static_cast<int>(i);
-    // Rows of one query each: the tiles of find_sequence.
-    Problem one = p;
-    one.group = 1;
-    if (!find_sequence(one, 1, n, tile)) return;
+    const auto queries_in = [&](std::int64_t sequence) { return static_cast<int>(p.q_len(sequence)); };
+    if (!find_tile(p.sequences, queries_in, n, tile)) return;
     i = tile;
   } else {
     n = i / p.queries, i %= p.queries, token = i;

@@ -1,6 +1,7 @@
 // Device helpers shared by the lm_head kernels: exact upcasts, the roundings to the output type, staged tile
-// loads. NaN results are stored as the all-ones pattern of the positive NaN (0x7fffffff, 0x7fff), which is
-// what the tensor core itself produces, so that a NaN has one bit pattern in every arithmetic.
+// loads, a launch with much shared memory. NaN results are stored as the all-ones pattern of the positive NaN
+// (0x7fffffff, 0x7fff), which is what the tensor core itself produces, so that a NaN has one bit pattern in every
+// arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -177,6 +178,18 @@ auto with_float_type(Float t, F&& f) {
     default:
       return f(__half{});
   }
+}
+
+// Launches a kernel that takes more dynamic shared memory than one gets unasked: `bytes`, the same for every launch, for the
+// attribute is the kernel's, and another thread may be between setting it and its launch.
+template <class... Parameters>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int bytes,
+                   cudaStream_t stream, const std::type_identity_t<Parameters>&... arguments) {
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+      e != cudaSuccess)
+    return e;
+  kernel<<<blocks, threads, static_cast<std::size_t>(bytes), stream>>>(arguments...);
+  return cudaGetLastError();
 }
 
 }  // namespace rlk::cuda::lm_head

@@ -122,13 +122,9 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows(Gemm p, bool vector) {
 template <class T>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
   constexpr int kBytes = Tiles<T>::kBytes;
-  auto kernel = few_rows<T>;
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      e != cudaSuccess)
-    return e;
   const std::int64_t blocks = ((p.m + kBM - 1) / kBM) * ((p.n + kBN - 1) / kBN);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(p, aligned16(p.a) && aligned16(p.b));
-  return cudaGetLastError();
+  return launch(few_rows<T>, static_cast<unsigned>(blocks), kThreads, kBytes, stream, p,
+                aligned16(p.a) && aligned16(p.b));
 }
 
 }  // namespace

@@ -94,13 +94,8 @@ __global__ void __launch_bounds__(kThreads, 1) sixteen_rows(Gemm p, bool vector)
 template <class T, bool KB>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
   constexpr int kBytes = Tiles<T, KB>::kBytes;
-  auto kernel = sixteen_rows<T, KB>;
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      e != cudaSuccess)
-    return e;
   const auto blocks = static_cast<unsigned>((p.n + kColumns - 1) / kColumns);
-  kernel<<<blocks, kThreads, kBytes, stream>>>(p, aligned16(p.a) && aligned16(p.b));
-  return cudaGetLastError();
+  return launch(sixteen_rows<T, KB>, blocks, kThreads, kBytes, stream, p, aligned16(p.a) && aligned16(p.b));
 }
 
 // The tile that takes the fewest steps of all SMs, weighed by what a step of one takes.

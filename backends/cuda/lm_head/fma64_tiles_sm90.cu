@@ -274,13 +274,9 @@ __global__ void __launch_bounds__(kThreads, 1) tiles(Gemm p, bool vector) {
 template <class S, class TA, class TB, bool KA, bool KB>
 cudaError_t start(const Gemm& p, cudaStream_t stream) {
   constexpr int kBytes = Ring<S>::kBytes;
-  auto kernel = tiles<S, TA, TB, KA, KB>;
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      e != cudaSuccess)
-    return e;
   const std::int64_t blocks = ((p.m + S::kRows - 1) / S::kRows) * ((p.n + S::kColumns - 1) / S::kColumns);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(p, aligned16(p.a) && aligned16(p.b));
-  return cudaGetLastError();
+  return launch(tiles<S, TA, TB, KA, KB>, static_cast<unsigned>(blocks), kThreads, kBytes, stream, p,
+                aligned16(p.a) && aligned16(p.b));
 }
 
 template <class TA, class TB>

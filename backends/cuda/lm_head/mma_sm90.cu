@@ -120,13 +120,8 @@ cudaError_t start(const Gemm& p, cudaStream_t stream) {
       kStages * 2 *
       (Tile<std::uint16_t, BM, kDepth, KA>::kElements + Tile<std::uint16_t, BN, kDepth, KB>::kElements);
   const auto blocks = static_cast<unsigned>(((p.m + BM - 1) / BM) * ((p.n + BN - 1) / BN));
-  auto kernel = tensor_core<BM, BN, WM, WN, KA, KB, Ranged>;
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      e != cudaSuccess)
-    return e;
-  kernel<<<blocks, BM / WM*(BN / WN) * 32, kBytes, stream>>>(p, range_of(p.k) / kDepth,
-                                                             aligned16(p.a) && aligned16(p.b));
-  return cudaGetLastError();
+  return launch(tensor_core<BM, BN, WM, WN, KA, KB, Ranged>, blocks, BM / WM * (BN / WN) * 32, kBytes, stream,
+                p, range_of(p.k) / kDepth, aligned16(p.a) && aligned16(p.b));
 }
 
 template <bool KB, bool Ranged>

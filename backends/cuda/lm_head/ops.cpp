@@ -129,34 +129,24 @@ std::uint64_t ranges_workspace_bwd(const LmHeadBwd& a, const rlk_request& reques
 
 constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE;
 
-constexpr Facts kSm90 = {.id = "cuda.sm90",
-                         .doc = "the fastest of our Hopper kernels and cuBLASLt, same bits",
-                         .priority = 300,
-                         .arithmetic = "sm90/t25k16",
-                         .dtypes = RLK_BF16 | RLK_F16,
-                         .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
-                         .device_type = kDLCUDA,
-                         .min_arch = 90,
-                         .max_arch = 90};
+constexpr Facts hopper_facts(const char* id, const char* doc, std::int32_t priority, const char* arithmetic) {
+  return {.id = id,
+          .doc = doc,
+          .priority = priority,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16 | RLK_F16,
+          .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
+          .device_type = kDLCUDA,
+          .min_arch = 90,
+          .max_arch = 90};
+}
+constexpr Facts kSm90 = hopper_facts("cuda.sm90", "the fastest of our Hopper kernels and cuBLASLt, same bits",
+                                     300, "sm90/t25k16");
 // Behind every other fast one: nobody gets other bits unasked.
-constexpr Facts kRanged = {.id = "cuda.sm90_r4",
-                           .doc = "our Hopper kernels, K in four ranges: few outputs, long sums",
-                           .priority = 50,
-                           .arithmetic = "sm90/t25k16/r4",
-                           .dtypes = RLK_BF16 | RLK_F16,
-                           .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
-                           .device_type = kDLCUDA,
-                           .min_arch = 90,
-                           .max_arch = 90};
-constexpr Facts kLibrary = {.id = "cuda.cublaslt",
-                            .doc = "cuBLASLt without split-K, stream-K and GEMV kernels",
-                            .priority = 200,
-                            .arithmetic = "sm90/t25k16",
-                            .dtypes = RLK_BF16 | RLK_F16,
-                            .traits = kTraits | RLK_STRICT | RLK_WORKSPACE_OPTIONAL,
-                            .device_type = kDLCUDA,
-                            .min_arch = 90,
-                            .max_arch = 90};
+constexpr Facts kRanged = hopper_facts(
+    "cuda.sm90_r4", "our Hopper kernels, K in four ranges: few outputs, long sums", 50, "sm90/t25k16/r4");
+constexpr Facts kLibrary =
+    hopper_facts("cuda.cublaslt", "cuBLASLt without split-K, stream-K and GEMV kernels", 200, "sm90/t25k16");
 constexpr Facts kFma32 = {.id = "cuda.fma32",
                           .doc = "ascending fp32 FMA chains on CUDA cores",
                           .priority = 100,
