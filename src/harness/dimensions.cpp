@@ -56,6 +56,7 @@ std::vector<Extent> Dimensions::of(const Case& c) const {
       if (bounds(c.inputs[t]) || e.size(c) < 1) e.resizable = false;
     }
   std::vector<Extent> out;
+  out.reserve(by_number.size());
   for (auto& [number, e] : by_number) out.push_back(std::move(e));
   return out;
 }
