@@ -76,11 +76,22 @@ RLK_TEAM void end_channel(const OpenChunk& c, int K, int d, float* total, float*
   using L = typename Team::Lane;
   const int last = c.C - kBlock;
   L from_start = Team::load(c.start + last / kBlock * K + d), to_end = L{} + 1.0f;
-  for (int i = last; i < c.C; ++i) from_start = flushed(L(from_start * Team::load(c.decay + i * K + d)));
-  Team::store(total, from_start);
-  for (int i = c.C - 1; i >= 0; --i) {
-    Team::store(k_end + i * ld, Team::load(c.k + i * K + d) * to_end);
-    to_end = flushed(L(to_end * Team::load(c.decay + i * K + d)));
+  for (int first = last; first >= 0; first -= kBlock) {
+    L k[kBlock], e[kBlock];  // read before any of them is used
+    RLK_UNROLL(16)
+    for (int i = 0; i < kBlock; ++i) {
+      k[i] = Team::load(c.k + (first + i) * K + d);
+      e[i] = Team::load(c.decay + (first + i) * K + d);
+    }
+    RLK_UNROLL(16)
+    for (int i = kBlock - 1; i >= 0; --i) {
+      Team::store(k_end + (first + i) * ld, k[i] * to_end);
+      to_end = flushed(L(to_end * e[i]));
+    }
+    if (first < last) continue;
+    RLK_UNROLL(16)
+    for (int i = 0; i < kBlock; ++i) from_start = flushed(L(from_start * e[i]));
+    Team::store(total, from_start);
   }
 }
 

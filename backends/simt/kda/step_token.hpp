@@ -30,17 +30,22 @@ struct SharedRow {
   float o[kHalfBlock], n[kHalfBlock];
 };
 
-// use(at, load(at)) for at = 0 .. count - 1, as many loads on their way as kAsk.
-template <class Load, class Use>
-__device__ __forceinline__ void stream(int count, Load load, Use use) {
+// use(at, load(at)) for at = 0 .. count - 1, kAsk loads on their way at once; `change(from, some)` sees them before they are used.
+template <class Load, class Change, class Use>
+__device__ __forceinline__ void stream(int count, Load load, Change change, Use use) {
   for (int from = 0; from < count; from += kAsk) {
     float some[kAsk];
 #pragma unroll
     for (int a = 0; a < kAsk; ++a) some[a] = from + a < count ? load(from + a) : 0.0f;
+    change(from, some);
 #pragma unroll
     for (int a = 0; a < kAsk; ++a)
       if (from + a < count) use(from + a, some[a]);
   }
+}
+template <class Load, class Use>
+__device__ __forceinline__ void stream(int count, Load load, Use use) {
+  stream(count, load, [](int, float(&)[kAsk]) {}, use);
 }
 
 // A row's place in its chunk, and what it finds there.
@@ -49,6 +54,46 @@ struct OpenRow {
   float* state;
   int K, V, i, first;  // the row, and the first of its block
 };
+
+// Asks for rows of `floats` neighbours each, `step` apart, to be on their way to the cache that all blocks share.
+__device__ __forceinline__ void ask_for(const float* from, int rows, int floats, int step, int thread) {
+  constexpr int kLine = 32;
+  const int lines = (floats + kLine - 1) / kLine;
+  for (int at = thread; at < rows * lines; at += kThreads) {
+    [[maybe_unused]] const float* line = from + at / lines * step + at % lines * kLine;
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#endif
+  }
+}
+__device__ __forceinline__ void ask_for_row(const OpenRow& r, int thread) {
+  const int own = r.i - r.first;
+  ask_for(r.c.k + r.first * r.K, 1, own * r.K, 0, thread);
+  ask_for(r.c.decay + r.first * r.K, 1, own * r.K, 0, thread);
+  ask_for(r.c.tail, r.K, r.first, r.c.C, thread);
+  ask_for(r.c.A, 1, r.i * r.c.C, 0, thread);
+  ask_for(r.c.y, 1, r.i * r.V, 0, thread);
+  ask_for(r.c.n, 1, r.i * r.V, 0, thread);
+}
+
+// What later blocks need of channel d of a block whose last row this is.
+__device__ __forceinline__ void end_block(const OpenRow& r, int d, const float (&k)[chunked::kBlock],
+                                          const float (&e)[chunked::kBlock], float from_start,
+                                          float in_block) {
+  const int block = r.first / chunked::kBlock;
+  r.c.start[(block + 1) * r.K + d] = from_start;
+  r.c.whole[block * r.K + d] = in_block;
+  float tail[chunked::kBlock], to_bound = 1;
+#pragma unroll
+  for (int m = chunked::kBlock - 1; m >= 0; --m) {
+    tail[m] = mul_rn(k[m], to_bound);
+    to_bound = chunked::flushed(mul_rn(to_bound, e[m]));
+  }
+  auto* to = reinterpret_cast<float4*>(r.c.tail + d * r.c.C + r.first);
+#pragma unroll
+  for (int m = 0; m < chunked::kBlock; m += 4)
+    to[m / 4] = make_float4(tail[m], tail[m + 1], tail[m + 2], tail[m + 3]);
+}
 
 // Decays of the row and what they multiply; the row's key and decay into the cache.
 __device__ __forceinline__ void decay_channel(const OpenRow& r, const SharedToken& t, SharedRow& s, int d) {
@@ -68,6 +113,11 @@ __device__ __forceinline__ void decay_channel(const OpenRow& r, const SharedToke
     if (m > rows) break;
     from_start = flushed(mul_rn(from_start, e[m]));
     in_block = m == 0 ? e[m] : flushed(mul_rn(in_block, e[m]));
+  }
+  if (rows == kBlock - 1 && r.i + 1 < r.c.C) end_block(r, d, k, e, from_start, in_block);
+#pragma unroll
+  for (int m = 1; m < kBlock; ++m) {
+    if (m > rows) break;
 #pragma unroll
     for (int j = 0; j < m; ++j) k[j] = mul_rn(k[j], e[m]);
   }
@@ -84,11 +134,18 @@ __device__ __forceinline__ void decay_channel(const OpenRow& r, const SharedToke
 
 // Rows of A and the decays over blocks, brought by the threads of half a block.
 __device__ __forceinline__ void bring_rows(const OpenRow& r, SharedRow& s, int thread) {
-  const int C = r.c.C, packs = chunked::padded(r.i) / 4;
-  for (int at = thread; at < r.i * packs; at += kHalfBlock) {
-    const int m = at / packs, j = at % packs * 4;
-    *reinterpret_cast<float4*>(&s.A[m][j]) = *reinterpret_cast<const float4*>(r.c.A + m * C + j);
+  constexpr int kPacks = chunked::kRows / 4, kTurns = chunked::kRows * kPacks / kHalfBlock;
+  const int j = thread % kPacks * 4;
+  float4 some[kTurns];
+#pragma unroll
+  for (int a = 0; a < kTurns; ++a) {
+    const int m = a * (kHalfBlock / kPacks) + thread / kPacks;
+    some[a] =
+        m < r.i && j <= m ? *reinterpret_cast<const float4*>(r.c.A + m * r.c.C + j) : make_float4(0, 0, 0, 0);
   }
+#pragma unroll
+  for (int a = 0; a < kTurns; ++a)
+    *reinterpret_cast<float4*>(&s.A[a * (kHalfBlock / kPacks) + thread / kPacks][j]) = some[a];
   if (thread < r.K)
     for (int b = 1; b < r.i / chunked::kBlock; ++b) s.whole[b][thread] = r.c.whole[b * r.K + thread];
 }
@@ -96,18 +153,29 @@ __device__ __forceinline__ void bring_rows(const OpenRow& r, SharedRow& s, int t
 // Column j of row i of M, without beta, and of P.
 __device__ __forceinline__ void pair_column(const OpenRow& r, const SharedToken& t, SharedRow& s, float beta,
                                             int j) {
-  const bool own = j >= r.first;
-  const float *k = own ? t.k : s.k_block, *q = own ? t.q : s.q_block,
-              *keys = own ? s.own[j - r.first] : r.c.tail + j;
-  const int step = own ? 1 : r.c.C, between = j / chunked::kBlock + 1, last = r.i / chunked::kBlock;
   float M = 0, P = 0;
-  stream(
-      r.K, [&](int d) { return keys[d * step]; },
-      [&](int d, float met) {
-        for (int b = between; b < last; ++b) met = mul_rn(met, s.whole[b][d]);
-        M = fused(k[d], met, M);
-        P = fused(q[d], met, P);
-      });
+  if (j >= r.first) {
+    const float* keys = s.own[j - r.first];
+    stream(
+        r.K, [&](int d) { return keys[d]; },
+        [&](int d, float key) {
+          M = fused(t.k[d], key, M);
+          P = fused(t.q[d], key, P);
+        });
+  } else {
+    const float* keys = r.c.tail + j;
+    stream(
+        r.K, [&](int d) { return keys[d * r.c.C]; },
+        [&](int from, float(&key)[kAsk]) {
+          for (int b = j / chunked::kBlock + 1; b < r.i / chunked::kBlock; ++b)
+#pragma unroll
+            for (int a = 0; a < kAsk; ++a) key[a] = mul_rn(key[a], s.whole[b][from + a]);
+        },
+        [&](int d, float key) {
+          M = fused(s.k_block[d], key, M);
+          P = fused(s.q_block[d], key, P);
+        });
+  }
   s.to_A[j] = 0.0f - mul_rn(beta, M);
   s.P[j] = P;
 }
@@ -202,19 +270,16 @@ __global__ void __launch_bounds__(kThreads, 2) step_token(Step p) {
       p.v_dim,
       int(cached),
       0};
+  ask_for(r.state, 1, r.K * r.V, 0, thread);
   if (cached == p.chunk) {
     close_chunk(team, r, s);
     r.i = 0;
   }
   r.first = r.i - r.i % chunked::kBlock;
+  ask_for_row(r, thread);
   const float beta = write_strength<float>(p, load(p.beta.data, p.beta.type, at(p.beta, n, 0, hv)));
   read_token(p, n, hv, t);
   step_row(p, r, t, s, beta, thread, out);
-  if (r.i % chunked::kBlock != chunked::kBlock - 1 || r.i + 1 == p.chunk) return;
-  chunked::ForwardScratch block;
-  block.K = r.K;
-  block.k_tail = &s.A[0][0];
-  chunked::close_block(team, r.first, r.c, block);
 }
 
 // Whether a call is what step_token is for.
