@@ -272,7 +272,7 @@ Fill cached_rows(const StepShape& s, int64_t chunk) {
   return fill;
 }
 
-Case step_case(const StepShape& s, DType t, Config o) {
+Case step_case(const StepShape& s, DType t, const Config& o) {
   Case c = make({s.batch, s.tokens, s.heads, s.value_heads, s.k, s.v}, t, o);
   c.name += fmt::format(" rows {}", fmt::join(s.rows, ","));
   for (CaseTensor& x : c.inputs)
