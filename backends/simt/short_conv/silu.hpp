@@ -100,20 +100,14 @@ __device__ __forceinline__ void silu_of(Numbers<Count>& z) {
 template <int Count>
 __device__ __forceinline__ void silu_for_bf16(Numbers<Count>& z) {
 #if defined(__CUDA_ARCH__)
-  bool far = false, near = false;
+  bool unsure = false;
   Numbers<Count> about;
 #  pragma unroll
   for (int k = 0; k < Count; ++k) {
     about.at[k] = about_silu(z.at[k]);
-    far = far || z.at[k] < kLeast;
-    near = near || near_middle(about.at[k]);
+    unsure = unsure || z.at[k] < kLeast || near_middle(about.at[k]);
   }
-  if (!far) {
-    // Rarely more than one, so each alone.
-    if (near)
-#  pragma unroll
-      for (int k = 0; k < Count; ++k)
-        if (near_middle(about.at[k])) about.at[k] = silu_anywhere(Numbers<1>{{z.at[k]}}).at[0];
+  if (!unsure) {
     z = about;
     return;
   }
