@@ -8,7 +8,7 @@
 //   sums         a thread a column of V: n_i, and in the other half of the block P_i n as far as row i - 1
 //
 // Of a state and a cache in memory it reads 4 K V bytes and, on average over a chunk, 57 kB at K = V = 128. So many loads are
-// asked for at once that two blocks on a multiprocessor keep its memory busy.
+// asked for at once that three blocks on a multiprocessor are enough.
 #pragma once
 
 #include "arithmetic/kda/step.hpp"
@@ -250,7 +250,7 @@ __device__ inline void close_chunk(chunked::BlockTeam& team, const OpenRow& r, S
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 2) step_token(Step p) {
+__global__ void __launch_bounds__(kThreads, 3) step_token(Step p) {
   __shared__ SharedToken t;
   __shared__ SharedRow s;
   chunked::BlockTeam team;
