@@ -172,8 +172,12 @@ std::vector<int64_t> drawn_strides(const rlk_argument& a, const std::vector<int6
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
   for (std::size_t i = order.size(); gaps && i > 1; --i)
     std::swap(order[i - 1], order[static_cast<std::size_t>(draw.below(static_cast<int64_t>(i)))]);
+  // Wide gaps are for arrays that they do not make many times as large.
   constexpr int64_t kGaps[] = {0, 1, 3, 8, 16, 61};
-  const auto gap = [&] { return gaps ? kGaps[draw.below(6)] : 0; };
+  int64_t elements = 1;
+  for (int64_t d : shape) elements *= d;
+  const int64_t choices = elements > (1 << 18) && shape.back() < 64 ? 5 : 6;
+  const auto gap = [&] { return gaps ? kGaps[draw.below(choices)] : 0; };
   strides.back() = 1;
   int64_t step = std::max<int64_t>(1, shape.back()) + gap();
   for (std::size_t i : order) {

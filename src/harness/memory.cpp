@@ -100,12 +100,14 @@ class Mappings {
   }
   void give_back(int slot, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (kept_ + bytes <= kMost) {
-      kept_ += bytes;
-      free_[bytes].push_back(slot);
-      return;
-    }
-    unmap(slot, bytes);
+    free_[bytes].push_back(slot);
+    kept_ += bytes;
+    // The largest of another size first: what is used now is likely to be used again.
+    for (auto at = free_.rbegin(); kept_ > kMost && at != free_.rend(); ++at)
+      while (kept_ > kMost && !at->second.empty() && (at->first != bytes || at->second.size() > 4)) {
+        kept_ -= at->first;
+        unmap(pop(at->second), at->first);
+      }
   }
 
  private:
@@ -145,9 +147,10 @@ WatchedMemory::WatchedMemory(std::size_t bytes, std::size_t offset, std::size_t 
     : bytes_(bytes) {
   const std::size_t page = page_size();
   const std::size_t around = edge == apart ? kGuard + 256 + offset + kGuard : alignment;
-  // In powers of two while small, so that few sizes serve all arrays.
+  // In powers of two while small, in eighths of them when large, so that few sizes serve all arrays.
   std::size_t open = pages(std::max<std::size_t>(1, bytes + around));
-  if (open < (std::size_t{1} << 20)) open = std::bit_ceil(open);
+  const std::size_t step = open < (std::size_t{1} << 20) ? std::bit_ceil(open) : std::bit_floor(open) / 8;
+  open = (open + step - 1) / step * step;
   mapped_ = open + 2 * page;
   slot_ = mappings().take(mapped_);
   if (slot_ < 0) return;
