@@ -166,7 +166,8 @@ int run_trial(const Words& words, const Plan& plan, std::FILE* lines) {
   record.resume.from = static_cast<int64_t>(words.integer("from"));
   for (const std::string& step : words.all("dead")) record.resume.dead.insert(std::atoll(step.c_str()));
   record.entry.promises = targets[0].entry.promises;
-  Trial(targets[0], plan, words.number("seconds"), true, record).run();
+  References references;
+  Trial(targets[0], plan, words.number("seconds"), true, references, record).run();
   return 0;
 }
 

@@ -96,7 +96,16 @@ class Maker {
   void few() {
     if (!subject_.services) same("threads", "3", {.threads = 3}), same("threads", "1", {.threads = 1});
     integers();
+    if (!subject_.services && any_subnormal()) float_modes();
     drawn(thorough_ ? 4 : 2);
+  }
+  // Numbers that flushing to zero takes away.
+  bool any_subnormal() const {
+    for (const auto& a : p_.inputs)
+      for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
+        if (const double x = std::fabs(registry::load(a->dtype, a->bytes.data(), i)); x > 0 && x < 0x1p-126)
+          return true;
+    return false;
   }
   // Offers a variant; `make` is called, and fills in what is not yet said of it, if it is wanted. It returns
   // false where there is no such variant.

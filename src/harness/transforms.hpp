@@ -24,6 +24,9 @@ struct Variant {
   bool hostile = false;  // the caller's floating-point environment is another: only strict ones promise it
 };
 
+// Not of one problem but of all calls of an op, one after another.
+inline constexpr const char* kAnotherOrder = "calls in another order";
+
 // What to do with each variant of a problem.
 struct VariantVisitor {
   // Whether the variant of this name is wanted. Asked of every one, in order; only the wanted are made, which

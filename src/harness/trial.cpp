@@ -70,9 +70,11 @@ uint64_t hash_of(const Outcome& out) {
   return hash;
 }
 
-Trial::Trial(const Target& target, const Plan& plan, double seconds, bool isolated, Record& record)
+Trial::Trial(const Target& target, const Plan& plan, double seconds, bool isolated, References& references,
+             Record& record)
     : target_(target),
       plan_(plan),
+      references_(references),
       record_(record),
       isolated_(isolated),
       start_(Clock::now()),
@@ -83,23 +85,7 @@ bool Trial::going() const {
 }
 
 double Trial::patience(const Problem& p, double times) const {
-  const auto at = reference_seconds_.find(p.name);
-  return (plan_.patience + (at == reference_seconds_.end() ? 0 : 100 * at->second)) * std::max(1.0, times);
-}
-
-const Outcome& Trial::truth_of(const Problem& p) {
-  const auto [it, fresh] = truths_.try_emplace(p.name);
-  if (!fresh) return it->second;
-  const auto before = Clock::now();
-  it->second = execute_reference(p, !p.exact);
-  reference_seconds_[p.name] = since(before);
-  return it->second;
-}
-
-const Outcome& Trial::scale_of(const Problem& p) {
-  const auto [it, fresh] = scales_.try_emplace(p.name);
-  if (fresh) it->second = execute_reference(magnitudes(p), true);
-  return it->second;
+  return (plan_.patience + 100 * references_.seconds_of(p)) * std::max(1.0, times);
 }
 
 registry::Bound Trial::bound_of(const Problem& p, const char* result, DType dtype) const {
@@ -108,26 +94,10 @@ registry::Bound Trial::bound_of(const Problem& p, const char* result, DType dtyp
   return p.op->bound({result, target_.dtype, dtype, target_.entry.arithmetic, p.reduction});
 }
 
-const std::optional<Outcome>& Trial::own_of(const Problem& p) {
-  const auto [at, fresh] = own_.try_emplace(p.name);
-  for (const bool golden : {false, true})
-    for (const OpEntry& entry : snapshot().ops)
-      for (auto e = entry.implementations.rbegin(); fresh && e != entry.implementations.rend(); ++e) {
-        const rlk_implementation& i = *e->implementation;
-        if (at->second || entry.schema != p.op->schema || e->backend->name != "native" ||
-            static_cast<bool>(i.traits & RLK_GOLDEN) != golden)
-          continue;
-        const rlk_device cpu = Backend::current(e->backend->devices().front());
-        if (Outcome out = execute(p, {entry.schema, &i, e->backend, cpu, nullptr}); out.code == RLK_OK)
-          at->second = std::move(out);
-      }
-  return at->second;
-}
-
 bool Trial::near_truth(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got) {
-  if (!own_of(p)) return false;
-  const Outcome& truth = truth_of(p);
-  const Array &own = own_of(p)->results[result], &right = truth.results[result];
+  const std::optional<Outcome>& library = references_.own_of(p);
+  if (!library) return false;
+  const Array &own = library->results[result], &right = references_.truth_of(p).results[result];
   // Which are numbers is an op's own affair where the library's results say otherwise.
   if (!same_numbers(own, right)) return true;
   // Rows may be of one element, so that the peak is the whole result's.
@@ -181,6 +151,11 @@ bool Trial::healthy(const Problem& p, const std::string& transform, const Outcom
   record_.tried(Promise::purity);
   if (!out.broken.empty()) fail(Promise::purity, p, transform, {}, nullptr, out.broken);
   return true;
+}
+
+const Outcome* Trial::outcome_of(const Problem& p) const {
+  const auto at = outcomes_.find(p.name + p.shape_text());
+  return at == outcomes_.end() ? nullptr : &at->second;
 }
 
 void Trial::count_sizes(const Problem& p) {
@@ -252,6 +227,7 @@ void Trial::run() {
   look();
   if (seen == items_.size() && going()) derive();
   look();
+  if (seen == items_.size() && going()) again();
   if (seen == items_.size() && going()) transforms();
   if (!missed_.empty() && !record_.knows_transform) {
     const std::vector<std::string_view> names(missed_.begin(), missed_.end());
@@ -271,7 +247,7 @@ void Trial::look_at(Item& item) {
   if (!item.given.order_probe.empty()) return judge_order(*this, *p, item.given.order_probe);
   if (is_derived(p->name)) {
     record_.begin_ours(*p);
-    if (truth_of(*p).code != RLK_OK || !own_of(*p)) return leave_out(item);
+    if (references_.truth_of(*p).code != RLK_OK || !references_.own_of(*p)) return leave_out(item);
   }
   const auto wide = with_fp32_results(*p);
   if (!plan_.case_name.ends_with(kWide)) {
@@ -288,17 +264,16 @@ void Trial::leave_out(Item& item) {
 }
 
 void Trial::forget(Item& item) {
-  for (const std::string& name : {item.given.name, item.given.name + std::string(kWide)}) {
-    truths_.erase(name);
-    scales_.erase(name);
-    own_.erase(name);
+  if (item.problem) {
+    references_.leave(*item.problem);
+    if (const auto wide = with_fp32_results(*item.problem)) references_.leave(*wide);
   }
   item.problem.reset();
 }
 
 void Trial::call_and_judge(const Problem& p) {
   if (!record_.begin(p, "", Step::judged, patience(p))) return;
-  const Outcome out = execute(p, target_.subject);
+  Outcome out = execute(p, target_.subject);
   if (!healthy(p, "", out)) {
     if (out.code == RLK_NO_IMPLEMENTATION && refusals_.size() < 4) refusals_.emplace_back(p, out.text);
     return;
@@ -308,11 +283,45 @@ void Trial::call_and_judge(const Problem& p) {
   record_.begin_ours(p);
   // Bounds are for the ops' own data: where a rule has judged a derived case, they have nothing to add.
   if (judge_equal_bits(*this, p, out) && is_derived(p.name)) return;
-  const Outcome& truth = truth_of(p);
+  const Outcome& truth = references_.truth_of(p);
   if (truth.code != RLK_OK)
     record_.note(fmt::format("{} '{}': the reference failed: {}", target_.entry.op, p.name, truth.text));
   else
     judge_accuracy(*this, p, out);
+  if (!p.large && !is_derived(p.name)) outcomes_.insert_or_assign(p.name + p.shape_text(), std::move(out));
+}
+
+// The op's own calls once more, backwards and, with time, in a drawn order: what an earlier call left behind is
+// another one's then.
+void Trial::again() {
+  const std::string transform = kAnotherOrder;
+  if (!plan_.case_name.empty()) return;
+  if (!wants(transform)) return missed(transform);
+  std::vector<Item*> order;
+  for (Item& item : items_)
+    if (item.given.order_probe.empty() && !item.given.large && !item.invalid && !is_derived(item.given.name))
+      order.insert(order.begin(), &item);
+  const auto turn = [&] {
+    for (Item* item : order) {
+      const Problem* p = problem_of(*item);
+      if (!p || !going() || !record_.begin(*p, transform, Step::judged, patience(*p))) continue;
+      record_.transform_known(transform);
+      const auto first = record_.entry.corpus.find(p->name);
+      if (first == record_.entry.corpus.end()) continue;  // refused, or of a process that has died
+      const Outcome out = execute(*p, target_.subject);
+      if (!healthy(*p, transform, out)) continue;
+      record_.tried(Promise::repeats);
+      record_.covered("repeats");
+      if (fmt::format("{:016x}", hash_of(out)) != first->second)
+        fail(Promise::repeats, *p, transform, {}, nullptr, "other bits after other calls");
+    }
+  };
+  turn();
+  if (plan_.passes == 1) return;
+  const registry::CaseSink draws([](const registry::Case&) {}, plan_.seed);
+  for (std::size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(i) - 1))]);
+  turn();
 }
 
 // Each transform comes `passes` times, each time on another case: pass by pass, so that a clock that ends
@@ -331,9 +340,11 @@ void Trial::transforms() {
   }
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
-  // Brief cases have few transforms of their own, so they take no part in the turns.
-  for (Item* i : brief)
-    if (going()) vary_item(*i, 0, 1, 0);
+  // Brief cases have few transforms of their own, so they take no part in the turns; and there are so many of them
+  // that a short budget tries each transform on every third.
+  const std::size_t share = plan_.passes == 1 ? 3 : 1;
+  for (std::size_t i = 0; i < brief.size(); ++i)
+    if (going()) vary_item(*brief[i], 0, share, i % share);
   const std::size_t stride = thorough() ? 1 : std::max<std::size_t>(1, sorted.size());
   const std::size_t passes =
       plan_.passes > 0 ? std::min(stride, static_cast<std::size_t>(plan_.passes)) : stride;

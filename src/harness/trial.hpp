@@ -13,6 +13,7 @@
 #include "src/harness/compare.hpp"
 #include "src/harness/execute.hpp"
 #include "src/harness/record.hpp"
+#include "src/harness/references.hpp"
 #include "src/harness/target.hpp"
 #include "src/harness/transforms.hpp"
 
@@ -20,7 +21,8 @@ namespace rlk::harness {
 
 class Trial {
  public:
-  Trial(const Target& target, const Plan& plan, double seconds, bool isolated, Record& record);
+  Trial(const Target& target, const Plan& plan, double seconds, bool isolated, References& references,
+        Record& record);
 
   // All of it: accuracy, equal bits and order of every case, then the transforms, then what it refused.
   void run();
@@ -41,9 +43,7 @@ class Trial {
 
   // Seconds a call may take that does `times` the work of this problem.
   double patience(const Problem& p, double times = 1) const;
-  // The op's reference, in fp64 where it can be: computed once for each case.
-  const Outcome& truth_of(const Problem& p);
-  const Outcome& scale_of(const Problem& p);
+  References& references() { return references_; }
   registry::Bound bound_of(const Problem& p, const char* result, DType dtype) const;
   // Bounds are for the ops' own data. What is derived from them may lose more: there a result may be a few times as far from the
   // truth as the library's own.
@@ -51,6 +51,8 @@ class Trial {
 
   void fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
             const Difference* where, std::string text);
+  // What the plain call of this problem gave; null where it is not kept.
+  const Outcome* outcome_of(const Problem& p) const;
   // A call came back: memory kept its promises and it ended as expected. False: nothing to compare.
   bool healthy(const Problem& p, const std::string& transform, const Outcome& out);
   void count_sizes(const Problem& p);
@@ -63,29 +65,27 @@ class Trial {
     bool alone = false;    // the call itself is all
   };
   const Problem* problem_of(Item& item);
-  // The library's own results, by an implementation that is not golden where there is one; nothing where all refuse.
-  const std::optional<Outcome>& own_of(const Problem& p);
   void collect();
   void derive();
   void look_at(Item& item);
   void leave_out(Item& item);
   void forget(Item& item);
   void call_and_judge(const Problem& p);
+  void again();
   void transforms();
   void vary_item(Item& item, std::size_t turn, std::size_t stride, std::size_t phase);
 
   const Target& target_;
   const Plan& plan_;
+  References& references_;
   Record& record_;
   const bool isolated_;
   const std::chrono::steady_clock::time_point start_;
   const double seconds_;
   std::vector<Item> items_;
   std::vector<std::pair<Problem, std::string>> refusals_;
+  std::map<std::string, Outcome> outcomes_;  // by case and shapes
   std::set<std::string> missed_;
-  std::map<std::string, Outcome> truths_, scales_;
-  std::map<std::string, std::optional<Outcome>> own_;
-  std::map<std::string, double> reference_seconds_;
 };
 
 // Small problems of the target, the same in every process, one after another: at most `count`, and until told to stop.

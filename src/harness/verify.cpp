@@ -92,7 +92,8 @@ class Verification {
         if (!plan_.child.empty())
           record.note(fmt::format("{} {} {}: the child program does not have it: tried in this process",
                                   t.entry.op, t.entry.implementation, t.entry.dtype));
-        Trial(t, plan_, share, false, record).run();
+        References own;  // beside others of this process
+        Trial(t, plan_, share, false, plan_.child.empty() ? references_ : own, record).run();
       }
       const std::lock_guard lock(mutex_);
       t.entry = std::move(record.entry);
@@ -156,6 +157,7 @@ class Verification {
   std::mutex mutex_;  // of the report and of every target's entry
   Report report_;
   std::vector<Target> targets_;
+  References references_;  // of targets that are tried one after another
   bool knows_transform_ = false;
   std::string near_transform_;
 };
@@ -184,7 +186,8 @@ std::string Failure::line() const {
 
 std::string Failure::command() const {
   std::string out = fmt::format("rlk-dispatch --verify {} --device {} --seed {}", op, device, seed);
-  if (!case_name.empty()) out += fmt::format(" --case '{}'", case_name);
+  // Another order is one of all cases.
+  if (!case_name.empty() && transform != kAnotherOrder) out += fmt::format(" --case '{}'", case_name);
   if (!beside_others) out += " --impl " + implementation;
   return transform.empty() ? out : out + fmt::format(" --transform '{}'", transform);
 }

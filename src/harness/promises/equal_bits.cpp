@@ -5,14 +5,13 @@
 #include <tuple>
 
 #include "src/harness/promises/promises.hpp"
-#include "src/harness/rule.hpp"
 
 namespace rlk::harness {
 
 // Held against the rule of the declared id, whoever else declares it. What stands for an id that no written
 // rule covers is not its own judge.
 bool judge_equal_bits(Trial& t, const Problem& p, const Outcome& out) {
-  const auto rule = by_rule(p, t.identity().arithmetic);
+  const auto& rule = t.references().rule_of(p, t.identity().arithmetic);
   if (!rule || (!rule->written && rule->by == t.identity().implementation)) return false;
   t.record().tried(Promise::equal_bits);
   for (std::size_t i = 0; i < out.results.size(); ++i) {

@@ -64,7 +64,9 @@ void try_variant(Trial& t, const Problem& p, const Variant& v, const Outcome& ba
 
 bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase) {
   if (!t.record().begin(p, "", Step::base, t.patience(p))) return true;
-  const Outcome base = execute(p, t.subject());
+  const Outcome* const kept = t.outcome_of(p);
+  const Outcome fresh = kept ? Outcome{} : execute(p, t.subject());
+  const Outcome& base = kept ? *kept : fresh;
   if (base.code != RLK_OK) return false;
   std::size_t count = 0;
   const auto wants = [&](const std::string& transform) {

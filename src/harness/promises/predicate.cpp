@@ -8,7 +8,7 @@ namespace rlk::harness {
 // refused may end it.
 void try_refused(Trial& t, const Problem& p, const std::string& reason) {
   if (t.subject().services) return;
-  const Outcome& truth = t.truth_of(p);
+  const Outcome& truth = t.references().truth_of(p);
   if (truth.code != RLK_OK || !t.record().begin(p, "", Step::forced, t.patience(p))) return;
   const Outcome out = execute_forced(p, t.subject());
   bool right = out.code == RLK_OK && out.broken.empty();
