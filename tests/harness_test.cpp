@@ -16,8 +16,10 @@ namespace {
 
 using rlk::harness::Promise;
 
-constexpr const char* kFamilies[] = {"lm_head", "lm_head_bwd", "kda_fwd", "kda_bwd", "kda_[dg]*",
-                                     "rope*",   "linear*",     "*logp*",  "sample*", "attention*"};
+// Every op is of one family at most.
+constexpr const char* kFamilies[] = {
+    "lm_head",    "lm_head_bwd", "kda_fwd",      "kda_bwd", "kda_[dg]*", "rope*",         "linear",
+    "linear_bwd", "logp*",       "linear_logp*", "sample*", "attention", "attention_bwd", "attention_[pm]*"};
 
 void expect_good(const rlk::harness::Report& r) {
   for (std::size_t i = 0; i < r.failures.size() && i < 20; ++i) MESSAGE(r.failures[i].line());
@@ -60,10 +62,24 @@ TEST_CASE("every native implementation of kda_fwd keeps its promises") { verify_
 TEST_CASE("every native implementation of kda_bwd keeps its promises") { verify_native("kda_bwd"); }
 TEST_CASE("every native implementation of kda's other ops keeps its promises") { verify_native("kda_[dg]*"); }
 TEST_CASE("every native implementation of rope keeps its promises") { verify_native("rope*"); }
-TEST_CASE("every native implementation of linear keeps its promises") { verify_native("linear*"); }
-TEST_CASE("every native implementation of log-probabilities keeps its promises") { verify_native("*logp*"); }
+TEST_CASE("every native implementation of linear keeps its promises") { verify_native("linear"); }
+TEST_CASE("every native implementation of linear_bwd keeps its promises") { verify_native("linear_bwd"); }
+TEST_CASE("every native implementation of log-probabilities keeps its promises") { verify_native("logp*"); }
+TEST_CASE("every native implementation of linear_logp keeps its promises") { verify_native("linear_logp*"); }
 TEST_CASE("every native implementation of sample keeps its promises") { verify_native("sample*"); }
-TEST_CASE("every native implementation of attention keeps its promises") { verify_native("attention*"); }
+TEST_CASE("every native implementation of attention keeps its promises") { verify_native("attention"); }
+TEST_CASE("every native implementation of attention_bwd keeps its promises") {
+  verify_native("attention_bwd");
+}
+TEST_CASE("every native implementation of attention's parts keeps its promises") {
+  verify_native("attention_[pm]*");
+}
+
+TEST_CASE("no op is of two families") {
+  for (const rlk::OpEntry& op : rlk::snapshot().ops)
+    CHECK(std::count_if(std::begin(kFamilies), std::end(kFamilies),
+                        [&](const char* family) { return fnmatch(family, op.schema->name, 0) == 0; }) <= 1);
+}
 
 TEST_CASE("every native implementation of every other op keeps its promises") {
   for (const rlk::OpEntry& op : rlk::snapshot().ops) {
