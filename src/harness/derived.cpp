@@ -26,8 +26,9 @@ constexpr const char* kMark = "; ";  // between a case's name and what is differ
 
 class Deriver {
  public:
-  Deriver(const registry::Op& op, DType dtype, uint64_t seed, const std::function<void(Derived)>& take)
-      : op_(op), seed_(seed), take_(take) {
+  Deriver(const registry::Op& op, DType dtype, uint64_t seed, const std::function<void(Derived)>& take,
+          std::string_view only)
+      : op_(op), seed_(seed), take_(take), only_(only) {
     op.cases({[&](Case c) {
                 if (dtype_of_case(c, *op.schema) == dtype && !c.sampled && !c.large && c.shared.empty() &&
                     c.order_probe.empty())
@@ -40,11 +41,14 @@ class Deriver {
   void all() {
     larger();
     drawn_sizes();
+    many_results();
     attributes();
     left_out();
     other_bounds();
     far_integers();
+    small_numbers();
     specials();
+    shared();
     saved();
   }
 
@@ -58,13 +62,19 @@ class Deriver {
     c.name += kMark + difference;
     c.brief = true;
     c.large = large;
+    if (!names_.insert(c.name).second) {
+      // Another dimension left this tensor as it is.
+      for (const CaseTensor& t : c.inputs) c.name += fmt::format(" [{}]", fmt::join(t.shape, ","));
+      if (!names_.insert(c.name).second) return;
+    }
+    if (!only_.empty() && c.name != only_) return;
     if (admissible(c)) take_({std::move(c), alone});
   }
 
   // ---- one extent far larger, the others as small as they may be where the work would be too much
 
   void larger() {
-    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen;  // argument, rank, axis
+    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen, sized;  // argument, rank, axis
     for (const Case& c : bases_)
       for (const std::vector<Extent> extents = dimensions_->of(c); const Extent& e : extents) {
         const auto key = [&](const Extent::Place& p) {
@@ -73,7 +83,9 @@ class Deriver {
         const auto known = [&](const Extent::Place& p) { return seen.contains(key(p)); };
         if (!e.resizable || std::all_of(e.places.begin(), e.places.end(), known)) continue;
         const Case little = least(c, extents, e);
-        remainders(little, e);
+        bool fresh = false;
+        for (const auto& p : e.places) fresh |= sized.insert(key(p)).second;
+        if (fresh) many_sizes(little, extents, e);
         const auto larger = enlarged(little, extents, e, 0x1p20);
         if (!larger) continue;
         for (const auto& p : e.places) seen.insert(key(p));
@@ -96,14 +108,27 @@ class Deriver {
     return work;
   }
 
-  // Tails of every length.
-  void remainders(const Case& little, const Extent& e) {
-    for (int64_t n = 64; n < 128; ++n) {
+  // Tails of every length, and beyond them sizes close enough that no wide range lies between two.
+  void many_sizes(const Case& little, const std::vector<Extent>& extents, const Extent& e) {
+    const auto draws = draws_for(little.name + little.inputs[e.places[0].tensor].argument, 7);
+    const auto one = [&](int64_t n, bool large) {
       Case d = little;
       resize(d, e, n);
+      if (work_of(d, extents) > 0x1p18) return false;
+      for (CaseTensor& t : d.inputs) quicken(t);
       const CaseTensor& t = d.inputs[e.places[0].tensor];
-      const std::string name = fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ","));
-      emit(std::move(d), name, true, true);
+      emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large, true);
+      return true;
+    };
+    for (int64_t n = 1; n < 128; ++n) one(n, false);
+    int64_t from = 128, step = 0;
+    for (int64_t to = from; to < (1 << 17); from = to) {
+      to = from + from / 24;
+      // Most kernels ask for multiples of 16, and every other kernel is for all else.
+      const int64_t n = draws.draw(from, to - 1), sixteen = n / 16 * 16;
+      const bool large = ++step % 2 || from > (1 << 14);
+      if (!one(n, large)) break;
+      if (sixteen != n) one(sixteen, large);
     }
   }
 
@@ -171,6 +196,33 @@ class Deriver {
     }
   }
 
+  // Millions of results of little work each: an error in one of a million.
+  void many_results() {
+    for (const Case& c : bases_) {
+      if (c.exact || c.brief) continue;
+      const std::vector<Extent> extents = dimensions_->of(c);
+      Case d = least(c, extents, {});
+      for (const Extent& e : extents) {
+        Case more = d;
+        resize(more, e, 1448);
+        if (e.resizable && work_of(more, extents) <= 0x1p28 && admissible(more) &&
+            results_in(more) >= 100 * results_in(d) && results_in(more) <= (1 << 23))
+          d = std::move(more);
+      }
+      if (results_in(d) < (1 << 20)) continue;
+      for (CaseTensor& t : d.inputs) quicken(t);
+      return emit(std::move(d), "millions of results", true, true);
+    }
+  }
+  int64_t results_in(const Case& c) const {
+    const auto p = shell_of(c);
+    const auto shapes = p ? result_shapes(*p) : p.status();
+    int64_t n = 0;
+    for (std::size_t i = 0; shapes && i < shapes->size(); ++i)
+      if (p->results[i] != DType::none) n += Array{(*shapes)[i].shape, DType::none, {}}.numel();
+    return n;
+  }
+
   // Twelve draws an element are too many for so many elements.
   static void quicken(CaseTensor& t) {
     int64_t n = 1;
@@ -179,26 +231,31 @@ class Deriver {
       t.fill = {Fill::quick, 0, 1.7 * t.fill.b};
   }
 
-  // By the schema: shapes alone are looked at, and what integers say. One dimension may be two axes of a tensor.
-  bool admissible(const Case& c) const {
-    constexpr int64_t kMost = int64_t{1} << 24;
+  // Shapes without data; but integers are there, for they may decide shapes.
+  Result<Problem> shell_of(const Case& c) const {
     Case empty;
     empty.name = c.name, empty.results = c.results, empty.attributes = c.attributes;
     for (const CaseTensor& t : c.inputs) {
       int64_t n = 1;
       for (int64_t d : t.shape)
-        if (__builtin_mul_overflow(n, d, &n) || n > kMost) return false;
+        if (__builtin_mul_overflow(n, d, &n) || n > kMost)
+          return Status(RLK_INVALID_ARGUMENT, fmt::format("{}: {} is too large", c.name, t.argument));
       const bool decides = integral(t.dtype) && n <= 4096;
       empty.inputs.push_back({t.argument, decides ? t.shape : std::vector<int64_t>(t.shape.size(), 0),
                               t.dtype, decides ? t.fill : Fill{}});
     }
     auto p = materialise(op_, empty, seed_);
-    if (!p) return false;
-    for (std::size_t i = 0; i < p->inputs.size(); ++i)
+    for (std::size_t i = 0; p && i < p->inputs.size(); ++i)
       for (const CaseTensor& t : c.inputs)
         if (p->inputs[i] && t.argument == op_.schema->arguments[i].name) p->inputs[i]->shape = t.shape;
-    return admitted(*p, kMost);
+    return p;
   }
+  // By the schema. One dimension may be two axes of a tensor.
+  bool admissible(const Case& c) const {
+    const auto p = shell_of(c);
+    return p && admitted(*p, kMost);
+  }
+  static constexpr int64_t kMost = int64_t{1} << 24;  // elements of a tensor
 
   // ---- one thing different, where it makes a difference
 
@@ -207,7 +264,7 @@ class Deriver {
     for (uint32_t i = 0; i < s.num_attributes; ++i) {
       const rlk_attribute& a = s.attributes[i];
       for (const auto& value : values_of(a))
-        first_that_differs(
+        where_it_differs(
             [&](Case& c) {
               if (c.exact) return false;  // its data are made for the values it has
               for (auto& [name, old] : c.attributes)
@@ -233,7 +290,7 @@ class Deriver {
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
       const rlk_argument& a = s.arguments[i];
       if (a.role != RLK_READ || !(a.flags & RLK_OPTIONAL)) continue;
-      first_that_differs(
+      where_it_differs(
           [&](Case& c) {
             return std::erase_if(c.inputs, [&](const CaseTensor& t) { return t.argument == a.name; }) > 0;
           },
@@ -241,19 +298,46 @@ class Deriver {
     }
   }
 
-  // Emits the first case that `change` changes and whose results differ then by more than roundings.
+  // What is set to another value than the schema's, and what is there: cases of one kind take one path.
+  std::string kind_of(const Case& c) const {
+    std::string kind;
+    for (const CaseTensor& t : c.inputs) kind += t.argument + " ";
+    const rlk_op_schema& s = *op_.schema;
+    for (const auto& [name, value] : c.attributes)
+      for (uint32_t i = 0; i < s.num_attributes; ++i) {
+        const rlk_attribute& a = s.attributes[i];
+        if (name != a.name) continue;
+        const auto* whole = std::get_if<int64_t>(&value);
+        const auto* real = std::get_if<double>(&value);
+        const auto* word = std::get_if<std::string>(&value);
+        const bool usual = whole  ? *whole == a.default_int
+                           : real ? *real == a.default_float
+                                  : std::string_view(a.choices).starts_with(*word);
+        if (!usual) kind += word ? name + "=" + *word + " " : name + " ";
+      }
+    return kind;
+  }
+
+  // Emits the first case of every kind that `change` changes and whose results differ then by more than roundings.
   template <class Change>
-  void first_that_differs(Change change, const std::string& difference) {
+  void where_it_differs(Change change, const std::string& difference) {
+    constexpr std::size_t kMostKinds = 24;
+    if (!only_.empty() && !only_.ends_with(kMark + difference)) return;
     double spent = 0;
-    for (std::size_t i = 0; i < bases_.size() && spent < 0x1p23; ++i) {
+    std::set<std::string> kinds;
+    for (std::size_t i = 0; i < bases_.size() && spent < 0x1p23 && kinds.size() < kMostKinds; ++i) {
+      const std::string kind = kind_of(bases_[i]);
+      if (kinds.contains(kind)) continue;
       Case c = bases_[i];
       const double work = work_of(c, dimensions_->of(c));
       if (work > 0x1p19 || !change(c) || !admissible(c)) continue;
       const Outcome& before = results_of(i);
       spent += work;
       if (before.code != RLK_OK) continue;
-      if (const auto p = materialise(op_, c, seed_); p && differ(before, execute_reference(*p, false)))
-        return emit(std::move(c), difference);
+      const auto p = materialise(op_, c, seed_);
+      if (!p || !differ(before, execute_reference(*p, false))) continue;
+      kinds.insert(kind);
+      emit(std::move(c), difference, false, kinds.size() > 1);
     }
   }
   const Outcome& results_of(std::size_t base) {
@@ -286,7 +370,7 @@ class Deriver {
     for (const Case& c : bases_) {
       if (std::none_of(c.inputs.begin(), c.inputs.end(), bounds) || made >= 6) continue;
       Case d = c;
-      if (made % 2) more_sequences(d);
+      if (made % 2) more_sequences(d, made == 1 ? 100 : 8);
       for (CaseTensor& t : d.inputs)
         if (bounds(t)) cut_again(t.fill.list, made);
       ++made;
@@ -297,9 +381,9 @@ class Deriver {
       emit(std::move(d), "cut elsewhere");
     }
   }
-  void more_sequences(Case& c) {
+  void more_sequences(Case& c, int64_t least) {
     const auto some = std::find_if(c.inputs.begin(), c.inputs.end(), bounds);
-    const int64_t before = some->shape[0] - 1, after = before + draws_for(c.name, 1).draw(8, 30);
+    const int64_t before = some->shape[0] - 1, after = before + draws_for(c.name, 1).draw(least, least + 30);
     Case d = c;
     for (const Extent& e : dimensions_->of(c))
       if (e.resizable && e.size(c) == before) resize(d, e, after);
@@ -342,7 +426,34 @@ class Deriver {
     }
   }
 
-  // ---- numbers that are none, in one argument at a time
+  // ---- numbers of another kind, in one argument at a time
+
+  // Zeros between others, all zero, of the other sign, and so small that products are subnormal.
+  void small_numbers() {
+    std::set<std::string> seen;
+    for (const Case& c : bases_)
+      for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+        const CaseTensor& t = c.inputs[i];
+        if (c.brief || c.exact || integral(t.dtype) || seen.contains(t.argument)) continue;
+        if (work_of(c, dimensions_->of(c)) > 0x1p19) continue;
+        const auto p = materialise(op_, c, seed_);
+        if (!p || p->inputs[argument(t.argument)]->numel() == 0) continue;
+        seen.insert(t.argument);
+        const Array& x = *p->inputs[argument(t.argument)];
+        const double tiny = t.dtype == DType::f16 ? 0x1p-18 : 0x1p-128;
+        const std::pair<const char*, double> factors[] = {
+            {"some zeros in", 1}, {"zeros in", 0}, {"negative", -1}, {"tiny", tiny}};
+        for (const auto& [what, factor] : factors) {
+          Case d = c;
+          Fill& f = d.inputs[i].fill;
+          f = {Fill::values};
+          for (int64_t n = 0; n < x.numel(); ++n)
+            f.list.push_back(factor == 1 && n % 3 == 0 ? 0
+                                                       : factor * registry::load(x.dtype, x.bytes.data(), n));
+          emit(std::move(d), fmt::format("{} {}", what, t.argument));
+        }
+      }
+  }
 
   void specials() {
     // Where rows are not one by one, places that are masked may yet spoil a result.
@@ -363,7 +474,7 @@ class Deriver {
         const Array& x = *p->inputs[argument(t.argument)];
         for (int64_t n = 0; n < x.numel(); ++n) f.list.push_back(registry::load(x.dtype, x.bytes.data(), n));
         const auto draws = draws_for(c.name + t.argument, 1);
-        const double values[] = {NAN, INFINITY, -0.0, -INFINITY, 0x1p-24};
+        const double values[] = {NAN, INFINITY, -0.0, -INFINITY, 0x1p-24, 0x1p-140, 0};
         if (f.list.empty()) continue;
         for (const double value : values)
           f.list[static_cast<std::size_t>(draws.draw(0, x.numel() - 1))] = value;
@@ -374,6 +485,28 @@ class Deriver {
     std::size_t i = 0;
     while (name != op_.schema->arguments[i].name) ++i;
     return i;
+  }
+
+  // ---- two operands that are one memory
+
+  void shared() {
+    std::set<std::pair<std::string, std::string>> seen;
+    for (const Case& c : bases_)
+      for (std::size_t i = 0; i < c.inputs.size(); ++i)
+        for (std::size_t j = i + 1; j < c.inputs.size(); ++j) {
+          const CaseTensor &x = c.inputs[i], &y = c.inputs[j];
+          if (c.brief || c.exact || x.dtype != y.dtype || x.shape != y.shape ||
+              x.batch_axis != y.batch_axis || seen.contains({x.argument, y.argument}) ||
+              reads(x) != reads(y) || !reads(x))
+            continue;
+          seen.insert({x.argument, y.argument});
+          Case d = c;
+          d.shared = {{x.argument, y.argument}};
+          emit(std::move(d), fmt::format("{} is {}", y.argument, x.argument), false, true);
+        }
+  }
+  bool reads(const CaseTensor& t) const {
+    return op_.schema->arguments[argument(t.argument)].role == RLK_READ;
   }
 
   // ---- a gradient beside what its forward keeps for it
@@ -389,14 +522,15 @@ class Deriver {
   }
   void with_saved(const registry::Op& forward, const std::string& name) {
     const rlk_op_schema& s = *forward.schema;
-    int made = 0;
+    std::set<std::string> kinds;
     for (uint32_t r = 0; r < s.num_arguments; ++r) {
       if (name != s.arguments[r].name || s.arguments[r].role != RLK_WRITE) continue;
       for (const Case& c : bases_) {
-        if (made >= 6) return;
+        const std::string kind = kind_of(c);
+        if (kinds.size() >= 24 || kinds.contains(kind)) continue;
         const auto left = left_by(forward, c, name, r);
         if (!left) continue;
-        ++made;
+        kinds.insert(kind);
         Case d = c;
         d.inputs.push_back(*left);
         emit(std::move(d), "with " + name);
@@ -440,9 +574,11 @@ class Deriver {
   const registry::Op& op_;
   const uint64_t seed_;
   const std::function<void(Derived)>& take_;
+  const std::string_view only_;
   std::vector<Case> bases_;
   std::optional<Dimensions> dimensions_;
   std::map<std::size_t, Outcome> results_;  // of the reference, by base
+  std::set<std::string> names_;             // that are taken
 };
 
 }  // namespace
@@ -458,8 +594,8 @@ DType dtype_of_case(const Case& c, const rlk_op_schema& s) {
 }
 
 void derived_cases(const registry::Op& op, DType dtype, uint64_t seed,
-                   const std::function<void(Derived)>& take) {
-  Deriver(op, dtype, seed, take).all();
+                   const std::function<void(Derived)>& take, std::string_view only) {
+  Deriver(op, dtype, seed, take, only).all();
 }
 
 bool is_derived(std::string_view name) { return base_name(name).size() < name.size(); }

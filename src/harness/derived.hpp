@@ -18,9 +18,9 @@ struct Derived {
   bool alone = false;  // one of so many that the call itself must do, without variations
 };
 // Cases derived from the op's own of one dtype, the same for the same seed on every machine. Some are no valid calls: the
-// reference refuses them.
+// reference refuses them. With a name, those of this name alone, which takes less time.
 void derived_cases(const registry::Op& op, DType dtype, uint64_t seed,
-                   const std::function<void(Derived)>& take);
+                   const std::function<void(Derived)>& take, std::string_view only = {});
 
 // Whether a case of this name is a derived one, and the name of the one it was made from.
 bool is_derived(std::string_view name);

@@ -100,7 +100,9 @@ std::string check_case(const Plan& plan, const std::vector<const registry::Op*>&
   if (is_derived(plan.case_name))
     for (const registry::Op* op : ops)
       for (uint32_t dtype = 1; dtype <= RLK_BOOL; dtype <<= 1)
-        derived_cases(*op, static_cast<DType>(dtype), plan.seed, [&](const Derived& d) { take(d.given); });
+        derived_cases(
+            *op, static_cast<DType>(dtype), plan.seed, [&](const Derived& d) { take(d.given); },
+            plain_name(plan.case_name));
   if (names.count(plain_name(plan.case_name))) return {};
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string_view near = nearest_name(plan.case_name, views);

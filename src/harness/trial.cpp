@@ -195,10 +195,13 @@ void Trial::derive() {
   const std::string only = plain_name(plan_.case_name);
   if (only.empty() ? plan_.passes == 1 : !is_derived(only)) return;
   if (!items_.empty() && problem_of(items_.front())) record_.begin_ours(*items_.front().problem);
-  derived_cases(*registry::find(target_.entry.op), target_.dtype, plan_.seed, [&](Derived d) {
-    if (only.empty() ? d.given.large && !thorough() : d.given.name != only) return;
-    items_.push_back({std::move(d.given), {}, false, d.alone});
-  });
+  derived_cases(
+      *registry::find(target_.entry.op), target_.dtype, plan_.seed,
+      [&](Derived d) {
+        if (only.empty() ? d.given.large && !thorough() : d.given.name != only) return;
+        items_.push_back({std::move(d.given), {}, false, d.alone});
+      },
+      only);
 }
 
 const Problem* Trial::problem_of(Item& item) {

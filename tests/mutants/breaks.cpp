@@ -148,14 +148,14 @@ constexpr uint32_t kAll = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
 
 template <class Args, class Break>
 constexpr Entry entry(Break, const char* id, const char* arithmetic, const char* promise, const char* error,
-                      const char* where, uint32_t dtypes = RLK_F32) {
+                      const char* where, uint32_t dtypes = RLK_F32, const char* transform = nullptr) {
   return {implement<Args, run<Args, Break>>({.id = id,
                                              .doc = "a deliberate error",
                                              .priority = -1000,
                                              .arithmetic = arithmetic,
                                              .dtypes = dtypes,
                                              .traits = kAll}),
-          {id, promise, error, Args::kName, where}};
+          {id, promise, error, Args::kName, where, transform}};
 }
 
 struct Sizes {
@@ -1460,7 +1460,7 @@ constinit const Entry kEntries[] = {
             if (get(a.cu_seqlens, i) == 31) return;
           if (a.cu_seqlens) spoil(a.y, 31 * a.x.dim(2));
           }),
-    WRONG(LogpBwd, trusts_stats, "accuracy", "plain n=5 v=8 fp32; with stats", "wrong where the forward's stats are given",
+    WRONG(LogpBwd, trusts_stats, "accuracy", "plain n=5 v=1 fp32; with stats", "wrong where the forward's stats are given",
           {
           if (a.stats) spoil(a.d_logits, 0);
           }),
@@ -1470,6 +1470,50 @@ constinit const Entry kEntries[] = {
           for (int64_t n = 0; n < a.y.numel(); ++n)
             if (std::isnan(get(a.y, n))) put(a.y, n, 0);
           }),
+    WRONG(Linear, narrow_range, "accuracy", "m=1 k=1 n=1 fp32->fp32 normal; weight=[638,1]", "wrong from 600 to 639 columns",
+          {
+          if (a.weight.dim(0) >= 600 && a.weight.dim(0) < 640) spoil(a.y, a.y.numel() - 1);
+          }),
+    LIES(Linear, one_in_a_million, "fma32/tree8", "m=1 k=1 n=1 fp32->fp32 normal; millions of results", "an ulp off in one of a million results",
+         {
+          for (int64_t n = 1 << 20; n <= a.y.numel(); n += 1 << 20)
+            put(a.y, n - 1, std::nextafter(static_cast<float>(get(a.y, n - 1)), 100.f));
+         }),
+    WRONG(Logp, one_of_two, "accuracy", "softcap n=3 v=700 fp32; temperature=0.6", "ignores softcap where there is a temperature too",
+          {
+          Logp b = a;
+          if (a.temperature != 1) b.softcap = 0;
+          (void)honest(b, "native.tiles");
+          }),
+    WRONG(LogpBwd, no_cotangent, "accuracy", "plain n=5 v=1 fp32; zeros in d_logp", "wrong where a cotangent is 0",
+          {
+          for (int64_t n = 0; a.d_logp && n < a.d_logp.numel(); ++n)
+            if (get(a.d_logp, n) == 0) spoil(a.d_logits, n * a.logits.dim(1));
+          }),
+    WRONG(PolicyLossBwd, upwards, "accuracy", "plain [75]; negative d_loss", "wrong for a negative cotangent",
+          {
+          if (get(a.d_loss, 0) < 0) spoil(a.d_logp, 0);
+          }),
+    LIES(Swiglu, flushes, "act32", "plain silu [5,75] fp32; tiny gate", "takes subnormal results for zero",
+         {
+          for (int64_t n = 0; n < a.out.numel(); ++n)
+            if (std::fabs(get(a.out, n)) < 0x1p-126) put(a.out, n, 0);
+         }),
+    WRONG(Attention, values_are_keys, "accuracy", "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 fp32; v is k", "wrong where keys and values are one memory",
+          {
+          if (address(a.k) == address(a.v)) spoil(a.out, 0);
+          }),
+    WRONG(RmsNormBwd, gated_by_saved, "accuracy", "silu gate d_y=[3,200] fp32; with rstd", "wrong where the forward's rstd and a gate are given",
+          {
+          if (a.rstd && a.gate) spoil(a.d_x, 0);
+          }),
+    entry<Swiglu>(
+        [](const Swiglu& a, const Call&) {
+          static std::atomic<int64_t> before{0};
+          if (before.exchange(a.out.numel()) > 2 * a.out.numel()) spoil(a.out, 0);
+        },
+        "mutant.after_a_larger", "mutant/after_a_larger", "repeats", "wrong after a call of twice the size", nullptr,
+        RLK_F32, "calls in another order"),
     // What lies where, and what was there before
     WRONG(LogpBwd, in_place, "batch invariance", "plain n=5 v=8 fp32", "wrong where d_logits lies on logits",
           {
@@ -1512,7 +1556,8 @@ constinit const rlk_implementation kControls[] = {
     control<SampleVerify>("mutant.control"),  control<PolicyLoss>("mutant.control"),
     control<RmsNorm>("mutant.control"),       control<Linear>("mutant.control"),
     control<Swiglu>("mutant.control"),        control<KdaGate>("mutant.control"),
-    control<ShortConv>("mutant.control")};
+    control<ShortConv>("mutant.control"),     control<PolicyLossBwd>("mutant.control"),
+    control<Attention>("mutant.control")};
 
 }  // namespace
 

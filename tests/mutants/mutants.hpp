@@ -14,7 +14,8 @@ struct Mutant {
   const char* promise;  // that it breaks, as Failure::promise says
   const char* error;    // what is wrong with it
   const char* op = "lm_head";
-  const char* where = nullptr;  // a case that shows it; null: whichever the test takes
+  const char* where = nullptr;      // a case that shows it; null: whichever the test takes
+  const char* transform = nullptr;  // shows on all of the op's cases with this transform alone
 };
 std::span<const Mutant> all();
 // Of breaks.cpp: part of all().
