@@ -370,7 +370,7 @@ class Deriver {
     for (const Case& c : bases_) {
       if (std::none_of(c.inputs.begin(), c.inputs.end(), bounds) || made >= 6) continue;
       Case d = c;
-      if (made % 2) more_sequences(d, made == 1 ? 100 : 8);
+      if (made % 2) more_sequences(d, made == 3 ? 100 : 8);
       for (CaseTensor& t : d.inputs)
         if (bounds(t)) cut_again(t.fill.list, made);
       ++made;
