@@ -157,10 +157,12 @@ class Case {
 };
 
 // One row and a few; every tile's height and one more; leaves that end within a stage or a group, and empty ones; more
-// tiles than blocks; parts of a sum.
+// tiles than blocks; parts of a sum; leaves of one whole stage and of several.
 constexpr Size kSizes[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 264, 520, 8},  {64, 1096, 72, 8},
                            {65, 136, 1032, 8}, {100, 264, 2304, 8}, {129, 520, 768, 8}, {300, 391, 2880, 8},
-                           {5, 136, 512, 4},   {33, 136, 520, 2},   {130, 136, 64, 1},  {70, 72, 24, 8}};
+                           {5, 136, 512, 4},   {33, 136, 520, 2},   {130, 136, 64, 1},  {70, 72, 24, 8},
+                           {129, 264, 512, 8}, {300, 392, 1024, 8}, {40, 136, 2560, 8}, {150, 136, 768, 4},
+                           {33, 136, 384, 2}};
 
 }  // namespace
 
@@ -185,8 +187,9 @@ TEST_CASE("every cut of linear's tree kernel has the bits of its rule, also with
 
 TEST_CASE("every cut of linear's tree kernel has the bits of swiglu of its rule, stacked and interleaved") {
   if (!hopper() || !rlk::cuda::linear::tree_available()) return;
-  constexpr Size kGated[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 256, 520, 8}, {65, 384, 1032, 8},
-                             {100, 264, 304, 8}, {300, 1408, 768, 8}, {130, 136, 24, 8}};
+  constexpr Size kGated[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},  {16, 256, 520, 8},
+                             {65, 384, 1032, 8}, {100, 264, 304, 8}, {300, 1408, 768, 8},
+                             {130, 136, 24, 8},  {65, 384, 512, 8},  {300, 1408, 1536, 8}};
   for (const Size& s : kGated)
     for (const bool interleaved : {false, true})
       for (const Float type : {Float::bf16, Float::f16})

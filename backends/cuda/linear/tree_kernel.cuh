@@ -5,6 +5,10 @@
 // leaves of a block are taken depth first, so that no more than three finished sums wait for their partner: two in
 // registers, the oldest in shared memory.
 //
+// Where every leaf is whole stages (K a multiple of 512, for all eight), the next leaf begins in other registers before
+// a leaf is complete, and sums are joined while the tensor cores go on. Three sets of sums, which live as long as the
+// block, are what keeps the compiler from copying them at every leaf: 192 moves a thread, three times the additions.
+//
 // The tree is the split-K: where tiles are too few to occupy the GPU, the blocks of a cluster take 1, 2 or 4 leaves each.
 // They leave their subtree's sums in their shared memory, and each block adds its share of the tile's rows from all of
 // them, as the tree says, and stores it. Which cut is taken never shows in a bit.
@@ -34,17 +38,18 @@ inline constexpr int kMostShared = 227 * 1024;  // of a block
 inline constexpr int kBandRows = 2048;          // of the m operand: stay in L2 while a band crosses n
 
 // Gated: the first half of a tile's columns are gates, the second their ups, and it leaves half as many.
-template <class T, int Groups, int Columns, bool KA, bool KB, int Pair, bool Gated>
+template <class T, int Groups, int Columns, bool KA, bool KB, int Pair, bool Gated, bool Ahead>
 struct Traits {
   using Element = T;
   static constexpr int kGroups = Groups, kBM = 64 * Groups, BN = Columns, kPair = Pair;
-  static constexpr bool kGated = Gated;
+  static constexpr bool kGated = Gated, kAhead = Ahead;
   static constexpr int kLeaving = Gated ? Columns / 2 : Columns;
   static constexpr bool kAContiguous = KA, kBContiguous = KB;  // along k
   using A = lm_head::Staged<kBM, KA>;
   using B = lm_head::Staged<BN, KB>;
   static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
-  static constexpr int kFloats = BN / 2;  // of a tile's sums, per thread
+  static constexpr int kFloats = BN / 2;                       // of a tile's sums, per thread
+  static constexpr int kRunning = BN <= 64 && !Ahead ? 3 : 1;  // stages whose products may still be running
   static constexpr int kSlotBytes = kBM * BN * 4;
   static constexpr bool kSplits = KA && Pair == 1;
 };
@@ -68,6 +73,7 @@ struct Block {
   int a_bytes, warp, rank, first_leaf, leaves;
   std::int64_t tiles, first, stride;
   int phase = 0, stage = 0;
+  int running = 0;  // stages whose products may still be running
 
   __device__ __forceinline__ Block(const Params& params, unsigned char* shared_raw) : p(params) {
     unsigned char* const shared = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
@@ -197,7 +203,6 @@ __device__ __forceinline__ void release(const Block<P>& b, int which) {
 // acc = one leaf, a chain ascending in k, of rows 64 `group` onwards.
 template <class P>
 __device__ __forceinline__ void multiply_leaf(Block<P>& b, float (&acc)[P::kFloats], int group, int leaf) {
-  constexpr int kRunning = P::BN <= 64 ? 3 : 1;  // stages whose products may still be running
   const int groups = static_cast<int>((b.start(leaf + 1) - b.start(leaf) + 15) / 16), steps = groups / 4;
   const auto one_group = [&](int i, bool more) {
     const auto a_tile = P::A::descriptor(shared_address(b.ring_a + b.stage * b.a_bytes), group * 64);
@@ -212,8 +217,8 @@ __device__ __forceinline__ void multiply_leaf(Block<P>& b, float (&acc)[P::kFloa
 #pragma unroll
     for (int i = 0; i < 4; ++i) one_group(i, step > 0 || i > 0);
     wgmma_commit();
-    wgmma_wait<kRunning>();
-    if (step >= kRunning) release(b, oldest), oldest = b.after(oldest);
+    wgmma_wait<P::kRunning>();
+    if (step >= P::kRunning) release(b, oldest), oldest = b.after(oldest);
   }
   if (groups > 4 * steps) {
     barrier_wait(b.full + b.stage, b.phase);
@@ -260,6 +265,90 @@ __device__ __forceinline__ void multiply_tree(Block<P>& b, float (&acc)[P::kFloa
       multiply_tree<Leaves / 2>(b, acc, group, leaf + Leaves / 2);
       add_to(acc, left);
     }
+  }
+}
+
+// A step of a leaf begins: acc (+)= its products, which are under way.
+template <class P>
+__device__ __forceinline__ void begin_step(Block<P>& b, float (&acc)[P::kFloats], bool more) {
+  barrier_wait(b.full + b.stage, b.phase);
+  const auto a_tile = P::A::descriptor(shared_address(b.ring_a + b.stage * b.a_bytes), b.warp / 4 * 64);
+  const auto b_tile = P::B::descriptor(shared_address(b.ring_b + b.stage * P::B::kBytes), 0);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kStep; i += 16)
+    wgmma<typename P::Element, !P::kAContiguous, !P::kBContiguous>(acc, a_tile.at(P::A::steps(i)),
+                                                                   b_tile.at(P::B::steps(i)), more || i > 0);
+  wgmma_commit();
+  b.advance();
+  ++b.running;
+}
+// All steps are complete but the last `Running`, and their stages given back.
+template <int Running, class P>
+__device__ __forceinline__ void finish_steps(Block<P>& b) {
+  wgmma_wait<Running>();
+  for (; b.running > Running; --b.running) {
+    const int oldest = b.stage - b.running;
+    release(b, oldest < 0 ? oldest + b.p.stages : oldest);
+  }
+}
+// acc = a leaf whose first step has begun; its last is under way.
+template <class P>
+__device__ __forceinline__ void rest_of_leaf(Block<P>& b, float (&acc)[P::kFloats]) {
+  for (int left = static_cast<int>(b.p.product.width / kStep) - 1; left > 0; --left) {
+    begin_step(b, acc, true);
+    finish_steps<P::kRunning>(b);
+  }
+}
+
+// x = the tree over four leaves, the first of which has begun in x. A leaf begins in other registers before the one before
+// it is complete, so that the tensor cores go on while sums are joined. With More, the leaf after the four begins in y.
+template <bool More, class P>
+__device__ __forceinline__ void multiply_four(Block<P>& b, float (&x)[P::kFloats], float (&y)[P::kFloats],
+                                              float (&z)[P::kFloats]) {
+  rest_of_leaf(b, x);
+  begin_step(b, z, false), finish_steps<1>(b);
+  rest_of_leaf(b, z);
+  begin_step(b, y, false), finish_steps<1>(b);
+  wgmma_fence_operand(x), wgmma_fence_operand(z);
+  add_to(z, x);
+  rest_of_leaf(b, y);
+  begin_step(b, x, false), finish_steps<1>(b);
+  rest_of_leaf(b, x);
+  finish_steps<0>(b);
+  wgmma_fence_operand(x), wgmma_fence_operand(y);
+  add_to(x, y);
+  if constexpr (More) begin_step(b, y, false);
+  add_to(x, z);
+}
+
+// y = the tree over a block's leaves, each of whole steps.
+template <class P>
+__device__ __forceinline__ void multiply_ahead(Block<P>& b, float (&x)[P::kFloats], float (&y)[P::kFloats],
+                                               float (&z)[P::kFloats]) {
+  if (b.leaves == 8) {
+    const Waiting<P::kFloats> left(b.slot, b.warp);
+    begin_step(b, x, false);
+    multiply_four<true>(b, x, y, z);
+    left.keep(x);
+    multiply_four<false>(b, y, x, z);
+    left.add_to(y);
+  } else if (b.leaves == 4) {
+    begin_step(b, y, false);
+    multiply_four<false>(b, y, x, z);
+  } else if (b.leaves == 2) {
+    begin_step(b, x, false);
+    rest_of_leaf(b, x);
+    begin_step(b, y, false), finish_steps<1>(b);
+    rest_of_leaf(b, y);
+    finish_steps<0>(b);
+    wgmma_fence_operand(x), wgmma_fence_operand(y);
+    add_to(y, x);
+  } else {
+    begin_step(b, y, false);
+    rest_of_leaf(b, y);
+    finish_steps<0>(b);
+    wgmma_fence_operand(y);
   }
 }
 
@@ -349,7 +438,7 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc
   if (left <= 0) return;
   const int rows = left < 16 ? static_cast<int>(left) : 16;
   __syncwarp();
-  if (!P::kGated && b.p.lines) {
+  if (!P::kGated && b.p.lines && rows == 16 && column0 + P::BN <= b.p.product.n) {
     unsigned char* const staging = b.slot + b.warp * 16 * P::BN * 4;
     if (b.p.product.out == Float::f32)
       lm_head::store_lines<float, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16, column0);
@@ -379,29 +468,34 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc
 }
 
 template <class P>
+__device__ __forceinline__ void store_tile(const Block<P>& b, const float (&acc)[P::kFloats],
+                                           const typename Block<P>::Place& at, int turn) {
+  if constexpr (P::kSplits) {
+    if (turn == 0 && b.p.split > 1) cluster_wait();
+    if (b.p.split == 8) return store_joined<P, 8>(b, acc, at.row0, at.column0, turn);
+    if (b.p.split == 4) return store_joined<P, 4>(b, acc, at.row0, at.column0, turn);
+    if (b.p.split == 2) return store_joined<P, 2>(b, acc, at.row0, at.column0, turn);
+  }
+  store_alone(b, acc, at.row0, at.column0);
+}
+
+template <class P>
 __device__ __forceinline__ void consume(Block<P>& b) {
   float acc[P::kFloats];
   int turn = 0;
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
-    const auto at = b.place(tile);
     multiply(b, acc, b.warp / 4);
-    if constexpr (P::kSplits) {
-      if (turn == 0 && b.p.split > 1) cluster_wait();
-      switch (b.p.split) {
-        case 8:
-          store_joined<P, 8>(b, acc, at.row0, at.column0, turn);
-          continue;
-        case 4:
-          store_joined<P, 4>(b, acc, at.row0, at.column0, turn);
-          continue;
-        case 2:
-          store_joined<P, 2>(b, acc, at.row0, at.column0, turn);
-          continue;
-        default:
-          break;
-      }
-    }
-    store_alone(b, acc, at.row0, at.column0);
+    store_tile(b, acc, b.place(tile), turn);
+  }
+}
+template <class P>
+__device__ __forceinline__ void consume_ahead(Block<P>& b) {
+  // Alive from tile to tile, or the compiler copies them; each leaf's first product overwrites them.
+  float x[P::kFloats] = {}, y[P::kFloats] = {}, z[P::kFloats] = {};
+  int turn = 0;
+  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
+    multiply_ahead(b, x, y, z);
+    store_tile(b, y, b.place(tile), turn);
   }
 }
 
@@ -436,7 +530,10 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     if (P::kPair == 1 && cluster) cluster_wait();
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    consume(b);
+    if constexpr (P::kAhead)
+      consume_ahead(b);
+    else
+      consume(b);
   }
   // No block may leave while another still reads or signals in it.
   if (cluster) cluster_sync();
@@ -444,9 +541,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 
 // ---- the launch
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated>
+template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated, bool Ahead>
 cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
-  using P = Traits<T, Groups, BN, KA, KB, Pair, Gated>;
+  using P = Traits<T, Groups, BN, KA, KB, Pair, Gated, Ahead>;
   Params p{};
   p.product = g, p.split = split;
   p.tiles_m = (g.m + P::kBM * Pair - 1) / (P::kBM * Pair), p.tiles_n = (g.n + P::kLeaving - 1) / P::kLeaving;
@@ -504,18 +601,23 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   return cudaLaunchKernelEx(&config, kernel, p, a, b);
 }
 
-// swiglu has wide tiles alone, of which 64 columns leave.
-template <class T, bool KB, bool Gated>
-cudaError_t start_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
+template <class T, bool KB, bool Gated, bool Ahead>
+cudaError_t start_as(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
   const int split = cut.split < g.leaves ? cut.split : g.leaves;
   const auto with = [&](auto start) { return start(g, split, multiprocessors, stream); };
-  if constexpr (!Gated)
+  if constexpr (!Gated)  // swiglu has wide tiles alone, of which 64 columns leave
     if (cut.columns == 64)
-      return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false>
-                                 : start_tree<T, 2, 64, true, KB, 1, false>);
-  if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated>);
-  return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated>
-                       : start_tree<T, 2, 128, true, KB, 1, Gated>);
+      return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false, Ahead>
+                                 : start_tree<T, 2, 64, true, KB, 1, false, Ahead>);
+  if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated, Ahead>);
+  return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated, Ahead>
+                       : start_tree<T, 2, 128, true, KB, 1, Gated, Ahead>);
+}
+template <class T, bool KB, bool Gated>
+cudaError_t start_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
+  const bool whole_steps = g.width % kStep == 0 && g.k == g.leaves * g.width;
+  return whole_steps ? start_as<T, KB, Gated, true>(g, cut, multiprocessors, stream)
+                     : start_as<T, KB, Gated, false>(g, cut, multiprocessors, stream);
 }
 
 }  // namespace rlk::cuda::linear

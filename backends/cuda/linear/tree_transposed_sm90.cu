@@ -7,7 +7,8 @@ namespace {
 
 template <class T>
 cudaError_t start(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
-  if (!g.a.k_contiguous) return start_tree<T, 2, 128, false, false, 2, false>(g, 1, multiprocessors, stream);
+  if (!g.a.k_contiguous)
+    return start_tree<T, 2, 128, false, false, 2, false, false>(g, 1, multiprocessors, stream);
   return start_cut<T, false, false>(g, cut, multiprocessors, stream);
 }
 
