@@ -1,0 +1,74 @@
+// linear_logp and its gradients on Hopper:
+//
+//   cuda.sm90   sm90/t25k16/lse128/l8, backward .../tree8
+//
+// A panel of logits at a time by what is fastest for lm_head's products there, which logp's portable kernels take up. A panel
+// is a leaf of 2048 rows: the weight is read once for so many, and tiles of 128 x 256 fill the GPU nine times. logp's kernels
+// are bound by their exponentials, so that a panel need not stay in L2.
+#include "cuda/device.hpp"
+#include "cuda/linear_logp/gradients.hpp"
+
+namespace rlk::cuda {
+namespace {
+
+using namespace linear_logp;
+
+constexpr Limits kPanels{.rows = 2048, .cached = std::int64_t{160} << 20};
+
+rlk_code run(const LinearLogp& a, const Call& call) {
+  const DeviceGuard guard(call.device().id);
+  const Hopper kernels(call);
+  return simt::finished(call, "linear_logp",
+                        simt::linear_logp::forward(a, kernels.behind(), kernels, kPanels));
+}
+rlk_code run(const LinearLogpBwd& a, const Call& call) {
+  const DeviceGuard guard(call.device().id);
+  return Gradients(a, call).run();
+}
+
+std::uint64_t workspace(const LinearLogp& a, const rlk_request&) {
+  return Hopper::kOwn + simt::linear_logp::room_of(a, kPanels);
+}
+std::uint64_t workspace(const LinearLogpBwd& a, const rlk_request&) { return Gradients::bytes(a); }
+
+// The weight's gradient is copied by TMA where there are many rows, so it always is asked to be one that may be.
+template <class View>
+bool aligned(const View& t) {
+  const auto line = static_cast<std::uintptr_t>(t.stride(0) * size_of(t.dtype()));
+  return (reinterpret_cast<std::uintptr_t>(t.template data<void>()) | line) % 16 == 0;
+}
+rlk_verdict supports(const LinearLogpBwd& a, const rlk_request&) {
+  if (a.hidden.dim(0) == 0 || a.hidden.dim(1) == 0 || a.weight.dim(0) == 0) return refuse("an empty product");
+  if (!aligned(a.hidden) || !aligned(a.weight))
+    return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
+                  "pad rows to a multiple of 8 elements: same bits");
+  return kAccept;
+}
+
+constexpr Facts facts(const char* arithmetic) {
+  return {.id = "cuda.sm90",
+          .doc = "a panel of lm_head's logits on Hopper's tensor cores at a time",
+          .priority = 300,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16 | RLK_F16,
+          .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+          .device_type = kDLCUDA,
+          .min_arch = 90,
+          .max_arch = 90};
+}
+
+template <class Args>
+constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
+template <class Args>
+constexpr std::uint64_t (*kWorkspace)(const Args&, const rlk_request&) = workspace;
+
+}  // namespace
+
+extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90;
+const rlk_implementation linear_logp_sm90 =
+    implement<LinearLogp, kRun<LinearLogp>, nullptr, kWorkspace<LinearLogp>>(facts("sm90/t25k16/lse128/l8"));
+const rlk_implementation linear_logp_bwd_sm90 =
+    implement<LinearLogpBwd, kRun<LinearLogpBwd>, supports, kWorkspace<LinearLogpBwd>>(
+        facts("sm90/t25k16/lse128/l8/tree8"));
+
+}  // namespace rlk::cuda
