@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,6 +43,28 @@ std::string expanded(std::string_view name) {
     at += pid.size();
   }
   return path;
+}
+
+// A child that is started with its parent's RLK_TRACE must not empty the file that its parent writes. The lock belongs
+// to the process, so a forked child does not keep it; where there are no locks, the file is taken as it is.
+Status open_alone(const std::string& path, Fd& file) {
+  file = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (file && fcntl(file.get(), F_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+    fcntl(file.get(), F_GETLK, &lock);
+    return {RLK_INVALID_ARGUMENT,
+            fmt::format(
+                "trace: {} is being written by process {}; %p in a name stands for the process's own number",
+                quoted_path(path), lock.l_pid)};
+  }
+  struct stat about = {};
+  const bool good =
+      file && fstat(file.get(), &about) == 0 && (!S_ISREG(about.st_mode) || ftruncate(file.get(), 0) == 0);
+  if (good) return {};
+  return {RLK_INVALID_ARGUMENT,
+          fmt::format("trace: {} cannot be written: {}", quoted_path(path), std::strerror(errno))};
 }
 
 std::string head(const TraceFile::Plan& plan) {
@@ -88,10 +111,8 @@ Status TraceFile::begin(std::string_view name, Plan plan) {
   if (trace && trace->owner_ == getpid())
     return {RLK_INVALID_ARGUMENT, fmt::format("trace: {} cannot begin, {} is not ended", quoted_path(path),
                                               quoted_path(trace->path_))};
-  Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file)
-    return {RLK_INVALID_ARGUMENT,
-            fmt::format("trace: {} cannot be written: {}", quoted_path(path), std::strerror(errno))};
+  Fd file;
+  if (Status s = open_alone(path, file); !s) return s;
   [[maybe_unused]] static const int at_exit = std::atexit([] {
     if (TraceFile::now()) (void)TraceFile::end();
   });

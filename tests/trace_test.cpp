@@ -4,6 +4,7 @@
 #include "rlk/trace.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -352,4 +353,32 @@ TEST_CASE("a forked child does not write on its parent's trace, and may begin it
   for (std::string line; std::getline(in, line);) theirs.push_back(Json::parse(line));
   CHECK(records(theirs).size() == 1);
   std::filesystem::remove(own);
+}
+
+TEST_CASE("no two processes write on one file") {
+  Call call;
+  const std::string file = scratch() + "_shared";
+  REQUIRE(rlk::trace(file));
+  call.run();
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlk::Status refused = rlk::trace(file);
+    const std::string parent = fmt::format("is being written by process {}; %p", getppid());
+    _exit(!refused && refused.code() == RLK_INVALID_ARGUMENT &&
+                  refused.message().find(parent) != std::string::npos
+              ? 0
+              : 1);
+  }
+  int status = 1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  REQUIRE(rlk::end_trace());
+  std::ifstream in(file);
+  std::vector<Json> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  CHECK(records(lines).size() == 1);
+  // Once it is ended the file may be written anew, by anybody.
+  CHECK(rlk::trace(file));
+  CHECK(rlk::end_trace());
+  std::filesystem::remove(file);
 }

@@ -37,8 +37,9 @@ typedef struct rlk_trace_options {
   int64_t every;    /**< only rows at positions that are a multiple; 0: all */
 } rlk_trace_options;
 
-/** Begins a trace of all threads of this process; the file is written anew. "%p" in its name becomes the process id. One
- * trace at a time. */
+/** Begins a trace of all threads of this process; the file is written anew, unless another process writes it now. "%p"
+ * in its name becomes the process id, which programs that start others with the same RLK_TRACE need. One trace at a
+ * time. */
 RLK_API rlk_code rlk_trace_begin(const char* file, const rlk_trace_options* options);
 /** Ends it: the file is whole. Returns what went wrong since the beginning. Without a trace: an error. */
 RLK_API rlk_code rlk_trace_end(void);
