@@ -214,14 +214,19 @@ TEST_CASE("kda kernels on fibers: decode has the bits of the native backend in b
 }
 
 TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of the native backend") {
-  for (Gate gate : {Gate::softplus, Gate::bounded}) {
-    Case c = random_case({.tokens = 1500, .value_heads = 2, .k = 12, .gate = gate}, 34);
+  struct Size {
+    Gate gate;
+    int tokens, k;  // more channels than a block has threads, too
+  };
+  for (const auto [gate, tokens, k] :
+       {Size{Gate::softplus, 1500, 12}, {Gate::bounded, 1500, 12}, {Gate::softplus, 40, 300}}) {
+    Case c = random_case({.tokens = tokens, .value_heads = 2, .k = k, .gate = gate}, 34);
     Problem p = c.p;
-    const std::size_t n = 1500 * 2 * 12;
+    const std::size_t n = static_cast<std::size_t>(tokens) * 2 * static_cast<std::size_t>(k);
     std::vector<float> y_native(n, NAN), y_fiber(n, NAN), dx_native(n, NAN), dx_fiber(n, NAN);
     std::vector<float> parameters[2];
     p.batch = p.sequences = 1;
-    const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Float::f32, 0, 24, 12}; };
+    const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Float::f32, 0, 2 * k, k}; };
     const chunked::Engine& engine = best_engine();
     p.out = dense(y_native);
     for (std::int64_t i = 0; i < chunked::gate_block_count(p); ++i) engine.gate(p, i);
@@ -231,7 +236,7 @@ TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of th
 
     p.d_out = p.g;
     for (int which : {0, 1}) {
-      parameters[which].assign(2 + 24, NAN);
+      parameters[which].assign(2 + 2 * static_cast<std::size_t>(k), NAN);
       p.d_a_log = parameters[which].data();
       p.d_dt_bias = parameters[which].data() + 2;
       p.d_g = dense(which ? dx_fiber : dx_native);

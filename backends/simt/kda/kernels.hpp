@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(kThreads) gate(Problem p) {
 __global__ void __launch_bounds__(kThreads) gate_backward(Problem p, double* partials) {
   const int hv = int(blockIdx.y);
   double* partial = partials + (std::int64_t(blockIdx.x) * p.value_heads + hv) * 2 * p.k_dim;
-  const int d = int(threadIdx.x);
-  if (d < p.k_dim) decode::gate_backward_channel(p, blockIdx.x, hv, d, partial + d, partial + p.k_dim + d);
+  for (int d = int(threadIdx.x); d < p.k_dim; d += kThreads)
+    decode::gate_backward_channel(p, blockIdx.x, hv, d, partial + d, partial + p.k_dim + d);
 }
 
 // ---- host side: sizes of workspaces, and launches on a stream ----
