@@ -103,11 +103,11 @@ TEST_CASE("attention of packed queries on fibers is native's bits, splits one af
 
 namespace {
 
-// Native's bits of a part or of a merge, then the kernels'.
+// Native's bits of a part or of a merge, by the kernels' arithmetic, then the kernels'.
 template <class Args, class Launch>
-void same_step(const Args& a, rlk::Status (*op)(const Args&, const rlk::Options&),
+void same_step(const Args& a, rlk::Status (*op)(const Args&, const rlk::Options&), const char* arithmetic,
                const std::vector<Owned*>& results, Launch launch) {
-  REQUIRE(op(a, {.backend = "native"}));
+  REQUIRE(op(a, {.backend = "native", .arithmetic = arithmetic}));
   std::vector<std::vector<std::byte>> expected;
   for (const Owned* r : results) expected.push_back(r->bytes);
   for (int wave : {32, 64}) {
@@ -137,7 +137,7 @@ TEST_CASE("attention_part and attention_merge on fibers are native's bits") {
       rlk::AttentionPart a{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds, .kv_len = kv_len};
       a.block_table = blocks, a.k_first = k_first, a.partials = partials.tensor, a.split = 512;
       a.window = dv == 48 ? 900 : 0;
-      same_step<rlk::AttentionPart>(a, rlk::attention_part, {&partials}, [&] {
+      same_step<rlk::AttentionPart>(a, rlk::attention_part, "fma32/attn128/s512", {&partials}, [&] {
         rlk::simt::attention::launch_part(rlk::attn128::problem_of(a), nullptr);
       });
       // Each row and the next one as two ranks' sums: rows 4 and 5 see no key here, row 6 is nobody's.
@@ -146,7 +146,7 @@ TEST_CASE("attention_part and attention_merge on fibers are native's bits") {
                     strides[] = {row, row, 3 * (2 + dv), 2 + dv, 1};
       const Tensor both(partials.bytes.data(), shape, DType::f32, {kDLCPU, 0}, strides);
       rlk::AttentionMerge m{.partials = both, .sinks = sinks.tensor, .out = out.tensor, .lse = lse.tensor};
-      same_step<rlk::AttentionMerge>(m, rlk::attention_merge, {&out, &lse}, [&] {
+      same_step<rlk::AttentionMerge>(m, rlk::attention_merge, "attn128/merge", {&out, &lse}, [&] {
         rlk::simt::attention::launch_merge(rlk::attn128::merge_of(m), nullptr);
       });
     }
