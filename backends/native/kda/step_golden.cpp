@@ -17,7 +17,7 @@ using Bump = simt::Bump<double>;
 struct Stepping {
   const Step& p;
   Token token;
-  double* state;  // [K, V]
+  double *state, *dense;  // [K, V], as wide as the cache's rows, and as the op has it
   double *k_start, *q_start, *k_block,
       *q_block;  // of the row, decayed from the chunk's and its block's start
   double *M, *P, *out;
@@ -27,7 +27,8 @@ struct Stepping {
   Stepping(const Step& step, Bump& bump)
       : p(step),
         token(take_token(step, bump)),
-        state(bump.take(std::int64_t(step.k_dim) * step.v_dim)),
+        state(bump.take(step.layout.keys * step.layout.values)),
+        dense(bump.take(std::int64_t(step.k_dim) * step.v_dim)),
         k_start(bump.take(step.k_dim)),
         q_start(bump.take(step.k_dim)),
         k_block(bump.take(step.k_dim)),
@@ -39,20 +40,32 @@ struct Stepping {
         K(int(step.layout.keys)),
         V(int(step.layout.values)) {}
 
+  // Between the op's state, whose rows lie one behind the other, and one as wide as the cache.
+  void widen() const {
+    for (int d = 0; d < K; ++d)
+      for (int j = 0; j < V; ++j)
+        state[std::int64_t(d) * V + j] =
+            d < p.k_dim && j < p.v_dim ? dense[std::int64_t(d) * p.v_dim + j] : 0.0;
+  }
+  void narrow() const {
+    for (int d = 0; d < p.k_dim; ++d)
+      for (int j = 0; j < p.v_dim; ++j) dense[std::int64_t(d) * p.v_dim + j] = state[std::int64_t(d) * V + j];
+  }
+
   double before(const OpenChunk& c, int block, int d) const {
     return block == 0 ? 1.0 : double(c.start[block * K + d]);
   }
 
   void close_chunk(const OpenChunk& c) const {
     const int last = c.C - kBlock;
-    for (int d = 0; d < p.k_dim; ++d) {
-      double* line = state + std::int64_t(d) * p.v_dim;
+    for (int d = 0; d < K; ++d) {
+      double* line = state + std::int64_t(d) * V;
       double total = before(c, last / kBlock, d), to_end = 1;
       for (int i = last; i < c.C; ++i) total *= double(c.decay[i * K + d]);
-      for (int j = 0; j < p.v_dim; ++j) line[j] *= total;
+      for (int j = 0; j < V; ++j) line[j] *= total;
       for (int i = c.C - 1; i >= 0; --i) {
         const double k = c.k[i * K + d] * to_end;
-        for (int j = 0; j < p.v_dim; ++j) line[j] = std::fma(k, double(c.n[i * V + j]), line[j]);
+        for (int j = 0; j < V; ++j) line[j] = std::fma(k, double(c.n[i * V + j]), line[j]);
         to_end *= double(c.decay[i * K + d]);
       }
     }
@@ -112,8 +125,8 @@ struct Stepping {
     }
     for (int j = 0; j < V; ++j) {
       double x = j < p.v_dim ? token.v[j] : 0, n = 0, o = 0;
-      for (int d = 0; d < p.k_dim && j < p.v_dim; ++d) {
-        const double S = state[std::int64_t(d) * p.v_dim + j];
+      for (int d = 0; d < p.k_dim; ++d) {
+        const double S = state[std::int64_t(d) * V + j];
         x = std::fma(-k_start[d], S, x);
         o = std::fma(q_start[d], S, o);
       }
@@ -147,11 +160,13 @@ void step(const Step& p, std::int64_t task, void* scratch) {
   const OpenChunk c(p.layout, p.cache
                                   ? static_cast<float*>(p.cache.data) + n * p.cache.row + hv * p.cache.head
                                   : s.own_cache);
-  read_state(p, p.initial, n, hv, s.state);
+  read_state(p, p.initial, n, hv, s.dense);
+  s.widen();
   int i = int(p.cached(n));
   if (i == p.chunk) {
     s.close_chunk(c);
-    write_state(p, p.final, n, hv, s.state);
+    s.narrow();
+    write_state(p, p.final, n, hv, s.dense);
     i = 0;
   }
   for (std::int64_t t = 0; t < p.length(n); ++t) {
