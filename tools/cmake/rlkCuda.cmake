@@ -17,6 +17,7 @@ if(DEFINED ENV{CUDACXX})
   set(RLK_NVCC $ENV{CUDACXX} CACHE FILEPATH "The CUDA compiler" FORCE)
 endif()
 mark_as_advanced(RLK_NVCC)
+set(RLK_CUDA_ARCHITECTURES "80;90-real" CACHE STRING "NVIDIA GPUs to compile portable kernels for; Hopper's own always are")
 
 set(RLK_CUDA_MISSING "nvcc")
 set(RLK_CUDA_FOUND FALSE)

@@ -1,4 +1,5 @@
-# rlk_hip_objects(<target> <sources...>): compiles HIP sources for RLK_HIP_ARCHITECTURES and adds them to a target.
+# rlk_hip_objects(<target> ARCHITECTURES <list> SOURCES <files...>): compiles HIP sources for these GPUs and adds them to a
+# target.
 #
 # By custom commands rather than CMake's HIP language, which does not recognise Debian's split of HIP (its clang, its
 # headers and its device libraries are three packages of three versions). What is found: RLK_HIP_FOUND,
@@ -8,7 +9,7 @@
 # nothing else in them depends on it. Such a file defines one constant, so it is made here with llvm-as.
 include_guard(GLOBAL)
 
-set(RLK_HIP_ARCHITECTURES "gfx90a;gfx942;gfx1100" CACHE STRING "AMD GPUs to compile for")
+set(RLK_HIP_ARCHITECTURES "gfx90a;gfx942;gfx1100" CACHE STRING "AMD GPUs to compile for; matrix-core kernels always are for theirs")
 find_program(RLK_HIP_CLANG NAMES clang++-19 clang++ HINTS /opt/rocm/llvm/bin DOC "clang++ that knows HIP")
 find_program(RLK_HIP_LLVM_AS NAMES llvm-as-19 llvm-as HINTS /opt/rocm/llvm/bin)
 find_program(RLK_HIP_LLVM_DIS NAMES llvm-dis-19 llvm-dis HINTS /opt/rocm/llvm/bin)
@@ -56,7 +57,7 @@ endfunction()
 # The folder of device libraries with nothing missing: the system's own, or a copy with the missing files added.
 function(rlk_hip_complete_bitcode out)
   set(missing "")
-  foreach(gfx IN LISTS RLK_HIP_ARCHITECTURES)
+  foreach(gfx IN LISTS ARGN)
     string(SUBSTRING ${gfx} 3 -1 isa)
     if(NOT EXISTS ${RLK_HIP_BITCODE}/oclc_isa_version_${isa}.bc)
       list(APPEND missing ${gfx})
@@ -89,7 +90,8 @@ function(rlk_hip_complete_bitcode out)
 endfunction()
 
 function(rlk_hip_objects target)
-  rlk_hip_complete_bitcode(bitcode)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ARCHITECTURES;SOURCES")
+  rlk_hip_complete_bitcode(bitcode ${arg_ARCHITECTURES})
   set(launcher "")
   if(CMAKE_CXX_COMPILER_LAUNCHER)
     set(launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
@@ -100,7 +102,7 @@ function(rlk_hip_objects target)
     list(APPEND warnings -Werror)
   endif()
   set(includes "$<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>")
-  foreach(source IN LISTS ARGN)
+  foreach(source IN LISTS arg_SOURCES)
     get_filename_component(source ${source} ABSOLUTE)
     file(RELATIVE_PATH shown ${PROJECT_SOURCE_DIR} ${source})
     set(object ${PROJECT_BINARY_DIR}/hip/${shown}.o)
@@ -109,7 +111,7 @@ function(rlk_hip_objects target)
       OUTPUT ${object}
       COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
       COMMAND ${launcher} ${RLK_HIP_CLANG} -x hip --rocm-path=${rocm} --hip-version=${RLK_HIP_VERSION}
-              --rocm-device-lib-path=${bitcode} "--offload-arch=$<JOIN:${RLK_HIP_ARCHITECTURES},;--offload-arch=>"
+              --rocm-device-lib-path=${bitcode} "--offload-arch=$<JOIN:${arg_ARCHITECTURES},;--offload-arch=>"
               -mcode-object-version=4 -O3 -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=off ${warnings}
               "$<$<BOOL:${includes}>:-I$<JOIN:${includes},;-I>>"
               -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
