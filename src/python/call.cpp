@@ -445,18 +445,23 @@ bool Call::use_device() {
     return true;
   }
   const DLDevice device = first_->tensor().device;
-  if (!first_->type()->api) {
+  options_.allocate_context = this;
+  if (const ExchangeApi* api = first_->type()->api) {
+    options_.allocate = give_workspace;
+    return api->current_stream(device.device_type, device.device_id, &options_.stream) == 0;
+  }
+  const Owned stream = call_stream(like_, device.device_id);
+  if (!stream) return false;
+  if (stream.get() == Py_None) {
     raise_text(RLK_UNSUPPORTED,
                "%s: %s is on %s:%d and its type has no DLPack exchange API, so that its stream is not known",
                op_.schema->name, first_->argument(), device.device_type == kDLROCM ? "hip" : "cuda",
                device.device_id);
     return false;
   }
-  if (first_->type()->api->current_stream(device.device_type, device.device_id, &options_.stream) != 0)
-    return false;
-  options_.allocate = give_workspace;
-  options_.allocate_context = this;
-  return true;
+  options_.allocate = give_bytes;
+  options_.stream = PyLong_AsVoidPtr(stream.get());
+  return !PyErr_Occurred();
 }
 
 // Freed when the call returns: the framework's allocator hands it out again in the order of the stream.
@@ -472,6 +477,22 @@ void* Call::give_workspace(void* context, uint64_t bytes) {
   if (api.to_object(managed, &object) != 0) return PyErr_Clear(), nullptr;
   call.workspace_ = Owned(static_cast<PyObject*>(object));
   return data;
+}
+
+// The same, from a framework that is asked in Python.
+void* Call::give_bytes(void* context, uint64_t bytes) {
+  Call& call = *static_cast<Call*>(context);
+  rlk_shape shape{};
+  shape.ndim = 1, shape.dim[0] = static_cast<int64_t>(bytes);
+  const Owned pair = call_empty(call.like_, shape, "uint8");
+  PyObject *buffer = nullptr, *finish = nullptr;
+  TensorView view;
+  if (!pair || !PyArg_ParseTuple(pair.get(), "OO", &buffer, &finish) ||
+      !view.take(buffer, TensorView::Use::plain, true, call.op_.schema->name, "workspace"))
+    return PyErr_Clear(), nullptr;
+  Py_INCREF(buffer);
+  call.workspace_ = Owned(buffer);
+  return static_cast<char*>(view.tensor().data) + view.tensor().byte_offset;
 }
 
 // A call of so few elements is over before another thread could have taken the interpreter's lock.

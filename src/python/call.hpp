@@ -107,6 +107,7 @@ class Call {
   PyObject* results();
   PyObject* fail(rlk_code code);
   static void* give_workspace(void* context, uint64_t bytes);
+  static void* give_bytes(void* context, uint64_t bytes);
 
   // One argument. Constructed only for as many as the op has: a call of three tensors should not pay for 64.
   struct Part {

@@ -222,9 +222,9 @@ PyObject* code_name(PyObject*, PyObject* code) {
 }
 
 PyObject* set_hooks(PyObject*, PyObject* args) {
-  PyObject *raise, *empty, *scopes, *error;
-  if (!PyArg_ParseTuple(args, "OOOO", &raise, &empty, &scopes, &error)) return nullptr;
-  set_hooks_to(raise, empty, scopes, error);
+  PyObject *raise, *empty, *stream, *scopes, *error;
+  if (!PyArg_ParseTuple(args, "OOOOO", &raise, &empty, &stream, &scopes, &error)) return nullptr;
+  set_hooks_to(raise, empty, stream, scopes, error);
   Py_RETURN_NONE;
 }
 

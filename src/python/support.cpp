@@ -21,7 +21,8 @@ void set_raised(PyObject* exception) {
 }
 
 Names interned{};
-PyObject *raise_hook = nullptr, *empty_hook = nullptr, *scopes_hook = nullptr, *error_type = nullptr;
+PyObject *raise_hook = nullptr, *empty_hook = nullptr, *stream_hook = nullptr, *scopes_hook = nullptr,
+         *error_type = nullptr;
 
 }  // namespace
 
@@ -57,11 +58,12 @@ bool prepare_names() {
   return interned.dlpack_version;
 }
 
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes, PyObject* error) {
-  for (PyObject* held : {raise, empty, scopes, error}) Py_INCREF(held);
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error) {
+  for (PyObject* held : {raise, empty, stream, scopes, error}) Py_INCREF(held);
   error_type = error;
   raise_hook = raise;
   empty_hook = empty;
+  stream_hook = stream;
   scopes_hook = scopes;
 }
 
@@ -137,6 +139,11 @@ Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {
   for (int32_t i = 0; i < shape.ndim; ++i) PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(shape.dim[i]));
   const Owned words(Py_BuildValue("(OOs)", like ? like : Py_None, sizes.get(), dtype));
   return words ? call_python(empty_hook, words.get()) : Owned();
+}
+
+Owned call_stream(PyObject* like, int32_t device) {
+  const Owned words(Py_BuildValue("(Oi)", like ? like : Py_None, static_cast<int>(device)));
+  return words ? call_python(stream_hook, words.get()) : Owned();
 }
 
 Owned call_scopes() { return call_python(scopes_hook); }

@@ -84,9 +84,9 @@ const Names& names() noexcept;
 bool prepare_names();
 
 // The package's functions: raise(code, text, resolution JSON or None, op or None), which returns the exception to be
-// raised; empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result; and scopes(), what
-// this thread is in. And the base of its exceptions.
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* scopes, PyObject* error);
+// raised; empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result; stream(like, device),
+// a GPU array's stream; and scopes(), what this thread is in. And the base of its exceptions.
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error);
 
 // A str without a zero in it, else false with an exception. `what` says what it is.
 bool read_text(PyObject* object, const char* what, std::string& text);
@@ -115,6 +115,8 @@ class Raised {
 
 // empty(like, shape, dtype).
 Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype);
+// stream(like, device): a number, or None.
+Owned call_stream(PyObject* like, int32_t device);
 // scopes().
 Owned call_scopes();
 

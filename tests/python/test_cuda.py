@@ -2,6 +2,7 @@
 
 import json
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -198,3 +199,19 @@ def test_compiled_code_gives_the_same_bits(backend):
 def test_tensors_of_two_devices_are_refused():
     with pytest.raises(rlk.Error, match="weight"):
         rlk.torch.lm_head(torch.ones(2, 64, device="cuda"), torch.ones(8, 64))
+
+
+def test_arrays_of_cupy_run_on_their_current_stream():
+    cupy = pytest.importorskip("cupy")
+    rng = numpy.random.default_rng(1)
+    hidden, weight = rng.standard_normal((7, 256), dtype="float32"), rng.standard_normal((300, 256), dtype="float32")
+    on_cpu = rlk.lm_head(hidden, weight, arithmetic="fma32/kb1024")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for where in (cupy.cuda.Stream.null, stream):
+        with where:
+            out = rlk.lm_head(cupy.asarray(hidden), cupy.asarray(weight), arithmetic="fma32/kb1024")
+            given = cupy.empty_like(out)
+            rlk.lm_head(cupy.asarray(hidden), cupy.asarray(weight), out=given, arithmetic="fma32/kb1024")
+            assert type(out) is cupy.ndarray
+            assert numpy.array_equal(cupy.asnumpy(out), on_cpu) and numpy.array_equal(cupy.asnumpy(given), on_cpu)
+        where.synchronize()
