@@ -7,6 +7,7 @@
 // are bound by their exponentials, so that a panel need not stay in L2.
 #include "cuda/device.hpp"
 #include "cuda/linear_logp/gradients.hpp"
+#include "cuda/lm_head/views.hpp"
 
 namespace rlk::cuda {
 namespace {
@@ -31,13 +32,21 @@ std::uint64_t workspace(const LinearLogp& a, const rlk_request&) {
 }
 std::uint64_t workspace(const LinearLogpBwd& a, const rlk_request&) { return Gradients::bytes(a); }
 
+// Products take rows of any stride, but none that is broadcast: neither TMA nor cuBLASLt does.
+template <class Args>
+rlk_verdict supports_rows(const Args& a, const rlk_request&) {
+  const rlk_verdict v = lm_head::check_rows(a.hidden, 0);
+  return v.code == RLK_OK ? lm_head::check_rows(a.weight, 1) : v;
+}
+
 // The weight's gradient is copied by TMA where there are many rows, so it always is asked to be one that may be.
 template <class View>
 bool aligned(const View& t) {
   const auto line = static_cast<std::uintptr_t>(t.stride(0) * size_of(t.dtype()));
   return (reinterpret_cast<std::uintptr_t>(t.template data<void>()) | line) % 16 == 0;
 }
-rlk_verdict supports(const LinearLogpBwd& a, const rlk_request&) {
+rlk_verdict supports(const LinearLogpBwd& a, const rlk_request& request) {
+  if (const rlk_verdict v = supports_rows(a, request); v.code != RLK_OK) return v;
   if (a.hidden.dim(0) == 0 || a.hidden.dim(1) == 0 || a.weight.dim(0) == 0) return refuse("an empty product");
   if (!aligned(a.hidden) || !aligned(a.weight))
     return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
@@ -66,7 +75,8 @@ constexpr std::uint64_t (*kWorkspace)(const Args&, const rlk_request&) = workspa
 
 extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90;
 const rlk_implementation linear_logp_sm90 =
-    implement<LinearLogp, kRun<LinearLogp>, nullptr, kWorkspace<LinearLogp>>(facts("sm90/t25k16/lse128/l8"));
+    implement<LinearLogp, kRun<LinearLogp>, supports_rows<LinearLogp>, kWorkspace<LinearLogp>>(
+        facts("sm90/t25k16/lse128/l8"));
 const rlk_implementation linear_logp_bwd_sm90 =
     implement<LinearLogpBwd, kRun<LinearLogpBwd>, supports, kWorkspace<LinearLogpBwd>>(
         facts("sm90/t25k16/lse128/l8/tree8"));
