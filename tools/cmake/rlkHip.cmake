@@ -10,6 +10,7 @@
 include_guard(GLOBAL)
 
 set(RLK_HIP_ARCHITECTURES "gfx90a;gfx942;gfx1100" CACHE STRING "AMD GPUs to compile for; matrix-core kernels always are for theirs")
+set(RLK_HIP_FLAGS -O3 CACHE STRING "How code for AMD GPUs is optimised")
 find_program(RLK_HIP_CLANG NAMES clang++-19 clang++ HINTS /opt/rocm/llvm/bin DOC "clang++ that knows HIP")
 find_program(RLK_HIP_LLVM_AS NAMES llvm-as-19 llvm-as HINTS /opt/rocm/llvm/bin)
 find_program(RLK_HIP_LLVM_DIS NAMES llvm-dis-19 llvm-dis HINTS /opt/rocm/llvm/bin)
@@ -113,7 +114,7 @@ function(rlk_hip_objects target)
       COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
       COMMAND ${launcher} ${RLK_HIP_CLANG} -x hip --rocm-path=${rocm} --hip-version=${RLK_HIP_VERSION}
               --rocm-device-lib-path=${bitcode} "--offload-arch=$<JOIN:${arg_ARCHITECTURES},;--offload-arch=>"
-              -mcode-object-version=4 -O3 -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=off ${warnings}
+              -mcode-object-version=4 ${RLK_HIP_FLAGS} -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=off ${warnings}
               "$<$<BOOL:${includes}>:-I$<JOIN:${includes},;-I>>"
               -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
       DEPENDS ${source} DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
