@@ -18,6 +18,15 @@ namespace rlk::harness {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+// The largest size of a number among them; 0 where none is finite.
+double largest(const Array& a) {
+  double found = 0;
+  for (int64_t i = 0; i < a.numel(); ++i)
+    if (const double y = registry::load(a.dtype, a.bytes.data(), i); std::isfinite(y))
+      found = std::max(found, std::fabs(y));
+  return found;
+}
+
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Errors may be this many times as large.
@@ -102,10 +111,12 @@ bool Trial::near_truth(const Problem& p, std::size_t result, const registry::Bou
   if (!same_numbers(own, right)) return true;
   // Rows may be of one element, so that the peak is the whole result's.
   Array whole = right;
-  double peak = 0;
-  for (int64_t i = 0; i < right.numel(); ++i)
-    if (const double y = registry::load(right.dtype, right.bytes.data(), i); std::isfinite(y))
-      peak = std::max(peak, std::fabs(y));
+  double peak = largest(right);
+  // A few sums may all have cancelled: what sums of so many such terms are on average.
+  constexpr int64_t kFew = 16;
+  if (right.numel() < kFew)
+    peak = std::max(peak, largest(references_.scale_of(p).results[result]) /
+                              std::sqrt(static_cast<double>(std::max<int64_t>(1, p.reduction))));
   for (int64_t i = 0; i < right.numel(); ++i) registry::store(right.dtype, whole.bytes.data(), i, peak);
   Difference where{};
   const auto keeps = [&](const Array& x, double factor) {
