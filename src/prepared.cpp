@@ -13,11 +13,21 @@
 namespace rlk {
 namespace {
 
+struct Devices {
+  ForkMutex mutex;
+  std::deque<rlk_device> all;
+};
+Devices& known_devices() {
+  static auto& known = *new Devices;
+  return known;
+}
+// What a thread makes for the first time while another one forks is never made in the child, which waits for it.
+[[maybe_unused]] const auto& made_early = known_devices();
+
 // Devices are few and live for ever: a run may still look at its device when the cached call that it came
 // from has made room for another.
 const rlk_device* lasting(const rlk_device& device) {
-  static auto& mutex = *new ForkMutex;
-  static auto& devices = *new std::deque<rlk_device>;
+  auto& [mutex, devices] = known_devices();
   const std::lock_guard lock(mutex);
   for (const rlk_device& d : devices)
     if (d.type == device.type && d.id == device.id && d.arch == device.arch &&

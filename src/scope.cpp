@@ -32,10 +32,26 @@ void count_scope(int change) noexcept {
   if ((scopes != 0) != any) set_scoped(scopes != 0);
 }
 
+// Made when the library is loaded: what a thread makes for the first time while another one forks is never made in the child.
+template <class What>
+struct Guarded {
+  ForkMutex mutex;
+  What what;
+};
+auto& interned() {
+  static auto& nodes = *new Guarded<std::map<std::pair<const ScopeNode*, std::string>, ScopeNode>>;
+  return nodes;
+}
+auto& parsed() {
+  static auto& cache = *new Guarded<std::unordered_map<std::string, std::shared_ptr<const Override>>>;
+  return cache;
+}
+[[maybe_unused]] const auto& interned_early = interned();
+[[maybe_unused]] const auto& parsed_early = parsed();
+
 const ScopeNode* nested(const ScopeNode* outer, std::string_view spec) {
   // Interned and kept as text: it is parsed again when the registry has changed under a long-lived scope.
-  static auto& mutex = *new ForkMutex;
-  static auto& nodes = *new std::map<std::pair<const ScopeNode*, std::string>, ScopeNode>;
+  auto& [mutex, nodes] = interned();
   const std::lock_guard lock(mutex);
   return &nodes.try_emplace({outer, std::string(spec)}, ScopeNode{outer, std::string(spec)}).first->second;
 }
@@ -74,8 +90,7 @@ std::shared_ptr<const Override> parsed_override(std::string_view spec, std::stri
   // Specs are few and repeat; parsed ones are kept per snapshot, since known names change with it. Who makes
   // up new ones for ever has them parsed again.
   constexpr std::size_t kMost = 256;
-  static auto& mutex = *new ForkMutex;
-  static auto& cache = *new std::unordered_map<std::string, std::shared_ptr<const Override>>;
+  auto& [mutex, cache] = parsed();
   const Snapshot& s = snapshot();
   std::string key = fmt::format("{}\n{}\n{}", source, static_cast<const void*>(&s), spec);
   {

@@ -35,6 +35,10 @@ std::shared_ptr<TraceFile>& open_trace() {
   return trace;
 }
 
+// What a thread makes for the first time while another one forks is never made in the child, which waits for it.
+[[maybe_unused]] const auto& mutex_early = mutex();
+[[maybe_unused]] const auto& trace_early = open_trace();
+
 std::string expanded(std::string_view name) {
   std::string path(name);
   for (std::size_t at = 0; (at = path.find("%p", at)) != path.npos;) {

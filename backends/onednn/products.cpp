@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "onednn/cpu.hpp"
+#include "onednn/over_forks.hpp"
 #include "onednn/turn.hpp"
 #include "onednn/wide.hpp"
 
@@ -70,13 +71,18 @@ constexpr HeightSet tried(Rule rule) {
   return rule == Rule::k32 ? set_of({128, 96, 64, 32, 16, 8}) : (HeightSet{1} << kHeights.size()) - 1;
 }
 
+std::mutex& making() {
+  static auto& mutex = *new std::mutex;
+  held_over_forks<making>();
+  return mutex;
+}
+
 }  // namespace
 
 const Products& Products::of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride) {
-  static std::mutex mutex;
   static auto* made =
       new std::map<std::tuple<Rule, Float, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(making());
   auto& slot = (*made)[{rule, type, depth, weight_stride}];
   if (!slot) slot.reset(new Products(rule, type, depth, weight_stride));
   return *slot;

@@ -5,20 +5,22 @@
 #include <cstring>
 #include <mutex>
 #include <new>
-#include <shared_mutex>
 
+#include "onednn/over_forks.hpp"
 #include "rlk/machine.hpp"
 
 namespace rlk::onednn {
 namespace {
 
-struct Store {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<const Pack>> packs;
-};
-Store& store() {
-  static auto* s = new Store;
-  return *s;
+std::mutex& keeping() {
+  static auto& mutex = *new std::mutex;
+  held_over_forks<keeping>();
+  return mutex;
+}
+// While that is held.
+std::vector<std::shared_ptr<const Pack>>& kept() {
+  static auto& packs = *new std::vector<std::shared_ptr<const Pack>>;
+  return packs;
 }
 
 }  // namespace
@@ -39,21 +41,21 @@ std::uint64_t sample_of(const WeightKey& key) {
 }
 
 std::shared_ptr<const Pack> find_pack(const WeightKey& key) {
-  const std::shared_lock lock(store().mutex);
-  for (const auto& pack : store().packs)
+  const std::lock_guard lock(keeping());
+  for (const auto& pack : kept())
     if (pack->key == key) return pack;
   return nullptr;
 }
 
 void keep_pack(std::shared_ptr<const Pack> pack) {
-  const std::unique_lock lock(store().mutex);
-  std::erase_if(store().packs, [&](const auto& p) { return p->key == pack->key; });
-  store().packs.push_back(std::move(pack));
+  const std::lock_guard lock(keeping());
+  std::erase_if(kept(), [&](const auto& p) { return p->key == pack->key; });
+  kept().push_back(std::move(pack));
 }
 
 bool drop_pack(const WeightKey& key) {
-  const std::unique_lock lock(store().mutex);
-  return std::erase_if(store().packs, [&](const auto& p) {
+  const std::lock_guard lock(keeping());
+  return std::erase_if(kept(), [&](const auto& p) {
            WeightKey same = key;
            same.rule = p->key.rule;
            return p->key == same;
