@@ -316,7 +316,7 @@ def test_a_scope_ends_with_an_exception():
 
 def test_verify_proves_an_op_and_its_certificate_is_evidence(tmp_path):
     path = tmp_path / "certificate.json"
-    assert rlk.verify("rope_tables", "--budget", "60", certificate=path)
+    assert rlk.verify("rope_tables", "--budget", "short", certificate=path)
     rlk.load_evidence(path)
     rlk.clear_evidence()
 
