@@ -47,6 +47,26 @@ int32_t followed(const rlk_op_schema& schema, const rlk_argument& result) {
   return -1;
 }
 
+// Optional results that a recorded call has for its backward: those that it cannot be without, and what it would compute again
+// from whole rows though it is a few numbers of each, which never have fewer than 32 bits (a softmax's sums, a norm's rstd).
+// What is as large as its inputs (KDA's states) is asked for by who has the memory.
+std::vector<uint32_t> kept_by(const rlk_op_schema& schema) {
+  const int32_t at = schema.backward && *schema.backward ? rlk_op_index(schema.backward) : -1;
+  std::vector<uint32_t> out;
+  for (uint32_t i = 0; at >= 0 && i < schema.num_arguments; ++i) {
+    const rlk_argument& a = schema.arguments[i];
+    if (a.role != RLK_WRITE || !(a.flags & RLK_OPTIONAL) || !(a.flags & RLK_SAVED)) continue;
+    const bool few = a.batch_axis != -1 && !(a.dtypes & ~(RLK_F32 | RLK_F64));
+    const rlk_op_schema& backward = *rlk_op_schema_at(at);
+    for (uint32_t j = 0; j < backward.num_arguments; ++j) {
+      const rlk_argument& b = backward.arguments[j];
+      if (b.role == RLK_READ && std::strcmp(a.name, b.name) == 0 && (few || !(b.flags & RLK_OPTIONAL)))
+        out.push_back(i);
+    }
+  }
+  return out;
+}
+
 // Python's own words for a signature, which help() and inspect read.
 std::string signature_of(const rlk_op_schema& s, const std::string& name) {
   std::string text = name + "(";
@@ -125,7 +145,8 @@ PyObject* describe_attribute(const rlk_attribute& a, rlk_slot value) {
 
 // ---- Op ----------------------------------------------------------------------------------------------------------------------
 
-Op::Op(const char* op, int32_t at) : name(op), index(at), schema(rlk_op_schema_at(at)) {
+Op::Op(const char* op, int32_t at)
+    : name(op), index(at), schema(rlk_op_schema_at(at)), kept(kept_by(*schema)) {
   const rlk_op_schema& s = *schema;
   doc = doc_of(s, name);
   for (uint32_t i = 0; i < s.num_arguments; ++i) {
@@ -166,6 +187,7 @@ PyObject* Op::describe() const {
   for (uint32_t i = 0; i < s.num_arguments; ++i) {
     const Owned one(describe_argument(s.arguments[i]));
     if (!one ||
+        !set(one.get(), "kept", PyBool_FromLong(std::find(kept.begin(), kept.end(), i) != kept.end())) ||
         !set(
             one.get(), "follows",
             follows[i] < 0 ? PyUnicode_FromString("") : PyUnicode_FromString(s.arguments[follows[i]].name)) ||
@@ -350,7 +372,7 @@ bool Call::read_option(PyObject* keyword, PyObject* value) {
 
 // Which results there will be: those that were given or asked for, those that must be, and those that follow an argument.
 bool Call::want_results() {
-  bool any = false, some = false, could = false;
+  bool any = false, some = false, could = false, infer = false;
   for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
     const rlk_argument& a = op_.argument(i);
     if (a.role == RLK_READ) continue;
@@ -362,19 +384,22 @@ bool Call::want_results() {
     could = true;
     if (!(a.flags & RLK_OPTIONAL) || (op_.follows[i] >= 0 && slots_[op_.follows[i]].tensor))
       part.wanted = true;
-    any |= part.wanted;
+    any |= part.wanted && !part.hidden;
+    infer |= part.wanted;
   }
   if (could && !some && !any) {
     raise_text(RLK_INVALID_ARGUMENT, "%s: no result is asked for, each is optional: name=True asks for one",
                op_.schema->name);
     return false;
   }
-  if (!any) return true;
+  if (!infer) return true;
   const rlk_code code = rlk_infer_slots(op_.index, slots_, op_.slots(), shapes_);
   if (code != RLK_OK) return fail(code), false;
   inferred_ = true;
   for (uint32_t i = 0; i < op_.schema->num_arguments; ++i)
     if (parts()[i].wanted && !shapes_[i].dtypes) {
+      parts()[i].wanted = !parts()[i].hidden;
+      if (parts()[i].hidden) continue;
       raise_text(RLK_INVALID_ARGUMENT, "%s: %s is asked for, this call cannot have it", op_.schema->name,
                  op_.argument(i).name);
       return false;
@@ -546,7 +571,7 @@ PyObject* Call::results() {
   for (uint32_t i = 0; i < op_.schema->num_arguments; ++i) {
     Part& part = parts()[i];
     const int32_t role = op_.argument(i).role;
-    if (role == RLK_READ || !slots_[i].tensor) continue;
+    if (role == RLK_READ || !slots_[i].tensor || part.hidden) continue;
     if (part.finish) {
       const Owned buffer(PyTuple_Pack(1, part.made.get()));
       part.made = buffer ? call_python(part.finish.get(), buffer.get()) : Owned();
@@ -638,6 +663,13 @@ PyObject* Call::inputs(PyObject* first) const {
     PyTuple_SetItem(tuple, 1 + static_cast<Py_ssize_t>(at), item);
   }
   return tuple;
+}
+
+void Call::keep() noexcept {
+  for (const uint32_t i : op_.kept) {
+    Part& part = parts()[i];
+    if (!part.wanted && !slots_[i].tensor) part.wanted = part.hidden = true;
+  }
 }
 
 PyObject* Call::object(uint32_t i) const noexcept {

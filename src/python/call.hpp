@@ -25,6 +25,7 @@ struct Op {
   std::vector<std::vector<PyObject*>> choices;  // of each attribute
   std::vector<uint32_t> positional;             // arguments that are read, in order
   std::vector<uint32_t> saved;                  // what the backward wants of the forward
+  std::vector<uint32_t> kept;                   // optional results that a recorded call has for its backward
   uint32_t results = 0;                         // that are not given, but made
   // Of each argument: the argument whose presence asks for this optional result ("k" of "k_out"); -1: none.
   std::vector<int32_t> follows;
@@ -72,6 +73,8 @@ class Call {
   Kind kind() const;
   // A tuple of `first` and what was given for every argument that is no result, None where nothing was.
   PyObject* inputs(PyObject* first) const;
+  // Before run(): results for the backward alone are made too. They do not come back.
+  void keep() noexcept;
   // After run(): a tuple of what the schema saves for the backward, None where there is nothing; and the saved ranges.
   PyObject* kept() const;
   void guard_kept(Tickets& tickets) const;
@@ -114,6 +117,7 @@ class Call {
     PyObject* object = nullptr;  // that was given, borrowed
     uint32_t dtype = 0;          // that a result is asked for in; 0: the preferred one
     bool wanted = false;         // a result to allocate
+    bool hidden = false;         // that does not come back
     DLTensor allocated;
     Owned made, finish;  // a result that was allocated, and what makes the caller's type of it
     TensorView view;

@@ -102,6 +102,7 @@ PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t narg
   const Owned plan = plan_of(op, call, args, nargs, names);
   const Owned inputs(plan ? call.inputs(plan.get()) : nullptr);
   if (!inputs) return nullptr;
+  call.keep();
   recording() = {&op, &call};
   Owned out = call_python(op.apply, inputs.get());
   recording() = {};

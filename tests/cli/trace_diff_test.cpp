@@ -262,6 +262,39 @@ TEST_CASE("inputs that differ where all before is equal came from upstream") {
   CHECK(found.at("where")[0].at("differ") == 1);
 }
 
+TEST_CASE("what a forward leaves to its gradient may be computed again, and is no difference") {
+  const Folder folder;
+  using rlk::DType;
+  std::vector<float> z = Model::draw(3 * 24, 7), d_logp{1, -2, 0.5F}, wrong = d_logp;
+  wrong[1] = 2;
+  std::vector<int32_t> ids{4, 0, 23};
+  const rlk::Tensor tz(z.data(), {3, 24}, DType::f32), tt(ids.data(), {3}, DType::i32);
+  const auto step = [&](const std::string& name, bool keeps, std::vector<float>& gradient) {
+    std::vector<float> logp(3, NAN), stats(3 * 4, NAN), d_logits(3 * 24, NAN);
+    const rlk::Tensor tl(logp.data(), {3}, DType::f32), ts(stats.data(), {3, 4}, DType::f32),
+        tg(gradient.data(), {3}, DType::f32), td(d_logits.data(), {3, 24}, DType::f32);
+    rlk::Logp forward{.logits = tz, .target = tt, .logp = tl};
+    rlk::LogpBwd backward{.logits = tz, .target = tt, .d_logp = tg, .d_logits = td};
+    if (keeps) forward.stats = ts, backward.stats = ts;
+    rlk::check(rlk::trace(folder.file(name)));
+    rlk::check(rlk::logp(forward));
+    rlk::check(rlk::logp_bwd(backward));
+    rlk::check(rlk::end_trace());
+    return folder.file(name);
+  };
+  const std::string keeps = step("keeps", true, d_logp), again = step("again", false, d_logp);
+  for (const auto& [a, b] : {std::pair(keeps, again), std::pair(again, keeps)}) {
+    const Json found = difference(a, b);
+    CHECK(found.at("exit") == 0);
+    CHECK(found.at("verdict") == "same");
+    CHECK(found.at("notes").empty());
+  }
+  const Json found = difference(keeps, step("other", false, wrong));
+  CHECK(found.at("verdict") == "upstream");
+  CHECK_SAYS(found.at("first").at("facts")[0].get<std::string>(), "d_logp has other bits in ");
+  CHECK_SAYS(found.at("first").at("facts")[1].get<std::string>(), "stats is given in ");
+}
+
 TEST_CASE("a foreign kernel's result is joined by its tag, and nothing is promised of it") {
   const Folder folder;
   Model foreign;

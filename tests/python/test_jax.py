@@ -95,7 +95,9 @@ def test_gradients_of_every_op_are_the_bits_of_its_backward_with_and_without_jit
     compiled = jax.jit(jax.grad(loss))(leaves)
     saved = [a["name"] for a in schema["arguments"] if a["saved"]]
     required = [n for n, a in backward.items() if a["role"] != 1 and not a["optional"]]
-    kept = [n for n in shapes if n in asked or (n in saved and n in required)]
+    always = [a["name"] for a in schema["arguments"] if a["kept"]]
+    assert set(saved) & set(required) & set(shapes) <= {*asked, *always}
+    kept = [n for n in shapes if n in asked or n in always]
     made = getattr(rlk, op)(**arrays, **attributes, **dict.fromkeys(kept, True))
     known = arrays | dict(zip(kept, made if isinstance(made, tuple) else (made,)))
     given = {n: known[n] for n in saved if n in known and n in backward} | {f"d_{r}": w for r, w in cotangents.items()}

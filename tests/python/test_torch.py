@@ -1,5 +1,6 @@
 """rlk.torch: autograd, torch.compile and the dispatcher, where torch is installed."""
 
+import json
 import threading
 
 import numpy
@@ -133,6 +134,47 @@ def test_gradients_of_attention_are_those_of_torch_in_fp64(dtype, far):
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     with torch.no_grad():
         assert torch.equal(rlk.torch.attention(q, k, v), out)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("op", ["logp", "linear_logp"])
+def test_the_backward_reads_what_a_recorded_forward_kept(op, compiled, tmp_path):
+    x, weight, target = leaf(5, 16), leaf(40, 16), torch.tensor([1, 39, 0, 7, 7])
+    tensors = (x, weight) if op == "linear_logp" else (x,)
+    call = lambda *t: getattr(rlk.torch, op)(*t, target=target % 16, logp=True)  # noqa: E731
+    run = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+
+    def records(name, work):
+        with rlk.trace(tmp_path / name):
+            out = work()
+        lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        return out, {r["op"]: {(t["name"], t["role"]) for t in r["tensors"]} for r in lines if r.get("op")}
+
+    out, seen = records("forward", lambda: run(*tensors))
+    assert type(out) is torch.Tensor and ("stats", "output") in seen[op]  # kept, and not returned
+    if not compiled:
+        assert "stats" in {r["name"] for r in rlk.saved()}
+    found, seen = records("backward", lambda: torch.autograd.grad(out, tensors, torch.ones(5)))
+    assert "stats" in {name for name, _ in seen[f"{op}_bwd"]}
+    with torch.no_grad():
+        _, seen = records("plain", lambda: run(*tensors))
+        assert ("stats", "output") not in seen[op]  # nobody will read it
+        wanted = {f"d_{n}": True for n in (("hidden", "weight") if op == "linear_logp" else ())}
+        again = getattr(rlk, f"{op}_bwd")(*tensors, target=target % 16, d_logp=torch.ones(5), **wanted)
+    assert all(map(torch.equal, found, again if isinstance(again, tuple) else (again,)))
+    with pytest.raises(rlk.InvalidArgument, match="no result is asked for"):
+        getattr(rlk.torch, op)(*tensors, target=target)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loss_has_the_gradient_of_its_entropy_unasked(compiled):
+    logp, entropy = leaf(2, 5), leaf(2, 5)
+    old, advantages = torch.randn(2, 5), torch.randn(2, 5)
+    call = lambda a, e: rlk.torch.policy_loss(a, old, advantages, entropy=e, entropy_coef=0.1)  # noqa: E731
+    loss, totals = (torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call)(logp, entropy)
+    assert loss.shape == (1,) and totals.shape == (2, 5)
+    d_logp, d_entropy = torch.autograd.grad(loss, (logp, entropy), torch.ones(1))
+    assert d_logp.abs().sum() > 0 and torch.allclose(d_entropy, torch.full((2, 5), -0.01))
 
 
 def test_gradients_of_attention_over_packed_sequences_and_of_lse():

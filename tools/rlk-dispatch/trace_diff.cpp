@@ -13,6 +13,7 @@
 
 #include "commands.hpp"
 #include "library.hpp"
+#include "rlk/binding.h"
 #include "trace_file.hpp"
 
 namespace rlk::cli {
@@ -98,6 +99,17 @@ bool is_parameter(const std::string& name) {
   return std::find(kParameters.begin(), kParameters.end(), name) != kParameters.end();
 }
 
+// Whether an op reads what another op left for it, whose gradient it is. Without that it computes the same again.
+bool left_by_forward(const std::string& gradient, const std::string& name) {
+  for (size_t at = 0; at < rlk_op_count(); ++at) {
+    const rlk_op_schema* const op = rlk_op_schema_at(static_cast<int32_t>(at));
+    if (!op->backward || op->backward != gradient) continue;
+    for (uint32_t i = 0; i < op->num_arguments; ++i)
+      if (op->arguments[i].role == RLK_WRITE && op->arguments[i].name == name) return true;
+  }
+  return false;
+}
+
 std::string shape_text(const TraceTensor& t) {
   std::string out;
   for (const int64_t size : t.shape) out += (out.empty() ? "" : "x") + std::to_string(size);
@@ -140,7 +152,8 @@ class Pair {
   // Everything that differs, most telling first.
   std::vector<std::string> facts() const {
     std::vector<std::string> out = own();
-    for (const std::string& input : inputs_) out.push_back(input);
+    out.insert(out.end(), inputs_.begin(), inputs_.end());
+    out.insert(out.end(), again_.begin(), again_.end());
     if (!same_op() || left().arithmetic != right().arithmetic)
       out.push_back(described(0) + in(0) + ", " + described(1) + in(1));
     return out;
@@ -211,8 +224,11 @@ class Pair {
         if (t.role == "output") continue;
         const TraceTensor* other = records_[1 - side]->find(t.name, false);
         if (other && side == 0) compare(t, *other);
+        if (other) continue;
+        if (left_by_forward(left().op, t.name))
+          again_.push_back(t.name + " is given" + in(side) + ", computed again" + in(1 - side));
         // Bounds and tables say where rows lie; other rows may lie elsewhere.
-        if (!other && (is_parameter(t.name) || (t.role != "index" && t.role != "state")))
+        else if (is_parameter(t.name) || (t.role != "index" && t.role != "state"))
           semantics_.push_back(t.name + " is given" + in(side) + " alone");
       }
   }
@@ -242,6 +258,7 @@ class Pair {
   const TraceRecord* records_[2];
   const TraceTensor* results_[2];
   std::vector<std::string> semantics_, weights_, inputs_;
+  std::vector<std::string> again_;  // left by the forward on one side alone, which is no difference
 };
 
 // ---- findings -------------------------------------------------------------------------------------------

@@ -129,20 +129,18 @@ def _forward(config, *primals):
             if kinds[name]["differentiable"] and f"d_{name}" not in gradients:
                 raise _errors.Unsupported(f"{schema.name}: {name} is given and a gradient is asked for, {schema.backward} has no "
                                           f"d_{name}: compute without {name}")
-    whole = config._replace(results=config.results + _needed(config, arrays)) if needed else config
+    whole = config._replace(results=config.results + _kept(config, arrays)) if needed else config
     outputs = _run(whole, *arrays)
     known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in whole.results), outputs))
     kept = {a["name"]: known[a["name"]] for a in schema.arguments if a["saved"] and a["name"] in known}
     return outputs[:len(config.results)], (kept, _Needed(needed), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
 
 
-def _needed(config, arrays):
-    """Results that nobody asked for, but without which the backward cannot be."""
-    schema = _schema(config.op)
-    required = {a["name"] for a in _schema(schema.backward).inputs if not a["optional"]}
-    names = [a["name"] for a in schema.results if a["name"] in required and a["name"] not in dict(config.results)]
+def _kept(config, arrays):
+    """Results that nobody asked for and the backward has."""
+    names = [a["name"] for a in _schema(config.op).results if a["kept"] and a["name"] not in dict(config.results)]
     shapes = _infer(config.op, dict(zip(config.names, arrays)), dict(config.attributes)) if names else {}
-    return tuple((n, shapes[n][1]) for n in names)
+    return tuple((n, shapes[n][1]) for n in names if n in shapes)
 
 
 @jax.tree_util.register_static

@@ -49,10 +49,8 @@ class Schema:
         self.attribute_names = [a["name"] for a in self.attributes]
         self.required = [a["name"] for a in self.inputs if not a["optional"]]
         self.saved = [a["name"] for a in self.arguments if a["saved"]]
-        #: Results that are optional, but without which the backward cannot be.
-        backward = _C.schema(self.backward)["arguments"] if self.backward else ()
-        required = {a["name"] for a in backward if a["role"] != 1 and not a["optional"]}
-        self.needed = [a["name"] for a in self.results if a["optional"] and a["name"] in required]
+        #: Optional results that a recorded call has for its backward, asked for or not.
+        self.kept = [a["name"] for a in self.results if a["kept"]]
 
     def words(self):
         """The op in torch's schema language."""
@@ -243,8 +241,11 @@ class _Plan:
         self.outputs = tuple(schema.result_names if every_result else self.asked)
         everything = (*schema.input_names, *schema.result_names)
         self.kept_names = tuple(schema.saved)
+        #: Results that the backward alone has.
+        self.hidden = [n for n in schema.kept if backward and n not in self.asked]
+        made = {*self.asked, *self.hidden}
         # Of what was given, then what came out, then None: what is kept for the backward.
-        self.kept = [everything.index(n) if n in schema.input_names or n in self.asked else -1 for n in schema.saved]
+        self.kept = [everything.index(n) if n in schema.input_names or n in made else -1 for n in schema.saved]
         self.name, self.inputs = schema.name, schema.inputs
         self.backward, self.input_names = backward, schema.input_names
         if backward:
@@ -473,22 +474,6 @@ def _autocast(schema, args, keywords):
             for n, t in given.items()}
 
 
-def _with_needed(schema, op):
-    """Where a gradient is recorded, what the backward needs is computed too and does not come back unasked."""
-    def call(*args, **keywords):
-        more = [n for n in schema.needed if keywords.get(n) is None or keywords[n] is False]
-        if not more or not torch.is_grad_enabled() or not any(
-                isinstance(t, torch.Tensor) and t.requires_grad for t in (*args, *keywords.values())):
-            return op(*args, **keywords)
-        asked = keywords | dict.fromkeys(more, True)
-        words = schema.wanted(dict(zip(schema.input_names, args)) | keywords, asked)
-        names = [part.partition("=")[0] for part in words.split(",")]
-        out = [t for n, t in zip(names, op(*args, **asked), strict=True) if n not in more]
-        return tuple(out) if len(out) > 1 else out[0]
-
-    return call
-
-
 def _function(schema, backward):
     dispatched, plan = _dispatched(schema), _plan_of(schema, backward)
 
@@ -519,8 +504,6 @@ def _function(schema, backward):
             return traced(*args, **keywords)
         return direct(*args, **keywords) if keywords else direct(*args)
 
-    if schema.needed:
-        op = _with_needed(schema, op)
     op.__name__ = op.__qualname__ = schema.name
     op.__doc__ = _C.op(schema.name).__doc__
     op.__text_signature__ = _C.op(schema.name).__text_signature__
@@ -586,9 +569,11 @@ def _differentiate(schema, schemas):
 
     def through_dispatcher(ctx, plan, *inputs):
         with below():
-            output = op(*inputs, **plan.keywords)
+            output = op(*inputs, **plan.keywords | {"results": ",".join([plan.keywords["results"], *plan.hidden])})
         if other:
             _keep(ctx, plan, inputs, _as_tuple(output))
+            if plan.hidden:
+                output = tuple(t.new_empty(0) if n in plan.hidden else t for n, t in zip(schema.result_names, output))
             if len(schema.results) > 1:
                 _several(ctx, plan, output)
         return output
