@@ -218,7 +218,7 @@ Call::Call(const Op& op, Face face) : op_(op), face_(face) {
 }
 Call::~Call() { std::destroy_n(parts(), op_.schema->num_arguments); }
 
-bool Call::read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+bool Call::read(PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
   if (static_cast<std::size_t>(nargs) > op_.positional.size()) {
     PyErr_Format(PyExc_TypeError,
                  "%s takes %d arguments by position, %d were given; results and attributes go by name",
@@ -227,22 +227,33 @@ bool Call::read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
   }
   for (Py_ssize_t i = 0; i < nargs; ++i)
     if (!read_argument(op_.positional[static_cast<std::size_t>(i)], args[i])) return false;
-  const Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0;
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    PyObject* const keyword = PyTuple_GetItem(keywords, i);
-    PyObject* const value = args[nargs + i];
-    const int32_t slot = op_.find(keyword);
-    const bool argument = slot >= 0 && static_cast<uint32_t>(slot) < op_.schema->num_arguments;
-    if (argument && slots_[slot].tensor) {
-      PyErr_Format(PyExc_TypeError, "%s got %U twice", op_.name.c_str(), keyword);
-      return false;
-    }
-    if (!(argument    ? read_argument(static_cast<uint32_t>(slot), value)
-          : slot >= 0 ? read_attribute(static_cast<uint32_t>(slot), value)
-                      : read_option(keyword, value)))
-      return false;
-  }
+  const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i)
+    if (!read_keyword(PyTuple_GetItem(names, i), args[nargs + i])) return false;
   return true;
+}
+
+bool Call::read(PyObject* args, PyObject* keywords) {
+  PyObject* given[RLK_MAX_SLOTS];
+  const Py_ssize_t nargs = PyTuple_Size(args);
+  for (Py_ssize_t i = 0; i < nargs && i < RLK_MAX_SLOTS; ++i) given[i] = PyTuple_GetItem(args, i);
+  if (!read(given, nargs, nullptr)) return false;
+  PyObject *keyword = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(keywords, &at, &keyword, &value);)
+    if (!read_keyword(keyword, value)) return false;
+  return true;
+}
+
+bool Call::read_keyword(PyObject* keyword, PyObject* value) {
+  const int32_t slot = op_.find(keyword);
+  const bool argument = slot >= 0 && static_cast<uint32_t>(slot) < op_.schema->num_arguments;
+  if (argument && slots_[slot].tensor) {
+    PyErr_Format(PyExc_TypeError, "%s got %U twice", op_.name.c_str(), keyword);
+    return false;
+  }
+  return argument    ? read_argument(static_cast<uint32_t>(slot), value)
+         : slot >= 0 ? read_attribute(static_cast<uint32_t>(slot), value)
+                     : read_option(keyword, value);
 }
 
 bool Call::read_argument(uint32_t i, PyObject* value) {

@@ -56,8 +56,10 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // False with an exception.
-  bool read(PyObject* const* args, Py_ssize_t nargs, PyObject* keywords);
+  // False with an exception. `names` are those of the last arguments.
+  bool read(PyObject* const* args, Py_ssize_t nargs, PyObject* names);
+  // The same of a tuple and a dict, which must outlive the call.
+  bool read(PyObject* args, PyObject* keywords);
   bool needs_dispatcher() const noexcept { return needs_dispatcher_; }
   // Whether autograd must record the call (the torch face alone looks), and whether it can: tensors of torch that are read,
   // results that are torch's to make.
@@ -92,6 +94,7 @@ class Call {
   const char* text(std::size_t i) const noexcept;
   // What was given for an argument, or made for a result; null: neither.
   PyObject* object(uint32_t i) const noexcept;
+  bool read_keyword(PyObject* keyword, PyObject* value);
   bool read_argument(uint32_t i, PyObject* value);
   bool read_attribute(uint32_t i, PyObject* value);
   bool read_choice(uint32_t i, PyObject* value);

@@ -53,21 +53,25 @@ PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
 }
 
 // The same for rlk.torch, which records gradients, and whose functions go through torch's dispatcher where torch must see a call.
-PyObject* call_torch_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+// Its own function in Python has a tuple and a dict: to spread them over a call costs as much as to read them.
+PyObject* call_torch_op(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  if (count != 2 || !PyTuple_Check(given[0]) || !PyDict_Check(given[1]))
+    return PyErr_SetString(PyExc_TypeError, "a tuple and a dict are wanted"), nullptr;
+  PyObject *const args = given[0], *const keywords = given[1];
   auto& entry = *static_cast<TorchOp*>(PyCapsule_GetPointer(self, "rlk.torch_op"));
   if (entry.autocast != Py_None) {
     const int casts = torch_autocasts();
-    if (casts) return casts < 0 ? nullptr : call_with(entry.autocast, args, nargs, names);
+    if (casts) return casts < 0 ? nullptr : call_python(entry.autocast, args, keywords).release();
   }
   if (!torch_modes_active()) {
     Call call(*entry.op, Call::Face::torch);
-    if (call.read(args, nargs, names))
-      return call.needs_gradient() ? record(entry, call, args, nargs, names) : call.run();
+    if (call.read(args, keywords))
+      return call.needs_gradient() ? record(entry, call, args, keywords) : call.run();
     if (!call.needs_dispatcher()) return nullptr;
   } else if (PyErr_Occurred()) {
     return nullptr;
   }
-  return call_with(entry.dispatched, args, nargs, names);
+  return call_python(entry.dispatched, args, keywords).release();
 }
 
 template <auto Function>
@@ -99,8 +103,7 @@ PyObject* make_torch_op(PyObject*, PyObject* args) {
   if (!op) return nullptr;
   for (PyObject* held : {dispatched, apply, plan, several, autocast}) Py_INCREF(held);
   auto* entry = new TorchOp{op, dispatched, apply, plan, several, autocast, {}, {}};
-  entry->definition = {op->name.c_str(), fast<call_torch_op>(), METH_FASTCALL | METH_KEYWORDS,
-                       op->doc.c_str()};
+  entry->definition = {op->name.c_str(), fast<call_torch_op>(), METH_FASTCALL, op->doc.c_str()};
   const Owned self(PyCapsule_New(entry, "rlk.torch_op", nullptr));
   return self ? PyCFunction_NewEx(&entry->definition, self.get(), nullptr) : nullptr;
 }

@@ -23,10 +23,10 @@ Owned shared(PyObject* object) {
 }
 
 // Null with an exception.
-Owned plan_of(TorchOp& op, const Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+Owned plan_of(TorchOp& op, const Call& call, PyObject* args, PyObject* keywords) {
   for (const TorchOp::Seen& seen : op.seen)
     if (call.is(seen.kind)) return shared(seen.plan);
-  PyObject* const plan = call_with(op.plan, args, nargs, names);
+  PyObject* const plan = call_python(op.plan, args, keywords).release();
   if (!plan) return {};
   if (op.seen.size() == kMostPlans) {
     Py_DECREF(op.seen.front().plan);
@@ -84,22 +84,10 @@ PyObject* make_guard(std::unique_ptr<Tickets> tickets) {
   return capsule;
 }
 
-PyObject* call_with(PyObject* function, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
-  const Owned tuple(PyTuple_New(nargs));
-  const Owned keywords(names ? PyDict_New() : nullptr);
-  if (!tuple || (names && !keywords)) return nullptr;
-  for (Py_ssize_t i = 0; i < nargs; ++i) {
-    Py_INCREF(args[i]);
-    PyTuple_SetItem(tuple.get(), i, args[i]);
-  }
-  for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); ++i)
-    if (PyDict_SetItem(keywords.get(), PyTuple_GetItem(names, i), args[nargs + i]) < 0) return nullptr;
-  return call_python(function, tuple.get(), keywords.get()).release();
-}
-
-PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
-  if (op.apply == Py_None || !call.can_be_recorded()) return call_with(op.dispatched, args, nargs, names);
-  const Owned plan = plan_of(op, call, args, nargs, names);
+PyObject* record(TorchOp& op, Call& call, PyObject* args, PyObject* keywords) {
+  if (op.apply == Py_None || !call.can_be_recorded())
+    return call_python(op.dispatched, args, keywords).release();
+  const Owned plan = plan_of(op, call, args, keywords);
   const Owned inputs(plan ? call.inputs(plan.get()) : nullptr);
   if (!inputs) return nullptr;
   call.keep();

@@ -25,12 +25,10 @@ struct TorchOp {
   std::vector<Seen> seen;  // calls that differ in their tensors alone are understood once
 };
 
-// A call whose arguments were read, as given: names are those of the last arguments.
-PyObject* record(TorchOp& op, Call& call, PyObject* const* args, Py_ssize_t nargs, PyObject* names);
+// A call whose arguments were read, as given: a tuple and a dict.
+PyObject* record(TorchOp& op, Call& call, PyObject* args, PyObject* keywords);
 // forward(context, plan, *inputs), within apply.
 PyObject* recorded_forward(PyObject* self, PyObject* args);
-// A function with arguments as this module's own functions get them.
-PyObject* call_with(PyObject* function, PyObject* const* args, Py_ssize_t nargs, PyObject* names);
 
 // Saved ranges as an object: until it is given back.
 PyObject* make_guard(std::unique_ptr<Tickets> tickets);

@@ -482,16 +482,16 @@ def _function(schema, backward):
         if schema.required:
             return call
 
-        def by_tensors(*args, **keywords):  # where there is none, nothing says that results are torch's
+        def by_tensors(args, keywords):  # where there is none, nothing says that results are torch's
             given = any(isinstance(t, torch.Tensor) for t in (*args, *keywords.values()))
-            return (call if given else dispatched)(*args, **keywords)
+            return call(args, keywords) if given else dispatched(*args, **keywords)
 
         return by_tensors
 
     direct, traced = directly(None), dispatched
     if schema.name in _AUTOCAST:
         plain, any_autocast = direct, torch._C._is_any_autocast_enabled
-        direct = directly(lambda *args, **keywords: plain(**_autocast(schema, args, keywords)))
+        direct = directly(lambda *args, **keywords: plain((), _autocast(schema, args, keywords)))
 
         def traced(*args, **keywords):
             return dispatched(**_autocast(schema, args, keywords)) if any_autocast() else dispatched(*args, **keywords)
@@ -502,7 +502,7 @@ def _function(schema, backward):
     def op(*args, **keywords):
         if tracing():
             return traced(*args, **keywords)
-        return direct(*args, **keywords) if keywords else direct(*args)
+        return direct(args, keywords)
 
     op.__name__ = op.__qualname__ = schema.name
     op.__doc__ = _C.op(schema.name).__doc__
