@@ -113,7 +113,8 @@ def test_liger_patched_and_put_back():
 # ---- DeepSpeed --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape, table", [((6, 2, 3, 16), (6, 1, 1, 8)), ((2, 6, 3, 16), (1, 6, 1, 16)), ((6, 3, 16), (6, 1, 16))])
+@pytest.mark.parametrize("shape, table", [((6, 2, 3, 16), (6, 1, 1, 8)), ((2, 6, 3, 16), (1, 6, 1, 16)), ((6, 3, 16), (6, 1, 16)),
+                                          ((2, 1, 3, 16), (1, 1, 1, 8)), ((1, 2, 3, 16), (1, 1, 1, 16)), ((1, 6, 3, 16), (1, 6, 1, 8))])
 def test_deepspeed_rope(shape, table):
     t, freqs = random(*shape), angles(*table)
     cos, sin, width = freqs.cos(), freqs.sin(), table[-1]
@@ -258,6 +259,9 @@ def test_fla_delta_attention():
           delta_attention(q, k, v, gate, beta.sigmoid(), state * 0, 0.25)[0], (q, g, rate, bias), 1e-4)
     agree(fla.fused_kda_gate(g, rate, bias), gate, (g, rate, bias))
     agree(fla.fused_kda_gate(g, None, bias, -5.0), -5 * torch.sigmoid(g + bias.view(4, 16)), (g, bias))
+    apart = torch.cat((g, g), -1)[..., :16]  # FLA makes it dense, and so does this
+    assert not apart.is_contiguous()
+    agree(fla.fused_kda_gate(apart, rate, bias), gate, (g, rate, bias))
     mine = state.detach().clone()
     out, final = fla.fused_recurrent_kda_fwd(*(t.detach() for t in (q, k, v, g, beta)), initial_state=mine)
     assert final is mine
@@ -284,6 +288,8 @@ def test_fla_rope(interleaved):
     assert torch.equal(padded[0, :4], x[0, :4]) and torch.equal(padded[1], run(x, freqs.cos(), freqs.sin())[1])
     packed, bounds = x.reshape(1, 12, 3, 20), torch.tensor([0, 6, 12], dtype=torch.int32)
     agree(run(packed, freqs.cos(), freqs.sin(), cu_seqlens=bounds), plain((0, 0)).reshape(1, 12, 3, 20))
+    narrow = x.bfloat16(), freqs.cos().half(), freqs.sin().half()  # tables of a third dtype, which widen exactly
+    assert torch.equal(run(*narrow), run(narrow[0], *(t.float() for t in narrow[1:])))
     mine = x.clone()
     assert run(mine, freqs.cos(), freqs.sin(), inplace=True) is mine
     agree(mine, plain((0, 0)))

@@ -12,7 +12,10 @@ from rlk.adapters._patch import Patch, known
 
 def apply_rotary_pos_emb(t, freqs_cos, freqs_sin):
     """t [S, .., D] with tables [S, .., R], or [B, S, H, D] with [1, S, 1, R]: the first R dims turn."""
-    return rlk.torch.apply_rotary_pos_emb(t, freqs_cos, freqs_sin, rotary_dim=freqs_cos.shape[-1])
+    how = {"table": "full", "rotary_dim": freqs_cos.shape[-1]}
+    if t.dim() == 4 and freqs_cos.shape[0] == 1 != t.shape[0]:  # also where S is 1, as in decoding
+        return rlk.torch.rope(t, freqs_cos[0, :, 0], freqs_sin[0, :, 0], layout="bshd", **how)
+    return rlk.torch.rope(t, freqs_cos, freqs_sin, layout="sbhd", **how)
 
 
 def patch():

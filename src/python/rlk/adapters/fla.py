@@ -53,11 +53,11 @@ def fused_recurrent_kda_fwd(q, k, v, g, beta, A_log=None, dt_bias=None, initial_
 
 
 def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
-    """FLA's: the log decay of a raw gate [.., HV, K]."""
+    """FLA's: the log decay of a raw gate [.., HV, K], which, like FLA's, it makes dense first."""
     how = {"gate": "softplus"} if lower_bound is None else {"gate": "bounded", "lower_bound": float(lower_bound)}
     a_log = None if A_log is None else A_log.reshape(-1).float()
     bias = None if dt_bias is None else dt_bias.reshape(-1).float()
-    return rlk.torch.kda_gate(g, a_log, bias, **how).to(output_dtype)
+    return rlk.torch.kda_gate(g.contiguous(), a_log, bias, **how).to(output_dtype)
 
 
 def _step(scale, l2norm, gate, sigmoid, negative, lower_bound, v_first):
@@ -95,6 +95,8 @@ def rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets=0, cu_seqlens=None, inte
     elif seqlen_offsets != 0:
         sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         starts = torch.full((sequences,), int(seqlen_offsets), dtype=torch.int64, device=x.device)
+    if cos.dtype is not x.dtype:
+        cos, sin = cos.float(), sin.float()
     run = rlk.torch.rope_ if inplace else rlk.torch.rope
     return run(x, cos, sin, starts=starts, cu_seqlens=cu_seqlens, layout="bshd", negative="unrotated", table="half",
                pairing="adjacent" if interleaved else "half", rotary_dim=2 * cos.shape[-1], transpose=bool(conjugate))
