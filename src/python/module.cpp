@@ -224,7 +224,18 @@ PyObject* code_name(PyObject*, PyObject* code) {
   return PyUnicode_FromString(rlk_code_name(static_cast<int32_t>(number)));
 }
 
+// Objects of one interpreter are not another's, and what is interned and known here is the first one's. Python's own import does not
+// ask this module twice.
+bool is_of_this_interpreter() {
+  static const int64_t first = PyInterpreterState_GetID(PyInterpreterState_Get());
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == first) return true;
+  PyErr_SetString(PyExc_ImportError,
+                  "rlk serves one interpreter of a process, another has imported it before");
+  return false;
+}
+
 PyObject* set_hooks(PyObject*, PyObject* args) {
+  if (!is_of_this_interpreter()) return nullptr;
   PyObject *raise, *empty, *stream, *scopes, *error;
   if (!PyArg_ParseTuple(args, "OOOOO", &raise, &empty, &stream, &scopes, &error)) return nullptr;
   set_hooks_to(raise, empty, stream, scopes, error);

@@ -373,6 +373,27 @@ for rlk in copies + copies:
 """).count("weight is missing") == 4
 
 
+def test_a_second_interpreter_is_refused_and_the_first_goes_on():
+    assert python("""
+import rlk
+try:
+    import _interpreters as interpreters
+except ImportError:  # before Python 3.13
+    import _xxsubinterpreters as interpreters
+other = interpreters.create()
+try:
+    failure = interpreters.run_string(other, "import rlk")
+except RuntimeError as error:
+    failure = error
+print("ImportError" in str(failure))
+interpreters.destroy(other)
+try:
+    rlk.lm_head(1, 2)
+except rlk.Error as error:
+    print(error)
+""").splitlines() == ["True", "lm_head: hidden is of type int, which is no tensor: it has no __dlpack__"]
+
+
 def test_a_call_while_the_interpreter_ends_is_harmless():
     # The debug allocator ends a program that gives memory back without the interpreter's lock.
     assert "late 1.0" in python("""
