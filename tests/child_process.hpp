@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -28,13 +29,20 @@ inline std::string read_and_remove(const std::string& path) {
   return text;
 }
 
-// variables: "NAME=value", beside those of this process that are not rlk's. The level that a run of the tests
-// is held to (RLK_CPU) holds for the child too, unless it is given another: the first of two wins.
+// variables: "NAME=value", beside those of this process that are not rlk's and not named again. The level that a
+// run of the tests is held to (RLK_CPU) holds for the child too, unless it is given another.
 inline Ran run(std::vector<std::string> command, std::vector<std::string> variables = {},
                const std::string& folder = "") {
-  for (char** entry = environ; *entry; ++entry)
-    if (const std::string_view line = *entry; line.substr(0, 4) != "RLK_" || line.substr(0, 8) == "RLK_CPU=")
-      variables.emplace_back(line);
+  const auto given = [&](std::string_view name) {
+    return std::ranges::any_of(variables,
+                               [&](const std::string& variable) { return variable.starts_with(name); });
+  };
+  std::vector<std::string> inherited;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view line = *entry, name = line.substr(0, line.find('=') + 1);
+    if ((!line.starts_with("RLK_") || name == "RLK_CPU=") && !given(name)) inherited.emplace_back(line);
+  }
+  variables.insert(variables.end(), inherited.begin(), inherited.end());
   std::vector<char*> argv, envp;
   for (std::string& word : command) argv.push_back(word.data());
   for (std::string& variable : variables) envp.push_back(variable.data());
