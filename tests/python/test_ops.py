@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -349,13 +350,29 @@ def test_many_threads_call_at_once():
     assert not wrong
 
 
-def test_two_copies_live_in_one_process(tmp_path):
+def another_version(package, folder):
+    """The package in `folder` with a library whose name says another version, as two minor versions have."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = Path(next(line.split(maxsplit=5)[-1] for line in maps if "librlk_registry.so" in line))
+    shutil.copytree(package, folder / "rlk", dirs_exist_ok=True)
+    for source, target in ((Path(_C.__file__), folder / "rlk" / Path(_C.__file__).name), (library, folder / "librlk_registry.so.0.9")):
+        target.unlink(missing_ok=True)
+        target.write_bytes(re.sub(rb"librlk_registry\.so\.\d\.\d", b"librlk_registry.so.0.9", source.read_bytes()))
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+def test_two_copies_live_in_one_process(versions, tmp_path):
     package = Path(_C.__file__).parent
     for copy in ("first", "second"):
         shutil.copytree(package, tmp_path / copy / "rlk")
+    if versions == 2:
+        if not Path("/proc/self/maps").exists():
+            pytest.skip("finds the library in /proc")
+        another_version(package, tmp_path / "second")
     assert python(f"""
-import sys, numpy
+import sys, numpy, multiprocessing
 a = numpy.ones((1, 1), numpy.float32)
+h, w = numpy.ones((64, 256), numpy.float32), numpy.ones((300, 256), numpy.float32)
 copies = []
 for name in ("first", "second"):
     sys.path.insert(0, {str(tmp_path)!r} + "/" + name)
@@ -364,13 +381,23 @@ for name in ("first", "second"):
     for module in [m for m in sys.modules if m.partition(".")[0] == "rlk"]:
         del sys.modules[module]
 assert copies[0].__file__ != copies[1].__file__
+if {versions} == 2:
+    assert len({{line.split()[-1] for line in open("/proc/self/maps") if "librlk_registry" in line}}) == 2
+def arithmetics(_=None):
+    return [rlk.resolve("lm_head", h, w).arithmetic for rlk in copies if (rlk.lm_head(h, w) == 256).all()]
+usual = arithmetics()
+with copies[0].precision("golden"):
+    held = arithmetics()
+assert usual == arithmetics() and usual[0] == usual[1] and held[0] == "fma64" and (held[1] == usual[1]) == ({versions} == 2)
 for rlk in copies + copies:
     assert rlk.lm_head(a, a)[0, 0] == 1
     try:
         rlk.lm_head(a)
     except rlk.Error as e:
         print(e)
-""").count("weight is missing") == 4
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(arithmetics, range(4)) == [usual] * 4
+""", LD_LIBRARY_PATH=str(tmp_path / "second")).count("weight is missing") == 4
 
 
 def test_a_second_interpreter_is_refused_and_the_first_goes_on():
