@@ -324,6 +324,14 @@ def test_a_result_may_be_asked_for_in_a_dtype_recorded_or_not(dtype):
         rlk.torch.lm_head(h, w, out=torch.complex64)
 
 
+def test_a_wanted_gradient_is_checked_by_name_recorded_or_not():
+    h, w = leaf(2, 4), leaf(3, 4)
+    for tensors in ((h, w), (h.detach(), w.detach())):
+        assert torch.equal(rlk.torch.lm_head(*tensors, gradients="hidden,weight"), rlk.lm_head(h.detach(), w.detach()))
+        with pytest.raises(rlk.Error, match="gradient of 'hiden' asked for, there is no such argument"):
+            rlk.torch.lm_head(*tensors, gradients="hiden")
+
+
 def test_only_wanted_gradients_are_computed():
     h, w = leaf(2, 4), leaf(3, 4).detach()
     out = rlk.torch.lm_head(h, w)
