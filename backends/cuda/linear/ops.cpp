@@ -21,13 +21,9 @@ namespace rlk::cuda {
 namespace {
 
 using linear::Product;
+using lm_head::operand;
 using lm_head::rows_of;
 
-// A tensor as rows by what is summed over, or as what is summed over by rows.
-template <bool Writable>
-linear::Operand operand(const View<Writable>& t, bool k_contiguous) {
-  return {t.template data<void>(), rows_of(t).stride, k_contiguous, float_of(t.dtype())};
-}
 void write_to(Product& g, const Out& out) {
   g.c = out.data<void>(), g.ldc = rows_of(out).stride, g.out = float_of(out.dtype());
 }
@@ -97,9 +93,7 @@ rlk_verdict check_product(const Product& g) {
   const std::int64_t longest = std::max({g.m, g.up > 0 ? 2 * g.n : g.n, g.k});
   if (longest >= kTensorMapLimit)
     return refuse("a dimension is {0}, tensor maps take less than {1}", {longest, kTensorMapLimit});
-  if (!lm_head::aligned16(g.a) || !lm_head::aligned16(g.b))
-    return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
-                  "pad rows to a multiple of 8 elements: same bits");
+  if (const rlk_verdict v = lm_head::check_aligned(g.a, g.b); v.code != RLK_OK) return v;
   return linear::tree_available() ? kAccept : refuse("the driver offers no tensor maps");
 }
 

@@ -39,19 +39,11 @@ rlk_verdict supports_rows(const Args& a, const rlk_request&) {
   return v.code == RLK_OK ? lm_head::check_rows(a.weight, 1) : v;
 }
 
-// The weight's gradient is copied by TMA where there are many rows, so it always is asked to be one that may be.
-template <class View>
-bool aligned(const View& t) {
-  const auto line = static_cast<std::uintptr_t>(t.stride(0) * size_of(t.dtype()));
-  return (reinterpret_cast<std::uintptr_t>(t.template data<void>()) | line) % 16 == 0;
-}
 rlk_verdict supports(const LinearLogpBwd& a, const rlk_request& request) {
   if (const rlk_verdict v = supports_rows(a, request); v.code != RLK_OK) return v;
   if (a.hidden.dim(0) == 0 || a.hidden.dim(1) == 0 || a.weight.dim(0) == 0) return refuse("an empty product");
-  if (!aligned(a.hidden) || !aligned(a.weight))
-    return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
-                  "pad rows to a multiple of 8 elements: same bits");
-  return kAccept;
+  // The weight's gradient is copied by TMA where there are many rows, so it always is asked to be one that may be.
+  return lm_head::check_aligned(lm_head::operand(a.hidden, true), lm_head::operand(a.weight, true));
 }
 
 constexpr Facts facts(const char* arithmetic) {

@@ -35,12 +35,17 @@ RowsOf rows_of(const View<Writable>& t) {
   return r;
 }
 
+// A tensor as rows by what is summed over, or as what is summed over by rows.
+template <bool Writable>
+Operand operand(const View<Writable>& t, bool k_contiguous) {
+  return {t.template data<void>(), rows_of(t).stride, k_contiguous, float_of(t.dtype())};
+}
+
 inline Gemm forward_product(const LmHead& a) {
-  const RowsOf hidden = rows_of(a.hidden), out = rows_of(a.out), weight = rows_of(a.weight);
+  const RowsOf hidden = rows_of(a.hidden), out = rows_of(a.out);
   Gemm g;
   g.m = hidden.rows, g.n = a.weight.dim(0), g.k = a.weight.dim(1);
-  g.a = {a.hidden.data<void>(), hidden.stride, true, float_of(a.hidden.dtype())};
-  g.b = {a.weight.data<void>(), weight.stride, true, float_of(a.weight.dtype())};
+  g.a = operand(a.hidden, true), g.b = operand(a.weight, true);
   g.c = a.out.data<void>(), g.ldc = out.stride, g.out = float_of(a.out.dtype());
   g.bias = a.bias ? a.bias.data<void>() : nullptr;
   return g;
@@ -48,24 +53,29 @@ inline Gemm forward_product(const LmHead& a) {
 
 // d_hidden[M, K] = d_out[M, V] * weight[V, K]: the chain runs over V.
 inline Gemm d_hidden_product(const LmHeadBwd& a) {
-  const RowsOf d_out = rows_of(a.d_out), weight = rows_of(a.weight), out = rows_of(a.d_hidden);
+  const RowsOf d_out = rows_of(a.d_out), out = rows_of(a.d_hidden);
   Gemm g;
   g.m = d_out.rows, g.n = a.weight.dim(1), g.k = a.weight.dim(0);
-  g.a = {a.d_out.data<void>(), d_out.stride, true, float_of(a.d_out.dtype())};
-  g.b = {a.weight.data<void>(), weight.stride, false, float_of(a.weight.dtype())};
+  g.a = operand(a.d_out, true), g.b = operand(a.weight, false);
   g.c = a.d_hidden.data<void>(), g.ldc = out.stride, g.out = float_of(a.d_hidden.dtype());
   return g;
 }
 
 // d_weight[V, K] = d_out[M, V]^T * hidden[M, K]: the chain runs over M.
 inline Gemm d_weight_product(const LmHeadBwd& a) {
-  const RowsOf d_out = rows_of(a.d_out), hidden = rows_of(a.hidden), out = rows_of(a.d_weight);
+  const RowsOf d_out = rows_of(a.d_out), out = rows_of(a.d_weight);
   Gemm g;
   g.m = a.weight.dim(0), g.n = a.weight.dim(1), g.k = d_out.rows;
-  g.a = {a.d_out.data<void>(), d_out.stride, false, float_of(a.d_out.dtype())};
-  g.b = {a.hidden.data<void>(), hidden.stride, false, float_of(a.hidden.dtype())};
+  g.a = operand(a.d_out, false), g.b = operand(a.hidden, false);
   g.c = a.d_weight.data<void>(), g.ldc = out.stride, g.out = float_of(a.d_weight.dtype());
   return g;
+}
+
+// What TMA needs of both operands.
+inline rlk_verdict check_aligned(const Operand& a, const Operand& b) {
+  if (aligned16(a) && aligned16(b)) return kAccept;
+  return refuse("an input's rows do not start on 16 bytes, as TMA needs", {},
+                "pad rows to a multiple of 8 elements: same bits");
 }
 
 // What every implementation here needs of a product; `argument` names it in the refusal.
