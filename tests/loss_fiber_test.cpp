@@ -189,3 +189,28 @@ TEST_CASE("policy_loss and its gradient on fibers are native's bits, for every f
         });
       }
 }
+
+TEST_CASE(
+    "policy_loss on fibers is native's bits, of more tokens and more sequences than a block adds at a time") {
+  using rlk::PolicyLoss;
+  std::mt19937 random(10);
+  for (const Shape& shape : {Shape{2, 700}, Shape{300, 5}})
+    for (int agg = 0; agg < 3; ++agg) {
+      CAPTURE(shape[0]);
+      CAPTURE(agg);
+      Owned logp(shape, random, -1, 0.5f), old(shape, random, -1, 0.5f), advantages(shape, random),
+          mask(shape, random);
+      mask_some(mask, {&logp, &old});
+      Owned loss({1}), metrics({7}), totals({shape[0], 5}), factor(shape);
+      PolicyLoss a{.logp = logp.tensor, .old_logp = old.tensor, .advantages = advantages.tensor};
+      a.mask = mask.tensor, a.agg = static_cast<PolicyLoss::Agg>(agg);
+      a.loss = loss.tensor, a.metrics = metrics.tensor, a.totals = totals.tensor, a.factor = factor.tensor;
+      REQUIRE(rlk::policy_loss(a, {.backend = "native.sequences"}));
+      same_on_fibers({&loss, &metrics, &totals, &factor}, [&] {
+        const rlk::loss32::PolicyProblem p = rlk::loss32::problem_of(a);
+        std::vector<double> workspace(
+            static_cast<std::size_t>(rlk::simt::policy_loss::workspace_bytes(p.sequences)) / 8 + 1, NAN);
+        rlk::simt::policy_loss::launch_forward(p, workspace.data(), nullptr);
+      });
+    }
+}

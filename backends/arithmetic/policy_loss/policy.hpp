@@ -257,16 +257,17 @@ RLK_HD Sequence<typename Team::Sum> facts_of(const PolicyProblem& p, Team& team,
 
 // ---- all sequences
 
-// A sum over sequences, ascending in fp64: of `quantity` as it enters the loss, or of a count.
+// What a sequence of these totals adds: to `quantity` as it enters the loss, or to a count.
+RLK_HD double contribution(const Weighting& w, const float* totals, int quantity) {
+  const auto active = static_cast<double>(totals[kActive]);
+  if (active == 0) return 0;
+  const double x = quantity == kSequences ? 1 : static_cast<double>(totals[quantity]);
+  return quantity < kActive && w.agg == Agg::seq_mean_token_mean ? x / active : x;
+}
+// That of all sequences, ascending in fp64.
 RLK_HD double over_sequences(const Weighting& w, const float* totals, std::int64_t sequences, int quantity) {
   double sum = 0;
-  for (std::int64_t b = 0; b < sequences; ++b) {
-    const float* t = totals + b * kTotals;
-    const auto active = static_cast<double>(t[kActive]);
-    if (active == 0) continue;
-    const double x = quantity == kSequences ? 1 : static_cast<double>(t[quantity]);
-    sum += quantity < kActive && w.agg == Agg::seq_mean_token_mean ? x / active : x;
-  }
+  for (std::int64_t b = 0; b < sequences; ++b) sum += contribution(w, totals + b * kTotals, quantity);
   return sum;
 }
 

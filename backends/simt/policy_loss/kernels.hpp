@@ -1,7 +1,8 @@
 // The portable GPU kernels of policy_loss (arithmetic loss32/f64): the bits of the native backend on every GPU.
 //
-// totals    a block a sequence: its threads compute a tile of tokens, and a thread a quantity adds the tile in order
-// reduce    one block: a thread a quantity adds the totals in order, one of them finishes loss and metrics
+// totals    a block a sequence: its threads compute a tile of tokens, and a thread a quantity adds the tile in order while
+//           they compute the next
+// reduce    one block: the same with totals in fp64, and one thread finishes loss and metrics
 // factors   a block a sequence, and one for the tokens of none: slopes times the sequence's share of the loss
 // gradient  a thread a token
 #pragma once
@@ -18,7 +19,7 @@ using loss32::kTotals;
 using loss32::PolicyProblem;
 using loss32::Weighting;
 
-inline constexpr int kThreads = 128, kMostSums = loss32::Terms<float>::kSums, kReducers = 32;
+inline constexpr int kThreads = 256, kMostSums = loss32::Terms<float>::kSums, kReducers = 128;
 
 // What the launches leave each other: the denominator, then a count for each sequence.
 inline std::int64_t workspace_bytes(std::int64_t sequences) { return 8 + 4 * sequences; }
@@ -26,11 +27,32 @@ RLK_HD float* counts(void* workspace) {
   return reinterpret_cast<float*>(static_cast<double*>(workspace) + 1);
 }
 
+// What a block adds in order lies in two tiles in turn: while a thread a quantity adds one, the others fill the next.
+inline constexpr int kTileStride = kThreads + 4;  // quantities in banks of their own
+struct Tiles {
+  float at[2][kMostSums][kTileStride];
+  float total[kMostSums];
+};
+
+// `sum` and the first n of a tile's row, in order.
+template <class T>
+__device__ __forceinline__ T added(T sum, const T* row, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    T x[16];
+#pragma unroll
+    for (int k = 0; k < 16; ++k) x[k] = row[i + k];
+#pragma unroll
+    for (int k = 0; k < 16; ++k) sum = sum + x[k];
+  }
+  for (; i < n; ++i) sum = sum + row[i];
+  return sum;
+}
+
 struct Team {
   using Sum = float;
   const PolicyProblem& p;
-  float (*tile)[kThreads];
-  float* total;
+  Tiles& tiles;
 
   // Every thread of the block calls this, and gets the sums.
   template <class F, int N>
@@ -38,8 +60,11 @@ struct Team {
     const std::int64_t last = p.last(b);
     const int thread = static_cast<int>(threadIdx.x);
     float mine = 0;
+    int buffer = 0;
     for (std::int64_t first = p.first(b); first < last; first += kThreads) {
       const std::int64_t t = first + thread;
+      auto& tile = tiles.at[buffer];
+      buffer = 1 - buffer;
       if (t < last) {
         const loss32::Values<float, N> v = f(loss32::token_at(p, b, t));
         for (int q = 0; q < N; ++q) tile[q][thread] = v.sum[q];
@@ -48,21 +73,19 @@ struct Team {
       }
       __syncthreads();
       if (thread < N)
-        for (int i = 0; i < kThreads && first + i < last; ++i) mine = mine + tile[thread][i];
-      __syncthreads();
+        mine = added(mine, tile[thread], static_cast<int>(last - first < kThreads ? last - first : kThreads));
     }
-    if (thread < N) total[thread] = mine;
+    if (thread < N) tiles.total[thread] = mine;
     __syncthreads();
-    for (int q = 0; q < N; ++q) sums[q] = total[q];
+    for (int q = 0; q < N; ++q) sums[q] = tiles.total[q];
     __syncthreads();
   }
 };
 
 __global__ void __launch_bounds__(kThreads) totals(PolicyProblem p, void* workspace) {
-  __shared__ float tile[kMostSums][kThreads];
-  __shared__ float total[kMostSums];
+  __shared__ Tiles tiles;
   const std::int64_t b = blockIdx.x;
-  const Team team{p, tile, total};
+  const Team team{p, tiles};
   const loss32::Sequence<float> facts = loss32::facts_of(p, team, b);
   float sums[kMostSums];
   team.sum(b, loss32::Terms<float>{p, facts}, true, sums);
@@ -75,14 +98,23 @@ __global__ void __launch_bounds__(kThreads) totals(PolicyProblem p, void* worksp
 __global__ void __launch_bounds__(kReducers)
     reduce(Weighting w, const float* totals, std::int64_t sequences, float* loss, float* metrics,
            const float* bad, double* denominator) {
-  __shared__ double sums[kMetrics + 1];
+  __shared__ double tiles[2][kMetrics + 1][kReducers + 2], sums[kMetrics + 1];
   const int q = static_cast<int>(threadIdx.x);
-  if (q < kMetrics) sums[q] = loss32::over_sequences(w, totals, sequences, q);
-  if (q == kMetrics) {
-    double all = 0;
-    for (std::int64_t b = 0; bad && b < sequences; ++b) all += static_cast<double>(bad[b]);
-    sums[q] = all;
+  double mine = 0;
+  int buffer = 0;
+  for (std::int64_t first = 0; first < sequences; first += kReducers) {
+    auto& tile = tiles[buffer];
+    buffer = 1 - buffer;
+    if (const std::int64_t b = first + q; b < sequences) {
+      for (int i = 0; i < kMetrics; ++i) tile[i][q] = loss32::contribution(w, totals + b * kTotals, i);
+      tile[kMetrics][q] = bad ? static_cast<double>(bad[b]) : 0;
+    }
+    __syncthreads();
+    if (q <= kMetrics)
+      mine = added(mine, tile[q],
+                   static_cast<int>(sequences - first < kReducers ? sequences - first : kReducers));
   }
+  if (q <= kMetrics) sums[q] = mine;
   __syncthreads();
   if (q != 0) return;
   loss32::finish(w, sums, loss, metrics);
