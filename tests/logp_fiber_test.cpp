@@ -58,6 +58,10 @@ void on_fibers(const std::vector<Owned*>& results, const rlk::lse128::Problem& p
   });
 }
 
+const auto reduce = [](const rlk::lse128::Problem& p, void* states, hipStream_t stream) {
+  rlk::simt::logp::launch_reduction(p, states, stream);
+};
+
 }  // namespace
 
 TEST_CASE("logp on fibers is native's bits, with every option") {
@@ -79,16 +83,16 @@ TEST_CASE("logp on fibers is native's bits, with every option") {
         in.give(a, form);
         if (padding) a.vocab = vocab;
         REQUIRE(rlk::logp(a, kTiles));
-        on_fibers({&logp, &lse, &entropy, &stats, &bad}, rlk::lse128::problem_of(a),
-                  rlk::simt::logp::launch_reduction);
+        on_fibers({&logp, &lse, &entropy, &stats, &bad}, rlk::lse128::problem_of(a), reduce);
       }
 }
 
 // A leaf of more tiles than a block takes at once, with entries so far apart that exp2_32 gives nothing.
 TEST_CASE("logp on fibers is native's bits over wide rows, with nothing in some tiles") {
   std::mt19937 random(14);
-  const std::int64_t vocab = 33100;
-  for (DType t : {DType::bf16, DType::f32}) {
+  for (const auto& [t, vocab] : std::vector<std::pair<DType, std::int64_t>>{
+           {DType::bf16, 33100}, {DType::bf16, 33104}, {DType::f32, 33100}}) {
+    CAPTURE(vocab);
     Inputs in(2, vocab, vocab, t, random);
     std::vector<std::byte>& bytes = in.logits.bytes;
     const std::int64_t size = rlk::size_of(t);
@@ -103,7 +107,11 @@ TEST_CASE("logp on fibers is native's bits over wide rows, with nothing in some 
     Logp a{.logp = logp.tensor, .entropy = entropy.tensor, .stats = stats.tensor};
     in.give(a, 0);
     REQUIRE(rlk::logp(a, kTiles));
-    on_fibers({&logp, &entropy, &stats}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_reduction);
+    for (std::int64_t many : {0, 1 << 20})  // a wave a leaf, a block a leaf
+      on_fibers({&logp, &entropy, &stats}, rlk::lse128::problem_of(a),
+                [&](const auto& p, void* states, auto stream) {
+                  rlk::simt::logp::launch_reduction(p, states, stream, many);
+                });
   }
 }
 
@@ -119,7 +127,7 @@ TEST_CASE("parts of a vocabulary on fibers are native's, and so is what they are
         .stats = stats.tensor, .vocab = vocab, .vocab_start = begin, .leaf_first = 2 * part, .leaf_count = 2};
     in.give(a, 1);
     REQUIRE(rlk::logp(a, kTiles));
-    on_fibers({&stats}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_reduction);
+    on_fibers({&stats}, rlk::lse128::problem_of(a), reduce);
     std::memcpy(partials.bytes.data() + part * 80, stats.bytes.data(), 80);
   }
   Owned logp({5}, DType::f32), stats({5, 4}, DType::f32);

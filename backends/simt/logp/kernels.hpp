@@ -1,9 +1,9 @@
 // The portable GPU kernels of logp (arithmetic lse128/l8): the bits of the native backend on every GPU.
 //
-// fold       a block has a row and a leaf, four lanes a tile: a lane has the packs 2 l, 2 l + 1, 2 l + 8, 2 l + 9 of its 16, so
-//            all bits of the tree but 4 and 5 are a lane's own. What two tiles' joining multiplies by follows from the maxima,
-//            which 32 lanes know for 32 tiles at once; what is left of it in order is a chain of two fma. The logits are read
-//            once
+// fold       a block has a row and a leaf, or a wave has where there are many; four lanes a tile: a lane has the packs 2 l,
+//            2 l + 1, 2 l + 8, 2 l + 9 of its 16, so all bits of the tree but 4 and 5 are a lane's own. What two tiles' joining
+//            multiplies by follows from the maxima, which 32 lanes know for 32 tiles at once; what is left of it in order is a
+//            chain of two fma. The logits are read once
 // finish     one thread a row: leaves pairwise, the target's logit, results
 // gradient   one thread a pack, two of them a row apart
 // bad        one block counts rows
@@ -42,8 +42,11 @@ template <class T>
 __device__ __forceinline__ void logits_of(const Problem& p, const rows::Raw<T>& raw, Type type,
                                           std::int64_t row, std::int64_t c, int n, float (&z)[kPack]) {
   rows::unpack<T>(type, raw, z);
+  if (n == 0)
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) z[k] = none();
   if (p.round != Type::f32) rows::round_pack<rows::Any>(p.round, z);
-  if (p.cap == 0 && p.keep == nullptr && n == kPack) return;
+  if (n == 0 || (p.cap == 0 && p.keep == nullptr && n == kPack)) return;
   Eight eight;
 #pragma unroll
   for (int k = 0; k < kPack; ++k) eight.at[k] = z[k];
@@ -52,21 +55,28 @@ __device__ __forceinline__ void logits_of(const Problem& p, const rows::Raw<T>& 
   for (int k = 0; k < kPack; ++k) z[k] = eight.at[k];
 }
 
-inline constexpr std::size_t kFoldBytes = kWave * sizeof(Joining) + 2 * kTiles * sizeof(State);
-template <class T>
-__global__ void __launch_bounds__(kThreads, 6)
+// What the threads of a leaf share: how tiles are joined, and the tiles, in two halves in turn.
+struct Desk {
+  Joining room[kWave];
+  State tiles[2][kTiles];
+};
+
+// `Waves` of 32 lanes have a leaf, and the block as many leaves of one row as fit. Tiles are joined by 32, so few waves take
+// some steps to them.
+template <class T, int Waves>
+__global__ void __launch_bounds__(kThreads, 5)
     fold(Problem p, Panel panel, int leaves, bool bends, State* states, float* targets) {
-  Joining* const room = dynamic_shared<Joining>();
-  State* const buffers = reinterpret_cast<State*>(room + kWave);
-  State* tiles = buffers;
-  const std::int64_t row = blockIdx.x / static_cast<unsigned>(leaves);
-  const int leaf = leaves == 1 ? panel.leaf : static_cast<int>(blockIdx.x % static_cast<unsigned>(leaves));
+  constexpr int kTeam = Waves * kWave, kTeams = kThreads / kTeam, kAtOnce = kTeam / kTileLanes;
+  const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
+  Desk& desk = dynamic_shared<Desk>()[team];
+  const std::int64_t item = std::int64_t{blockIdx.x} * kTeams + team, row = item / leaves;
+  const int leaf = leaves == 1 ? panel.leaf : static_cast<int>(item % leaves), lane = thread % kTileLanes;
   if (p.left_out(row)) return;
   // Where the panel is all of the row, its leaf is a part of it.
   const std::int64_t from = leaves > 1 ? p.leaf_begin(leaf) : panel.begin,
                      end = leaves > 1 ? p.leaf_end(leaf) : panel.end, start = leaves > 1 ? 0 : panel.begin;
+  const std::int64_t stop = from + (leaves > 1 ? p.leaf : end - from);  // as many turns for every leaf
   const Scale k = p.scale(row);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kTileLanes;
   const void* logits = panel.logits.row(row);
   State* kept = states + row * p.count + leaf;
   State all = from == p.leaf_begin(leaf) ? nothing() : *kept;
@@ -82,20 +92,30 @@ __global__ void __launch_bounds__(kThreads, 6)
       raw[i] = rows::fetch_pack<T>(panel.logits.type, logits, c - start, rows::pack_at(c, end));
     }
   };
-  for (std::int64_t at = from; at < end; at += kTiles * kTile) {
-    fetch(at);
-    float z[kPacks][kPack];
+  fetch(from);
+  int half = 0;
+  for (std::int64_t first = from; first < stop; first += kTiles * kTile) {
+    State* const tiles = desk.tiles[half];
+    half = 1 - half;
+#pragma unroll 1
+    for (int done = 0; done < kTiles; done += kAtOnce) {
+      const std::int64_t at = first + done * kTile;
+      float z[kPacks][kPack];
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const std::int64_t c = column(at, i);
-      logits_of<T>(p, raw[i], panel.logits.type, row, c, rows::pack_at(c, end), z[i]);
+      for (int i = 0; i < kPacks; ++i) {
+        const std::int64_t c = column(at, i);
+        logits_of<T>(p, raw[i], panel.logits.type, row, c, rows::pack_at(c, end), z[i]);
+      }
+      fetch(at + kAtOnce * kTile);
+      const State mine = tile(z, k, bends);
+      if (lane == 0) tiles[done + thread / kTileLanes] = mine;
     }
-    const State mine = tile(z, k, bends);
-    if (lane == 0) tiles[thread / kTileLanes] = mine;
-    __syncthreads();
-    if (thread < static_cast<int>(warpSize))  // a whole wave, which may be two times 32 lanes
-      all = join_tiles(all, tiles[thread % kWave], thread % kWave, k, bends, room);
-    tiles = buffers + (tiles == buffers ? kTiles : 0);  // the other half is read
+    if constexpr (Waves > 1)
+      __syncthreads();
+    else
+      wave_sync();
+    if (Waves == 1 || thread < static_cast<int>(warpSize))  // a whole wave, which may be two times 32 lanes
+      all = join_tiles(all, tiles[thread % kWave], thread % kWave, k, bends, desk.room);
   }
   if (thread != 0) return;
   *kept = all;
@@ -202,14 +222,29 @@ inline dim3 blocks(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 inline bool bends(const Problem& p) { return p.entropy || p.stats || p.d_entropy; }
 
+// Leaves that keep a large GPU busy with a wave each.
+inline constexpr std::int64_t kManyLeaves = 2048;
+inline bool whole_packs(const Panel& panel) {
+  return panel.logits.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(panel.logits.data) % 16 == 0 &&
+         panel.logits.stride % kPack == 0 && (panel.end - panel.begin) % kPack == 0;
+}
+
 // All leaves of a row that lies in memory whole, or one leaf's part of it.
 inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* states, float* targets,
-                        hipStream_t stream) {
+                        hipStream_t stream, std::int64_t many = kManyLeaves) {
   if (p.rows == 0) return;
-  rows::for_type(panel.logits.type == Type::bf16, [&]<class T>(T) {
-    hipLaunchKernelGGL((fold<T>), blocks(p.rows * leaves), dim3(kThreads), kFoldBytes, stream, p, panel,
-                       leaves, bends(p), static_cast<State*>(states), targets);
-  });
+  const auto launch = [&]<class T, int Waves>(T, std::integral_constant<int, Waves>) {
+    constexpr int kTeams = kThreads / (Waves * kWave);
+    hipLaunchKernelGGL((fold<T, Waves>), blocks(p.rows * leaves / kTeams), dim3(kThreads),
+                       kTeams * sizeof(Desk), stream, p, panel, leaves, bends(p), static_cast<State*>(states),
+                       targets);
+  };
+  constexpr std::integral_constant<int, 1> kOne;
+  constexpr std::integral_constant<int, kThreads / kWave> kBlock;
+  if (whole_packs(panel) && leaves % (kThreads / kWave) == 0 && p.rows * leaves >= many)
+    launch(rows::Whole{}, kOne);
+  else
+    rows::for_type(panel.logits.type == Type::bf16, [&]<class T>(T type) { launch(type, kBlock); });
 }
 inline void launch_count(const Problem& p, hipStream_t stream) {
   hipLaunchKernelGGL(bad, dim3(1), dim3(kThreads), kThreads * sizeof(int), stream, p);
@@ -232,8 +267,9 @@ inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& 
 
 inline Panel whole(const Problem& p) { return {p.logits, 0, p.here, 0}; }
 
-inline void launch_reduction(const Problem& p, void* states, hipStream_t stream) {
-  launch_fold(p, whole(p), p.count, states, nullptr, stream);
+inline void launch_reduction(const Problem& p, void* states, hipStream_t stream,
+                             std::int64_t many = kManyLeaves) {
+  launch_fold(p, whole(p), p.count, states, nullptr, stream, many);
   launch_finish(p, states, nullptr, stream);
 }
 inline void launch_backward(const Problem& p, void* states, hipStream_t stream) {
