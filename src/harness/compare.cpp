@@ -24,24 +24,31 @@ uint64_t bits_at(const Array& a, int64_t i) {
 
 // Position of a value among all values of its dtype: neighbours differ by one.
 int64_t place(DType t, double x) {
+  const auto from_zero = [](auto bits, auto magnitude) {
+    return bits == magnitude ? static_cast<int64_t>(magnitude) : -static_cast<int64_t>(magnitude);
+  };
+  if (t == DType::f32) {  // nearly all that are asked for
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
+    return from_zero(bits, bits & 0x7fffffffu);
+  }
   unsigned char raw[8] = {};
   registry::store(t, raw, 0, x);
   const auto size = size_of(t);
   uint64_t bits = 0;
   std::memcpy(&bits, raw, static_cast<std::size_t>(size));
   const uint64_t sign = uint64_t{1} << (size * 8 - 1);
-  return bits & sign ? -static_cast<int64_t>(bits & (sign - 1)) : static_cast<int64_t>(bits);
+  return from_zero(bits, bits & (sign - 1));
 }
 
 // Size of the last place of a value rounded to a dtype.
 double ulp(DType t, double x) {
-  const int64_t p = place(t, x);
   const int fraction = t == DType::bf16 ? 7 : t == DType::f16 ? 10 : t == DType::f32 ? 23 : 52;
   const int lowest = t == DType::f16 ? -24 : t == DType::bf16 ? -133 : t == DType::f32 ? -149 : -1074;
-  if (p == 0) return std::ldexp(1, lowest);
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  return std::ldexp(1, std::max(exponent - 1 - fraction, lowest));
+  // By its bits: frexp and ldexp would take longer than all else that is done with an element. Subnormal doubles are
+  // below every lowest place.
+  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023;
+  const int last = std::max(exponent - fraction, lowest);
+  return last < -1022 ? std::ldexp(1, last) : std::bit_cast<double>(static_cast<uint64_t>(last + 1023) << 52);
 }
 
 bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64; }
