@@ -2,12 +2,16 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#if defined(__GLIBC__)
+#  include <malloc.h>
+#endif
 #include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #if defined(__linux__)
 #  include <sys/prctl.h>
@@ -29,14 +33,17 @@ constexpr const char *kReady = "ready", *kAbsent = "absent";
 
 enum class End { finished, absent, unusable, stopped, died, hung };
 
-// Replays what one child says until it ends, hangs or is no longer wanted.
-End follow(Child& child, const Plan& plan, Record& record) {
-  const auto start = Clock::now();
+// Replays what one child says of its targets until it ends, hangs or is no longer wanted. `done` of them are finished.
+End follow(Child& child, const Plan& plan, std::span<Record> records, std::size_t& done) {
   bool ready = false;
-  auto last = start;
-  record.now.kind = Step::judged;
-  record.now.patience = plan.patience;  // to load plugins and find its target
+  auto last = Clock::now();
+  const auto begin = [&] {
+    records[done].now.kind = Step::judged;
+    records[done].now.patience = plan.patience;  // to load plugins and find its target
+  };
+  begin();
   for (std::string line;;) {
+    Record& record = records[done];
     switch (child.read(line, kLook)) {
       case Child::Read::line:
         if (line == kReady)
@@ -45,8 +52,10 @@ End follow(Child& child, const Plan& plan, Record& record) {
           return End::absent;
         else
           record.replay(line);
-        if (record.finished) return End::finished;
         last = Clock::now();
+        if (!record.finished) break;
+        if (++done == records.size()) return End::finished;
+        begin();
         break;
       case Child::Read::nothing:
         if (record.now.patience > 0 && since(last) > record.now.patience)
@@ -75,12 +84,13 @@ Failure died(const Plan& plan, const Entry& e, const Step& at, std::string text)
   return f;
 }
 
-std::vector<std::string> words_for(const Plan& plan, const Entry& e, double seconds, const Resume& resume) {
+std::vector<std::string> words_for(const Plan& plan, std::span<Target* const> targets, double seconds,
+                                   const Resume& resume) {
   std::vector<std::string> words = words_for(plan);
   words.push_back("mode=trial");
-  words.push_back("op=" + e.op);
-  words.push_back("implementation=" + e.implementation);
-  words.push_back("dtype=" + e.dtype);
+  words.push_back("op=" + targets[0]->entry.op);
+  words.push_back("dtype=" + targets[0]->entry.dtype);
+  for (const Target* t : targets) words.push_back("implementation=" + t->entry.implementation);
   words.push_back(fmt::format("seconds={:a}", seconds));
   words.push_back(fmt::format("from={}", resume.from));
   for (const int64_t step : resume.dead) words.push_back(fmt::format("dead={}", step));
@@ -103,29 +113,40 @@ std::vector<std::string> words_for(const Plan& plan) {
   return words;
 }
 
-bool try_in_children(const Plan& plan, const Target& target, double seconds, Record& record) {
-  const auto start = Clock::now();
-  for (int deaths = 0, hangs = 0;;) {
+std::size_t try_in_children(const Plan& plan, std::span<Target* const> targets, double seconds,
+                            std::span<Record> records) {
+  std::size_t done = 0, at_work = targets.size();
+  int deaths = 0, hangs = 0;
+  for (auto start = Clock::now(); done < targets.size();) {
+    if (at_work != done) at_work = done, deaths = hangs = 0, start = Clock::now();
     const double left = seconds > 0 ? std::max(0.001, seconds - since(start)) : 0;
-    Child child(plan.child, words_for(plan, target.entry, left, record.resume), {});
-    if (!child.started()) return false;
-    const End end = follow(child, plan, record);
-    if (end == End::finished || end == End::stopped) return true;
-    if (end == End::absent || end == End::unusable) return deaths > 0;
+    Child child(plan.child, words_for(plan, targets.subspan(done), left, records[done].resume), {});
+    if (!child.started()) return done;
+    const End end = follow(child, plan, records, done);
+    if (end == End::finished || end == End::stopped) return targets.size();
+    if (at_work != done) at_work = done, deaths = hangs = 0, start = Clock::now();
+    if (end == End::absent || end == End::unusable) {
+      if (deaths == 0) return done;
+      ++done;
+      continue;
+    }
     child.kill();
+    Record& record = records[done];
+    const Entry& e = targets[done]->entry;
     const Step at = record.now;
     record.resume.dead.insert(at.number);
     record.resume.from = std::max(record.resume.from, at.number + 1);
     ++(end == End::hung ? hangs : deaths);
     if (at.kind != Step::forced)
-      record.fail(died(plan, target.entry, at,
+      record.fail(died(plan, e, at,
                        end == End::hung ? fmt::format("did not come back within {:.0f} s", at.patience)
                                         : "the process " + child.ending()));
     if (hangs < kMostHangs && deaths < kMostDeaths) continue;
-    record.note(fmt::format("{} {} {}: given up after {} crashes and {} hangs", target.entry.op,
-                            target.entry.implementation, target.entry.dtype, deaths, hangs));
-    return true;
+    record.note(fmt::format("{} {} {}: given up after {} crashes and {} hangs", e.op, e.implementation,
+                            e.dtype, deaths, hangs));
+    ++done;
   }
+  return done;
 }
 
 namespace {
@@ -155,19 +176,22 @@ class Words {
 };
 
 int run_trial(const Words& words, const Plan& plan, std::FILE* lines) {
-  const std::vector<Target> targets =
-      find({words.text("op"), words.text("implementation"), words.text("dtype"), plan.device});
-  if (targets.size() != 1) {
-    std::fprintf(lines, "%s\n", kAbsent);
-    return 0;
+  References references;  // are those of all of them
+  Resume resume{static_cast<int64_t>(words.integer("from")), {}};
+  for (const std::string& step : words.all("dead")) resume.dead.insert(std::atoll(step.c_str()));
+  for (const std::string& implementation : words.all("implementation")) {
+    const std::vector<Target> targets =
+        find({words.text("op"), implementation, words.text("dtype"), plan.device});
+    if (targets.size() != 1) {
+      std::fprintf(lines, "%s\n", kAbsent);
+      return 0;
+    }
+    Record record;
+    record.mirror = lines;
+    record.resume = std::exchange(resume, {});
+    record.entry.promises = targets[0].entry.promises;
+    Trial(targets[0], plan, words.number("seconds"), true, references, record).run();
   }
-  Record record;
-  record.mirror = lines;
-  record.resume.from = static_cast<int64_t>(words.integer("from"));
-  for (const std::string& step : words.all("dead")) record.resume.dead.insert(std::atoll(step.c_str()));
-  record.entry.promises = targets[0].entry.promises;
-  References references;
-  Trial(targets[0], plan, words.number("seconds"), true, references, record).run();
   return 0;
 }
 
@@ -180,6 +204,11 @@ int child_main(int argc, char** argv) {
   fcntl(Child::kLines, F_SETFD, FD_CLOEXEC);
 #if defined(__linux__)
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read what it finds
+#endif
+#if defined(__GLIBC__)
+  // Arrays come and go with every call: their pages stay, since the kernel would clear each of them anew.
+  mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
 #endif
   std::fprintf(lines, "%s\n", kReady);
   std::fflush(lines);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,11 @@
 
 namespace rlk::harness {
 
-// The trial of one target. False: the command has no such implementation, or does not end in child_main().
-bool try_in_children(const Plan& plan, const Target& target, double seconds, Record& record);
+// The trials of targets of one op and dtype, `seconds` each, one after another in one process, which computes what they
+// are judged by once. How many were tried: the command has no implementation of the next one, or does not end in
+// child_main().
+std::size_t try_in_children(const Plan& plan, std::span<Target* const> targets, double seconds,
+                            std::span<Record> records);
 
 // promises/repeats.cpp: the first cases of each target of one backend again in another process, under the
 // variables. `found` gets a failure or a count of each comparison, one at a time.

@@ -77,31 +77,58 @@ class Verification {
     for (std::thread& t : others) t.join();
   }
 
+  // What one process tries: the library's own of one op and dtype, which are judged by the same references. A plugin's
+  // are each alone: what one leaves behind in a process is not for another one to answer for.
+  std::vector<std::vector<Target*>> groups() {
+    std::vector<std::vector<Target*>> out;
+    std::map<std::pair<std::string, std::string>, std::size_t> own;  // places in it, from 1
+    for (Target& t : targets_) {
+      std::size_t none = 0;
+      const bool ours = !plan_.child.empty() && t.entry.backend == "native";
+      std::size_t& place = ours ? own[{t.entry.op, t.entry.dtype}] : none;
+      if (place > 0) {
+        out[place - 1].push_back(&t);
+        continue;
+      }
+      out.push_back({&t});
+      place = out.size();
+    }
+    return out;
+  }
+
   void trials() {
-    side_by_side(targets_.size(), [&](std::size_t i, std::size_t jobs) {
+    const std::vector<std::vector<Target*>> list = groups();
+    std::atomic<std::size_t> left = targets_.size();
+    side_by_side(list.size(), [&](std::size_t i, std::size_t jobs) {
       if (!going()) return;
-      Target& t = targets_[i];
-      progress(i, t);
+      const std::vector<Target*>& group = list[i];
+      progress(i, list.size(), *group[0]);
       // With a clock each target gets its share of what is left.
       const double share = plan_.budget > 0 ? (plan_.budget - elapsed()) * static_cast<double>(jobs) /
-                                                  static_cast<double>(targets_.size() - i)
+                                                  static_cast<double>(left)
                                             : 0;
-      Record record;
-      record.entry = t.entry;
-      if (plan_.child.empty() || !try_in_children(plan_, t, share, record)) {
-        if (!plan_.child.empty())
-          record.note(fmt::format("{} {} {}: the child program does not have it: tried in this process",
-                                  t.entry.op, t.entry.implementation, t.entry.dtype));
-        References own;  // beside others of this process
-        Trial(t, plan_, share, false, plan_.child.empty() ? references_ : own, record).run();
-      }
-      const std::lock_guard lock(mutex_);
-      t.entry = std::move(record.entry);
-      report_.failures.insert(report_.failures.end(), record.failures.begin(), record.failures.end());
-      report_.not_covered.insert(report_.not_covered.end(), record.notes.begin(), record.notes.end());
-      knows_transform_ |= record.knows_transform;
-      if (!record.near_transform.empty()) near_transform_ = record.near_transform;
+      left -= group.size();
+      std::vector<Record> records(group.size());
+      for (std::size_t n = 0; n < group.size(); ++n) records[n].entry = group[n]->entry;
+      std::size_t tried = plan_.child.empty() ? 0 : try_in_children(plan_, group, share, records);
+      for (; tried < group.size(); ++tried) try_here(*group[tried], share, records[tried]);
+      for (std::size_t n = 0; n < group.size(); ++n) keep(*group[n], records[n]);
     });
+  }
+  void try_here(Target& t, double share, Record& record) {
+    if (!plan_.child.empty())
+      record.note(fmt::format("{} {} {}: the child program does not have it: tried in this process",
+                              t.entry.op, t.entry.implementation, t.entry.dtype));
+    References own;  // beside others of this process
+    Trial(t, plan_, share, false, plan_.child.empty() ? references_ : own, record).run();
+  }
+  void keep(Target& t, Record& record) {
+    const std::lock_guard lock(mutex_);
+    t.entry = std::move(record.entry);
+    report_.failures.insert(report_.failures.end(), record.failures.begin(), record.failures.end());
+    report_.not_covered.insert(report_.not_covered.end(), record.notes.begin(), record.notes.end());
+    knows_transform_ |= record.knows_transform;
+    if (!record.near_transform.empty()) near_transform_ = record.near_transform;
   }
 
   void elsewhere() {
@@ -145,10 +172,10 @@ class Verification {
                     near_transform_.empty() ? "" : fmt::format(", did you mean '{}'?", near_transform_));
   }
 
-  void progress(std::size_t i, const Target& t) {
+  void progress(std::size_t i, std::size_t count, const Target& t) {
     if (!plan_.progress) return;
     const std::lock_guard lock(mutex_);
-    plan_.progress(static_cast<double>(i) / static_cast<double>(targets_.size()),
+    plan_.progress(static_cast<double>(i) / static_cast<double>(count),
                    fmt::format("{} {} {}", t.entry.op, t.entry.implementation, t.entry.dtype));
   }
 
