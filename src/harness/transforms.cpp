@@ -70,7 +70,7 @@ class Maker {
         thorough_(thorough),
         visitor_(visitor),
         rows_(row_count(p)),
-        most_(std::min(p.most_rows, (thorough ? int64_t{1} << 25 : int64_t{1} << 23) / row_cost(p))) {}
+        most_(std::min(p.most_rows, (thorough ? int64_t{1} << 24 : int64_t{1} << 22) / row_cost(p))) {}
 
   void all() {
     memory();

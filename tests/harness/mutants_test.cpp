@@ -23,12 +23,14 @@ using rlk::harness::Report;
 constexpr const char* kCase = "m=33 k=96 v=48 fp32->fp32 normal";
 constexpr const char* kOddCase = "m=2 k=1023 v=16 fp32->fp32 normal";
 constexpr const char* kRotation = "plain q and k [3,4,9,64] fp32";
+constexpr int kNormal = 4;  // passes of the normal budget, at which all are caught
 
 Report examine_all(const std::string& op, const std::string& id, const char* transform) {
   Plan plan;
   plan.op = op;
   plan.implementation = id;
   plan.transform = transform;
+  plan.passes = kNormal;
   return rlk::harness::verify(plan);
 }
 
@@ -38,6 +40,7 @@ Report examine(const std::string& op, const std::string& id, const char* name = 
   plan.op = op;
   plan.implementation = id;
   plan.case_name = name;
+  plan.passes = kNormal;
   if (beside) plan.child = {"/proc/self/exe"};
   return rlk::harness::verify(plan);
 }
