@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "registry/reference.hpp"
 #include "src/harness/dimensions.hpp"
@@ -58,6 +60,9 @@ class Deriver {
     return {[](const Case&) {}, hash_bytes(of.data(), of.size(), seed_ + turn)};
   }
 
+  // Of cases made from this one something is asked for.
+  bool wanted(const Case& c) const { return only_.empty() || c.name == base_name(only_); }
+
   void emit(Case c, const std::string& difference, bool large = false, bool alone = false) {
     c.name += kMark + difference;
     c.brief = true;
@@ -74,18 +79,24 @@ class Deriver {
   // ---- one extent far larger, the others as small as they may be where the work would be too much
 
   void larger() {
-    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen, sized;  // argument, rank, axis
-    for (const Case& c : bases_)
-      for (const std::vector<Extent> extents = dimensions_->of(c); const Extent& e : extents) {
+    using Key = std::tuple<std::string, std::size_t, std::size_t>;  // argument, rank, axis
+    std::set<Key> seen, sized;
+    for (const Case& c : bases_) {
+      const std::vector<Extent> extents = dimensions_->of(c);
+      std::vector<Extent> fresh;
+      for (const Extent& e : extents) {
+        const auto shape = [&](const Extent::Place& p) { return c.inputs[p.tensor].shape.size(); };
         const auto key = [&](const Extent::Place& p) {
-          return std::tuple(c.inputs[p.tensor].argument, c.inputs[p.tensor].shape.size(), p.axis);
+          return Key(c.inputs[p.tensor].argument, shape(p), p.axis);
         };
         const auto known = [&](const Extent::Place& p) { return seen.contains(key(p)); };
         if (!e.resizable || std::all_of(e.places.begin(), e.places.end(), known)) continue;
         const Case little = least(c, extents, e);
-        bool fresh = false;
-        for (const auto& p : e.places) fresh |= sized.insert(key(p)).second;
-        if (fresh) many_sizes(little, extents, e);
+        // The last axes are the same whatever stands before them.
+        bool is_new = false;
+        for (const auto& p : e.places)
+          is_new |= sized.insert(Key(c.inputs[p.tensor].argument, 0, shape(p) - p.axis)).second;
+        if (is_new) many_sizes(little, extents, e), fresh.push_back(e);
         const auto larger = enlarged(little, extents, e, 0x1p20);
         if (!larger) continue;
         for (const auto& p : e.places) seen.insert(key(p));
@@ -96,6 +107,35 @@ class Deriver {
         emit_larger(*larger, false);
         if (const auto largest = enlarged(little, extents, e, 0x1p22)) emit_larger(*largest, true);
       }
+      every_size(c, extents, fresh);
+    }
+  }
+
+  // Every dimension has each size to 127 once, beside whichever the others have then, in as few calls as the work of one
+  // allows.
+  void every_size(const Case& c, const std::vector<Extent>& extents, const std::vector<Extent>& fresh) {
+    constexpr int64_t kSizes = 127;  // a prime: steps of any width visit all
+    const Case little = least(c, extents, {});
+    for (int64_t i = 0; i < kSizes && !fresh.empty(); ++i) {
+      std::vector<std::size_t> waiting(fresh.size()), next;
+      std::iota(waiting.begin(), waiting.end(), std::size_t{0});
+      for (; !waiting.empty(); waiting = std::exchange(next, {})) {
+        Case d = little;
+        for (const std::size_t j : waiting) {
+          Case more = d;
+          resize(more, fresh[j],
+                 1 + (i * static_cast<int64_t>(2 * j + 1) + 11 * static_cast<int64_t>(j)) % kSizes);
+          if (work_of(more, extents) <= 0x1p17 && elements_in(more) <= (1 << 15) && admissible(more))
+            d = std::move(more);
+          else
+            next.push_back(j);
+        }
+        if (next.size() == waiting.size()) break;  // no call has them
+        for (CaseTensor& t : d.inputs) quicken(t);
+        const std::string shapes = shapes_of(d);
+        emit(std::move(d), "sizes " + shapes, false, true);
+      }
+    }
   }
 
   static double work_of(const Case& c, const std::vector<Extent>& extents) {
@@ -108,25 +148,26 @@ class Deriver {
     return work;
   }
 
-  // Tails of every length, and beyond them sizes close enough that no wide range lies between two.
+  // Sizes close enough that no wide range lies between two; and tails of every length where all else is as small as
+  // it may be.
   void many_sizes(const Case& little, const std::vector<Extent>& extents, const Extent& e) {
     const auto draws = draws_for(little.name + little.inputs[e.places[0].tensor].argument, 7);
     const auto one = [&](int64_t n, bool large) {
       Case d = little;
       resize(d, e, n);
-      if (work_of(d, extents) > 0x1p18) return false;
+      if (work_of(d, extents) > 0x1p18 || elements_in(d) > (1 << 19)) return false;
       for (CaseTensor& t : d.inputs) quicken(t);
       const CaseTensor& t = d.inputs[e.places[0].tensor];
       emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large, true);
       return true;
     };
-    for (int64_t n = 1; n < 128; ++n) one(n, false);
+    for (int64_t n = 1; n < 128; ++n) one(n, true);
     int64_t from = 128, step = 0;
     for (int64_t to = from; to < (1 << 17); from = to) {
       to = from + from / 24;
       // Most kernels ask for multiples of 16, and every other kernel is for all else.
       const int64_t n = draws.draw(from, to - 1), sixteen = n / 16 * 16;
-      const bool large = ++step % 2 || from > (1 << 14);
+      const bool large = ++step % 2;
       if (!one(n, large)) break;
       if (sixteen != n) one(sixteen, large);
     }
@@ -153,7 +194,8 @@ class Deriver {
       for (int64_t n : {drawn, drawn / 16 * 16, drawn / 128 * 128}) {
         Case d = c;
         resize(d, e, n);
-        if (work_of(d, extents) > most || !admissible(d)) continue;
+        if (work_of(d, extents) > most || static_cast<double>(elements_in(d)) > 2 * most || !admissible(d))
+          continue;
         for (CaseTensor& t : d.inputs) quicken(t);
         return d;
       }
@@ -189,11 +231,16 @@ class Deriver {
           resize(other, e, draw());
           if (work_of(other, extents) <= 0x1p20 && admissible(other)) d = std::move(other);
         }
-      std::string shapes;
-      for (const CaseTensor& t : d.inputs)
-        shapes += fmt::format("{}[{}]", shapes.empty() ? "" : " ", fmt::join(t.shape, ","));
+      const std::string shapes = shapes_of(d);
       if (work_of(d, extents) != work_of(c, extents)) emit(std::move(d), "drawn " + shapes, made++ >= 4);
     }
+  }
+
+  static std::string shapes_of(const Case& c) {
+    std::string shapes;
+    for (const CaseTensor& t : c.inputs)
+      shapes += fmt::format("{}[{}]", shapes.empty() ? "" : " ", fmt::join(t.shape, ","));
+    return shapes;
   }
 
   // Millions of results of little work each: an error in one of a million.
@@ -213,6 +260,11 @@ class Deriver {
       for (CaseTensor& t : d.inputs) quicken(t);
       return emit(std::move(d), "millions of results", true, true);
     }
+  }
+  int64_t elements_in(const Case& c) const {
+    int64_t n = results_in(c);
+    for (const CaseTensor& t : c.inputs) n += Array{t.shape, DType::none, {}}.numel();
+    return n;
   }
   int64_t results_in(const Case& c) const {
     const auto p = shell_of(c);
@@ -278,7 +330,7 @@ class Deriver {
   using Value = std::variant<int64_t, double, std::string>;
   static std::vector<Value> values_of(const rlk_attribute& a) {
     const double d = a.default_float;
-    if (a.type == RLK_FLOAT) return {d == 0 ? 0.4 : 0.6 * d, d + 0.7};
+    if (a.type == RLK_FLOAT) return {d == 0 ? 0.4 : 0.6 * d, d + 0.7, d + 1.2};
     if (a.type == RLK_FLAG) return {int64_t{!a.default_int}};
     // What a choice changes is more than a number: the ops' own cases have them all.
     if (a.type == RLK_INT) return {int64_t{1}, int64_t{3}, a.default_int + 5};
@@ -327,7 +379,7 @@ class Deriver {
     std::set<std::string> kinds;
     for (std::size_t i = 0; i < bases_.size() && spent < 0x1p23 && kinds.size() < kMostKinds; ++i) {
       const std::string kind = kind_of(bases_[i]);
-      if (kinds.contains(kind)) continue;
+      if (kinds.contains(kind) || !wanted(bases_[i])) continue;
       Case c = bases_[i];
       const double work = work_of(c, dimensions_->of(c));
       if (work > 0x1p19 || !change(c) || !admissible(c)) continue;
@@ -434,7 +486,7 @@ class Deriver {
     for (const Case& c : bases_)
       for (std::size_t i = 0; i < c.inputs.size(); ++i) {
         const CaseTensor& t = c.inputs[i];
-        if (c.brief || c.exact || integral(t.dtype) || seen.contains(t.argument)) continue;
+        if (!wanted(c) || c.brief || c.exact || integral(t.dtype) || seen.contains(t.argument)) continue;
         if (work_of(c, dimensions_->of(c)) > 0x1p19) continue;
         const auto p = materialise(op_, c, seed_);
         if (!p || p->inputs[argument(t.argument)]->numel() == 0) continue;
@@ -462,7 +514,7 @@ class Deriver {
     for (const Case& c : bases_)
       for (std::size_t i = 0; i < c.inputs.size(); ++i) {
         const CaseTensor& t = c.inputs[i];
-        if (c.brief || c.exact || integral(t.dtype) || t.fill.kind == Fill::values ||
+        if (!wanted(c) || c.brief || c.exact || integral(t.dtype) || t.fill.kind == Fill::values ||
             seen.contains(t.argument))
           continue;
         const auto p = materialise(op_, c, seed_);
@@ -527,7 +579,7 @@ class Deriver {
       if (name != s.arguments[r].name || s.arguments[r].role != RLK_WRITE) continue;
       for (const Case& c : bases_) {
         const std::string kind = kind_of(c);
-        if (kinds.size() >= 24 || kinds.contains(kind)) continue;
+        if (kinds.size() >= 24 || kinds.contains(kind) || !wanted(c)) continue;
         const auto left = left_by(forward, c, name, r);
         if (!left) continue;
         kinds.insert(kind);

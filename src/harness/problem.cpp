@@ -120,6 +120,8 @@ Array make_array(const std::vector<int64_t>& shape, DType dtype) {
   return a;
 }
 
+bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64; }
+
 int argument_index(const rlk_op_schema& s, std::string_view name) {
   for (uint32_t i = 0; i < s.num_arguments; ++i)
     if (name == s.arguments[i].name) return static_cast<int>(i);
@@ -324,6 +326,35 @@ Problem magnitudes(const Problem& p) {
   return out;
 }
 
+std::vector<Problem> neighbours(const Problem& p) {
+  constexpr uint32_t kPlaces = 4;
+  std::vector<Problem> out;
+  for (std::size_t argument = 0; argument < p.inputs.size(); ++argument) {
+    const auto& from = p.inputs[argument];
+    if (!from || p.shared_with(argument) >= 0 || !floating(from->dtype)) continue;
+    for (const uint32_t way : {kPlaces, ~kPlaces + 1}) {
+      Problem& q = out.emplace_back(p);
+      Array& a = *q.inputs[argument];
+      const auto size = static_cast<std::size_t>(size_of(a.dtype));
+      Random random(p.seed + argument);  // the other way is the opposite one, element by element
+      for (int64_t i = 0; i < a.numel(); ++i) {
+        const double x = registry::load(a.dtype, a.bytes.data(), i);
+        uint32_t bits = 0;
+        std::byte* at = a.bytes.data() + static_cast<std::size_t>(i) * size;
+        std::memcpy(&bits, at, size);
+        bits += random.bits() & 1 ? way : ~way + 1;
+        std::memcpy(at, &bits, size);
+        // What is no number of some size keeps its place: 0, infinities, the ends of the range.
+        const double y = registry::load(a.dtype, a.bytes.data(), i);
+        if (!std::isfinite(x) || !std::isfinite(y) || std::fabs(y - x) > 0.125 * std::fabs(x))
+          registry::store(a.dtype, a.bytes.data(), i, x);
+      }
+      for (const auto& [owner, other] : q.shared) q.inputs[other] = q.inputs[owner];
+    }
+  }
+  return out;
+}
+
 std::optional<Problem> with_fp32_results(const Problem& p) {
   const auto shapes = result_shapes(p);
   if (!shapes) return {};
@@ -405,8 +436,6 @@ const char* name_of(Filler f) {
 }
 
 namespace {
-
-bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64; }
 
 double smallest(DType t) {
   return t == DType::f16 ? 0x1p-24 : t == DType::bf16 ? 0x1p-133 : t == DType::f32 ? 0x1p-149 : 0x1p-1074;

@@ -51,6 +51,10 @@ Result<Problem> materialise(const registry::Op& op, const registry::Case& c, uin
 // The same problem on the magnitudes of its floating inputs: how large the terms of its sums are.
 Problem magnitudes(const Problem& p);
 
+// The same problem with the numbers of one floating input a few last places off, up or down as drawn, and the other way:
+// for each such input.
+std::vector<Problem> neighbours(const Problem& p);
+
 // Shapes of the results by argument, from the schema's infer.
 struct ResultShape {
   std::vector<int64_t> shape;

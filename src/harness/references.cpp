@@ -1,6 +1,7 @@
 #include "src/harness/references.hpp"
 
 #include <chrono>
+#include <utility>
 
 namespace rlk::harness {
 namespace {
@@ -10,13 +11,13 @@ constexpr std::size_t kRoom = std::size_t{256} << 20;  // bytes of results that 
 std::optional<Outcome> own_results(const Problem& p) {
   for (const bool golden : {false, true})
     for (const OpEntry& entry : snapshot().ops)
-      for (auto e = entry.implementations.rbegin(); e != entry.implementations.rend(); ++e) {
-        const rlk_implementation& i = *e->implementation;
-        if (entry.schema != p.op->schema || e->backend->name != "native" ||
+      for (const ImplementationEntry& e : entry.implementations) {
+        const rlk_implementation& i = *e.implementation;
+        if (entry.schema != p.op->schema || e.backend->name != "native" ||
             static_cast<bool>(i.traits & RLK_GOLDEN) != golden)
           continue;
-        const rlk_device cpu = Backend::current(e->backend->devices().front());
-        if (Outcome out = execute(p, {entry.schema, &i, e->backend, cpu, nullptr}); out.code == RLK_OK)
+        const rlk_device cpu = Backend::current(e.backend->devices().front());
+        if (Outcome out = execute(p, {entry.schema, &i, e.backend, cpu, nullptr}); out.code == RLK_OK)
           return out;
       }
   return {};
@@ -52,6 +53,15 @@ const Outcome& References::scale_of(const Problem& p) {
   return *k.scale;
 }
 
+const std::vector<Outcome>& References::neighbours_of(const Problem& p) {
+  Known& k = known(p);
+  if (!k.neighbours.empty()) return k.neighbours;
+  for (const Problem& q : neighbours(p))
+    if (Outcome out = execute_reference(q, true); out.code == RLK_OK)
+      count(k, k.neighbours.emplace_back(std::move(out)));
+  return k.neighbours;
+}
+
 const std::optional<Outcome>& References::own_of(const Problem& p) {
   Known& k = known(p);
   if (!k.own) {
@@ -69,6 +79,15 @@ const std::optional<Ruled>& References::rule_of(const Problem& p, std::string_vi
     if (at->second) count(k, at->second->outcome);
   }
   return at->second;
+}
+
+const std::vector<Derived>& References::derived_of(const registry::Op& op, DType dtype, uint64_t seed,
+                                                   const std::string& only) {
+  std::tuple from(&op, dtype, seed, only);
+  if (derived_from_ == from) return derived_;
+  derived_.clear(), derived_from_ = std::move(from);
+  derived_cases(op, dtype, seed, [&](Derived d) { derived_.push_back(std::move(d)); }, only);
+  return derived_;
 }
 
 double References::seconds_of(const Problem& p) const {

@@ -35,14 +35,47 @@ registry::Bound times(registry::Bound b, double factor) {
   return b;
 }
 
-// NaN, and infinities of either sign, in the same places.
-bool same_numbers(const Array& x, const Array& y) {
+// Rounded once, as a result is; in fp64. What lies beyond the range stays, for a result may end at its edge.
+Array rounded(Array x, DType to) {
   for (int64_t i = 0; i < x.numel(); ++i) {
-    const double u = registry::load(x.dtype, x.bytes.data(), i),
-                 v = registry::load(y.dtype, y.bytes.data(), i);
-    if (std::isnan(u) != std::isnan(v) || ((std::isinf(u) || std::isinf(v)) && u != v)) return false;
+    const double y = registry::load(x.dtype, x.bytes.data(), i);
+    std::byte raw[8] = {};
+    registry::store(to, raw, 0, y);
+    const double once = registry::load(to, raw, 0);
+    if (std::isfinite(once)) registry::store(x.dtype, x.bytes.data(), i, once);
   }
-  return true;
+  return x;
+}
+
+// Bounds are of the ops' own data: elsewhere errors may be this many times as large.
+constexpr double kFew = 4;
+
+// Elements of the truth become the result's where its inputs' last places could make them so: within what neighbours
+// span, or once more as far.
+void move_within_reach(Array& truth, const std::vector<Array>& neighbours, const Array& got) {
+  for (int64_t i = 0; i < truth.numel(); ++i) {
+    const double x = registry::load(got.dtype, got.bytes.data(), i);
+    double least = registry::load(truth.dtype, truth.bytes.data(), i), most = least;
+    bool same_kind = false;
+    for (const Array& a : neighbours) {
+      const double y = registry::load(a.dtype, a.bytes.data(), i);
+      same_kind |= (std::isnan(x) && std::isnan(y)) || (std::isinf(x) && x == y);
+      if (std::isfinite(y)) least = std::min(least, y), most = std::max(most, y);
+    }
+    const double reach = most - least;
+    if (same_kind || (std::isfinite(least) && least - reach <= x && x <= most + reach))
+      registry::store(truth.dtype, truth.bytes.data(), i, x);
+  }
+}
+
+// And where what is no number is none in the library's result either.
+void take_no_numbers(Array& truth, const Array& own, const Array& got) {
+  for (int64_t i = 0; i < truth.numel(); ++i) {
+    const double x = registry::load(got.dtype, got.bytes.data(), i),
+                 y = registry::load(own.dtype, own.bytes.data(), i);
+    if ((std::isnan(x) && std::isnan(y)) || (std::isinf(x) && x == y))
+      registry::store(truth.dtype, truth.bytes.data(), i, x);
+  }
 }
 
 // What dispatch would choose for this call on the target's device under no policy at all.
@@ -104,29 +137,46 @@ registry::Bound Trial::bound_of(const Problem& p, const char* result, DType dtyp
 }
 
 bool Trial::near_truth(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got) {
-  const std::optional<Outcome>& library = references_.own_of(p);
-  if (!library) return false;
-  const Array &own = library->results[result], &right = references_.truth_of(p).results[result];
-  // Which are numbers is an op's own affair where the library's results say otherwise.
-  if (!same_numbers(own, right)) return true;
+  Array right = rounded(references_.truth_of(p).results[result], got.dtype);
+  std::vector<Array> others;
+  for (const Outcome& o : references_.neighbours_of(p))
+    others.push_back(rounded(o.results[result], got.dtype));
+  move_within_reach(right, others, got);
+  if (const auto& own = references_.own_of(p); own && overflows(p))
+    take_no_numbers(right, own->results[result], got);
   // Rows may be of one element, so that the peak is the whole result's.
+  const double peak = peak_of(p, result, right);
+  // By the size of its errors a result that is nothing beside the call's others is measured by those: what its sums are
+  // made of cancels in exact arithmetic alone.
+  double most = 0;
+  for (const Array& a : references_.truth_of(p).results)
+    if (a.dtype != DType::none) most = std::max(most, largest(a));
+  if (const double nothing = 0x1p-18 * most; bound.metric == registry::Bound::rms && peak <= nothing)
+    return largest(got) <= nothing;
   Array whole = right;
+  for (int64_t i = 0; i < right.numel(); ++i) registry::store(right.dtype, whole.bytes.data(), i, peak);
+  const registry::Bound b = times(bound, kFew);
+  Difference where{};
+  return Distance("", got.dtype, b).add(got, right, b, 0, where, &whole).empty();
+}
+
+// The largest number of a result.
+double Trial::peak_of(const Problem& p, std::size_t result, const Array& right) {
   double peak = largest(right);
   // A few sums may all have cancelled: what sums of so many such terms are on average.
-  constexpr int64_t kFew = 16;
-  if (right.numel() < kFew)
+  constexpr int64_t kFewSums = 16;
+  if (right.numel() < kFewSums)
     peak = std::max(peak, largest(references_.scale_of(p).results[result]) /
                               std::sqrt(static_cast<double>(std::max<int64_t>(1, p.reduction))));
-  for (int64_t i = 0; i < right.numel(); ++i) registry::store(right.dtype, whole.bytes.data(), i, peak);
-  Difference where{};
-  const auto keeps = [&](const Array& x, double factor) {
-    const registry::Bound b = times(bound, factor);
-    return Distance("", x.dtype, b).add(x, right, b, 0, where, &whole).empty();
-  };
-  for (double factor : {1, 4, 16, 64})
-    if (keeps(own, factor / 2)) return keeps(got, factor);
-  // Steps: a ratio that is clipped on one side of a rounding and not on the other.
-  return !first_difference(own, got);
+  return peak;
+}
+
+// Whether numbers on the way may be too large for fp32.
+bool Trial::overflows(const Problem& p) {
+  for (const Outcome* o : {&references_.truth_of(p), &references_.scale_of(p)})
+    for (const Array& a : o->results)
+      if (largest(a) > 0x1p100) return true;
+  return false;
 }
 
 void Trial::fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
@@ -187,7 +237,8 @@ void first_problems(const Target& target, const Plan& plan, std::size_t count,
     if (const auto p = materialise(*op, c, plan.seed)) count = goes_on(*p) ? count - 1 : 0;
   };
   if (!is_derived(only)) op->cases({take, plan.seed});
-  if (is_derived(only)) derived_cases(*op, target.dtype, plan.seed, [&](const Derived& d) { take(d.given); });
+  if (is_derived(only))
+    derived_cases(*op, target.dtype, plan.seed, [&](const Derived& d) { take(d.given); }, only);
 }
 
 void Trial::collect() {
@@ -206,13 +257,11 @@ void Trial::derive() {
   const std::string only = plain_name(plan_.case_name);
   if (only.empty() ? plan_.passes == 1 : !is_derived(only)) return;
   if (!items_.empty() && problem_of(items_.front())) record_.begin_ours(*items_.front().problem);
-  derived_cases(
-      *registry::find(target_.entry.op), target_.dtype, plan_.seed,
-      [&](Derived d) {
-        if (only.empty() ? d.given.large && !thorough() : d.given.name != only) return;
-        items_.push_back({std::move(d.given), {}, false, d.alone});
-      },
-      only);
+  const auto& all =
+      references_.derived_of(*registry::find(target_.entry.op), target_.dtype, plan_.seed, only);
+  for (const Derived& d : all)
+    if (only.empty() ? !d.given.large || thorough() : d.given.name == only)
+      items_.push_back({d.given, {}, false, d.alone});
 }
 
 const Problem* Trial::problem_of(Item& item) {
@@ -261,7 +310,7 @@ void Trial::look_at(Item& item) {
   if (!item.given.order_probe.empty()) return judge_order(*this, *p, item.given.order_probe);
   if (is_derived(p->name)) {
     record_.begin_ours(*p);
-    if (references_.truth_of(*p).code != RLK_OK || !references_.own_of(*p)) return leave_out(item);
+    if (!references_.own_of(*p)) return leave_out(item);
   }
   const auto wide = with_fp32_results(*p);
   if (!plan_.case_name.ends_with(kWide)) {
@@ -298,6 +347,7 @@ void Trial::call_and_judge(const Problem& p) {
   // Bounds are for the ops' own data: where a rule has judged a derived case, they have nothing to add.
   if (judge_equal_bits(*this, p, out) && is_derived(p.name)) return;
   const Outcome& truth = references_.truth_of(p);
+  if (truth.code != RLK_OK && is_derived(p.name)) return;  // no call after all
   if (truth.code != RLK_OK)
     record_.note(fmt::format("{} '{}': the reference failed: {}", target_.entry.op, p.name, truth.text));
   else

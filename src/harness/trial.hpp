@@ -45,8 +45,8 @@ class Trial {
   double patience(const Problem& p, double times = 1) const;
   References& references() { return references_; }
   registry::Bound bound_of(const Problem& p, const char* result, DType dtype) const;
-  // Bounds are for the ops' own data. What is derived from them may lose more: there a result may be a few times as far from the
-  // truth as the library's own.
+  // Bounds are for the ops' own data. What is derived from them may lose more: there a result may be a few times as far
+  // from what the truth is when its inputs' last places change.
   bool near_truth(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got);
 
   void fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
@@ -70,6 +70,8 @@ class Trial {
   void look_at(Item& item);
   void leave_out(Item& item);
   void forget(Item& item);
+  double peak_of(const Problem& p, std::size_t result, const Array& right);
+  bool overflows(const Problem& p);
   void call_and_judge(const Problem& p);
   void again();
   void transforms();

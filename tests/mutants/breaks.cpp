@@ -1514,6 +1514,18 @@ constinit const Entry kEntries[] = {
         },
         "mutant.after_a_larger", "mutant/after_a_larger", "repeats", "wrong after a call of twice the size", nullptr,
         RLK_F32, "calls in another order"),
+    WRONG(Linear, tail_of_a_batch, "accuracy", "m=1 k=1 n=1 fp32->fp32 normal; sizes [5,24] [43,24]",
+          "wrong where N % 64 is 43 and there is more than one row",
+          {
+          const int64_t n = a.weight.dim(0);
+          if (n % 64 == 43 && a.y.numel() > n) spoil(a.y, a.y.numel() - 1);
+          }),
+    WRONG(Logp, hides_an_overflow, "accuracy", "temperatures n=4 v=2049 fp32; tiny temperatures",
+          "gives 0 where a row overflows",
+          {
+          for (int64_t n = 0; a.lse && n < a.lse.numel(); ++n)
+            if (!std::isfinite(get(a.lse, n))) put(a.lse, n, 0);
+          }),
     // What lies where, and what was there before
     WRONG(LogpBwd, in_place, "batch invariance", "plain n=5 v=8 fp32", "wrong where d_logits lies on logits",
           {
