@@ -88,6 +88,39 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
       }
 }
 
+// Rows of whole packs, which have kernels of their own; and more blocks of rows than are added at a time.
+TEST_CASE("d_weight on fibers is native's bits, of many rows and of rows of whole packs") {
+  std::mt19937 random(10);
+  for (const Shape& shape : {Shape{33000, 8}, Shape{300, 128}, Shape{131, 2, 72}, Shape{5, 264}})
+    for (bool given : {false, true}) {
+      CAPTURE(shape[0]);
+      CAPTURE(given);
+      const Shape width{shape.back()};
+      Shape one = shape;
+      one.back() = 1;
+      const DType t = DType::bf16;
+      const Owned d_y(shape, t, random), x(shape, t, random, 3), weight(width, t, random),
+          d_sum(shape, t, random);
+      Owned rstd(one, DType::f32), y(shape, t), d_x(shape, t), d_weight(width, t);
+      rlk::RmsNormBwd a{.d_y = d_y.tensor,
+                        .x = x.tensor,
+                        .weight = weight.tensor,
+                        .d_x = d_x.tensor,
+                        .d_weight = d_weight.tensor};
+      if (given) {
+        REQUIRE(rlk::rms_norm({.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor}, kRows));
+        a.rstd = rstd.tensor, a.d_sum = d_sum.tensor;
+      }
+      REQUIRE(rlk::rms_norm_bwd(a, kRows));
+      same_on_fibers({&d_x, &d_weight}, copies({&d_x, &d_weight}), [&] {
+        const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
+        std::vector<float> workspace(
+            static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
+        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
+      });
+    }
+}
+
 TEST_CASE("swiglu and its gradients on fibers are native's bits, packed or not") {
   using rlk::Swiglu;
   using rlk::SwigluBwd;

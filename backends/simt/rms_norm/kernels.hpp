@@ -5,7 +5,8 @@
 //              read first stays in registers
 // shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
 //              the block adds to d_weight. The last rows come first: they are still in the cache
-// d_weight     one thread a channel adds the shares ascending in fp64
+// narrow       rows of whole packs of up to 128 that give d_weight: both in one pass, a block of threads for a block of rows
+// d_weight     one thread a channel adds the shares ascending in fp64, which the others of its block bring
 #pragma once
 
 #include <type_traits>
@@ -340,6 +341,7 @@ __global__ void __launch_bounds__(kShareThreads) shares(Problem p, const float* 
 
 // The same for two channels a thread of rows that are whole packs.
 inline constexpr int kPairThreads = 64, kPairTile = 2 * kPairThreads, kPairAhead = 16;
+template <bool Strided>  // of rows that have one stride, so that nothing stands between reads
 __global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const float* r_of_row, float* out) {
   const auto across = static_cast<unsigned>((p.width + kPairTile - 1) / kPairTile);
   const std::int64_t i = std::int64_t{blockIdx.x % across} * kPairTile + 2 * threadIdx.x;
@@ -347,38 +349,135 @@ __global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const flo
   if (i >= p.width) return;
   const std::int64_t first = block * kBlock;
   const int n = static_cast<int>(p.axes.rows - first < kBlock ? p.axes.rows - first : kBlock);
-  const auto word = [&](const rows::Tensor& t, std::int64_t row) {
-    return *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(t.data) +
-                                                   t.offset(p.axes, row) + i);
+  const auto word = [&](const rows::Tensor& t, int row) {
+    const std::int64_t offset = Strided ? (first + row) * t.stride[0] : t.offset(p.axes, first + row);
+    return *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(t.data) + offset + i);
   };
   float low = 0, high = 0;
-  const auto add = [&](std::uint32_t x, std::uint32_t d, float r) {
-    low = fused(bits_float(d << 16), bits_float(x << 16) * r, low);
-    high = fused(bits_float(d & 0xffff0000u), bits_float(x & 0xffff0000u) * r, high);
-  };
-  int at = 0;
-  for (; at + kPairAhead <= n; at += kPairAhead) {
+  for (int at = 0; at < n; at += kPairAhead) {
     std::uint32_t x[kPairAhead], d[kPairAhead];
     float r[kPairAhead];
 #pragma unroll
-    for (int k = 0; k < kPairAhead; ++k)
-      x[k] = word(p.x, first + at + k), d[k] = word(p.d_y, first + at + k), r[k] = r_of_row[first + at + k];
+    for (int k = 0; k < kPairAhead; ++k) {
+      const int row = at + k < n ? at + k : n - 1;
+      x[k] = word(p.x, row), d[k] = word(p.d_y, row), r[k] = r_of_row[first + row];
+    }
 #pragma unroll
-    for (int k = 0; k < kPairAhead; ++k) add(x[k], d[k], r[k]);
+    for (int k = 0; k < kPairAhead; ++k) {
+      if (at + k >= n) continue;
+      low = fused(bits_float(d[k] << 16), bits_float(x[k] << 16) * r[k], low);
+      high = fused(bits_float(d[k] & 0xffff0000u), bits_float(x[k] & 0xffff0000u) * r[k], high);
+    }
   }
-  for (; at < n; ++at) add(word(p.x, first + at), word(p.d_y, first + at), r_of_row[first + at]);
   out[block * p.width + i] = low, out[block * p.width + i + 1] = high;
 }
 
-inline constexpr int kJoinThreads = 32;
+// d_x, d_residual and shares of rows of whole packs of up to 128, in one pass: a block has the 128 rows, eight at a time, and
+// while they are there a thread a channel goes on with its chain.
+struct Eights {
+  rows::Bytes16 x[Sixteen::kRows][Sixteen::kThreadsOf], d_y[Sixteen::kRows][Sixteen::kThreadsOf];
+  float r[Sixteen::kRows];
+};
+__device__ __forceinline__ float bf16_at(const rows::Bytes16* row, int i) {
+  return simt::to_float(reinterpret_cast<const simt::bf16*>(row)[i]);
+}
+__global__ void __launch_bounds__(kThreads, 6) narrow_backward(Problem p, float* out) {
+  using Raw = rows::Raw<rows::Whole>;
+  __shared__ Eights tiles[2];
+  const Sixteen at(p);
+  const int team = static_cast<int>(threadIdx.x) / Sixteen::kThreadsOf,
+            channel = static_cast<int>(threadIdx.x);
+  const int n = rows::pack_at(at.first, p.width);
+  const std::int64_t first = std::int64_t{blockIdx.x} * kBlock;
+  const int count = static_cast<int>(p.axes.rows - first < kBlock ? p.axes.rows - first : kBlock);
+  float w[kPack], sum = 0;
+  if (p.weight) weights<rows::Whole>(p, at.first, n, w);
+  Raw x, d_y;
+  const auto row_of = [&](int step) {  // rows past the end repeat the last one
+    const int row = step + team;
+    return first + (row < count ? row : count - 1);
+  };
+  const auto fetch = [&](int step) {
+    x = RowOf(p.axes, p.x, row_of(step)).fetch<rows::Whole>(at.first, n);
+    d_y = RowOf(p.axes, p.d_y, row_of(step)).fetch<rows::Whole>(at.first, n);
+  };
+  fetch(0);
+  for (int step = 0; step < count; step += Sixteen::kRows) {
+    Eights& tile = tiles[step / Sixteen::kRows % 2];
+    const std::int64_t row = row_of(step);
+    float a[kPack], d[kPack], sums[1][kPack];
+    rows::unpack<rows::Whole>(p.x.type, x, a);
+    rows::unpack<rows::Whole>(p.d_y.type, d_y, d);
+    tile.x[team][at.lane] = x.part[0], tile.d_y[team][at.lane] = d_y.part[0];
+    if (step + Sixteen::kRows < count) fetch(step + Sixteen::kRows);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sums[0][k] = fused(a[k], a[k], 0.0f);
+    const RowOf rstd(p.axes, p.rstd, row);
+    const float r = rstd ? rstd.get(0) : reciprocal(at.total(sums), p.width, p.eps);
+    if (at.lane == 0) tile.r[team] = r;
+    if (p.weight) multiply(d, w);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      a[k] = a[k] * r;
+      sums[0][k] = k < n ? fused(d[k], a[k], 0.0f) : 0.0f;
+    }
+    const float mean = at.total(sums) / static_cast<float>(p.width);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) d[k] = gradient(r, a[k], mean, d[k]);
+    if (step + team < count) {
+      if (const RowOf d_sum(p.axes, p.d_sum, row); d_sum) {
+        d_sum.get<rows::Whole>(at.first, n, a);
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
+      }
+      if (const RowOf d_x(p.axes, p.d_x, row); d_x) d_x.set<rows::Whole>(at.first, n, d);
+      if (const RowOf d_residual(p.axes, p.d_residual, row); d_residual)
+        d_residual.set<rows::Whole>(at.first, n, d);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < Sixteen::kRows; ++k)
+      if (step + k < count)
+        sum = fused(bf16_at(tile.d_y[k], channel), bf16_at(tile.x[k], channel) * tile.r[k], sum);
+  }
+  if (channel < p.width) out[std::int64_t{blockIdx.x} * p.width + channel] = sum;
+}
+
+// A chain of fp64 additions a channel is short work for few threads; the others bring what it needs, a chunk ahead.
+inline constexpr int kJoinThreads = 256, kJoinChannels = 8, kJoinAhead = 8;
+inline constexpr int kJoinRows = kJoinThreads / kJoinChannels, kJoinChunk = kJoinRows * kJoinAhead;
 __global__ void __launch_bounds__(kJoinThreads) d_weight(Problem p, const float* shares) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kJoinThreads + threadIdx.x;
-  if (i >= p.width) return;
+  __shared__ float chunks[2][kJoinChunk][kJoinChannels];
+  const int thread = static_cast<int>(threadIdx.x), row = thread / kJoinChannels,
+            channel = thread % kJoinChannels;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kJoinChannels + channel;
+  const std::int64_t blocks = i < p.width ? p.blocks() : 0;
+  float ahead[kJoinAhead];
+  const auto fetch = [&](std::int64_t first) {
+#pragma unroll
+    for (int k = 0; k < kJoinAhead; ++k)
+      if (const std::int64_t block = first + k * kJoinRows + row; block < blocks)
+        ahead[k] = shares[block * p.width + i];
+  };
   double sum = 0;
-#pragma unroll 16
-  for (std::int64_t block = 0; block < p.blocks(); ++block)
-    sum += static_cast<double>(shares[block * p.width + i]);
-  rows::store(p.d_weight_type, p.d_weight, i, sum);
+  fetch(0);
+  int buffer = 0;
+  for (std::int64_t first = 0; first < p.blocks(); first += kJoinChunk) {
+    float(&chunk)[kJoinChunk][kJoinChannels] = chunks[buffer];
+#pragma unroll
+    for (int k = 0; k < kJoinAhead; ++k) chunk[k * kJoinRows + row][channel] = ahead[k];
+    __syncthreads();
+    fetch(first + kJoinChunk);
+    buffer = 1 - buffer;
+    if (row != 0) continue;
+    const int n = static_cast<int>(blocks - first < kJoinChunk ? blocks - first : kJoinChunk);
+    int at = 0;
+    for (; at + 16 <= n; at += 16)
+#pragma unroll
+      for (int k = 0; k < 16; ++k) sum += static_cast<double>(chunk[at + k][channel]);
+    for (; at < n; ++at) sum += static_cast<double>(chunk[at][channel]);
+  }
+  if (row == 0 && i < p.width) rows::store(p.d_weight_type, p.d_weight, i, sum);
 }
 
 inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
@@ -436,11 +535,15 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
   if (p.axes.rows > 0) {
-    if (whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual)) {
+    const bool in_packs = whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual);
+    if (in_packs && p.d_weight && p.width <= Sixteen::kStride) {
+      hipLaunchKernelGGL(narrow_backward, grid(p.blocks()), dim3(kThreads), 0, stream, p, kept);
+    } else if (in_packs) {
       launch_row_gradients<rows::Whole>(p, r, stream);
-      if (p.d_weight)
-        hipLaunchKernelGGL(pair_shares, grid(over(p.width, kPairTile) * p.blocks()), dim3(kPairThreads), 0,
-                           stream, p, r, kept);
+      if (!p.d_weight) return;
+      const auto kernel = p.axes.count == 1 ? pair_shares<true> : pair_shares<false>;
+      hipLaunchKernelGGL(kernel, grid(over(p.width, kPairTile) * p.blocks()), dim3(kPairThreads), 0, stream,
+                         p, r, kept);
     } else {
       rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x,
                                   p.d_residual, p.d_gate),
@@ -453,7 +556,7 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
     }
   }
   if (p.d_weight)
-    hipLaunchKernelGGL(d_weight, grid(over(p.width, kJoinThreads)), dim3(kJoinThreads), 0, stream, p, kept);
+    hipLaunchKernelGGL(d_weight, grid(over(p.width, kJoinChannels)), dim3(kJoinThreads), 0, stream, p, kept);
 }
 
 }  // namespace rlk::simt::rms_norm
