@@ -50,6 +50,8 @@ struct Job : Params {
   float* bias_part = nullptr;     // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
   float* a_log_part = nullptr;    // [slots, HV, K]: the same for d_a_log
   float* inter = nullptr;         // unfused only: [slots, HV][kInter]
+  float* carried = nullptr;       // in groups: [N, HV][K, V], a state and its gradient between two groups
+  float* d_carried = nullptr;
 };
 
 // Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
@@ -258,7 +260,8 @@ Job plan_job(const Params& params, void* workspace, bool backward);
 void launch_before(const Job& job, cudaStream_t stream);  // chunk plan, l2norm
 void launch_prepare(const Job& job, cudaStream_t stream);
 void launch_forward_scan(const Job& job, cudaStream_t stream);
-void launch_both_scans(const Job& job, cudaStream_t stream);
+// The two recurrences of the backward, each over chunks of its own: `ahead` forward, `back` in reverse.
+void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream);
 void launch_gradients(const Job& job, cudaStream_t stream);
 void launch_after(const Job& job, cudaStream_t stream);  // group sums, l2norm, parameter gradients
 

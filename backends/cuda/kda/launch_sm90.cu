@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "arithmetic/bump.hpp"
-#include "cuda/kda/device.cuh"
+#include "cuda/kda/groups.h"
 
 namespace rlk::cuda::kda {
 namespace {
@@ -154,6 +154,10 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     job.q_factor = take<float>(bump, rows * job.heads);
     job.k_factor = take<float>(bump, rows * job.heads);
   }
+  if (in_groups(job, backward)) {
+    job.carried = take<float>(bump, job.value_heads * k * k);
+    if (backward) job.d_carried = take<float>(bump, job.value_heads * k * k);
+  }
   if (backward) {
     job.states = take<bf16>(bump, (job.slots() + job.sequences) * job.value_heads * k * k);
     job.d_states = take<bf16>(bump, items * k * k);
@@ -243,18 +247,29 @@ std::size_t backward_workspace(const Params& params) {
 
 cudaError_t forward(const Params& params, void* workspace, cudaStream_t stream) {
   const Job job = plan_job(params, workspace, false);
+  const auto beside = in_groups(job, false) ? Beside::borrow(stream) : nullptr;
   launch_before(job, stream);
-  launch_prepare(job, stream);
-  launch_forward_scan(job, stream);
+  if (beside) {
+    if (const cudaError_t error = forward_in_groups(job, stream, *beside); error != cudaSuccess) return error;
+  } else {
+    launch_prepare(job, stream);
+    launch_forward_scan(job, stream);
+  }
   return cudaGetLastError();
 }
 
 cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream) {
   const Job job = plan_job(params, workspace, true);
+  const auto beside = in_groups(job, true) ? Beside::borrow(stream) : nullptr;
   launch_before(job, stream);
-  if (!params.records) launch_prepare(job, stream);
-  launch_both_scans(job, stream);
-  launch_gradients(job, stream);
+  if (beside) {
+    const cudaError_t error = backward_in_groups(job, !params.records, stream, *beside);
+    if (error != cudaSuccess) return error;
+  } else {
+    if (!params.records) launch_prepare(job, stream);
+    launch_both_scans(job, job, stream);
+    launch_gradients(job, stream);
+  }
   launch_after(job, stream);
   return cudaGetLastError();
 }

@@ -522,9 +522,10 @@ constexpr int kScanBytes =
     Both ? std::max(Stages<C, Scan::recomputed>::kSize, Stages<C, Scan::reverse>::kSize)
          : Stages<C, Scan::forward>::kSize;
 // Both: the two recurrences of the backward, half of the grid each, with Rest what the rounding of v_new and
-// dS left as well; otherwise the forward op.
+// dS left as well; otherwise the forward op. `back` is what the reverse one takes, the same call or a later
+// part of the same sequence.
 template <class C, bool Both, bool Rest>
-__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p) {
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p, const Job back) {
   extern __shared__ __align__(1024) char smem[];
   const std::uint32_t bars = shared_address(smem);
   if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
@@ -539,37 +540,39 @@ __global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Jo
   } else if (blockIdx.x < half) {
     forward_scan<C, Scan::recomputed, Rest>(p, s, smem);
   } else {
-    reverse_scan<C, Rest>(p, s, smem);
+    reverse_scan<C, Rest>(back, s, smem);
   }
 }
 
 template <class C, bool Both>
-void launch(const Job& job, std::int64_t cells, cudaStream_t stream) {
+void launch(const Job& job, const Job& back, std::int64_t cells, cudaStream_t stream) {
   constexpr int kBytes = kScanBytes<C, Both>;
   const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
   const auto kernel = Both && job.v_new_rest ? scan_kernel<C, Both, Both> : scan_kernel<C, Both, false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  kernel<<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+  kernel<<<blocks, 32 * C::Warps, kBytes, stream>>>(job, back);
 }
 
 // The widest slice of V that still gives about one block per SM; at K = 64 two blocks share one
 // when there are more.
 template <bool Both>
-void choose(const Job& job, cudaStream_t stream) {
+void choose(const Job& job, const Job& back, cudaStream_t stream) {
   const std::int64_t cells = (Both ? 2 : 1) * job.sequences * job.value_heads;
   if (cells == 0) return;
   if (job.dim == 128) {
-    cells >= 96 ? launch<Cut<128, 8, 1>, Both>(job, cells, stream)
-                : launch<Cut<128, 4, 1>, Both>(job, cells, stream);
+    cells >= 96 ? launch<Cut<128, 8, 1>, Both>(job, back, cells, stream)
+                : launch<Cut<128, 4, 1>, Both>(job, back, cells, stream);
   } else {
-    cells > 132 ? launch<Cut<64, 4, 2>, Both>(job, cells, stream)
-                : launch<Cut<64, 4, 1>, Both>(job, cells, stream);
+    cells > 132 ? launch<Cut<64, 4, 2>, Both>(job, back, cells, stream)
+                : launch<Cut<64, 4, 1>, Both>(job, back, cells, stream);
   }
 }
 
 }  // namespace
 
-void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, stream); }
-void launch_both_scans(const Job& job, cudaStream_t stream) { choose<true>(job, stream); }
+void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, job, stream); }
+void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream) {
+  choose<true>(ahead, back, stream);
+}
 
 }  // namespace rlk::cuda::kda
