@@ -238,38 +238,79 @@ TEST_CASE("a vocabulary in 1, 2, 4 or 8 parts gives sample's tokens, sets and bi
   rlk_fiber::order = rlk_fiber::Order::ascending;
 }
 
+namespace {
+
+// sample and sample_verify give on fibers what native gives.
+void like_native(Inputs& in, bool filters, bool min_p_first) {
+  const auto rows = static_cast<std::size_t>(in.n), columns = static_cast<std::size_t>(in.v);
+  Results native(rows, columns);
+  both(in, native, filters, min_p_first, [](const rlk::Sample& a, const rlk::SampleVerify& b) {
+    REQUIRE(rlk::sample(a, {.backend = "native.rows"}));
+    REQUIRE(rlk::sample_verify(b, {.backend = "native.rows"}));
+  });
+  if (in.v > 1) in.token = native.token;  // verified where it is what was drawn, too
+  for (int wave : {32, 64})
+    for (auto order : {rlk_fiber::Order::ascending, rlk_fiber::Order::shuffled}) {
+      rlk_fiber::wave_size = wave;
+      rlk_fiber::order = order;
+      both(in, native, filters, min_p_first, [](const rlk::Sample&, const rlk::SampleVerify& b) {
+        REQUIRE(rlk::sample_verify(b, {.backend = "native.rows"}));
+      });
+      Results device(rows, columns);
+      both(in, device, filters, min_p_first, [](const rlk::Sample& a, const rlk::SampleVerify& b) {
+        rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr);
+        rlk::simt::sample::launch(rlk::sampling::problem_of(b), nullptr);
+      });
+      CAPTURE(wave);
+      CHECK(device == native);
+    }
+  rlk_fiber::wave_size = RLK_FIBER_WAVE;
+  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+}  // namespace
+
 TEST_CASE("sample and sample_verify on fibers are native's tokens and bits") {
   const std::pair<int64_t, int64_t> shapes[] = {{6, 70}, {4, 1500}, {2, 17000}, {2, 5}, {3, 1}, {2, 0}};
   for (const auto& [n, v] : shapes)
     for (int form = 0; form < 3; ++form) {
-      const DType t = form == 0 ? DType::f32 : form == 1 ? DType::bf16 : DType::f16;
       CAPTURE(n);
       CAPTURE(v);
       CAPTURE(form);
-      Inputs in(n, v, t, static_cast<uint32_t>(v));
-      const auto rows = static_cast<std::size_t>(n), columns = static_cast<std::size_t>(v);
-      Results native(rows, columns);
-      both(in, native, form > 0, form == 2, [](const rlk::Sample& a, const rlk::SampleVerify& b) {
-        REQUIRE(rlk::sample(a, {.backend = "native.rows"}));
-        REQUIRE(rlk::sample_verify(b, {.backend = "native.rows"}));
-      });
-      if (v > 1) in.token = native.token;  // verified where it is what was drawn, too
-      for (int wave : {32, 64})
-        for (auto order : {rlk_fiber::Order::ascending, rlk_fiber::Order::shuffled}) {
-          rlk_fiber::wave_size = wave;
-          rlk_fiber::order = order;
-          both(in, native, form > 0, form == 2, [](const rlk::Sample&, const rlk::SampleVerify& b) {
-            REQUIRE(rlk::sample_verify(b, {.backend = "native.rows"}));
-          });
-          Results device(rows, columns);
-          both(in, device, form > 0, form == 2, [](const rlk::Sample& a, const rlk::SampleVerify& b) {
-            rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr);
-            rlk::simt::sample::launch(rlk::sampling::problem_of(b), nullptr);
-          });
-          CAPTURE(wave);
-          CHECK(device == native);
-        }
+      Inputs in(n, v,
+                form == 0   ? DType::f32
+                : form == 1 ? DType::bf16
+                            : DType::f16,
+                static_cast<uint32_t>(v));
+      like_native(in, form > 0, form == 2);
     }
-  rlk_fiber::wave_size = RLK_FIBER_WAVE;
-  rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+// A filter lists what may be its last entry; here that is one of few, of too many to be listed, or where its histogram has no
+// bins.
+TEST_CASE("filters that end among few, many, equal or negative entries keep on fibers what native keeps") {
+  const auto number = [](int kind, int64_t i, float x) {
+    if (kind == 0) return 0.0f;                            // all are equal
+    if (kind == 1) return std::round(x);                   // few numbers
+    if (kind == 2) return i == 700 ? 0.001f : -4 - x / 8;  // most of the mass is below 0
+    return i % 500 == 3 ? x : -INFINITY;                   // few entries
+  };
+  for (int kind = 0; kind < 4; ++kind)
+    for (bool min_p_first : {false, true})
+      for (DType t : {DType::bf16, DType::f32}) {
+        CAPTURE(kind);
+        CAPTURE(min_p_first);
+        Inputs in(4, 1500, t, 3);
+        std::mt19937 random(5);
+        std::normal_distribution<float> normal(0, 2);
+        for (std::size_t i = 0; i < in.logits.size(); ++i) {
+          in.logits[i] = number(kind, static_cast<int64_t>(i) % in.v, normal(random));
+          in.halves[i] = rlk::float_to_bf16(in.logits[i]);
+        }
+        in.temperature.assign(4, 1.25f);
+        in.top_k = {3, 600, 0, 40};
+        in.top_p = {1, 0.9f, 0.7f, 0.5f};
+        in.min_p = {0.3f, 0, 0.0001f, 0.5f};
+        like_native(in, true, min_p_first);
+      }
 }
