@@ -40,15 +40,16 @@ struct Job : Params {
   // What rounding left of v_new and d_states, where the gate is computed here.
   bf16* v_new_rest = nullptr;
   bf16* d_states_rest = nullptr;
-  float* q_part = nullptr;  // [B * T, HV, K]: dq, dk before the sum over a group, or before l2norm
+  float* q_part = nullptr;  // [B * T, HV, K]: dq, dk before the sum over a group of heads
   float* k_part = nullptr;
-  bf16* q_norm = nullptr;  // [B * T, H, K] and [B * T, H]: normalised rows and their factors
+  // [B * T, H, K] and [B * T, H]: normalised rows and their factors, for the backward.
+  bf16* q_norm = nullptr;
   bf16* k_norm = nullptr;
   float* q_factor = nullptr;
   float* k_factor = nullptr;
   unsigned* beta_half = nullptr;  // K = 128: [slots, HV][64], see gradients_kernel
   float* bias_part = nullptr;     // [slots, HV, K]: sums over a chunk's tokens, for d_dt_bias
-  float* a_log_part = nullptr;    // [slots, HV, K]: the same for d_a_log
+  double* a_log_part = nullptr;   // [slots, HV, K / 32]: and over 32 channels, for d_a_log
   float* inter = nullptr;         // unfused only: [slots, HV][kInter]
   float* carried = nullptr;       // in groups: [N, HV][K, V], a state and its gradient between two groups
   float* d_carried = nullptr;
@@ -173,14 +174,23 @@ __device__ inline void store32(void* p, float x, bool valid) {
                : "memory");
 }
 
-// body(std::true_type) when the tensor is bf16: keeps the branch out of loops, so that their loads overlap.
+// body(std::true_type) when so: keeps the branch out of loops, so that their loads overlap.
 template <class Body>
-__device__ inline void by_type(const Real& t, Body body) {
-  if (t.bf16) {
+__device__ inline void decide(bool so, Body body) {
+  if (so) {
     body(std::true_type{});
   } else {
     body(std::false_type{});
   }
+}
+// By whether the tensor is bf16, and whether the gate is the softplus one.
+template <class Body>
+__device__ inline void by_type(const Real& t, Body body) {
+  decide(t.bf16, body);
+}
+template <class Body>
+__device__ inline void by_gate(const Job& p, Body body) {
+  decide(p.gate == Gate::softplus, body);
 }
 
 __device__ inline float exp2_fast(float x) {
@@ -198,14 +208,16 @@ __device__ inline float sigmoid(float x) {
 }
 
 // The log decay of one channel, and what its backward needs. `rate` is e^{a_log}.
+template <bool Softplus>
 __device__ inline float gate_value(const Job& p, float x, float rate) {
-  if (p.gate == Gate::softplus) return -rate * (x > 20.f ? x : log1pf(expf(x)));
+  if constexpr (Softplus) return -rate * (x > 20.f ? x : log1pf(expf(x)));
   return p.lower_bound * sigmoid(rate * x);
 }
 // Gradient at x; `log_rate` receives the gradient at a_log.
+template <bool Softplus>
 __device__ inline float gate_gradient(const Job& p, float x, float rate, float dg, float& log_rate) {
-  if (p.gate == Gate::softplus) {
-    log_rate = dg * gate_value(p, x, rate);
+  if constexpr (Softplus) {
+    log_rate = dg * gate_value<true>(p, x, rate);
     return -rate * sigmoid(x) * dg;
   }
   const float y = sigmoid(rate * x);
@@ -237,10 +249,11 @@ __device__ inline std::uint32_t pack(float lo, float hi) {
 __device__ inline float low(std::uint32_t x) { return __uint_as_float(x << 16); }
 __device__ inline float high(std::uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
-// Reduces N values per lane over a warp; afterwards v[0] of lane l is the total of value l * N / 32.
-template <int N, int Off = 16, class T, int Size, class Op>
+// Reduces N values per lane over a warp; afterwards v[0] of lane l is the total of value l * N / 32. Over the
+// lanes Off to Last apart, doubled each time, where these are given; what is left is in the first places.
+template <int N, int Off = 16, int Last = 1, class T, int Size, class Op>
 __device__ inline void reduce_many(T (&v)[Size], Op op) {
-  if constexpr (N > 1) {
+  if constexpr (N > 1 && Off >= Last) {
     const bool up = threadIdx.x & Off;
 #pragma unroll
     for (int j = 0; j < N / 2; ++j) {
@@ -248,21 +261,22 @@ __device__ inline void reduce_many(T (&v)[Size], Op op) {
       const T keep = up ? v[j + N / 2] : v[j];
       v[j] = op(keep, __shfl_xor_sync(~0u, send, Off));
     }
-    reduce_many<N / 2, Off / 2>(v, op);
-  } else if constexpr (Off > 0) {
+    reduce_many<N / 2, Off / 2, Last>(v, op);
+  } else if constexpr (Off >= Last) {
     v[0] = op(v[0], __shfl_xor_sync(~0u, v[0], Off));
-    reduce_many<1, Off / 2>(v, op);
+    reduce_many<1, Off / 2, Last>(v, op);
   }
 }
 
 // The steps of a call, in order.
 Job plan_job(const Params& params, void* workspace, bool backward);
-void launch_before(const Job& job, cudaStream_t stream);  // chunk plan, l2norm
+void launch_before(const Job& job, cudaStream_t stream);     // chunk plan
+void launch_normalise(const Job& job, cudaStream_t stream);  // where nothing is prepared
 void launch_prepare(const Job& job, cudaStream_t stream);
 void launch_forward_scan(const Job& job, cudaStream_t stream);
 // The two recurrences of the backward, each over chunks of its own: `ahead` forward, `back` in reverse.
 void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream);
 void launch_gradients(const Job& job, cudaStream_t stream);
-void launch_after(const Job& job, cudaStream_t stream);  // group sums, l2norm, parameter gradients
+void launch_after(const Job& job, cudaStream_t stream);  // group sums, parameter gradients
 
 }  // namespace rlk::cuda::kda

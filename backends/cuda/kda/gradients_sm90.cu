@@ -29,10 +29,13 @@
 // tokens of what is left, needs more: inside a block, where gates leave most of the weight, k s, q p and k p
 // are in two terms and their rounding nearly cancels too. In one term d_a_log was up to 7 times further off;
 // no other gradient was, so log decays that come from outside make do with one. For the same sum v_new and dS
-// come in two terms of bf16 there, the second where q, k and g are loaded later.
+// come in two terms of bf16 there, the second where q, k and g are loaded as soon as it is multiplied.
 //
-// Where sequences are rows of a batch and g is fp32, TMA brings every tile and takes dq, dk and dg away: it
-// knows where a tensor ends, and computes the addresses that were a seventh of the instructions.
+// With an l2norm the blocks of a chunk's slices are a cluster: they tell each other q . dq and k . dk over
+// their channels, so that dq and dk reach memory once, rounded.
+//
+// Where sequences are rows of a batch TMA brings every tile and takes dq, dk and dg away: it knows where a
+// tensor ends, and computes the addresses that were a seventh of the instructions.
 //
 // The phases are in gradients/: block.cuh (shared memory and a thread's place), load.cuh, products.cuh
 // (over V, wgmma), pairs.cuh and inside.cuh (of tokens, tf32), store.cuh.
@@ -62,12 +65,16 @@ __device__ inline void add_pairs(const Block<V>& b, Sums& x, const Gates& gates,
   __syncthreads();  // cells, operands and products are written
   pairs.sum_keys();
   pairs.between_blocks();
+  if constexpr (V::Norm) __syncthreads();  // dq and dk wait where operands were
   Inside<V>(pairs, by_sums).run(d_gate);
 }
 
 template <class V>
 __device__ inline void store(const Block<V>& b, const Gates& gates, float (&d_gate)[16]) {
+  float raw[16];
+  if constexpr (V::Gated) load_raw(b, raw);
   sum_later_tokens(b, d_gate);
+  if constexpr (V::Norm) through_norm(b);
   if constexpr (V::Mapped) fence_async_proxy();
   __syncthreads();  // the sums, dq and dk are written
   if constexpr (V::Mapped) {
@@ -75,7 +82,7 @@ __device__ inline void store(const Block<V>& b, const Gates& gates, float (&d_ga
   }
   ParameterSums sums;
   add_after(b, d_gate);
-  if constexpr (V::Gated) through_gate(b, gates, d_gate, sums);
+  if constexpr (V::Gated) through_gate(b, gates, raw, d_gate, sums);
   store_d_g(b, d_gate);
   if constexpr (!V::Parts && !V::Mapped) store_d_q_and_d_k(b);
   if (b.tid < b.c.length) store_d_beta(b);
@@ -97,25 +104,34 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   if constexpr (V::part != Part::inter && !V::Later && !V::Mapped) load_inputs(b);
   if constexpr (!V::Mapped) copy_commit();
-  std::uint32_t v[8];
-  if constexpr (V::Gated && V::part != Part::intra) load_v(b, v);
   const bool faint = load_beta(b);
   if constexpr (!V::Mapped) {
     copy_wait<0>();
     fence_async_proxy();
   }
   // What threads copied is there, the barriers are initialised.
-  const bool by_sums = __syncthreads_or(faint) || V::Gated;
+  const bool by_sums = __syncthreads_or(faint);
 
   Sums x;
   if constexpr (V::part != Part::intra) {
     barrier_wait(&b.s.operands_arrived, 0);
     multiply(b, x);
     if (by_sums) {
-      if constexpr (!V::Gated) load_v(b, v);  // rare, so not before it is needed
+      std::uint32_t v[8];
+      load_v(b, v);  // rare, so not before it is needed
       sum_strengths(b, v);
     }
     sum_states(b);
+    if constexpr (V::Later) {
+      wgmma_wait<1>();
+      __syncthreads();  // the second terms' place is free
+      if constexpr (!V::Mapped) {
+        load_inputs(b);
+        copy_commit();
+      } else if (b.tid == 0) {
+        order_inputs(b);
+      }
+    }
     if constexpr (V::part == Part::inter) {
       x.wait();
       return store_inter(b, x, by_sums);
@@ -123,32 +139,35 @@ __global__ void __launch_bounds__(kThreads, 2)
   } else {
     load_inter(b, x, by_sums);
   }
-  if constexpr (V::Later) {
-    x.wait();
-    __syncthreads();
-    load_inputs(b);
-    copy_commit();
+  if constexpr (V::Later && !V::Mapped) {
     copy_wait<0>();
     __syncthreads();
   }
   Gates gates;
   load_gates(b, gates);
-  if constexpr (V::part == Part::all && !V::Later) x.wait();
+  if constexpr (V::part == Part::all) x.wait();
   __syncthreads();  // the operands' place is free
+  if constexpr (V::Cluster > 1) cluster_arrive();
   float d_gate[16];
   add_pairs(b, x, gates, by_sums, d_gate);
   store(b, gates, d_gate);
 }
 
 bool map_tensors(Maps& maps, const Job& job) {
-  return !job.g.bf16 && !job.d_g.bf16 && map_tensor(maps.d_out, job, job.d_out, job.value_heads) &&
-         map_tensor(maps.q, job, job.q, job.heads) && map_tensor(maps.k, job, job.k, job.heads) &&
-         map_tensor(maps.g, job, job.g, job.value_heads, true) &&
+  if (job.gate == Gate::none && (job.g.bf16 || job.d_g.bf16)) return false;  // see Block::half
+  const auto as_read = [&](const Strided<const bf16>& x, const bf16* normalised) {
+    const std::int64_t row = std::int64_t{job.heads} * job.dim;
+    return normalised ? Strided<const bf16>{normalised, job.tokens * row, row, job.dim} : x;
+  };
+  return map_tensor(maps.d_out, job, job.d_out, job.value_heads) &&
+         map_tensor(maps.q, job, as_read(job.q, job.q_norm), job.heads) &&
+         map_tensor(maps.k, job, as_read(job.k, job.k_norm), job.heads) &&
+         map_tensor(maps.g, job, job.g, job.value_heads, !job.g.bf16) &&
          map_tensor(maps.d_q, job, job.d_q, job.heads) && map_tensor(maps.d_k, job, job.d_k, job.heads) &&
-         map_tensor(maps.d_g, job, job.d_g, job.value_heads, true);
+         map_tensor(maps.d_g, job, job.d_g, job.value_heads, !job.d_g.bf16);
 }
 
-template <int K, Part part, bool Gated>
+template <int K, Part part, bool Gated, After after>
 void launch(const Job& job, cudaStream_t stream) {
   const auto slots = static_cast<unsigned>(job.slots());
   dim3 blocks(static_cast<unsigned>(job.value_heads) * (K / kSlice), std::min(slots, kGridRows),
@@ -157,16 +176,33 @@ void launch(const Job& job, cudaStream_t stream) {
     blocks.y = static_cast<unsigned>(job.slots_each), blocks.z = static_cast<unsigned>(job.sequences);
   }
   constexpr int kBytes = sizeof(Shared<K>);
-  const auto run = [&](auto kernel, const auto& maps) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    kernel<<<blocks, kThreads, kBytes, stream>>>(job, maps);
+  const auto run = [&]<class M>(const M& maps) {
+    using V = Variant<K, part, Gated, after, M>;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim = {V::Cluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks, config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kBytes, config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = V::Cluster > 1 ? 1 : 0;
+    cudaFuncSetAttribute(gradients_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    cudaLaunchKernelEx(&config, gradients_kernel<V>, job, maps);
   };
-  if constexpr (part == Part::all && !Gated) {
-    if (Maps maps; !job.q_part && map_tensors(maps, job))
-      return run(gradients_kernel<Variant<K, part, Gated, false, Maps>>, maps);
+  if constexpr (part == Part::all && after != After::sum) {
+    if (Maps maps; map_tensors(maps, job)) return run(maps);
   }
-  job.q_part ? run(gradients_kernel<Variant<K, part, Gated, true, NoMaps>>, NoMaps{})
-             : run(gradients_kernel<Variant<K, part, Gated, false, NoMaps>>, NoMaps{});
+  run(NoMaps{});
+}
+
+template <int K, Part part, bool Gated>
+void launch(const Job& job, cudaStream_t stream) {
+  if constexpr (part == Part::inter) {
+    launch<K, part, Gated, After::nothing>(job, stream);
+  } else if (job.q_part) {
+    launch<K, part, Gated, After::sum>(job, stream);
+  } else {
+    job.l2norm ? launch<K, part, Gated, After::l2norm>(job, stream)
+               : launch<K, part, Gated, After::nothing>(job, stream);
+  }
 }
 
 template <int K, bool Gated>

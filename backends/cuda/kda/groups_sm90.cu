@@ -44,7 +44,8 @@ struct Groups {
     at_item(k * k, p.states, p.d_states, p.d_states_rest);
     at_item(k * kChunk, p.v_new, p.v_new_rest, p.d_x);
     at_item(kChunk, p.beta_half);
-    at_item(k, p.bias_part, p.a_log_part);
+    at_item(k, p.bias_part);
+    at_item(k / 32, p.a_log_part);
     at_item(k / 64 * kInter, p.inter);
     const auto at_row = [&](std::int64_t size, auto&... x) { (advance(x, token * size), ...); };
     at_row(job.value_heads * k, p.q_part, p.k_part);

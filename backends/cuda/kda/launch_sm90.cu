@@ -1,5 +1,6 @@
-// KDA on Hopper: the small kernels around the large ones (chunk plan of a packed batch, l2norm before, group
-// sums and l2norm after, parameter gradients), the workspace, and the order of launches.
+// KDA on Hopper: the small kernels around the large ones (chunk plan of a packed batch, l2norm before a
+// backward that prepares nothing, sums over groups of heads after it, parameter gradients), the workspace, and
+// the order of launches.
 #include <algorithm>
 
 #include "arithmetic/bump.hpp"
@@ -31,7 +32,8 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// One warp per (token, head): x (sum x^2 + 1e-6)^-1/2 rounded to bf16, and the factor.
+// One warp per (token, head): x (sum x^2 + 1e-6)^-1/2 rounded to bf16, and the factor; the bits of the
+// preparation.
 template <int K>
 __global__ void normalise_kernel(const Job p) {
   const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
@@ -102,30 +104,41 @@ __global__ void finish_kernel(const Job p) {
   }
 }
 
-// One block per value head: the chunks' sums in slot order, 1024 / K strands, then the strands in order.
+// Sums over all chunks of value head `hv` of Width numbers a chunk, the first at `from`, chunks `pitch` apart:
+// 1024 / Width strands in slot order, then the strands in order. The sum of number threadIdx.x.
+template <int Width, class T>
+__device__ inline double sum_chunks(const Job& p, const T* from, int pitch, double* strands) {
+  constexpr int kStrands = 1024 / Width;
+  const int column = threadIdx.x % Width, strand = threadIdx.x / Width;
+  double sum = 0;
+#pragma unroll 4
+  for (std::int64_t slot = strand; slot < p.slots(); slot += kStrands) {
+    const bool used = !p.slot_sequence || p.slot_sequence[slot] >= 0;
+    sum += used ? static_cast<double>(from[slot * pitch + column]) : 0;
+  }
+  strands[threadIdx.x] = sum;
+  __syncthreads();
+  if (strand > 0) return 0;
+  for (int s = 1; s < kStrands; ++s) sum += strands[s * Width + column];
+  return sum;
+}
+
+// Blocks (value head, 32 channels) have d_dt_bias, the last of a head has d_a_log.
 template <int K>
 __global__ void __launch_bounds__(1024) parameters_kernel(const Job p) {
-  constexpr int kStrands = 1024 / K;
-  __shared__ float sums[2][kStrands][K];
-  const int hv = blockIdx.x, channel = threadIdx.x % K, strand = threadIdx.x / K;
-  float bias = 0.f, rate = 0.f;
-  for (std::int64_t slot = strand; slot < p.slots(); slot += kStrands) {
-    if (p.slot_sequence && p.slot_sequence[slot] < 0) continue;
-    bias += p.bias_part[(slot * p.value_heads + hv) * K + channel];
-    rate += p.a_log_part[(slot * p.value_heads + hv) * K + channel];
-  }
-  sums[0][strand][channel] = bias;
-  sums[1][strand][channel] = rate;
-  __syncthreads();
-  if (strand > 0) return;
-  for (int s = 1; s < kStrands; ++s) bias += sums[0][s][channel], rate += sums[1][s][channel];
-  if (p.d_dt_bias) p.d_dt_bias[hv * K + channel] = bias;
-  sums[1][0][channel] = rate;
-  asm volatile("bar.sync 1, %0;" ::"n"(K) : "memory");
-  if (channel == 0 && p.d_a_log) {
-    float total = 0.f;
-    for (int i = 0; i < K; ++i) total += sums[1][0][i];
-    p.d_a_log[hv] = total;
+  constexpr int kParts = K / 32;
+  __shared__ double strands[1024];
+  const int hv = blockIdx.x, part = blockIdx.y;
+  if (part < kParts) {
+    const double sum = sum_chunks<32>(p, p.bias_part + hv * K + 32 * part, p.value_heads * K, strands);
+    if (threadIdx.x < 32 && p.d_dt_bias)
+      p.d_dt_bias[hv * K + 32 * part + threadIdx.x] = static_cast<float>(sum);
+  } else {
+    double sum = sum_chunks<kParts>(p, p.a_log_part + hv * kParts, p.value_heads * kParts, strands);
+    if (threadIdx.x >= 32) return;
+#pragma unroll
+    for (int off = kParts / 2; off > 0; off /= 2) sum += __shfl_xor_sync(~0u, sum, off);
+    if (threadIdx.x == 0 && p.d_a_log) p.d_a_log[hv] = static_cast<float>(sum);
   }
 }
 
@@ -148,7 +161,7 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
   if (job.cu_seqlens) job.slot_sequence = take<int>(bump, job.slots());
   if (!job.records)
     job.records = take<char>(bump, items * (k == 128 ? Record<128>::kSize : Record<64>::kSize));
-  if (job.l2norm) {
+  if (job.l2norm && backward) {
     job.q_norm = take<bf16>(bump, rows * job.heads * k);
     job.k_norm = take<bf16>(bump, rows * job.heads * k);
     job.q_factor = take<float>(bump, rows * job.heads);
@@ -167,14 +180,14 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
       job.v_new_rest = take<bf16>(bump, items * k * kChunk);
       job.d_states_rest = take<bf16>(bump, items * k * k);
     }
-    if (job.l2norm || job.heads != job.value_heads) {
+    if (job.heads != job.value_heads) {
       job.q_part = take<float>(bump, rows * job.value_heads * k);
       job.k_part = take<float>(bump, rows * job.value_heads * k);
     }
     if (k == 128) job.beta_half = take<unsigned>(bump, items * kChunk);
     if (job.d_a_log || job.d_dt_bias) {
       job.bias_part = take<float>(bump, items * k);
-      job.a_log_part = take<float>(bump, items * k);
+      job.a_log_part = take<double>(bump, items * (k / 32));
     }
     // Gradients that nobody asked for are computed all the same, here.
     auto scratch = [&](auto& t, std::int64_t heads, std::int64_t width, bool absent) {
@@ -209,6 +222,9 @@ void launch_before(const Job& job, cudaStream_t stream) {
     plan_kernel<<<static_cast<unsigned>((job.slots() + 255) / 256), 256, 0, stream>>>(
         job, const_cast<int*>(job.slot_sequence));
   }
+}
+
+void launch_normalise(const Job& job, cudaStream_t stream) {
   if (job.l2norm && job.batch * job.tokens > 0) {
     const unsigned blocks = warps_to_blocks(job.batch * job.tokens * job.heads);
     job.dim == 128 ? normalise_kernel<128><<<blocks, 256, 0, stream>>>(job)
@@ -223,7 +239,7 @@ void launch_after(const Job& job, cudaStream_t stream) {
                    : finish_kernel<64><<<blocks, 256, 0, stream>>>(job);
   }
   if (job.bias_part) {
-    const auto blocks = static_cast<unsigned>(job.value_heads);
+    const dim3 blocks(static_cast<unsigned>(job.value_heads), static_cast<unsigned>(job.dim / 32 + 1));
     job.dim == 128 ? parameters_kernel<128><<<blocks, 1024, 0, stream>>>(job)
                    : parameters_kernel<64><<<blocks, 1024, 0, stream>>>(job);
   }
@@ -262,6 +278,7 @@ cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream)
   const Job job = plan_job(params, workspace, true);
   const auto beside = in_groups(job, true) ? Beside::borrow(stream) : nullptr;
   launch_before(job, stream);
+  if (params.records) launch_normalise(job, stream);
   if (beside) {
     const cudaError_t error = backward_in_groups(job, !params.records, stream, *beside);
     if (error != cudaSuccess) return error;

@@ -4,7 +4,8 @@
 //   M_ij   = beta_i sum_d k_id k_jd E_ij,d     (i > j)          A = (I + M)^-1
 //   writes k e^G, k e^{G_L - G}, scale q e^G, A, P (bf16), beta and e^{G_L} (fp32): Record<K>
 //
-// Per token and head: reads 2K (q) + 2K (k) + 4K (g) bytes, writes 6K + 256: 1.8 kB at K = 128.
+// Per token and head: reads 2K (q) + 2K (k) + 4K (g) bytes, writes 6K + 256: 1.8 kB at K = 128; for a
+// backward with l2norm also 4K + 8, q and k as they are multiplied, and their factors.
 //
 // A warp has a strip of 8 tokens, a lane K / 32 neighbouring channels of all 8, so that whatever stays inside
 // a strip needs no barrier. Decays are running products of e^{g}, never differences of sums: no overflow, no
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
   if (b.tid < b.c.length) beta = load_real(p.beta, index_of(p.beta, b.c.row, b.c.token + b.tid, b.hv));
   Strip<K> x;
   load_rows(b, x);
+  if (p.l2norm) normalise_rows(b, x);
   apply_gates(b, x);
   b.find_columns();
   store_total(b, x);

@@ -1,8 +1,10 @@
 // kda_fwd and kda_bwd on Hopper: what the tuned kernels take, and the way from the typed arguments to them.
 //
-//   cuda.sm90          sm90/kda64   bf16, K = V = 64 or 128, chunks of 64, every option
-//   cuda.sm90_unfused  sm90/kda64   the backward with its inter-chunk gradients kept in memory between two
-//                                   kernels: the same bits, more traffic; shows what the fusion is worth
+//   cuda.sm90          sm90/kda64, backward sm90/kda64/f64
+//                      bf16, K = V = 64 or 128, chunks of 64, every option
+//   cuda.sm90_unfused  sm90/kda64/f64
+//                      the backward with its inter-chunk gradients kept in memory between two kernels: the
+//                      same bits, more traffic; shows what the fusion is worth
 //
 // None reads chunk_states and chunk_inverses: recomputing them costs less than reading fp32 copies. A forward
 // that is asked to keep them is refused. What it can keep are its own records of every chunk, chunk_records,
@@ -148,11 +150,11 @@ rlk_code run_backward(const KdaBwd& a, const Call& call) {
   });
 }
 
-constexpr Facts facts(const char* id, const char* doc, std::int32_t priority) {
+constexpr Facts facts(const char* id, const char* arithmetic, const char* doc, std::int32_t priority) {
   return {.id = id,
           .doc = doc,
           .priority = priority,
-          .arithmetic = "sm90/kda64",
+          .arithmetic = arithmetic,
           .dtypes = RLK_BF16,
           .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
           .device_type = kDLCUDA,
@@ -164,12 +166,15 @@ constexpr Facts facts(const char* id, const char* doc, std::int32_t priority) {
 
 extern const rlk_implementation kda_fwd_sm90, kda_bwd_sm90, kda_bwd_sm90_unfused;
 const rlk_implementation kda_fwd_sm90 = implement<KdaFwd, run_forward, supports_forward, workspace_forward>(
-    facts("cuda.sm90", "Hopper: preparation per chunk, then one scan with the state in registers", 300));
+    facts("cuda.sm90", "sm90/kda64",
+          "Hopper: preparation per chunk, then one scan with the state in registers", 300));
 const rlk_implementation kda_bwd_sm90 =
     implement<KdaBwd, run_backward<false>, supports_backward, workspace_backward<false>>(
-        facts("cuda.sm90", "Hopper: both scans in one grid, then one fused kernel per chunk", 300));
+        facts("cuda.sm90", "sm90/kda64/f64",
+              "Hopper: both scans in one grid, then one fused kernel per chunk", 300));
 const rlk_implementation kda_bwd_sm90_unfused =
     implement<KdaBwd, run_backward<true>, supports_backward, workspace_backward<true>>(
-        facts("cuda.sm90_unfused", "Hopper: as cuda.sm90, with inter-chunk gradients through memory", 290));
+        facts("cuda.sm90_unfused", "sm90/kda64/f64",
+              "Hopper: as cuda.sm90, with inter-chunk gradients through memory", 290));
 
 }  // namespace rlk::cuda

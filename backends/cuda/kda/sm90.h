@@ -7,13 +7,19 @@
 // (level s = 4, 2, 1 pairs each aligned group of s tokens with the group before it, anchored between them),
 // so every factor is at most 1 and anchors depend on the past only; their operands in fp16 scaled by the
 // row's largest exponent; the inverse of 16 x 16 blocks by fp32 substitution, of the rest by fp64 products;
-// states in fp32, rounded to bf16 as operands. Gradients inside a chunk: dP and dM rounded to 11 significant
+// states in fp32, rounded to bf16 as operands. The sum of squares of the l2norm: channels 2 c, 2 c + 1, 2 c +
+// 64 and 2 c + 65 in one chain for c = 0 .. 31, and these joined as a tree, c with c + 16, then + 8, .. 1.
+//
+// `sm90/kda64/f64`, of the backward, prepares the same and goes on: dP and dM rounded to 11 significant
 // bits, times decayed q and k; those are rounded alike between blocks of 16 tokens, and inside a block by
 // halving (level s = 8, 4, 2) keep 22 bits; where log decays are given (`gate` none) they are everywhere cut
-// to 11 bits, after a factor that makes cutting unbiased. Neighbours meet in fp32. d_beta = D . v + W . k;
-// where log decays are given and |beta| is 2^-64 or more, the same as D . v_new / beta. v_new and dS reach
-// the gradients in bf16; where the gate is computed here in two terms, the second times everything but the
-// other's.
+// to 11 bits, after a factor that makes cutting unbiased. Neighbours meet in fp32. d_beta = D . v_new / beta;
+// where |beta| is below 2^-64, the same as D . v + W . k. v_new and dS reach the gradients in bf16; where the
+// gate is computed here in two terms, the second times everything but the other's, and before the first.
+// Through the l2norm: x . d of 16 channels, c and c + 8 in one chain for c = 0 .. 7, these joined as a tree, c
+// with c + 4, + 2, + 1, and the sixteens in order; where heads share q and k, in the order of the sum of
+// squares, of d summed over the heads. d_a_log and d_dt_bias: sums over a chunk's tokens
+// in fp32, all further ones in fp64. It replaces the backward's `sm90/kda64`, which summed these in fp32.
 #pragma once
 
 #include <cuda_bf16.h>

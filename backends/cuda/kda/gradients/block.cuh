@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/hopper/cluster.cuh"
 #include "cuda/hopper/wgmma.cuh"
 #include "cuda/kda/maps.cuh"
 
@@ -23,14 +24,19 @@ struct Maps {
   CUtensorMap d_out, q, k, g, d_q, d_k, d_g;
 };
 
-// Gated: the gate is computed here. Parts: dq and dk are fp32 parts of a sum over heads, or come before the
-// l2norm. M: Maps, or NoMaps where threads copy instead of TMA.
-template <int Channels, Part kPart, bool kGated, bool kParts, class M>
+// What becomes of dq and dk: they are results, or go through the l2norm first, for which the slices of K are
+// a cluster, or are fp32 parts of a sum over heads.
+enum class After { nothing, l2norm, sum };
+
+// Gated: the gate is computed here. M: Maps, or NoMaps where threads copy instead of TMA.
+template <int Channels, Part kPart, bool kGated, After kAfter, class M>
 struct Variant {
   static constexpr int K = Channels;
   static constexpr Part part = kPart;
-  static constexpr bool Gated = kGated, Parts = kParts, Mapped = std::is_same_v<M, Maps>;
-  // q, k and g are loaded when the products are done: until then their places hold second terms.
+  static constexpr bool Gated = kGated, Mapped = std::is_same_v<M, Maps>;
+  static constexpr bool Norm = kAfter == After::l2norm, Parts = kAfter == After::sum;
+  static constexpr int Cluster = Norm ? K / kSlice : 1;
+  // q, k and g are loaded when second terms, which are in their places until then, are multiplied.
   static constexpr bool Later = Gated && part == Part::all;
   // What goes into one tf32 term is rounded, or cut by the tensor cores and made larger beforehand by what
   // cutting takes from it on the average.
@@ -48,16 +54,18 @@ struct Shared {
     char d_x[128 * V];             // D        blocks
     char d_out[128 * V];           // do       rows
   };
-  struct Pairs {               // of tokens, in the operands' place
-    char cells[64][512];       // [i / 8][j / 8][P, M][8][8] fp32, see cell_row
-    char lower[6][2048];       // k s of 8-groups 0-5: [strip][lane] fragments
-    char upper[6][2048];       // q p of 8-groups 2-7
-    char write[6][2048];       // -beta k p of 8-groups 2-7
-    float pass[4][kSlice];     // [16-block][channel]: product of its e^{g}
-    float key[2][kSlice];      // [warpgroup][channel]
-    float gates[kSlice];       // sum of dG over the later half
-    float beta_k[4][64];       // [strip][token]
-    float bias[2][2][kSlice];  // [warpgroup][d_dt_bias, d_a_log][channel]
+  struct Pairs {                       // of tokens, in the operands' place
+    char cells[64][512];               // [i / 8][j / 8][P, M][8][8] fp32, see cell_row
+    char lower[6][2048];               // k s of 8-groups 0-5: [strip][lane] fragments
+    char upper[6][2048];               // q p of 8-groups 2-7
+    char write[6][2048];               // -beta k p of 8-groups 2-7
+    float pass[4][kSlice];             // [16-block][channel]: product of its e^{g}
+    float key[2][kSlice];              // [warpgroup][channel]
+    float gates[kSlice];               // sum of dG over the later half
+    float beta_k[4][64];               // [strip][token]
+    float bias[2][2][kSlice];          // [warpgroup][d_dt_bias, d_a_log][channel]
+    float dots[V / kSlice][4][2][64];  // [slice][strip][q, k][token]: x . dx of the l2norm
+    float2 norms[2][64];               // [q, k][token]: their sum, and the reciprocal norm
   };
   struct Inputs {
     char q[8192], k[8192];  // later dq and dk   rows
@@ -133,11 +141,18 @@ struct Block {
     gate_row = index_of(p.g, c.row, c.token, hv) + slice * kSlice;
     return true;
   }
+  // Log decays that are given come as fp32 where TMA brings them: known here, that saves 4% of the time.
+  __device__ bool half(const Real& t) const { return (V::Gated || !V::Mapped) && t.bf16; }
   // The token of entry i of a lane's 16.
   __device__ int token(int i) const { return 32 * warpgroup + i / 4 * 8 + 2 * member + i % 2; }
   // Unfused: what one kernel leaves to the next, by thread; [80] registers, then D . v and rowsum(S dS).
   __device__ float* inter() const {
     return p.inter + (static_cast<std::int64_t>(item) * kSlices + slice) * kInter;
+  }
+  // dq and dk of channel r of two tokens, in fp32, [2 n + r], before the l2norm: where operands were.
+  __device__ float4* waiting(int i) const {
+    static_assert(8 * kThreads * sizeof(float4) <= 3 * sizeof(s.pairs.lower));
+    return reinterpret_cast<float4*>(s.pairs.lower) + i * kThreads + tid;
   }
   // Of a tile of rows: 8-groups n, n + 1 and channels r = 0, 1 as pairs of tokens, [2 n + r]; ldmatrix and
   // stmatrix.

@@ -107,13 +107,18 @@ struct Inside {
       if (by_sums) wk[0] = fmaf(w0, k0, wk[0]), wk[1] = fmaf(w1, k1, wk[1]);
       const float dq0 = fmaf(p00, k0, x0), dq1 = fmaf(p11, k1, x1);
       const float dk0 = fmaf(p00, q0, fmaf(beta.x, w0, u0)), dk1 = fmaf(p11, q1, fmaf(beta.y, w1, u1));
-      dq[2 * s + r] = pack(dq0, dq1), dk[2 * s + r] = pack(dk0, dk1);
-      if constexpr (V::Parts) store_parts(i, r, dq0, dq1, dk0, dk1);
+      if constexpr (V::Norm) {
+        *b.waiting(2 * n + r) = make_float4(dq0, dq1, dk0, dk1);
+      } else if constexpr (V::Parts) {
+        store_parts(i, r, dq0, dq1, dk0, dk1);
+      } else {
+        dq[2 * s + r] = pack(dq0, dq1), dk[2 * s + r] = pack(dk0, dk1);
+      }
     }
     if (by_sums) sum_writes(n, wk);
   }
 
-  // fp32 parts of a sum over heads, or before the l2norm.
+  // fp32 parts of a sum over heads.
   __device__ void store_parts(int i, int r, float dq0, float dq1, float dk0, float dk1) {
     const Job& p = b.p;
     const std::int64_t token = b.c.token + b.token(i), step = p.value_heads * V::K;
@@ -132,7 +137,7 @@ struct Inside {
     if (b.group % 4 == 0) pairs.s.beta_k[b.strip][b.token(4 * n) + own] = sum;
   }
 
-  // All of it; dq and dk take the place of q and k.
+  // All of it; dq and dk take the place of q and k, or wait for the l2norm.
   __device__ void run(float (&d_gate)[16]) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
@@ -147,8 +152,10 @@ struct Inside {
         four_and_two(s, at, beta);
         neighbours(s, at, beta, d_gate, dq, dk);
       }
-      stmatrix_transposed(shared_address(b.s.inputs.q) + b.pieces() + 2 * half * 1024, dq);
-      stmatrix_transposed(shared_address(b.s.inputs.k) + b.pieces() + 2 * half * 1024, dk);
+      if constexpr (!V::Norm && !V::Parts) {
+        stmatrix_transposed(shared_address(b.s.inputs.q) + b.pieces() + half * 2048, dq);
+        stmatrix_transposed(shared_address(b.s.inputs.k) + b.pieces() + half * 2048, dk);
+      }
     }
   }
 };

@@ -6,7 +6,31 @@
 
 namespace rlk::cuda::kda::gradients {
 
-// The producer's orders: one thread's, for all that the block reads by bulk copies and TMA.
+// The producer's orders: one thread's, for all that the block reads by bulk copies and TMA. First q, k and g.
+template <class V>
+__device__ inline void order_inputs(const Block<V>& b) {
+  std::uint64_t* const arrived = &b.s.inputs_arrived;
+  const int token = static_cast<int>(b.c.token), row = static_cast<int>(b.c.row), x = b.slice * kSlice;
+  const int halves = b.half(b.p.g) ? 1 : 2;
+  barrier_expect(arrived, 2 * 8192 + halves * 8192);
+  tma_load(b.s.inputs.q, &b.maps.q, arrived, x, b.h, token, row);
+  tma_load(b.s.inputs.k, &b.maps.k, arrived, x, b.h, token, row);
+  for (int i = 0; i < halves; ++i)
+    tma_load(b.s.inputs.g + i * 8192, &b.maps.g, arrived, x + 32 * i, b.hv, token, row);
+}
+// Into L2 alone.
+__device__ inline void tma_prefetch(const CUtensorMap* map, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+template <class V>
+__device__ inline void prefetch_inputs(const Block<V>& b) {
+  const int token = static_cast<int>(b.c.token), row = static_cast<int>(b.c.row), x = b.slice * kSlice;
+  tma_prefetch(&b.maps.q, x, b.h, token, row), tma_prefetch(&b.maps.k, x, b.h, token, row);
+  for (int i = 0; i < (b.p.g.bf16 ? 1 : 2); ++i) tma_prefetch(&b.maps.g, x + 32 * i, b.hv, token, row);
+}
+// Then all that the products read.
 template <class V>
 __device__ inline void order_operands(const Block<V>& b) {
   constexpr int K = V::K, C = kSlice;
@@ -33,13 +57,11 @@ __device__ inline void order_operands(const Block<V>& b) {
 #pragma unroll
     for (int i = 0; i < K / 64; ++i)
       tma_load(to.d_out + i * 8192, &b.maps.d_out, arrived, 64 * i, b.hv, token, row);
-    std::uint64_t* const then = &b.s.inputs_arrived;
-    barrier_expect(then, 2 * 8192 + 16384);
-    tma_load(b.s.inputs.q, &b.maps.q, then, b.slice * C, b.h, token, row);
-    tma_load(b.s.inputs.k, &b.maps.k, then, b.slice * C, b.h, token, row);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      tma_load(b.s.inputs.g + i * 8192, &b.maps.g, then, b.slice * C + 32 * i, b.hv, token, row);
+    if constexpr (V::Later) {
+      prefetch_inputs(b);
+    } else {
+      order_inputs(b);
+    }
   }
 }
 

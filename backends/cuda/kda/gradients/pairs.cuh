@@ -61,12 +61,12 @@ __device__ inline void load_gates(const Block<V>& b, Gates& gates) {
         gates.bias[r] = p.dt_bias[b.hv * V::K + b.slice * kSlice + b.channel + 8 * r];
     }
   }
-  if constexpr (V::Mapped) {
-    barrier_wait(&b.s.inputs_arrived, 0);
+  if constexpr (V::Mapped) barrier_wait(&b.s.inputs_arrived, 0);
+  if (V::Mapped && !b.half(p.g)) {
     const char* from = b.gate_place();
 #pragma unroll
     for (int i = 0; i < 16; ++i) e[i] = *reinterpret_cast<const float*>(from + b.gate_piece(i));
-  } else if (p.g.bf16) {
+  } else if (b.half(p.g)) {
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
       std::uint32_t x[4];
@@ -84,12 +84,17 @@ __device__ inline void load_gates(const Block<V>& b, Gates& gates) {
         e[i / 2 * 4 + 2 * r + i % 2] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * 256);
     }
   }
+  if constexpr (V::Gated) {
+    by_gate(p, [&](auto softplus) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (V::Gated)
-      e[i] = b.token(i) < b.c.length ? gate_value(p, e[i] + gates.bias[i / 2 % 2], gates.rate) : 0.f;
-    e[i] = exp2_fast(e[i] * kLog2e);
+      for (int i = 0; i < 16; ++i)
+        e[i] = b.token(i) < b.c.length
+                   ? gate_value<softplus.value>(p, e[i] + gates.bias[i / 2 % 2], gates.rate)
+                   : 0.f;
+    });
   }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) e[i] = exp2_fast(e[i] * kLog2e);
 }
 
 // What takes part in the sums over pairs: shared memory as it lies then, and a lane's sums.

@@ -7,13 +7,15 @@
 
 namespace rlk::cuda::kda::gradients {
 
+// Where a descriptor starts; of an address in a cluster without the block's rank.
+__device__ inline std::uint32_t start_of(std::uint32_t base) { return base >> 4 & 0x3fff; }
 // What wgmma reads, 16 steps of V at byte `at`: a tile of 8 x 8 blocks, [V / 8][8], whose columns are the
 // operand's rows; and a tile of swizzled rows.
 __device__ inline std::uint64_t of_blocks(std::uint32_t base, std::uint32_t at) {
-  return Descriptor(base >> 4, 1024 / 16, 128 / 16, Swizzle::none).at(at >> 4);
+  return Descriptor(start_of(base), 1024 / 16, 128 / 16, Swizzle::none).at(at >> 4);
 }
 __device__ inline std::uint64_t of_rows(std::uint32_t base, std::uint32_t at) {
-  return Descriptor(base >> 4, 1, 1024 / 16, Swizzle::bytes128).at(at >> 4);
+  return Descriptor(start_of(base), 1, 1024 / 16, Swizzle::bytes128).at(at >> 4);
 }
 
 // dP_ij and -dM_ij against v_new, or against what rounding left of it.
@@ -41,13 +43,18 @@ __device__ inline void multiply_keys(const Block<V>& b, Sums& x, const char* d_s
     wgmma<bf16, true, true>(x.u, of_blocks(shared_address(d_state), 2048 * ks),
                             of_blocks(shared_address(v_new) + 512 * b.warpgroup, 2048 * ks), more || ks > 0);
 }
-// One group of wgmmas: the entries, S do, S D and dS v_new.
+// Two groups of wgmmas: what second terms take part in, and the entries, S do, S D and dS v_new.
 template <class V>
 __device__ inline void multiply(const Block<V>& b, Sums& x) {
   const auto& tiles = b.s.operands;
   wgmma_fence();
-  multiply_entries(b, x, tiles.v_new, false);
-  if constexpr (V::Gated) multiply_entries(b, x, b.s.rests.v_new, true);
+  if constexpr (V::Gated) {
+    multiply_entries(b, x, b.s.rests.v_new, false);
+    multiply_keys(b, x, tiles.d_state, b.s.rests.v_new, false);
+    multiply_keys(b, x, b.s.rests.d_state, tiles.v_new, true);
+    wgmma_commit();
+  }
+  multiply_entries(b, x, tiles.v_new, V::Gated);
 #pragma unroll
   for (int ks = 0; ks < V::K / 16; ++ks)
     wgmma<bf16, true, false>(
@@ -57,11 +64,7 @@ __device__ inline void multiply(const Block<V>& b, Sums& x) {
   for (int ks = 0; ks < V::K / 16; ++ks)
     wgmma<bf16, true, true>(x.w, of_blocks(shared_address(tiles.state), 2048 * ks),
                             of_blocks(shared_address(tiles.d_x) + 512 * b.warpgroup, 2048 * ks), ks > 0);
-  multiply_keys(b, x, tiles.d_state, tiles.v_new, false);
-  if constexpr (V::Gated) {
-    multiply_keys(b, x, tiles.d_state, b.s.rests.v_new, true);
-    multiply_keys(b, x, b.s.rests.d_state, tiles.v_new, true);
-  }
+  multiply_keys(b, x, tiles.d_state, tiles.v_new, V::Gated);
   wgmma_commit();
 }
 

@@ -37,6 +37,7 @@ struct Shared {
   float unscale[2][64];  // [q, k]: what the fp16 rows were divided by
   uint2 shift[64];       // [q, k] of a row: what to add to the bits of its elements
   int first[4];          // [half]: the first broken row
+  float factors[64][2];  // [row][k, q]: of the l2norm
 };
 
 __device__ inline int pair_index(int upper, int lower) { return upper * (upper - 1) / 2 + lower; }

@@ -56,18 +56,9 @@ __device__ inline void load_rows(const B& b, Strip<K>& x) {
   const Job& p = b.p;
   const Chunk& c = b.c;
   const int h = p.heads == p.value_heads ? b.hv : b.hv / (p.value_heads / p.heads);
-  const bf16 *q_row, *k_row;
-  int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
-  if (p.l2norm) {
-    const std::int64_t row = (c.row * p.tokens + c.token) * p.heads + h;
-    q_row = p.q_norm + row * K;
-    k_row = p.k_norm + row * K;
-    q_step = k_step = p.heads * K;
-  } else {
-    q_row = row_of(p.q, c.row, c.token, h);
-    k_row = row_of(p.k, c.row, c.token, h);
-  }
-  q_row += C * b.lane, k_row += C * b.lane;
+  const bf16 *q_row = row_of(p.q, c.row, c.token, h) + C * b.lane,
+             *k_row = row_of(p.k, c.row, c.token, h) + C * b.lane;
+  const int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
   const int last = c.length - 1, g_step = static_cast<int>(p.g.token);
   const std::int64_t g_row = index_of(p.g, c.row, c.token, b.hv) + C * b.lane;
 #pragma unroll
@@ -95,6 +86,65 @@ __device__ inline void load_rows(const B& b, Strip<K>& x) {
   });
 }
 
+__device__ inline float add_squares(float sum, std::uint32_t x) {
+  sum = fmaf(low(x), low(x), sum);
+  return fmaf(high(x), high(x), sum);
+}
+
+// (sum x^2 + 1e-6)^-1/2 of the strip's rows, in the order of normalise_kernel: words w and w + 32 are one
+// chain, and then join those that are 16, 8, .. 1 further on. At K = 128 words w and w + 32 are 16 lanes
+// apart: the upper lanes go on with q and the lower ones with k.
+template <class B, int K>
+__device__ inline void find_factors(const B& b, const Strip<K>& x) {
+  const auto add = [](float y, float z) { return y + z; };
+  float sums[16];  // K = 128: [row][word]; else k, then q
+  if constexpr (K == 128) {
+    const bool up = b.lane & 16;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const std::uint32_t q = x.q[i / 2][i % 2], k = x.k[i / 2][i % 2];
+      const std::uint32_t got = __shfl_xor_sync(~0u, up ? k : __float_as_uint(add_squares(0.f, q)), 16);
+      sums[i] = add_squares(up ? __uint_as_float(got) : add_squares(0.f, k), up ? q : got);
+    }
+    reduce_many<16, 8>(sums, add);
+    sums[0] += __shfl_xor_sync(~0u, sums[0], 1);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      sums[i] = add_squares(0.f, x.k[i][0]), sums[8 + i] = add_squares(0.f, x.q[i][0]);
+    reduce_many<16>(sums, add);
+  }
+  b.s.factors[8 * b.strip + b.lane % 16 / 2][b.lane / 16] = 1.f / sqrtf(sums[0] + 1e-6f);
+  __syncwarp();
+}
+
+// q and k over their norms, rounded to bf16; a backward finds them in memory.
+template <class B, int K>
+__device__ inline void normalise_rows(const B& b, Strip<K>& x) {
+  const Job& p = b.p;
+  const int group = p.value_heads / p.heads;
+  find_factors(b, x);
+  const auto scale = [](std::uint32_t& y, float f) { y = pack(low(y) * f, high(y) * f); };
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float *of = b.s.factors[8 * b.strip + i], of_k = of[0], of_q = of[1];
+#pragma unroll
+    for (int n = 0; n < B::kWords; ++n) scale(x.q[i][n], of_q), scale(x.k[i][n], of_k);
+  }
+  if (!p.q_norm || b.hv % group != 0) return;
+  const std::int64_t first = (b.c.row * p.tokens + b.c.token) * p.heads + b.hv / group;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int token = 8 * b.strip + i;
+    const std::int64_t to = (first + token * p.heads) * K + B::kChannels * b.lane;
+    if (token >= b.c.length) continue;
+    store_words(reinterpret_cast<std::uintptr_t>(p.q_norm + to), x.q[i]);
+    store_words(reinterpret_cast<std::uintptr_t>(p.k_norm + to), x.k[i]);
+  }
+  if (const int token = 8 * b.strip + b.lane % 8; b.lane < 16 && token < b.c.length)
+    (b.lane < 8 ? p.k_factor : p.q_factor)[first + token * p.heads] = b.s.factors[token][b.lane / 8];
+}
+
 // From g to e^{g}; rows past the end count as zero.
 template <class B, int K>
 __device__ inline void apply_gates(const B& b, Strip<K>& x) {
@@ -109,13 +159,19 @@ __device__ inline void apply_gates(const B& b, Strip<K>& x) {
       for (int n = 0; n < C; ++n) bias[n] = p.dt_bias[b.hv * K + C * b.lane + n];
     }
   }
+  if constexpr (B::Gated) {
+    by_gate(p, [&](auto softplus) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int n = 0; n < C; ++n) x.e[i][n] = gate_value<softplus.value>(p, x.e[i][n] + bias[n], rate);
+      }
+    });
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
-    for (int n = 0; n < C; ++n) {
-      if constexpr (B::Gated) x.e[i][n] = gate_value(p, x.e[i][n] + bias[n], rate);
-      x.e[i][n] = exp2_fast(x.e[i][n] * kLog2e);
-    }
+    for (int n = 0; n < C; ++n) x.e[i][n] = exp2_fast(x.e[i][n] * kLog2e);
   }
   if (8 * b.strip + 7 <= last) return;
 #pragma unroll
