@@ -11,6 +11,7 @@
 #include <string>
 
 #include "kda_promises.hpp"
+#include "kda_seeds.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
@@ -256,10 +257,14 @@ TEST_CASE("kda on Hopper: a packed sequence's bits do not depend on its neighbou
 
 TEST_CASE("kda on Hopper: a beta of zero, or too small to divide by, has its gradient, fused or not") {
   if (!gpu(90)) return;
+  const Shape variants[] = {
+      {.tokens = 200, .value_heads = 2},
+      {.tokens = 200, .value_heads = 2, .gate = Gate::softplus},
+      {.tokens = 200, .heads = 2, .value_heads = 2, .gate = Gate::bounded, .norm = true},
+  };
   for (int width : {64, 128}) {
-    for (Gate gate : {Gate::none, Gate::softplus}) {
-      Shape shape = hopper(width);
-      shape.tokens = 200, shape.value_heads = 2, shape.gate = gate;
+    for (Shape shape : variants) {
+      shape.k = shape.v = width, shape.type = Float::bf16;
       Case fused = random_case(shape, 23), unfused = random_case(shape, 23), host = random_case(shape, 23);
       constexpr float kFaint[] = {0.f, 1e-30f, -1e-25f, 0.f};
       std::vector<std::size_t> faint;
@@ -301,6 +306,54 @@ TEST_CASE("kda on Hopper: golden cases stay within twice the errors that were me
       REQUIRE(c.truth.contains(result) == (m.errors[i] > 0));
       if (m.errors[i] > 0) CHECK(rms_ratio(c.out.at(result), c.truth.at(result)) <= 2e-3 * m.errors[i]);
     }
+  }
+}
+
+// But d_a_log's, which these kernels miss on some seeds; MEASUREMENTS.md has by how much.
+TEST_CASE("kda on Hopper: with a gate inside every bound but that of d_a_log holds on every seed") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128})
+    for (const Seeded& s : seeded(width, width))
+      for (std::uint32_t seed : kSeeds) {
+        CAPTURE(s.name);
+        CAPTURE(width);
+        CAPTURE(seed);
+        Shape shape = s.shape;
+        shape.type = Float::bf16;
+        Case c = seeded_case(shape, seed);
+        on_gpu("cuda.sm90")(c);
+        for (const auto& [result, error] : errors_of(c, exact_case(shape, seed))) {
+          CAPTURE(result);
+          if (result != "dA_log") CHECK(error <= bound16(result));
+        }
+      }
+}
+
+// TMA walks a batch, threads copy what is packed; of the long sequences only the unpacked one is taken in groups.
+TEST_CASE("kda on Hopper: a sequence packed alone has the bits of a batch of one, g and beta in bf16 too") {
+  if (!gpu(90)) return;
+  const auto check = [](const Shape& shape, Float type) {
+    Case batch = random_case(shape, 24), packed = random_case(shape, 24);
+    packed.cu_seqlens = {0, shape.tokens};
+    for (Case* c : {&batch, &packed}) {
+      for (const char* name : {"g", "beta"}) c->in[name] = Buffer(type, c->in.at(name).values());
+      c->bind();
+      on_gpu("cuda.sm90")(*c);
+    }
+    for (const auto& [name, b] : batch.out) {
+      CAPTURE(name);
+      CHECK(packed.out.at(name) == b);
+    }
+  };
+  for (int width : {64, 128}) {
+    CAPTURE(width);
+    Shape plain = hopper(width);
+    plain.tokens = 150, plain.heads = plain.value_heads = 2;
+    Shape gated = plain;
+    gated.gate = Gate::bounded, gated.norm = gated.sigmoid = true;
+    for (Float type : {Float::f32, Float::bf16}) check(plain, type), check(gated, type);
+    gated.tokens = 33000;
+    check(gated, Float::f32);
   }
 }
 
