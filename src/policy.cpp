@@ -1,21 +1,12 @@
 #include "src/policy.hpp"
 
+#include "src/fnv.hpp"
 #include "src/threads.hpp"
 
 namespace rlk {
 
 bool Texts::same_texts(const Texts& o) const noexcept {
   return backend == o.backend && arithmetic == o.arithmetic && gradients == o.gradients;
-}
-
-uint64_t hashed(uint64_t seed, std::string_view text) noexcept {
-  for (char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return (seed ^ 0xffu) * 1099511628211ull;
-}
-
-uint64_t hashed(uint64_t seed, uint64_t value) noexcept {
-  for (int i = 0; i < 8; ++i) seed = (seed ^ (value >> (8 * i) & 0xffu)) * 1099511628211ull;
-  return seed;
 }
 
 uint64_t fingerprint(const Policy& policy, uint64_t seed) noexcept {

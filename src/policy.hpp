@@ -59,10 +59,6 @@ struct Policy : Demands, Texts {
 // Of what may change bits: not the number of threads, and not how the choice was narrowed.
 uint64_t fingerprint(const Policy& policy, uint64_t seed) noexcept;
 
-// FNV-1a, for fingerprints.
-uint64_t hashed(uint64_t seed, std::string_view text) noexcept;
-uint64_t hashed(uint64_t seed, uint64_t value) noexcept;
-
 // A policy whose texts live with it.
 class KeptPolicy {
  public:

@@ -12,6 +12,7 @@
 #include "src/build_id.hpp"
 #include "src/cancel.hpp"
 #include "src/environment.hpp"
+#include "src/fnv.hpp"
 #include "src/gate.hpp"
 #include "src/log.hpp"
 #include "src/machine.hpp"
@@ -102,7 +103,7 @@ Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* 
   if (it == s.op_index.end())
     return clash(fmt::format("implementation '{}' from {}: no op is called '{}'", impl->id, backend->origin,
                              impl->op));
-  auto& list = s.ops[static_cast<std::size_t>(it->second)].implementations;
+  auto& [schema, list] = s.ops[static_cast<std::size_t>(it->second)];
   for (const ImplementationEntry& e : list)
     if (std::strcmp(e.implementation->id, impl->id) == 0)
       return clash(fmt::format("implementation '{}' of {} from {} is already registered by {}", impl->id,
@@ -112,7 +113,8 @@ Status add_implementation(Snapshot& s, const rlk_implementation* impl, Backend* 
   };
   auto at = std::find_if(list.begin(), list.end(),
                          [&](const ImplementationEntry& e) { return before(impl, e.implementation); });
-  list.insert(at, {impl, backend});
+  const uint64_t named = hashed(hashed(kFnvStart, schema->name), impl->id);
+  list.insert(at, {impl, backend, hashed(named, backend->build_id)});
   return {};
 }
 

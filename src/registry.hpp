@@ -16,6 +16,7 @@ namespace rlk {
 struct ImplementationEntry {
   const rlk_implementation* implementation;
   Backend* backend;
+  uint64_t identity;  // of op, id and build: where a resolution's fingerprint starts
 };
 
 struct OpEntry {

@@ -342,8 +342,7 @@ Resolution Resolver::resolve(int32_t index, const rlk_slot* slots, const Policy&
     r.entry_ = e;
     r.chosen_ = e->implementation;
     r.device_ = search.request.device;
-    const uint64_t named = hashed(hashed(14695981039346656037ull, op.schema->name), r.chosen_->id);
-    r.fingerprint_ = rlk::fingerprint(policy, hashed(named, e->backend->build_id));
+    r.fingerprint_ = rlk::fingerprint(policy, e->identity);
     if (ask != Ask::everyone) break;
   }
   if (!r.entry_) {
