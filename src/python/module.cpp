@@ -40,8 +40,18 @@ Op* op_of(PyObject* name) {
   return read_text(name, "the name of an op", text) ? op_named(text.c_str()) : nullptr;
 }
 
+// What an op's function is bound to: a module of its own with the op as its state. A function of a module is pickled by its name, as
+// `spawn` and process pools hand it on; one of any other object by that object.
+PyObject* module_of(Op* op) {
+  static PyModuleDef definition = {
+      PyModuleDef_HEAD_INIT, "rlk", nullptr, sizeof(Op*), nullptr, nullptr, nullptr, nullptr, nullptr};
+  PyObject* const module = PyModule_Create(&definition);
+  if (module) *static_cast<Op**>(PyModule_GetState(module)) = op;
+  return module;
+}
+
 PyObject* call_op(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
-  Call call(*static_cast<Op*>(PyCapsule_GetPointer(self, "rlk.op")));
+  Call call(**static_cast<Op**>(PyModule_GetState(self)));
   if (!call.read(args, nargs, names)) return nullptr;
   return call.run();
 }
@@ -83,8 +93,8 @@ PyObject* make_op(PyObject*, PyObject* name) {
   Op* op = op_of(name);
   if (!op) return nullptr;
   op->definition = {op->name.c_str(), fast<call_op>(), METH_FASTCALL | METH_KEYWORDS, op->doc.c_str()};
-  const Owned self(PyCapsule_New(op, "rlk.op", nullptr));
-  return self ? PyCFunction_NewEx(&op->definition, self.get(), nullptr) : nullptr;
+  const Owned self(module_of(op)), package(PyUnicode_FromString("rlk"));
+  return self && package ? PyCFunction_NewEx(&op->definition, self.get(), package.get()) : nullptr;
 }
 
 // What torch's dispatcher calls, below autograd.

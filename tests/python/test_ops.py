@@ -60,6 +60,13 @@ def test_every_alias_is_a_function():
         assert callable(getattr(rlk, alias))
 
 
+def test_functions_of_ops_are_pickled_by_name():
+    aliases = [a.partition(":")[0] for op in ALL for a in _C.schema(op)["aliases"].split(",") if a]
+    for op in (*ALL, *aliases):
+        function = getattr(rlk, op)
+        assert function.__module__ == "rlk" and pickle.loads(pickle.dumps(function)) is function
+
+
 def test_every_op_of_the_table_is_there():
     assert len(BUILT_IN) > 10 and set(BUILT_IN) <= set(ALL)
 
