@@ -1,5 +1,9 @@
 """rlk.jax: XLA's custom calls, jit and gradients, where jax is installed."""
 
+import os
+import subprocess
+import sys
+
 import numpy
 import pytest
 
@@ -144,6 +148,44 @@ def test_what_has_no_gradient_says_so():
         jax.grad(lambda d: rlk.jax.rope_bwd(d, cos, sin).sum())(q)
 
 
+def test_a_second_gradient_is_refused():
+    hidden, weight = random(5, 16), random(7, 16)
+    first = jax.grad(lambda h: rlk.jax.lm_head(h, weight).sum())
+    with pytest.raises(rlk.Unsupported, match="a second gradient is asked for, an op here has one alone"):
+        jax.grad(lambda w: jax.grad(lambda h: (rlk.jax.lm_head(h, w) ** 2).sum())(hidden).sum())(weight)
+    assert first(hidden).shape == hidden.shape
+
+
+def test_shapes_of_jax_are_still_leaves_and_a_call_is_exported():
+    shape = jax.ShapeDtypeStruct((5, 16), jnp.float32)
+    assert jax.tree.leaves(shape) == [shape]
+    weight, hidden = random(7, 16), random(5, 16)
+    both = jax.jit(jax.value_and_grad(lambda h: rlk.jax.lm_head(h, weight).sum()))
+    exported = jax.export.export(both, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("rlk")])(shape)
+    assert all(map(numpy.array_equal, exported.call(hidden), both(hidden)))
+
+
+SPREAD = """
+import jax, jax.numpy as jnp, numpy, rlk.jax
+from jax.sharding import AxisType, PartitionSpec as P
+
+mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+hidden, weight = jax.random.normal(jax.random.key(1), (8, 16)), jax.random.normal(jax.random.key(2), (7, 16))
+spread = jax.shard_map(rlk.jax.lm_head, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False)
+loss = lambda f: jax.grad(lambda h: (f(h, weight) ** 2).sum())
+for f in (spread, jax.jit(spread)):
+    assert numpy.array_equal(f(hidden, weight), rlk.jax.lm_head(hidden, weight))
+    assert numpy.array_equal(loss(f)(hidden), loss(rlk.jax.lm_head)(hidden))
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6 and older have it elsewhere")
+def test_a_call_is_spread_by_shard_map():
+    done = subprocess.run([sys.executable, "-c", SPREAD], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_scopes_and_options_hold_under_jit_and_for_the_gradient():
     hidden, weight = random(5, 64), random(7, 64)
     plain = jax.jit(lambda h, w: rlk.jax.lm_head(h, w))(hidden, weight)
@@ -161,6 +203,13 @@ def test_scopes_and_options_hold_under_jit_and_for_the_gradient():
     assert bits(jax.jit(jax.grad(lambda h: golden(h, weight).sum()))(hidden)) == bits(d_want)
 
 
+def test_scalars_of_numpy_and_jax_are_attributes():
+    x = random(3, 8)
+    want = bits(rlk.jax.rms_norm(x, eps=0.5, weight_offset=True))
+    for scalar in (numpy.float32, jnp.float32):
+        assert bits(rlk.jax.rms_norm(x, eps=scalar(0.5), weight_offset=numpy.bool_(True))) == want
+
+
 def test_vmap_loops():
     hidden, weight = random(3, 5, 16), random(7, 16)
     assert bits(jax.vmap(lambda h: rlk.jax.lm_head(h, weight))(hidden)) == bits(rlk.jax.lm_head(hidden, weight))
@@ -175,6 +224,15 @@ def test_mistakes_are_the_librarys_own_words_when_traced():
         rlk.jax.lm_head(random(5, 16), wieght=random(7, 16))
     with pytest.raises(rlk.InvalidArgument, match="layout is 'bsdh', it is one of bhsd"):
         rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), layout="bsdh")
+    with pytest.raises(rlk.InvalidArgument, match="lm_head: out is given to be written, jax's arrays never change"):
+        rlk.jax.lm_head(random(5, 16), random(7, 16), out=jnp.zeros((5, 7)))
+    for options, kind, words in (({"threads": "2"}, rlk.InvalidArgument, "threads is '2', it takes a number"),
+                                 ({"backend": 5}, rlk.InvalidArgument, "backend is 5, it takes a name"),
+                                 ({"backend": "nope"}, rlk.ConfigurationError, "unknown backend 'nope'"),
+                                 ({"precision": "exact"}, rlk.InvalidArgument, "precision is 'exact', it is standard"),
+                                 ({"arithmetic": "nope"}, rlk.NoImplementation, "promises arithmetic 'nope'")):
+        with pytest.raises(kind, match=words):
+            jax.jit(lambda h, w: rlk.jax.lm_head(h, w, **options))(random(5, 16), random(7, 16))  # noqa: B023
     with pytest.raises(Exception, match="RLK_INVALID_ARGUMENT: rope: token 0 of batch 0 is at position 9, cos has 6 rows"):
         rlk.jax.rope(random(1, 2, 6, 8), random(6, 4), random(6, 4), positions=jnp.full(6, 9)).block_until_ready()
 

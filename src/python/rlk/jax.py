@@ -9,6 +9,7 @@ An op in place (``rope_``) gives what it would have changed as a new array, behi
 hold where a call is traced, for its gradient too.
 """
 
+import json
 import struct
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -114,6 +115,23 @@ def _differentiable(config, *arrays):
     return _run(config, *arrays)
 
 
+# Eager calls are compiled ones too: shard_map runs no such function of its own accord.
+_compiled = jax.jit(_differentiable, static_argnums=0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run_within(config, *arrays):
+    """What a gradient runs."""
+    return _run(config, *arrays)
+
+
+def _refuse_second(config, *arrays):
+    raise _errors.Unsupported(f"{config.op}: a second gradient is asked for, an op here has one alone")
+
+
+_run_within.defvjp(_refuse_second, lambda config, residuals, cotangents: None)
+
+
 def _forward(config, *primals):
     schema = _schema(config.op)
     arrays = [p.value for p in primals]
@@ -130,10 +148,10 @@ def _forward(config, *primals):
                 raise _errors.Unsupported(f"{schema.name}: {name} is given and a gradient is asked for, {schema.backward} has no "
                                           f"d_{name}: compute without {name}")
     whole = config._replace(results=config.results + _kept(config, arrays)) if needed else config
-    outputs = _run(whole, *arrays)
+    outputs = _run_within(whole, *arrays)
     known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in whole.results), outputs))
     kept = {a["name"]: known[a["name"]] for a in schema.arguments if a["saved"] and a["name"] in known}
-    return outputs[:len(config.results)], (kept, _Needed(needed), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])
+    return outputs[:len(config.results)], (kept, _Static(needed), _Static((a.shape, a.dtype) for a in arrays))
 
 
 def _kept(config, arrays):
@@ -144,11 +162,8 @@ def _kept(config, arrays):
 
 
 @jax.tree_util.register_static
-class _Needed(tuple):
-    """Names of inputs, as a constant of what is traced."""
-
-
-jax.tree_util.register_static(jax.ShapeDtypeStruct)
+class _Static(tuple):
+    """A constant of what is traced."""
 
 
 def _backward(config, residuals, cotangents):
@@ -157,13 +172,13 @@ def _backward(config, residuals, cotangents):
     backward = _schema(schema.backward) if needed else None
     found = _gradients(config, backward, kept, needed, cotangents) if needed else {}
     out = []
-    for name, primal in zip(config.names, primals):
+    for name, (shape, dtype) in zip(config.names, primals):
         if name in found:
-            out.append(found[name].astype(primal.dtype))
-        elif jnp.issubdtype(primal.dtype, jnp.floating):
-            out.append(jnp.zeros(primal.shape, primal.dtype))
+            out.append(found[name].astype(dtype))
+        elif jnp.issubdtype(dtype, jnp.floating):
+            out.append(jnp.zeros(shape, dtype))
         else:
-            out.append(numpy.zeros(primal.shape, jax.dtypes.float0))
+            out.append(numpy.zeros(shape, jax.dtypes.float0))
     return tuple(out)
 
 
@@ -190,7 +205,7 @@ def _gradients(config, backward, kept, needed, cotangents):
     options = _for_backward(backward.op, dict(config.options))
     call = _Config(backward.op, tuple(inputs), tuple(results), tuple(attributes.items()), tuple(options.items()),
                    config.scopes)
-    found = dict(zip((n[2:] for n, _ in results), _run(call, *inputs.values())))
+    found = dict(zip((n[2:] for n, _ in results), _run_within(call, *inputs.values())))
     return {n: g for n, g in found.items() if n in needed}
 
 
@@ -237,9 +252,13 @@ def _function(schema):
                 raise _errors.InvalidArgument(f"{schema.name}: {a['name']} is missing")
         attributes = {n: v for n, v in attributes.items() if v is not None}
         results = _wanted(schema, inputs, asked, _infer(schema.op, inputs, attributes))
+        options = {n: v for n, v in options.items() if v is not None}
+        if options:
+            _check(schema, inputs, dict(results), attributes, options)
+        attributes = {n: v.item() if hasattr(v, "item") else v for n, v in attributes.items()}  # numpy's and jax's own scalars
         config = _Config(schema.op, tuple(inputs), results, tuple(sorted(attributes.items())),
                          tuple(sorted(options.items())), _scopes.options_of_scopes())
-        out = _differentiable(config, *inputs.values())
+        out = _compiled(config, *inputs.values())
         return out[0] if len(out) == 1 else out
 
     preset = _preset(schema)
@@ -247,6 +266,14 @@ def _function(schema):
     op.__doc__ = _C.op(schema.name).__doc__
     op.__text_signature__ = _C.op(schema.name).__text_signature__
     return op
+
+
+def _check(schema, inputs, results, attributes, options):
+    """What a call's options ask for is there, or an error now: under jit what fails later is jax's own error."""
+    told = _C.resolve(schema.op, **{n: _spec(x) for n, x in inputs.items()}, **results, **attributes, **options)
+    found = json.loads(told)
+    if found["error"]:
+        raise _errors.make(found["code"], found["error"], told)
 
 
 def _wanted(schema, inputs, asked, shapes):
@@ -258,6 +285,8 @@ def _wanted(schema, inputs, asked, shapes):
             if a["optional"] and (not a["follows"] or a["follows"] not in inputs):
                 continue
             word = True
+        if hasattr(word, "__dlpack__"):
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is given to be written, jax's arrays never change: leave it out")
         if name not in shapes:
             raise _errors.InvalidArgument(f"{schema.name}: {name} is asked for, this call cannot have it")
         if word is True:
