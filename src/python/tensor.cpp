@@ -40,8 +40,8 @@ class Function {
 
 struct Torch {
   PyObject *tensor, *parameter, *dtype, *forward_mode, *requires_grad, *is_neg;
-  Function grad_enabled, threads, dispatch_modes, function_modes, transforms, jit_traces, written,
-      saving_hooks, autocasts;
+  Function function_mode_at, grad_enabled, threads, dispatch_modes, function_modes, transforms, jit_traces,
+      written, saving_hooks, autocasts;
 };
 
 PyObject* attribute_of(const char* module, const char* name) {
@@ -63,6 +63,7 @@ const Torch* torch() {
               attribute_of("torch.autograd", "forward_ad"),
               nullptr,
               nullptr,
+              function("torch._C", "_get_function_stack_at"),
               function("torch", "is_grad_enabled"),
               function("torch", "get_num_threads"),
               function("torch._C", "_len_torch_dispatch_stack"),
@@ -121,6 +122,21 @@ long number_of(const Function& function) {
   if (!function) return 0;
   const Owned value(function());
   return value ? PyLong_AsLong(value.get()) : -1;
+}
+
+// Whether all function modes are torch's default device (set_default_device, `with torch.device(...)`), which changes where torch's
+// own factories make tensors and no op here.
+bool are_default_devices(const Torch& t, long modes) {
+  const Owned context(
+      attribute_of("torch.utils._device", "DeviceContext"));  // imported when it is first used
+  if (!context) return PyErr_Clear(), false;
+  for (long i = 0; i < modes; ++i) {
+    const Owned at(PyLong_FromLong(i));
+    const Owned mode(at && t.function_mode_at ? t.function_mode_at(at.get()) : Owned());
+    if (!mode) return PyErr_Clear(), false;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(mode.get())) != context.get()) return false;
+  }
+  return true;
 }
 
 // ---- types ----------------------------------------------------------------------------------------------------------------
@@ -219,8 +235,9 @@ std::string_view short_name(PyTypeObject* type, Owned& holder) {
 bool torch_modes_active() {
   const Torch* t = torch();
   if (!t) return false;
-  if (number_of(t->dispatch_modes) != 0 || number_of(t->function_modes) != 0 || number_of(t->jit_traces) != 0)
-    return true;
+  const long functions = number_of(t->function_modes);
+  if (functions < 0 || (functions > 0 && !are_default_devices(*t, functions))) return true;
+  if (number_of(t->dispatch_modes) != 0 || number_of(t->jit_traces) != 0) return true;
   const Owned transform(t->transforms ? t->transforms() : Owned());
   return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
 }

@@ -204,10 +204,10 @@ def test_scopes_and_options_hold_under_jit_and_for_the_gradient():
 
 
 def test_scalars_of_numpy_and_jax_are_attributes():
-    x = random(3, 8)
-    want = bits(rlk.jax.rms_norm(x, eps=0.5, weight_offset=True))
+    x, weight = random(3, 8), random(8)
+    want = bits(rlk.jax.rms_norm(x, weight, eps=0.5, weight_offset=True))
     for scalar in (numpy.float32, jnp.float32):
-        assert bits(rlk.jax.rms_norm(x, eps=scalar(0.5), weight_offset=numpy.bool_(True))) == want
+        assert bits(rlk.jax.rms_norm(x, weight, eps=scalar(0.5), weight_offset=numpy.bool_(True))) == want
 
 
 def test_vmap_loops():

@@ -485,6 +485,56 @@ def test_autocast_casts_lm_head_as_torchs_own_products():
     assert h.grad.dtype == torch.float32
 
 
+def test_autocast_takes_a_call_as_strictly_as_it_is_written():
+    h, w = torch.ones(2, 16), torch.ones(3, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(TypeError, match="lm_head takes 3 arguments by position, 5 were given"):
+            rlk.torch.lm_head(h, w, None, h, w)
+        with pytest.raises(TypeError, match="lm_head got weight twice"):
+            rlk.torch.lm_head(h, w, weight=w)
+        with pytest.raises(rlk.InvalidArgument, match="lm_head: hidden is of type str, which is no tensor"):
+            rlk.torch.lm_head("h", w)
+        with pytest.raises(rlk.InvalidArgument, match="lm_head: hidden is fp64"):  # which torch's autocast leaves alone
+            rlk.torch.lm_head(h.double(), w.double())
+        assert torch.mm(h.double(), w.double().t()).dtype == torch.float64
+
+
+def test_a_default_device_changes_no_call():
+    h, w, out = torch.ones(2, 4), torch.ones(3, 4), torch.empty(2, 3)
+    with torch.device("cpu"):
+        assert rlk.torch.lm_head(h, w, out=out) is out and (out == 4).all()
+        with pytest.raises(rlk.InvalidArgument, match="rms_norm: eps is 'a', it takes a number"):
+            rlk.torch.rms_norm(h, eps="a")
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen = []
+    with torch.device("cpu"), Mode():
+        rlk.torch.lm_head(h, w)
+        assert "rlk.lm_head" in seen
+        with pytest.raises(rlk.Unsupported, match="nor a mode can follow"):
+            rlk.torch.lm_head(h, w, out=out)
+        with pytest.raises(TypeError, match="lm_head takes 3 arguments by position, 5 were given"):
+            rlk.torch.lm_head(h, w, None, h, w)
+        with pytest.raises(TypeError, match="lm_head got weight twice"):
+            rlk.torch.lm_head(h, w, weight=w)
+
+
+def test_compiled_code_says_which_error_it_raises():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Observed exception(.|\\n)*out is given to be written"):
+        torch.compile(lambda o: rlk.torch.lm_head(o, o, out=o), backend="eager", fullgraph=True)(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_by_what_they_are(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(1, 4)], layout=layout)
+    with pytest.raises(rlk.InvalidArgument, match="lm_head: hidden is a nested tensor: values.. is its memory"):
+        rlk.torch.lm_head(nested, torch.ones(3, 4))
+
+
 # ---- tensors that lie in wait ---------------------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,10 @@ class Error(Exception):
 
     code = "RLK_INTERNAL"
 
-    def __init__(self, message):
-        super().__init__(message)
-        self.message = message
+    # No __init__: Dynamo, which would have to trace one, then says which error a compiled function raises.
+    @property
+    def message(self):
+        return self.args[0] if self.args else ""
 
     def __str__(self):  # KeyError would show its argument's repr
         return self.message
@@ -39,17 +40,10 @@ class NoImplementation(Error, NotImplementedError):
 
     code = "RLK_NO_IMPLEMENTATION"
 
-    def __init__(self, message, resolution=None):
-        super().__init__(message)
-        self._resolution = resolution
-
-    def __reduce__(self):
-        return type(self), (self.message, self._resolution)
-
     @property
     def candidates(self):
         import json
-        return json.loads(self._resolution)["candidates"] if self._resolution else []
+        return json.loads(self.args[1])["candidates"] if self.args[1:] and self.args[1] else []
 
 
 class Unsupported(Error, NotImplementedError):

@@ -394,17 +394,30 @@ def _refuse_gradient(schema):
 # ---- the functions ----------------------------------------------------------------------------------------------------------
 
 
+def _by_position(schema, args):
+    if len(args) > len(schema.input_names):
+        raise TypeError(f"{schema.name} takes {len(schema.input_names)} arguments by position, {len(args)} were given; results and "
+                        "attributes go by name")
+    return dict(zip(schema.input_names, args))
+
+
+def _once(schema, name, given):
+    if given.get(name) is not None:
+        raise TypeError(f"{schema.name} got {name} twice")
+
+
 def _understood(schema, args, keywords, preset):
     """A call's arguments by name, and the rest of it as the op takes it below the dispatcher."""
-    given = dict(zip(schema.input_names, args))
+    given = _by_position(schema, args)
     asked, rest = {}, dict(preset)
     for name, value in keywords.items():
         if name in schema.input_names:
+            _once(schema, name, given)
             given[name] = value
         elif name in schema.result_names:
             if isinstance(value, torch.Tensor):
-                raise _errors.Unsupported(f"{schema.name}: {name} is given to be written, which neither autograd nor "
-                                          "torch.compile can follow: leave it out, or use torch.no_grad()")
+                raise _errors.Unsupported(f"{schema.name}: {name} is given to be written, which neither autograd nor torch.compile nor a "
+                                          "mode can follow: leave it out, or call under torch.no_grad() and no mode")
             asked[name] = value
         elif name in schema.attribute_names or name in _OPTIONS:
             rest[name] = value
@@ -449,6 +462,9 @@ def _dispatched(schema):
 
 def _refuse_others(schema, inputs):
     for name, value in zip(schema.input_names, inputs):
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise _errors.InvalidArgument(f"{schema.name}: {name} is a nested tensor: values() is its memory, offsets() are what "
+                                          "cu_seqlens takes")
         if value is not None and not isinstance(value, torch.Tensor):
             raise _errors.InvalidArgument(f"{schema.name}: {name} is of type {type(value).__name__}, where a gradient is recorded or a "
                                           "call is traced all tensors are torch's")
@@ -465,13 +481,21 @@ def _preset(schema):
 
 def _autocast(schema, args, keywords):
     """A call's arguments as autocast has them."""
-    given = dict(zip(schema.input_names, args)) | keywords
+    given = _by_position(schema, args)
+    for name in keywords:
+        _once(schema, name, given)
+    given |= keywords
     device = next((t.device.type for t in given.values() if isinstance(t, torch.Tensor)), "cpu")
     if not torch.is_autocast_enabled(device):
         return given
     dtype = torch.get_autocast_dtype(device)
-    return {n: t.to(dtype) if n in schema.input_names and t is not None and t.is_floating_point() else t
-            for n, t in given.items()}
+    return {n: t.to(dtype) if n in schema.input_names and _is_cast(t, device) else t for n, t in given.items()}
+
+
+def _is_cast(value, device):
+    """What torch's autocast casts."""
+    return (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+            and value.device.type == device)
 
 
 def _function(schema, backward):
