@@ -14,7 +14,8 @@ namespace {
 // cached one's place.
 [[gnu::always_inline]] inline Status execute(const Prepared& p, const rlk_slot* slots,
                                              const Options& options) {
-  if (!p.plain || options.workspace) return run_in_workspace(p, slots, options);
+  if (!p.plain || options.workspace) [[unlikely]]
+    return run_in_workspace(p, slots, options);
   rlk_call call = p.call;
   call.stream = options.stream;
   const rlk_implementation& implementation = *p.implementation;
@@ -138,12 +139,13 @@ namespace {
 
 Status run_cached(int32_t op, const rlk_slot* slots, const Options& options) {
   OpCache* const cache = cache_of(static_cast<std::size_t>(op));  // a negative index is beyond all caches
-  if (!cache) return run_other(op, slots, options);
+  if (!cache) [[unlikely]]
+    return run_other(op, slots, options);
   Prepared& p = *cache->last;
   if (p.epoch != Gate::now().unsaved() ||
-      !(static_cast<const Demands&>(*p.policy) == Policy::demands(options)))
+      !(static_cast<const Demands&>(*p.policy) == Policy::demands(options))) [[unlikely]]
     return run_other(op, slots, options);
-  if (p.policy->any() || Texts{options.backend, options.arithmetic, options.gradients}.any())
+  if (p.policy->any() || Texts{options.backend, options.arithmetic, options.gradients}.any()) [[unlikely]]
     return run_other(op, slots, options);
   const Prepared::Match match = p.match(slots);
   if (match == Prepared::Match::same_addresses) [[likely]]

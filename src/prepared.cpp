@@ -64,7 +64,8 @@ void Prepared::remember(const rlk_slot* slots) {
       key.push_back(kAbsent);
       continue;
     }
-    key.insert(key.end(), {word_at(t->device), word_at(t->ndim), t->strides != nullptr, address_of(*t)});
+    key.insert(key.end(),
+               {form_of(t->ndim, t->strides), word_at(t->device), word_at(t->ndim), address_of(*t)});
     for (int32_t d = 0; d < t->ndim; ++d) key.push_back(static_cast<uint64_t>(t->shape[d]));
     for (int32_t d = 0; t->strides && d < t->ndim; ++d) key.push_back(static_cast<uint64_t>(t->strides[d]));
     const Footprint f = footprints[i] = Footprint(*t);
@@ -74,7 +75,6 @@ void Prepared::remember(const rlk_slot* slots) {
   }
   for (uint32_t i = 0; i < op->num_attributes; ++i)
     key.push_back(static_cast<uint64_t>(slots[op->num_arguments + i].i));
-  key.insert(key.end(), kHead, 0);
   for (uint32_t w = 0; w < op->num_arguments; ++w)
     for (uint32_t o = 0; o < op->num_arguments; ++o) {
       if (o == w || op->arguments[w].role == RLK_READ) continue;

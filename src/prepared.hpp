@@ -28,6 +28,11 @@ inline Two two_at(const void* p) noexcept {
 static_assert(sizeof(DLDevice) == 8 && offsetof(DLTensor, ndim) == offsetof(DLTensor, device) + 8 &&
               offsetof(DLTensor, dtype) == offsetof(DLTensor, ndim) + 4);
 
+// How many sizes of a tensor follow in a key: its rank, and whether strides come too. No form is kAbsent.
+inline uint64_t form_of(int32_t rank, const int64_t* strides) noexcept {
+  return static_cast<uint32_t>(rank) | uint64_t{strides != nullptr} << 32;
+}
+
 inline uintptr_t address_of(const DLTensor& t) noexcept {
   return reinterpret_cast<uintptr_t>(t.data) + t.byte_offset;
 }
@@ -38,7 +43,8 @@ inline uintptr_t address_of(const DLTensor& t) noexcept {
                                                    const int64_t* sizes, int32_t n) noexcept {
   const auto two = [&](int32_t i) { pairs |= two_at(key + i) ^ two_at(sizes + i); };
   const auto one = [&](int32_t i) { single |= key[i] ^ static_cast<uint64_t>(sizes[i]); };
-  if (n == 2) return two(0);
+  if (n == 2) [[likely]]
+    return two(0);
   if (n == 1) return one(0);
   if (n == 3) return two(0), one(2);
   int32_t i = 0;
@@ -56,9 +62,8 @@ struct Prepared {
   uint64_t wanted_bytes = 0;     // made use of: more than needed where workspace is optional
   bool plain = false;            // needs no workspace, on the CPU
 
-  // Per argument: kAbsent, or device, rank and dtype, whether strides follow, address, shape, strides; then
-  // the attributes' words, then as many more as an argument's head has, so that a tensor where the key has
-  // none may be compared before it is told apart.
+  // Per argument: kAbsent, or its form, device, rank and dtype, address, shape, strides; then the attributes'
+  // words.
   static constexpr uint64_t kAbsent = ~uint64_t{0};
   static constexpr int32_t kHead = 4;
   std::vector<uint64_t> key;
@@ -107,34 +112,30 @@ inline Prepared::Match Prepared::match(const rlk_slot* slots) const noexcept {
   for (uint32_t i = 0; i < arguments; ++i) {
     const DLTensor* t = slots[i].tensor;
     if (!t) {
-      if (*k++ != kAbsent) return Match::no;
+      if (*k++ != kAbsent) [[unlikely]]
+        return Match::no;
       continue;
     }
-    // Rank and strides say how much follows, so they are compared before what follows is read.
-    uint64_t type;
-    std::memcpy(&type, &t->ndim, sizeof type);
-    if (k[1] != type) return Match::no;
-    uint64_t device;
-    std::memcpy(&device, &t->device, sizeof device);
-    single |= k[0] ^ device;
-    moved |= k[3] ^ address_of(*t);
-    const uint64_t strided = k[2];
+    // The form says how much follows, so it is compared before what follows is read.
     const int32_t n = t->ndim;
-    const int64_t* const shape = t->shape;
-    if (!shape && n) return Match::no;  // the checks say what is wrong
+    const int64_t *const shape = t->shape, *const strides = t->strides;
+    if (k[0] != form_of(n, strides)) [[unlikely]]
+      return Match::no;
+    if (!shape && n) [[unlikely]]
+      return Match::no;  // the checks say what is wrong
+    differs |= two_at(k + 1) ^ two_at(&t->device);
+    moved |= k[3] ^ address_of(*t);
     k += kHead;
     add_differences(differs, single, k, shape, n);
     k += n;
-    if (const int64_t* const strides = t->strides) {
-      if (!strided) return Match::no;
+    if (strides) {
       add_differences(differs, single, k, strides, n);
       k += n;
-    } else if (strided) {
-      return Match::no;
     }
   }
   for (uint32_t i = 0; i < attributes; ++i) single |= k[i] ^ static_cast<uint64_t>(slots[arguments + i].i);
-  if (single | differs[0] | differs[1]) return Match::no;
+  if (single | differs[0] | differs[1]) [[unlikely]]
+    return Match::no;
   if (!moved) return Match::same_addresses;
   // Addresses differ: fine as long as their alignment does not.
   return moved & kAlignment ? Match::no : Match::other_addresses;
