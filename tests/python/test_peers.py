@@ -202,6 +202,9 @@ def test_rl_kernel(dtype, tolerance):
     agree(logits, (x.float() @ w.float().T).to(dtype) + b, (x, w, b), tolerance)
     exact = rl_kernel._lm_head(x, w, None, compute_dtype=torch.float32, output_dtype=torch.float32, strict_fp32=True)
     agree(exact, x.float() @ w.float().T, (x, w))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        strict = rl_kernel._lm_head(x, w, None, compute_dtype=torch.float32, output_dtype=torch.float32, strict_fp32=True)
+    assert torch.equal(strict, exact)
     agree(rl_kernel._linear_logits(x[0], w, None, use_fp32=True), x[0].float() @ w.float().T)
     normal = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
     for out in (dtype, torch.float32):

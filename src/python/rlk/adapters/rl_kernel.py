@@ -6,6 +6,8 @@
 lm_head, the logits of linear_logp, rms_norm and swiglu. An op's ``forward_fp32`` casts up and computes in fp32, as RL-Kernel's does.
 """
 
+from contextlib import nullcontext
+
 import torch
 
 import rlk.torch
@@ -14,7 +16,8 @@ from rlk.adapters._patch import Patch, known
 
 def _lm_head(hidden, weight, bias, *, compute_dtype, output_dtype, strict_fp32=False):
     bias = None if bias is None else bias.to(compute_dtype)
-    return rlk.torch.lm_head(hidden.to(compute_dtype), weight.to(compute_dtype), bias).to(output_dtype)
+    with torch.autocast(hidden.device.type, enabled=False) if strict_fp32 else nullcontext():
+        return rlk.torch.lm_head(hidden.to(compute_dtype), weight.to(compute_dtype), bias).to(output_dtype)
 
 
 def _linear_logits(hidden_2d, weight, bias, *, use_fp32):
