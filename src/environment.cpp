@@ -71,8 +71,9 @@ void report(const Environment& env) {
   }
   std::vector<std::string_view> known;
   for (const Variable& v : kVariables) known.emplace_back(v.name);
+  // What resembles none is another program's, or a build system's: RLK_ is not this library's alone.
   for (const std::string& name : present)
-    if (std::find(known.begin(), known.end(), name) == known.end())
+    if (std::find(known.begin(), known.end(), name) == known.end() && !nearest_name(name, known).empty())
       log(LogLevel::warn, unknown_name("variable", name, known));
 }
 

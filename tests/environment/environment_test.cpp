@@ -220,6 +220,12 @@ TEST_CASE("a variable that rlk does not know is reported with the one that was m
   CHECK_SAYS(r.err, "unknown variable 'RLK_BACKND', did you mean 'RLK_BACKEND'?");
 }
 
+TEST_CASE("a variable of another program that begins alike is none of rlk's business") {
+  const Ran r = child({"RLK_PROJECT_DIR=/somewhere", "RLK_WITH_CUDA=OFF"});
+  CHECK_SAYS(r.out, "ran: 5 11 17");
+  CHECK(r.err == "");
+}
+
 TEST_CASE("RLK_LOG sets what stderr shows, and a wrong level is reported") {
   CHECK(child({"RLK_LOG=error", "RLK_BACKND=x"}).err == "");
   CHECK(child({"RLK_LOG=off", "RLK_BACKND=x"}).err == "");
