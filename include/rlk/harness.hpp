@@ -45,8 +45,9 @@ struct Plan {
   std::string case_name{};       // exactly this case; empty: the op's own choice
   std::string transform{};       // only this one
   uint64_t seed = 1;             // of all data; a failure's line names it
-  // How often each transform comes, each time on another case. 0: all of them on every case, large cases and
-  // long lists of transforms included. A case that is named counts whatever its size.
+  // How often each transform comes, each time on another case. 0: what four passes try, large cases, and the long
+  // lists of transforms on three further cases each; everything on a case or of a transform that is named. A case that
+  // is named counts whatever its size.
   int passes = 0;
   // Seconds; 0: no clock. It decides how much is covered: with a clock passes go on until it ends, and a
   // report whose first pass it cut short is not complete.

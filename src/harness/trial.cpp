@@ -18,6 +18,8 @@ namespace rlk::harness {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+// Of a run that leaves nothing out: passes over the usual lists of transforms, and over the long ones.
+constexpr std::size_t kFullPasses = 4, kWidePasses = 3;
 // The largest size of a number among them; 0 where none is finite.
 double largest(const Array& a) {
   double found = 0;
@@ -389,7 +391,8 @@ void Trial::again() {
 }
 
 // Each transform comes `passes` times, each time on another case: pass by pass, so that a clock that ends
-// early has seen each once.
+// early has seen each once. Without a number of passes first as often as at the normal budget, then with the
+// long lists: sizes of batches to the thousands cost most of the time, and a case shows as much as another.
 void Trial::transforms() {
   std::vector<Item*> list, brief;
   for (Item& item : items_)
@@ -408,31 +411,36 @@ void Trial::transforms() {
   // that a short budget tries each transform on every third.
   const std::size_t share = plan_.passes == 1 ? 3 : 1;
   for (std::size_t i = 0; i < brief.size(); ++i)
-    if (going()) vary_item(*brief[i], 0, share, i % share);
-  const std::size_t stride = thorough() ? 1 : std::max<std::size_t>(1, sorted.size());
-  const std::size_t passes =
-      plan_.passes > 0 ? std::min(stride, static_cast<std::size_t>(plan_.passes)) : stride;
-  for (std::size_t pass = 0; pass < passes; ++pass) {
-    for (std::size_t c = 0; c < sorted.size(); ++c) {
-      if (!going()) return;
-      vary_item(*sorted[c].second, c, stride, (c + pass) % stride);
+    if (going()) vary_item(*brief[i], 0, {share, i % share, thorough()});
+  const std::size_t stride = wants_all() ? 1 : std::max<std::size_t>(1, sorted.size());
+  std::size_t pass = 0;
+  const auto passes = [&](std::size_t count, bool wide) {
+    for (std::size_t n = 0; n < std::min(stride, count); ++n, ++pass) {
+      for (std::size_t c = 0; c < sorted.size(); ++c) {
+        if (!going()) return;
+        vary_item(*sorted[c].second, c, {stride, (c + pass) % stride, wide});
+      }
+      if (pass == 0) record_.complete();
     }
-    if (pass == 0) record_.complete();
-  }
+  };
+  if (plan_.passes > 0 || !thorough())
+    passes(plan_.passes > 0 ? static_cast<std::size_t>(plan_.passes) : stride, thorough());
+  else
+    passes(wants_all() ? 0 : kFullPasses, false), passes(kWidePasses, true);
 }
 
 // fp32 results show what rounding to 16 bits hides: where they exist they get every transform, and the
 // rounded ones, which differ in their last step, every fourth, or none when not everything is wanted.
-void Trial::vary_item(Item& item, std::size_t turn, std::size_t stride, std::size_t phase) {
+void Trial::vary_item(Item& item, std::size_t place, const Turn& turn) {
   const Problem* p = problem_of(item);
   if (!p) return;
   const auto wide = with_fp32_results(*p);
-  const bool shown = wide && vary(*this, *wide, stride, phase);
+  const bool shown = wide && vary(*this, *wide, turn);
   if (plan_.case_name.ends_with(kWide)) return;
   if (!shown || !plan_.case_name.empty() || !plan_.transform.empty())
-    vary(*this, *p, stride, phase);
-  else if (thorough())
-    vary(*this, *p, 4, turn % 4);
+    vary(*this, *p, turn);
+  else if (turn.wide)
+    vary(*this, *p, {4 * turn.stride, 4 * turn.phase + place % 4, true});
   if (item.given.large || is_derived(item.given.name)) item.problem.reset();
 }
 

@@ -19,6 +19,12 @@
 
 namespace rlk::harness {
 
+// Which transforms of a problem have their turn: every stride-th from the phase-th on, of the long lists if `wide`.
+struct Turn {
+  std::size_t stride = 1, phase = 0;
+  bool wide = false;
+};
+
 class Trial {
  public:
   Trial(const Target& target, const Plan& plan, double seconds, bool isolated, References& references,
@@ -40,6 +46,8 @@ class Trial {
   // A transform that there is and that is not the wanted one.
   void missed(const std::string& transform) { missed_.insert(transform); }
   bool thorough() const { return (plan_.passes == 0 && plan_.budget == 0) || !plan_.transform.empty(); }
+  // Nothing of what was named is left out.
+  bool wants_all() const { return thorough() && (!plan_.case_name.empty() || !plan_.transform.empty()); }
 
   // Seconds a call may take that does `times` the work of this problem.
   double patience(const Problem& p, double times = 1) const;
@@ -75,7 +83,7 @@ class Trial {
   void call_and_judge(const Problem& p);
   void again();
   void transforms();
-  void vary_item(Item& item, std::size_t turn, std::size_t stride, std::size_t phase);
+  void vary_item(Item& item, std::size_t place, const Turn& turn);
 
   const Target& target_;
   const Plan& plan_;

@@ -31,8 +31,8 @@ void show_progress(double done, const std::string& what) {
 
 namespace {
 
-// "short": every case, and every transform once; "normal": each transform on four cases; "full" leaves
-// nothing out. Seconds: as often as there is time for. None of the words depends on a clock.
+// "short": every case, and every transform once; "normal": each transform on four cases; "full": also large
+// cases, and the long lists of transforms, each on three cases. Seconds: as often as there is time for. None of the words depends on a clock.
 void set_budget(const std::string& budget, harness::Plan& plan) {
   if (budget == "short" || budget == "normal") {
     plan.passes = budget == "short" ? 1 : 4;

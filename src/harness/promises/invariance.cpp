@@ -62,7 +62,7 @@ void try_variant(Trial& t, const Problem& p, const Variant& v, const Outcome& ba
 
 }  // namespace
 
-bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase) {
+bool vary(Trial& t, const Problem& p, const Turn& turn) {
   if (!t.record().begin(p, "", Step::base, t.patience(p))) return true;
   const Outcome* const kept = t.outcome_of(p);
   const Outcome fresh = kept ? Outcome{} : execute(p, t.subject());
@@ -70,7 +70,7 @@ bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase) {
   if (base.code != RLK_OK) return false;
   std::size_t count = 0;
   const auto wants = [&](const std::string& transform) {
-    if (count++ % stride != phase) return false;
+    if (count++ % turn.stride != turn.phase) return false;
     if (!t.wants(transform)) t.missed(transform);
     return t.wants(transform);
   };
@@ -79,7 +79,7 @@ bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase) {
     try_variant(t, p, v, base);
     return t.going();
   };
-  for_variants(p, t.subject(), t.thorough(), {wants, take});
+  for_variants(p, t.subject(), turn.wide, {wants, take});
   return true;
 }
 

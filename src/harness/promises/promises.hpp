@@ -17,9 +17,9 @@ bool judge_equal_bits(Trial& t, const Problem& p, const Outcome& out);
 // What has no rule in the library is compared with the others that declare the same.
 void compare_declared(std::vector<Target>& targets, std::vector<Failure>& failures, const Plan& plan);
 
-// invariance.cpp: batch invariance, repeats, and immunity to the caller's floating-point mode. Tries every
-// stride-th transform from the phase-th on; false when the target does not take the problem.
-bool vary(Trial& t, const Problem& p, std::size_t stride, std::size_t phase);
+// invariance.cpp: batch invariance, repeats, and immunity to the caller's floating-point mode. False when the target does
+// not take the problem.
+bool vary(Trial& t, const Problem& p, const Turn& turn);
 // The order of additions, for every number of rows.
 void judge_order(Trial& t, const Problem& p, const std::vector<std::string>& arguments);
 
