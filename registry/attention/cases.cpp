@@ -87,17 +87,27 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   sink(std::move(c));
 }
 
+struct Packed {
+  Shape shape;
+  std::vector<double> cu_q, cu_k;
+};
+const Packed kPacked{{4, 150, 290, 4, 2, 64, 48}, {0, 130, 130, 131, 150}, {0, 130, 135, 264, 290}},
+    kLittle{{4, 14, 37, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}};
+
+constexpr Shape kOne{2, 7, 20, 2, 1, 16, 16}, kOfPages{1, 5, 12, 2, 1, 16, 16};
+
 // Sequences of different lengths in one batch, with an empty one and more keys than queries.
-void packed(const CaseSink& sink, DType t, const Config& o) {
-  const Shape s{4, 150, 290, 4, 2, 64, 48};
+void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = kPacked) {
+  const Shape& s = of.shape;
   Case c;
-  c.name = fmt::format("{} packed h={}/{} d={}/{} split={}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
-                       o.split, o.causal ? "" : " whole", name_of(t));
+  c.name = fmt::format("{} packed h={}/{} d={}/{} split={}{}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
+                       o.split, o.causal ? "" : " whole", o.window ? fmt::format(" window={}", o.window) : "",
+                       name_of(t));
   c.inputs = {{"q", {s.queries, s.heads, s.d}, t},
               {"k", {s.keys, s.kv_heads, s.d}, t},
               {"v", {s.keys, s.kv_heads, s.dv}, t},
-              {"cu_q", {s.batch + 1}, DType::i64, {Fill::values, 0, 0, {0, 130, 130, 131, 150}}},
-              {"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, {0, 130, 135, 264, 290}}}};
+              {"cu_q", {s.batch + 1}, DType::i64, {Fill::values, 0, 0, of.cu_q}},
+              {"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, of.cu_k}}};
   set_options(c, o);
   c.results = {{"out", t}, {"lse", DType::f32}};
   if (!o.firsts.empty()) {
@@ -132,6 +142,28 @@ Config with_lengths(const char* name, int64_t page, const std::vector<double>& l
   return o;
 }
 
+// Every option at once, and each layout with as little work as lets further options be tried on it.
+void combined_cases(const CaseSink& sink, DType t) {
+  Config all{.name = "all", .sinks = true, .brief = true, .window = 40, .softcap = 2, .scale = 0.7};
+  dense(sink, {2, 37, 150, 4, 2, 16, 32}, t, all);
+  packed(sink, t, all);
+  all.page = 16, all.lengths = {70, 33};
+  dense(sink, {2, 9, 70, 4, 2, 16, 16}, t, all);
+  Config little{.name = "little", .brief = true};
+  for (int64_t window : {0, 5}) {
+    little.window = window;
+    for (int64_t page : {0, 4}) {
+      little.page = page;
+      for (bool sinks : {false, true}) {
+        little.name = sinks ? "little sinks" : "little", little.sinks = sinks;
+        dense(sink, page ? kOfPages : kOne, t, little);
+      }
+    }
+    little.page = 0;
+    packed(sink, t, little, kLittle);
+  }
+}
+
 void small_cases(const CaseSink& sink, DType t) {
   // One for each id comes first: that is what other processes compute too.
   for (int64_t split : {1024, 0, 512, 2048, 4096}) dense(sink, {2, 2, 33, 2, 1, 16, 16}, t, {.split = split});
@@ -151,6 +183,7 @@ void small_cases(const CaseSink& sink, DType t) {
   dense(sink, {2, 6, 40, 1, 1, 16, 16}, t, filled("far apart", {Fill::normal, 0, 30}, {Fill::normal, 0, 30}));
   packed(sink, t, {});
   packed(sink, t, {.name = "bare", .causal = false, .sinks = true, .split = 0});
+  combined_cases(sink, t);
   for (int64_t split : {0, 512, 2048, 4096})
     for (int64_t keys : {split == 0 ? 1100 : split - 1, split + 130})
       dense(sink, {1, 2, keys, 1, 1, 16, 16}, t, {.name = "split", .brief = true, .split = split});
@@ -214,6 +247,19 @@ void part_cases(const CaseSink& sink, DType t) {
   dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, o);
   o = part("no queries", 512, {529, 520}, {512, 512}), o.brief = true;
   dense(sink, {2, 0, 17, 1, 1, 16, 16}, t, o);
+  o = part("all", 512, {1030, 900}, {0, 0}), o.brief = true, o.window = 300, o.softcap = 2, o.scale = 0.7;
+  dense(sink, {2, 5, 1024, 4, 2, 16, 16}, t, o);
+  o.page = 64;
+  dense(sink, {2, 5, 1024, 4, 2, 16, 16}, t, o);
+  for (int64_t window : {0, 5})
+    for (int64_t page : {0, 4}) {
+      o = page ? part("little", 512, {12}, {0}) : part("little", 512, {20, 13}, {0, 0});
+      o.brief = true, o.window = window, o.page = page;
+      dense(sink, page ? kOfPages : kOne, t, o);
+      if (page != 0) continue;
+      o.lengths = {9, 3, 9, 16}, o.firsts = {0, 0, 0, 0};
+      packed(sink, t, o, kLittle);
+    }
   packed(sink, t, part("later", 512, {642, 517, 600, 1050}, {512, 512, 512, 1024}));
   o = part("bare", 0, {130, 5, 129, 26}, {0, 0, 0, 0}), o.causal = false;
   packed(sink, t, o);

@@ -61,18 +61,26 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o = {}) 
   sink(std::move(c));
 }
 
+struct Packed {
+  Shape shape;
+  std::vector<double> cu_q, cu_k;
+};
+const Packed kPacked{{4, 153, 294, 4, 2, 32, 16}, {0, 130, 130, 131, 150}, {0, 130, 135, 264, 290}},
+    kLittle{{4, 16, 40, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}};
+
 // Sequences of different lengths in one batch, an empty one, and rows of no sequence behind them.
-void packed(const CaseSink& sink, DType t, const Config& o) {
-  const Shape s{4, 153, 294, 4, 2, 32, 16};
+void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = kPacked) {
+  const Shape& s = of.shape;
   Case c;
-  c.name = fmt::format("{} packed h={}/{} d={}/{}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
-                       o.causal ? "" : " whole", name_of(t));
+  c.name =
+      fmt::format("{} packed h={}/{} d={}/{}{}{} {}", o.name, s.heads, s.kv_heads, s.d, s.dv,
+                  o.causal ? "" : " whole", o.window ? fmt::format(" window={}", o.window) : "", name_of(t));
   c.inputs = {{"q", {s.queries, s.heads, s.d}, t},
               {"k", {s.keys, s.kv_heads, s.d}, t},
               {"v", {s.keys, s.kv_heads, s.dv}, t}};
   set_options(c, o, t, s.keys);
-  c.inputs.push_back({"cu_q", {s.batch + 1}, DType::i64, {Fill::values, 0, 0, {0, 130, 130, 131, 150}}});
-  c.inputs.push_back({"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, {0, 130, 135, 264, 290}}});
+  c.inputs.push_back({"cu_q", {s.batch + 1}, DType::i64, {Fill::values, 0, 0, of.cu_q}});
+  c.inputs.push_back({"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, of.cu_k}});
   if (!o.lengths.empty())
     c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
   for (const char* name : {"q", "k", "v", "out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v"})
@@ -86,6 +94,26 @@ Fill listed(double usual, double first, double second) {
   for (int i = 0; i < 53; ++i) fill.list.push_back(usual + std::cos(i * i * 3.7));
   fill.list[17] = first, fill.list[40] = second;
   return fill;
+}
+
+// Every option at once, and each layout with as little work as lets further options be tried on it.
+void combined_cases(const CaseSink& sink, DType t) {
+  Config all{
+      .name = "all", .sinks = true, .lse = true, .brief = true, .window = 40, .softcap = 3, .scale = 0.2};
+  dense(sink, {1, 37, 150, 4, 2, 16, 32}, t, all);
+  packed(sink, t, all);
+  Config little{.name = "little", .brief = true};
+  for (int64_t window : {0, 5}) {
+    little.window = window;
+    for (bool sinks : {false, true}) {
+      little.name = sinks ? "little sinks" : "little", little.sinks = sinks;
+      dense(sink, {2, 7, 20, 2, 1, 16, 16}, t, little);
+      packed(sink, t, little, kLittle);
+    }
+  }
+  // Rows of a tile and its half, at widths for which kernels have other tiles.
+  for (int64_t queries : {40, 100, 170})
+    dense(sink, {1, queries, queries + 3, 1, 1, 64, 64}, t, {.name = "between tiles", .brief = true});
 }
 
 void small_cases(const CaseSink& sink, DType t) {
@@ -118,6 +146,7 @@ void small_cases(const CaseSink& sink, DType t) {
   Config bare{.name = "bare", .causal = false, .sinks = true, .lse = true};
   bare.lengths = {129, 0, 100, 26};
   packed(sink, t, bare);
+  combined_cases(sink, t);
   dense(sink, {1, sink.draw(1, 40), sink.draw(1, 150), 4, 2, 48, 80}, t,
         {.name = "drawn", .brief = true, .window = sink.draw(0, 150)});
 }
