@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -45,6 +46,7 @@ class Deriver {
     drawn_sizes();
     many_results();
     attributes();
+    drawn_options();
     left_out();
     other_bounds();
     far_integers();
@@ -108,6 +110,7 @@ class Deriver {
         if (const auto largest = enlarged(little, extents, e, 0x1p22)) emit_larger(*largest, true);
       }
       every_size(c, extents, fresh);
+      pairs_of_sizes(c, extents, fresh);
     }
   }
 
@@ -136,6 +139,55 @@ class Deriver {
         emit(std::move(d), "sizes " + shapes, false, true);
       }
     }
+  }
+
+  // Any two dimensions have sizes between any two of these bounds at once, beside whichever the others have then: a kernel
+  // for so many rows may differ by width.
+  void pairs_of_sizes(const Case& c, const std::vector<Extent>& extents, const std::vector<Extent>& fresh) {
+    using Pair = std::array<std::size_t, 4>;  // a dimension and its range, another one and its
+    const Case little = least(c, extents, {});
+    const auto draws = draws_for(c.name, 13);
+    std::set<Pair> open;
+    for (std::size_t i = 0; i < fresh.size(); ++i)
+      for (std::size_t j = i + 1; j < fresh.size(); ++j)
+        for (std::size_t r = 0; r < kRanges * kRanges; ++r) open.insert({i, r / kRanges, j, r % kRanges});
+    for (int made = 0; !open.empty();) {
+      const auto [i, of_i, j, of_j] = *open.begin();
+      open.erase(open.begin());
+      Case d = little;
+      if (!bring_into(d, extents, fresh[i], of_i, draws) || !bring_into(d, extents, fresh[j], of_j, draws))
+        continue;  // no call has them
+      const auto first = static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(fresh.size()) - 1));
+      for (std::size_t k = 0; k < fresh.size(); ++k)
+        if (const std::size_t other = (first + k) % fresh.size(); other != i && other != j)
+          bring_into(d, extents, fresh[other], static_cast<std::size_t>(draws.draw(0, kRanges - 1)), draws);
+      for (std::size_t k = 0; k < fresh.size(); ++k)
+        for (std::size_t l = k + 1; l < fresh.size(); ++l)
+          open.erase({k, range_of(fresh[k].size(d)), l, range_of(fresh[l].size(d))});
+      for (CaseTensor& t : d.inputs) quicken(t);
+      const std::string shapes = shapes_of(d);
+      emit(std::move(d), "sizes " + shapes, made++ % 4 != 0, true);
+    }
+  }
+  static constexpr int64_t kBounds[] = {1, 17, 33, 65, 129, 193, 257};
+  static constexpr std::size_t kRanges = std::size(kBounds) - 1;
+  static std::size_t range_of(int64_t n) {
+    return static_cast<std::size_t>(std::upper_bound(std::begin(kBounds), std::end(kBounds), n) -
+                                    std::begin(kBounds)) -
+           1;
+  }
+  // A drawn size of this range, or a multiple of 16, where the work allows it.
+  bool bring_into(Case& c, const std::vector<Extent>& extents, const Extent& e, std::size_t range,
+                  const registry::CaseSink& draws) const {
+    for (int turn = 0; turn < 4; ++turn) {
+      const int64_t n = draws.draw(kBounds[range], kBounds[range + 1] - 1), sixteen = n / 16 * 16;
+      Case other = c;
+      resize(other, e, turn % 2 == 0 && sixteen >= kBounds[range] ? sixteen : n);
+      if (work_of(other, extents) > 0x1p20 || elements_in(other) > (1 << 17) || !admissible(other)) continue;
+      c = std::move(other);
+      return true;
+    }
+    return false;
   }
 
   static double work_of(const Case& c, const std::vector<Extent>& extents) {
@@ -325,6 +377,34 @@ class Deriver {
               return true;
             },
             std::visit([&](const auto& x) { return fmt::format("{}={}", a.name, x); }, value));
+    }
+  }
+  // Several of them at once.
+  void drawn_options() {
+    const rlk_op_schema& s = *op_.schema;
+    const auto draws = draws_for(op_.schema->name, bases_.size() + 1);
+    int made = 0;
+    for (int tried = 0; !bases_.empty() && tried < 400 && made < 24; ++tried) {
+      const Case& c =
+          bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
+      if (c.exact || c.ruled || work_of(c, dimensions_->of(c)) > 0x1p21) continue;
+      Case d = c;
+      std::string difference;
+      int changed = 0;
+      for (uint32_t i = 0; i < s.num_attributes; ++i) {
+        const std::vector<Value> values = values_of(s.attributes[i]);
+        if (values.empty() || draws.draw(0, 1)) continue;
+        const Value& value =
+            values[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(values.size()) - 1))];
+        Case other = d;
+        std::erase_if(other.attributes, [&](const auto& a) { return a.first == s.attributes[i].name; });
+        other.attributes.emplace_back(s.attributes[i].name, value);
+        if (!admissible(other)) continue;
+        d = std::move(other), ++changed;
+        difference +=
+            std::visit([&](const auto& x) { return fmt::format(" {}={}", s.attributes[i].name, x); }, value);
+      }
+      if (changed >= 2) emit(std::move(d), "options" + difference, false, made++ >= 4);
     }
   }
   using Value = std::variant<int64_t, double, std::string>;

@@ -868,6 +868,34 @@ constinit const Entry kEntries[] = {
           b.causal = false;
           if (a.q.dim(-3) <= 2 && a.window == 0) (void)honest(b, "native");
           }),
+    WRONG(Attention, no_cap_in_window, "accuracy",
+          "all b=2 s=37 l=150 h=4/2 d=16/32 split=1024 window=40 fp32", "forgets softcap where there is a window",
+          {
+          Attention b = a;
+          b.softcap = 0;
+          if (a.window > 0) (void)honest(b, "native");
+          }),
+    WRONG(Attention, no_sinks_in_window, "accuracy",
+          "little sinks b=2 s=7 l=20 h=2/1 d=16/16 split=1024 window=5 fp32", "forgets sinks where there is a window",
+          {
+          Attention b = a;
+          b.sinks = {};
+          if (a.window > 0) (void)honest(b, "native");
+          }),
+    WRONG(Attention, no_window_in_packed, "accuracy", "all packed h=4/2 d=64/48 split=1024 window=40 fp32",
+          "forgets the window of packed sequences",
+          {
+          Attention b = a;
+          b.window = 0;
+          if (a.cu_q) (void)honest(b, "native");
+          }),
+    WRONG(Attention, no_cap_in_pages, "accuracy",
+          "all b=2 s=9 l=70 h=4/2 d=16/16 split=1024 window=40 page=16 fp32", "forgets softcap where there are pages",
+          {
+          Attention b = a;
+          b.softcap = 0;
+          if (a.block_table) (void)honest(b, "native");
+          }),
     WRONG(AttentionPart, part_for_whole, "accuracy", "first b=2 s=3 l=512 h=2/1 d=16/16 split=512 fp32",
           "takes the keys that are here for all there are, and queries for the last of these",
           {
@@ -960,6 +988,19 @@ constinit const Entry kEntries[] = {
           AttentionBwd b = a;
           b.out = out.tensor;
           (void)honest(b, "native");
+          }),
+    WRONG(AttentionBwd, between_tiles, "accuracy", "between tiles b=1 s=100 l=103 h=1/1 d=64/64 fp32",
+          "wrong for 65 to 127 queries of 48 columns or more",
+          {
+          if (const int64_t n = a.q.dim(-3); a.d_q && n > 64 && n < 128 && a.q.dim(-1) >= 48)
+            spoil(a.d_q, a.d_q.numel() - 1);
+          }),
+    WRONG(AttentionBwd, no_cap_in_packed, "accuracy", "all packed h=4/2 d=32/16 window=40 fp32",
+          "forgets softcap of packed sequences",
+          {
+          AttentionBwd b = a;
+          b.softcap = 0;
+          if (a.cu_q) (void)honest(b, "native");
           }),
     WRONG(AttentionBwd, lse_has_no_gradient, "accuracy", "sinks b=2 s=5 l=150 h=3/1 d=16/48 fp32",
           "leaves the gradient of lse out",
@@ -1420,6 +1461,11 @@ constinit const Entry kEntries[] = {
           bool same = s.m > 1 && s.k > 1;
           for (int64_t k = 0; same && k < s.k; ++k) same = get(a.hidden, k) == get(a.hidden, s.k + k);
           if (same) spoil(a.out, s.v);
+          }),
+    WRONG(LmHead, beyond_a_million, "accuracy", "m=1 k=1 v=1 fp32->fp32 normal; millions of results",
+          "wrong beyond the first million and a half of results",
+          {
+          for (int64_t n = 1'500'001; n < a.out.numel(); ++n) spoil(a.out, n);
           }),
     WRONG(LmHead, loud, "accuracy", "m=6 k=72 v=29 fp32->fp32 large", "wrong for numbers above 500",
           {
