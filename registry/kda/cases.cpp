@@ -105,7 +105,9 @@ Case make(const Shape& s, DType t, const Config& o) {
                   {"chunk_size", o.chunk},
                   {"gate", std::string(raw ? o.gating == kSoftplus ? "softplus" : "bounded" : "none")}};
   c.large = s.tokens * s.value_heads * s.k * s.v > (o.brief ? 20'000'000 : 1'000'000);
-  c.most_rows = c.large ? 5 : std::max<int64_t>(18, 1200 / s.tokens);
+  // Batches of many sequences are for those of little work.
+  const bool heavy = s.tokens * s.value_heads * s.k * s.v > 300'000;
+  c.most_rows = c.large ? 5 : heavy ? 9 : std::max<int64_t>(18, 1200 / s.tokens);
   return c;
 }
 
