@@ -68,8 +68,8 @@ struct Step {
   double beta = 0, beta_slope = 0, q_norm = 1, k_norm = 1;
 };
 
-Step take_step(const Vector& q, const Vector& k, const Vector& v, const Vector& decay, double beta,
-               const Vector& before) {
+RLK_FUSED Step take_step(const Vector& q, const Vector& k, const Vector& v, const Vector& decay, double beta,
+                         const Vector& before) {
   Step s{q, k, v, decay, v, before, {}, beta};
   const std::size_t K = k.size(), V = v.size();
   Vector read(V, 0.0);
@@ -117,7 +117,7 @@ struct StepGradient {
   Vector dq, dk, dv, dg;
   double dbeta = 0;
 };
-StepGradient reverse(const Step& s, const Vector& d_out, double scale, Vector& d_state) {
+RLK_FUSED StepGradient reverse(const Step& s, const Vector& d_out, double scale, Vector& d_state) {
   const std::size_t K = s.k.size(), V = s.v.size();
   StepGradient out{Vector(K), Vector(K), Vector(V), Vector(K)};
   Vector read(K, 0.0);

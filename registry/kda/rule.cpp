@@ -61,7 +61,7 @@ struct Grid {
 };
 
 // The sum of products in 16 interleaved chains, added in order.
-float interleaved(const float* a, const float* b, int64_t n) {
+RLK_FUSED float interleaved(const float* a, const float* b, int64_t n) {
   float chains[16] = {}, sum = 0;
   for (int64_t d = 0; d < n; ++d) chains[d % 16] = std::fma(a[d], b[d], chains[d % 16]);
   for (float c : chains) sum += c;
@@ -129,13 +129,14 @@ struct Chunk {
 struct Pairs {
   Grid m, p;
 
-  explicit Pairs(const Chunk& c) : m(c.rows, c.rows), p(c.rows, c.rows) {
+  explicit Pairs(const Chunk& c) : m(c.rows, c.rows), p(c.rows, c.rows) { add_all(c); }
+
+ private:
+  RLK_FUSED void add_all(const Chunk& c) {
     for (int64_t i = 0; i < c.rows; ++i)
       for (int64_t j = 0; j <= i; ++j)
         for (int64_t d = 0; d < c.k.columns; ++d) add(c, i, j, d);
   }
-
- private:
   // Inside a block the key decays row by row up to i; across, up to the end of its block, over the blocks between, and the other
   // factor from the start of its own.
   void add(const Chunk& c, int64_t i, int64_t j, int64_t d) {
@@ -153,7 +154,7 @@ struct Pairs {
 };
 
 // (I + M)^-1 by forward substitution.
-Grid inverse(const Chunk& c, const Pairs& pairs) {
+RLK_FUSED Grid inverse(const Chunk& c, const Pairs& pairs) {
   Grid a(c.rows, c.rows);
   for (int64_t i = 0; i < c.rows; ++i)
     for (int64_t j = 0; j <= i; ++j) {
@@ -166,7 +167,7 @@ Grid inverse(const Chunk& c, const Pairs& pairs) {
 }
 
 // The chunk's results; the state goes from before it to behind it.
-Grid advance(const Chunk& c, const Pairs& pairs, const Grid& a, Grid& state) {
+RLK_FUSED Grid advance(const Chunk& c, const Pairs& pairs, const Grid& a, Grid& state) {
   const int64_t K = c.k.columns, V = c.v.columns;
   Grid y(c.rows, V), n(c.rows, V), out(c.rows, V);
   for (int64_t i = 0; i < c.rows; ++i)
@@ -217,7 +218,7 @@ void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv) {
 
 // The sum over the channels of a state's column: of [K, V] in interleaved chains; of [V, K] one chain for every four neighbours and
 // the four 128 further on, and the 32 chains as a tree of neighbours.
-float column_sum(const Floats& a, const Floats& b, bool v_first) {
+RLK_FUSED float column_sum(const Floats& a, const Floats& b, bool v_first) {
   const auto n = static_cast<int64_t>(a.size());
   if (!v_first) return interleaved(a.data(), b.data(), n);
   float chains[32] = {};
@@ -231,7 +232,7 @@ float column_sum(const Floats& a, const Floats& b, bool v_first) {
 }
 
 // One token of sequence b and value head hv.
-void decode(const KdaDecode& a, int64_t b, int64_t hv) {
+RLK_FUSED void decode(const KdaDecode& a, int64_t b, int64_t hv) {
   const int64_t heads = a.q.dim(1), value_heads = a.v.dim(1), K = a.q.dim(2), V = a.v.dim(2),
                 key = b * heads + hv / (value_heads / heads), value = b * value_heads + hv;
   const auto scale = static_cast<float>(a.scale != 0 ? a.scale : 1 / std::sqrt(double(K)));
