@@ -283,7 +283,7 @@ bool Call::read_tensor(uint32_t i, PyObject* value) {
                    : face_ == Face::recorded ? TensorView::Use::recorded
                                              : TensorView::Use::plain;
   const bool writes = op_.argument(i).role != RLK_READ && face_ != Face::question;
-  if (!part.view.take(value, use, writes, op_.schema->name, op_.argument(i).name)) {
+  if (!part.view.take(value, use, writes, op_.schema->name, op_.argument(i).name, asked_)) {
     needs_dispatcher_ |= part.view.wants_dispatcher();
     return false;
   }
@@ -474,10 +474,10 @@ bool Call::allocate(uint32_t i) {
 }
 
 // Stream and workspace of a device come from the framework of the first tensor.
-bool Call::use_device() {
+bool Call::use_device(bool small) {
   if (!first_ || !is_gpu(first_->tensor().device)) {
     if (first_ && !options_.threads && first_->type()->kind == TensorType::torch)
-      options_.threads = is_small() ? 1 : torch_threads();  // for so few elements nobody wakes another thread
+      options_.threads = small ? 1 : torch_threads();  // for so few elements nobody wakes another thread
     return true;
   }
   const DLDevice device = first_->tensor().device;
@@ -550,9 +550,10 @@ PyObject* Call::run() {
   if (!want_results()) return nullptr;
   for (uint32_t i = 0; inferred_ && i < op_.schema->num_arguments; ++i)
     if (parts()[i].wanted && !allocate(i)) return fail_to_allocate(i);
-  if (!use_device()) return nullptr;
+  const bool small = is_small();
+  if (!use_device(small)) return nullptr;
   rlk_code code;
-  if (options_.allocate || is_small()) {  // a launch is short too, and its allocator may need the interpreter
+  if (options_.allocate || small) {  // a launch is short too, and its allocator may need the interpreter
     code = rlk_run_slots(op_.index, slots_, op_.slots(), &options_);
   } else {
     const Unlocked others_run;
@@ -589,8 +590,7 @@ PyObject* Call::results() {
       if (!part.made) return nullptr;
     }
     if (role == RLK_WRITE || !writes) found[n++] = part.made ? part.made.get() : part.object;
-    if (part.object && part.view.type()->kind == TensorType::torch)
-      torch_written(PyTuple_Pack(1, part.object));
+    if (part.object && part.view.type()->kind == TensorType::torch) torch_written(part.object);
   }
   if (n <= 1) {
     PyObject* const only = n ? found[0] : Py_None;

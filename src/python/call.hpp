@@ -105,7 +105,7 @@ class Call {
   bool want_results();
   bool allocate(uint32_t i);
   bool allocate_by_framework(Part& part, const DLTensor& like);
-  bool use_device();
+  bool use_device(bool small);
   static constexpr int64_t kSmall = 2048;
   bool is_small() const noexcept;
   bool give_shapes();
@@ -132,6 +132,7 @@ class Call {
   const Face face_;
   const TensorView* first_ = nullptr;
   PyObject* like_ = nullptr;  // the first tensor
+  Asked asked_;
   bool needs_dispatcher_ = false, needs_gradient_ = false, inferred_ = false;
   rlk_options options_{};
   Owned workspace_;

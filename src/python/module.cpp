@@ -12,6 +12,7 @@
 
 #include "rlk/introspect.h"
 #include "src/python/record.hpp"
+#include "src/python/torch_native.hpp"
 #include "src/python/trace.hpp"
 #include "src/python/xla.hpp"
 
@@ -246,9 +247,9 @@ bool is_of_this_interpreter() {
 
 PyObject* set_hooks(PyObject*, PyObject* args) {
   if (!is_of_this_interpreter()) return nullptr;
-  PyObject *raise, *empty, *stream, *scopes, *error;
-  if (!PyArg_ParseTuple(args, "OOOOO", &raise, &empty, &stream, &scopes, &error)) return nullptr;
-  set_hooks_to(raise, empty, stream, scopes, error);
+  PyObject *raise, *empty, *stream, *scopes, *error, *torch;
+  if (!PyArg_ParseTuple(args, "OOOOOO", &raise, &empty, &stream, &scopes, &error, &torch)) return nullptr;
+  set_hooks_to(raise, empty, stream, scopes, error, torch);
   Py_RETURN_NONE;
 }
 
@@ -284,6 +285,10 @@ PyMethodDef kMethods[] = {
     {"trace_rows", trace_rows, METH_VARARGS, "Whose rows they compute."},
     {"trace_weights_changed", trace_weights_changed, METH_NOARGS, "Weights have been written."},
     {"trace_tensor", trace_tensor, METH_VARARGS, "Records a tensor that another program computed."},
+    {"torch_native_find", torch_native_find, METH_VARARGS, "For rlk._torch_native, as the next three."},
+    {"torch_native_tensor", torch_native_tensor, METH_O, "What torch's own C++ functions say of a tensor."},
+    {"torch_native_written", torch_native_written, METH_O, "Tells autograd that it was written."},
+    {"torch_native_thread", torch_native_thread, METH_NOARGS, "What they say of this thread."},
     {"set_hooks", set_hooks, METH_VARARGS, "What the package does for this module."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -22,7 +22,7 @@ void set_raised(PyObject* exception) {
 
 Names interned{};
 PyObject *raise_hook = nullptr, *empty_hook = nullptr, *stream_hook = nullptr, *scopes_hook = nullptr,
-         *error_type = nullptr;
+         *error_type = nullptr, *torch_hook = nullptr;
 
 }  // namespace
 
@@ -58,13 +58,15 @@ bool prepare_names() {
   return interned.dlpack_version;
 }
 
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error) {
-  for (PyObject* held : {raise, empty, stream, scopes, error}) Py_INCREF(held);
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error,
+                  PyObject* torch) {
+  for (PyObject* held : {raise, empty, stream, scopes, error, torch}) Py_INCREF(held);
   error_type = error;
   raise_hook = raise;
   empty_hook = empty;
   stream_hook = stream;
   scopes_hook = scopes;
+  torch_hook = torch;
 }
 
 bool read_text(PyObject* object, const char* what, std::string& text) {
@@ -144,6 +146,11 @@ Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype) {
 Owned call_stream(PyObject* like, int32_t device) {
   const Owned words(Py_BuildValue("(Oi)", like ? like : Py_None, static_cast<int>(device)));
   return words ? call_python(stream_hook, words.get()) : Owned();
+}
+
+Owned call_prove() {
+  const Owned prove(PyObject_GetAttrString(torch_hook, "prove"));
+  return prove ? call_python(prove.get()) : Owned();
 }
 
 Owned call_scopes() { return call_python(scopes_hook); }

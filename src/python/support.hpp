@@ -85,8 +85,9 @@ bool prepare_names();
 
 // The package's functions: raise(code, text, resolution JSON or None, op or None), which returns the exception to be
 // raised; empty(like, shape, dtype), which gives a buffer to write and a function that makes it a result; stream(like, device),
-// a GPU array's stream; and scopes(), what this thread is in. And the base of its exceptions.
-void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error);
+// a GPU array's stream; and scopes(), what this thread is in. The base of its exceptions, and its module with prove(): see torch_native.hpp.
+void set_hooks_to(PyObject* raise, PyObject* empty, PyObject* stream, PyObject* scopes, PyObject* error,
+                  PyObject* torch);
 
 // A str without a zero in it, else false with an exception. `what` says what it is.
 bool read_text(PyObject* object, const char* what, std::string& text);
@@ -119,5 +120,7 @@ Owned call_empty(PyObject* like, const rlk_shape& shape, const char* dtype);
 Owned call_stream(PyObject* like, int32_t device);
 // scopes().
 Owned call_scopes();
+// prove().
+Owned call_prove();
 
 }  // namespace rlk::python

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/python/numpy_array.hpp"
+#include "src/python/torch_native.hpp"
 
 namespace rlk::python {
 namespace {
@@ -91,8 +92,25 @@ PyObject* property_of(PyObject* tensor, PyObject* descriptor) {
   return get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
 }
 
+// A call of a function without arguments that returns a number; -1 with an exception.
+long number_of(const Function& function) {
+  if (!function) return 0;
+  const Owned value(function());
+  return value ? PyLong_AsLong(value.get()) : -1;
+}
+
+// Whether autograd would record what a plain tensor is read by: 0, 1, or -1 with an exception.
+int is_recorded(PyObject* tensor) {
+  if (const TorchNative* native = torch_native())
+    return native->requires_grad(tensor) && native->grad_enabled();
+  const Owned grad(property_of(tensor, torch()->requires_grad));
+  if (!grad) return -1;
+  return grad.get() == Py_True ? static_cast<int>(number_of(torch()->grad_enabled)) : 0;
+}
+
 // Whether a plain tensor has its negative bit: 0, 1, or -1 with an exception. Of every tensor alike the code is one function of C's.
 int is_negative(PyObject* tensor) {
+  if (const TorchNative* native = torch_native()) return native->is_neg(tensor);
   static const PyCFunction code = [tensor]() -> PyCFunction {
     const Owned bound(PyObject_GetAttr(tensor, names().is_neg));
     const bool plain =
@@ -105,23 +123,21 @@ int is_negative(PyObject* tensor) {
   return bit ? bit.get() == Py_True : -1;
 }
 
-// Whether a tensor carries a tangent of forward-mode differentiation: 0, 1, or -1 with an exception. Its level is -1 outside of it.
-int has_tangent(PyObject* tensor) {
+// Whether forward-mode differentiation is on: 0, 1, or -1 with an exception. Its level is -1 where it is not.
+int tangents_are_on() {
   PyObject* const module = torch()->forward_mode;
   PyObject* const level = module ? PyDict_GetItemWithError(PyModule_GetDict(module), names().forward_level)
                                  : nullptr;  // borrowed
-  if (!level || PyLong_AsLong(level) < 0) return PyErr_Occurred() ? -1 : 0;
-  const Owned unpack(PyObject_GetAttrString(module, "unpack_dual"));
+  if (level && PyLong_AsLong(level) >= 0) return 1;
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+// Whether a tensor carries a tangent: 0, 1, or -1 with an exception.
+int has_tangent(PyObject* tensor) {
+  const Owned unpack(PyObject_GetAttrString(torch()->forward_mode, "unpack_dual"));
   const Owned parts(unpack ? PyObject_CallFunctionObjArgs(unpack.get(), tensor, nullptr) : nullptr);
   const Owned tangent(parts ? PyObject_GetAttrString(parts.get(), "tangent") : nullptr);
   return tangent ? tangent.get() != Py_None : -1;
-}
-
-// A call of a function without arguments that returns a number; -1 with an exception.
-long number_of(const Function& function) {
-  if (!function) return 0;
-  const Owned value(function());
-  return value ? PyLong_AsLong(value.get()) : -1;
 }
 
 // Whether all function modes are torch's default device (set_default_device, `with torch.device(...)`), which changes where torch's
@@ -235,8 +251,10 @@ std::string_view short_name(PyTypeObject* type, Owned& holder) {
 bool torch_modes_active() {
   const Torch* t = torch();
   if (!t) return false;
-  const long functions = number_of(t->function_modes);
+  const TorchNative* const native = torch_native();
+  const long functions = native ? static_cast<long>(native->function_modes()) : number_of(t->function_modes);
   if (functions < 0 || (functions > 0 && !are_default_devices(*t, functions))) return true;
+  if (native) return native->dispatches();
   if (number_of(t->dispatch_modes) != 0 || number_of(t->jit_traces) != 0) return true;
   const Owned transform(t->transforms ? t->transforms() : Owned());
   return transform ? transform.get() != Py_None : PyErr_Occurred() != nullptr;
@@ -254,11 +272,12 @@ bool is_torch_dtype(PyObject* object) {
   return t && reinterpret_cast<PyObject*>(Py_TYPE(object)) == t->dtype;
 }
 
-void torch_written(PyObject* tensors) {
-  const Owned owned(tensors);
+void torch_written(PyObject* tensor) {
+  if (const TorchNative* native = torch_native()) return native->written(tensor);
   const Torch* t = torch();
-  if (!t || !t->written || !tensors) return PyErr_Clear();
-  const Owned done(t->written(tensors));
+  const Owned tensors(t && t->written ? PyTuple_Pack(1, tensor) : nullptr);
+  if (!tensors) return PyErr_Clear();
+  const Owned done(t->written(tensors.get()));
   if (!done) PyErr_Clear();  // inference tensors have no version
 }
 
@@ -271,7 +290,9 @@ bool torch_contexts_have(PyObject* attribute) {
 
 int torch_autocasts() {
   const Torch* t = torch();
-  return t ? static_cast<int>(number_of(t->autocasts)) : 0;
+  if (!t) return 0;
+  if (const TorchNative* native = torch_native()) return native->autocasts();
+  return static_cast<int>(number_of(t->autocasts));
 }
 
 int torch_saves_elsewhere() {
@@ -316,18 +337,19 @@ void TensorView::leave_dense_strides_out() noexcept {
   tensor_.strides = nullptr;
 }
 
-bool TensorView::take(PyObject* object, Use use, bool writes, const char* op, const char* argument) {
+bool TensorView::take(PyObject* object, Use use, bool writes, const char* op, const char* argument,
+                      Asked& asked) {
   op_ = op;
   argument_ = argument;
   writes_ = writes;
   type_ = type_of(object);
-  if (!take_as_given(object, use)) return false;
+  if (!take_as_given(object, use, asked)) return false;
   leave_dense_strides_out();
   return true;
 }
 
-bool TensorView::take_as_given(PyObject* object, Use use) {
-  if (type_->api) return take_exchanged(object, use);
+bool TensorView::take_as_given(PyObject* object, Use use, Asked& asked) {
+  if (type_->api) return take_exchanged(object, use, asked);
   if (type_->kind == TensorType::numpy && take_numpy(object)) return true;
   if (type_->kind == TensorType::masked)
     return refuse(object, "hides elements behind a mask: filled() writes them out");
@@ -338,33 +360,37 @@ bool TensorView::take_as_given(PyObject* object, Use use) {
   return take_capsule(object);
 }
 
-bool TensorView::take_exchanged(PyObject* object, Use use) {
-  if (type_->api && use != Use::look &&
-      (type_->kind == TensorType::torch || type_->kind == TensorType::torch_subclass)) {
-    // Below the dispatcher there are only those that are memory: what handles ops by itself was asked above.
-    if (type_->kind == TensorType::torch_subclass && use != Use::recorded) {
-      wants_dispatcher_ = use == Use::torch;
-      return !wants_dispatcher_ && refuse(object, "is no plain torch.Tensor: rlk.torch may take it");
-    }
-    if (use != Use::recorded) {
-      const Owned grad(property_of(object, torch()->requires_grad));
-      if (!grad) return false;
-      const long enabled = grad.get() == Py_True ? number_of(torch()->grad_enabled) : 0;
-      if (enabled < 0) return false;
-      if (enabled && use != Use::torch)
-        return refuse(object, "requires grad here: use rlk.torch, or torch.no_grad()");
-      needs_gradient_ = enabled != 0;
-    }
-    const int tangent = has_tangent(object);
-    if (tangent < 0) return false;
-    if (tangent)
-      return refuse(
-          object,
-          "carries a tangent of forward-mode differentiation (jvp, jacfwd), which no op here carries on");
-    // The exchange API hands out the bytes as they lie, whatever this bit says.
-    const int negative = is_negative(object);
-    if (negative < 0) return false;
-    if (negative) return refuse(object, "has its negative bit set here: resolve_neg() writes it out");
+// What the exchange API does not look at: it hands out the bytes as they lie.
+bool TensorView::ask_torch(PyObject* object, Use use, Asked& asked) {
+  // Below the dispatcher there are only those that are memory: what handles ops by itself was asked above.
+  if (type_->kind == TensorType::torch_subclass && use != Use::recorded) {
+    wants_dispatcher_ = use == Use::torch;
+    return !wants_dispatcher_ && refuse(object, "is no plain torch.Tensor: rlk.torch may take it");
+  }
+  if (use != Use::recorded) {
+    const int recorded = is_recorded(object);
+    if (recorded < 0) return false;
+    if (recorded && use != Use::torch)
+      return refuse(object, "requires grad here: use rlk.torch, or torch.no_grad()");
+    needs_gradient_ = recorded != 0;
+  }
+  if (asked.tangents < 0) asked.tangents = tangents_are_on();
+  const int tangent = asked.tangents > 0 ? has_tangent(object) : asked.tangents;
+  if (tangent < 0) return false;
+  if (tangent)
+    return refuse(
+        object,
+        "carries a tangent of forward-mode differentiation (jvp, jacfwd), which no op here carries on");
+  const int negative = is_negative(object);
+  if (negative < 0) return false;
+  return !negative || refuse(object, "has its negative bit set here: resolve_neg() writes it out");
+}
+
+bool TensorView::take_exchanged(PyObject* object, Use use, Asked& asked) {
+  if (type_->kind == TensorType::torch || type_->kind == TensorType::torch_subclass) {
+    if (use != Use::look && !ask_torch(object, use, asked)) return false;
+    const TorchNative* const native = torch_native();
+    if (native && native->view(object, tensor_)) return true;
   }
   if (type_->api->view_of_object(object, &tensor_) == 0) return true;
   // Meta tensors and those of torch's batches have no memory, and their own kernels.

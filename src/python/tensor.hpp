@@ -20,8 +20,8 @@ bool torch_modes_active();
 bool is_numpy_bool(PyObject* object);
 // Whether an object is a torch.dtype.
 bool is_torch_dtype(PyObject* object);
-// Tells autograd that these tensors (a tuple, given back) were written: what saved them before must not use them.
-void torch_written(PyObject* tensors);
+// Tells autograd that a tensor was written: what saved it before must not use it.
+void torch_written(PyObject* tensor);
 // Whether the base of autograd's contexts has an attribute.
 bool torch_contexts_have(PyObject* attribute);
 // Whether autocast is on for some device: 0, 1, or -1 with an exception.
@@ -30,6 +30,11 @@ int torch_autocasts();
 int torch_saves_elsewhere();
 // torch.get_num_threads().
 int32_t torch_threads();
+
+// What a call asks its thread once, whatever number of tensors it has.
+struct Asked {
+  int tangents = -1;  // whether forward-mode differentiation is on; -1: not asked yet
+};
 
 class TensorView {
  public:
@@ -43,7 +48,11 @@ class TensorView {
   TensorView& operator=(const TensorView&) = delete;
 
   // False with an exception, or only wants_dispatcher(). The text names the op and its argument, which it may write.
-  bool take(PyObject* object, Use use, bool writes, const char* op, const char* argument);
+  bool take(PyObject* object, Use use, bool writes, const char* op, const char* argument, Asked& asked);
+  bool take(PyObject* object, Use use, bool writes, const char* op, const char* argument) {
+    Asked asked;
+    return take(object, use, writes, op, argument, asked);
+  }
   const DLTensor& tensor() const noexcept { return tensor_; }
   DLTensor& tensor() noexcept { return tensor_; }
   const TensorType* type() const noexcept { return type_; }
@@ -55,9 +64,10 @@ class TensorView {
   bool refuse(PyObject* object, const char* why) const;
   // The same where its framework raised: with the first line of what that said, and its exception as the cause.
   bool refuse_as_raised(PyObject* object) const;
-  bool take_as_given(PyObject* object, Use use);
+  bool take_as_given(PyObject* object, Use use, Asked& asked);
   void leave_dense_strides_out() noexcept;
-  bool take_exchanged(PyObject* object, Use use);
+  bool take_exchanged(PyObject* object, Use use, Asked& asked);
+  bool ask_torch(PyObject* object, Use use, Asked& asked);
   bool take_capsule(PyObject* object);
   bool take_numpy(PyObject* object);
   bool take_spec(PyObject* shape, PyObject* object);

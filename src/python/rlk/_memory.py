@@ -1,6 +1,6 @@
 """Shapes without data, and results for frameworks whose tensor type has no allocator of its own."""
 
-from rlk import _C, _errors, _scopes
+from rlk import _C, _errors, _scopes, _torch_native
 
 #: DLPack's (code, bits) of each dtype, by the name that rlk uses.
 DTYPES = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "fp64": (2, 64), "int32": (0, 32), "int64": (0, 64),
@@ -70,4 +70,4 @@ def stream(like, device):
         return cupy.cuda.get_current_stream().ptr
 
 
-_C.set_hooks(_errors.make, empty, stream, _scopes.options_of_scopes, _errors.Error)
+_C.set_hooks(_errors.make, empty, stream, _scopes.options_of_scopes, _errors.Error, _torch_native)
