@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/op.hpp"
 #include "rlk/plugin.h"
 #include "src/host.hpp"
 
@@ -114,6 +115,24 @@ TEST_CASE("every op is named on the page of its folder, and the README lists all
     folders.insert(file.parent_path().filename().string());
   }
   CHECK(listed == folders);
+}
+
+TEST_CASE("a page names every argument and attribute of its ops by the schema's own words") {
+  std::map<std::string, fs::path> folders;
+  for (const auto& [op, file] : find(kRoot / "registry", R"(const rlk_op_schema (\w+)_schema\b(?!;))"))
+    folders[op] = file.parent_path();
+  const std::regex word("\\w+");
+  for (const rlk::registry::Op& op : rlk::registry::ops()) {
+    const fs::path page = folders[op.schema->name] / "README.md";
+    const std::string text = text_of(page);
+    const std::set<std::string> words(std::sregex_token_iterator(text.begin(), text.end(), word), {});
+    const auto check = [&](const std::string& name) {
+      CHECK_MESSAGE(words.count(name) == 1,
+                    page.string() << " does not name " << name << " of " << std::string(op.schema->name));
+    };
+    for (std::uint32_t i = 0; i < op.schema->num_arguments; ++i) check(op.schema->arguments[i].name);
+    for (std::uint32_t i = 0; i < op.schema->num_attributes; ++i) check(op.schema->attributes[i].name);
+  }
 }
 
 TEST_CASE("every implementation is defined in one file of its backend and listed once in its table") {
