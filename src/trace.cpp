@@ -160,7 +160,7 @@ Status run_traced(const Prepared& p, int32_t op, const rlk_slot* slots, const Op
                   RunPrepared run) {
   const std::shared_ptr<TraceFile> file = TraceFile::now();
   TraceMarks& marks = ThreadState::need().trace;
-  if (!file || marks.inside || !file->plan().wants(marks.tag)) return run(p, slots, options);
+  if (!file || marks.inside || !file->choice().wants(marks.tag)) return run(p, slots, options);
   // The implementation may call the library, and its call may take this one's place in the cache: what is
   // needed afterwards is taken now.
   std::optional<CallRecord> record;
@@ -222,7 +222,7 @@ const Backend* backend_for(DLDeviceType type, int32_t id, rlk_device& device) {
 Status trace_foreign(const char* tag, const char* name, const DLTensor& t, void* stream) {
   const std::shared_ptr<TraceFile> file = TraceFile::now();
   TraceMarks& own = ThreadState::need().trace;
-  if (!file || !file->plan().wants(tag ? tag : own.tag)) return {};
+  if (!file || !file->choice().wants(tag ? tag : own.tag)) return {};
   if (Status s = check_foreign(name, t); !s) return s;
   rlk_device device{};
   const DLDevice at = normal(t.device);

@@ -22,9 +22,10 @@ Status begin_trace(const char* name, const rlk_trace_options* given) {
     if (Status s = read_struct("trace options", *given, offsetof(rlk_trace_options, tags), o); !s) return s;
   if (o.every < 0)
     return {RLK_INVALID_ARGUMENT, fmt::format("trace: every is {}, it must be 0 or more", o.every)};
-  TraceFile::Plan plan{{}, std::max<int64_t>(o.every, 1), o.weights_once != 0};
-  for (const std::string_view glob : split(o.tags ? o.tags : "", ',')) plan.tags.emplace_back(trimmed(glob));
-  return TraceFile::begin(name, std::move(plan));
+  TraceFile::Choice choice{{}, std::max<int64_t>(o.every, 1), o.weights_once != 0};
+  for (const std::string_view glob : split(o.tags ? o.tags : "", ','))
+    choice.tags.emplace_back(trimmed(glob));
+  return TraceFile::begin(name, std::move(choice));
 }
 
 namespace {

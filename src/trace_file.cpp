@@ -71,35 +71,35 @@ Status open_alone(const std::string& path, Fd& file) {
           fmt::format("trace: {} cannot be written: {}", quoted_path(path), std::strerror(errno))};
 }
 
-std::string head(const TraceFile::Plan& plan) {
+std::string head(const TraceFile::Choice& choice) {
   return JsonObject()
       .number("rlk_trace", 1)
       .text("version", RLK_VERSION)
       .text("build", library_build())
       .text("cpu", cpu_word(cpu_level()))
-      .number("every", plan.every)
+      .number("every", choice.every)
       .str();
 }
 
 }  // namespace
 
-bool TraceFile::Plan::wants(std::string_view tag) const {
+bool TraceFile::Choice::wants(std::string_view tag) const {
   if (tags.empty()) return true;
   for (const std::string& glob : tags)
     if (glob_match(glob, tag)) return true;
   return false;
 }
 
-TraceFile::TraceFile(std::string path, Fd file, Plan plan)
+TraceFile::TraceFile(std::string path, Fd file, Choice choice)
     : path_(std::move(path)),
       file_(std::move(file)),
-      plan_(std::move(plan)),
+      choice_(std::move(choice)),
       number_([] {
         static uint64_t traces = 0;
         return ++traces;
       }()),
       owner_(getpid()) {
-  append(head(plan_));
+  append(head(choice_));
 }
 
 std::shared_ptr<TraceFile> TraceFile::now() {
@@ -108,7 +108,7 @@ std::shared_ptr<TraceFile> TraceFile::now() {
   return trace && trace->owner_ == getpid() ? trace : nullptr;
 }
 
-Status TraceFile::begin(std::string_view name, Plan plan) {
+Status TraceFile::begin(std::string_view name, Choice choice) {
   const std::string path = expanded(name);
   const std::lock_guard lock(mutex());
   auto& trace = open_trace();
@@ -121,7 +121,7 @@ Status TraceFile::begin(std::string_view name, Plan plan) {
     if (TraceFile::now()) (void)TraceFile::end();
   });
   const bool inherited = trace != nullptr;  // whose bit the gate has already
-  trace = std::make_shared<TraceFile>(path, std::move(file), std::move(plan));
+  trace = std::make_shared<TraceFile>(path, std::move(file), std::move(choice));
   if (!inherited) set_traced(true);
   return {};
 }

@@ -19,7 +19,7 @@ namespace rlk {
 
 class TraceFile {
  public:
-  struct Plan {
+  struct Choice {
     std::vector<std::string> tags;  // globs; none: all
     int64_t every = 1;
     bool weights_once = false;
@@ -30,12 +30,12 @@ class TraceFile {
 
   // The process's trace; null when there is none, or when it is that of the process this one was forked from.
   static std::shared_ptr<TraceFile> now();
-  static Status begin(std::string_view name, Plan plan);
+  static Status begin(std::string_view name, Choice choice);
   static Status end();
 
-  TraceFile(std::string path, Fd file, Plan plan);
+  TraceFile(std::string path, Fd file, Choice choice);
 
-  const Plan& plan() const noexcept { return plan_; }
+  const Choice& choice() const noexcept { return choice_; }
   // The number of these rows in the file; they are written when they are new. 0: there are none.
   uint64_t keys_of(TraceMarks& marks);
   // Appends a record whose members these are, under the next number.
@@ -55,7 +55,7 @@ class TraceFile {
 
   const std::string path_;
   Fd file_;
-  const Plan plan_;
+  const Choice choice_;
   const uint64_t number_;
   const pid_t owner_;
   uint64_t records_ = 0, key_sets_ = 0;

@@ -155,7 +155,7 @@ void TraceRecord::add_weight(const char* name, const DLTensor& t) {
   const TraceFile::Place place{all.device().device_type, all.device().device_id, all.low(),
                                all.high() - all.low(), t.dtype.bits};
   uint64_t found = 0;
-  const bool once = file_.plan().weights_once;
+  const bool once = file_.choice().weights_once;
   if (!once || !file_.find_weight(place, found)) {
     const std::byte* base = reader_.read(t);
     if (!base) return mention(name, "weight", t);
@@ -180,7 +180,7 @@ void TraceRecord::write(JsonObject head) {
 std::string TraceRecord::chosen(const std::vector<uint64_t>& all) const {
   std::string out;
   out.reserve(16 * all.size());
-  const int64_t every = keys_ ? file_.plan().every : 1;
+  const int64_t every = keys_ ? file_.choice().every : 1;
   for (std::size_t i = 0; i < all.size(); ++i)
     if (every <= 1 || marks_.rows[i].second % every == 0) append_hex(out, all[i]);
   return out;

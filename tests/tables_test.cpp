@@ -312,6 +312,19 @@ TEST_CASE(
   CHECK(files.size() > 30);
 }
 
+TEST_CASE("a word that the whole tree shares names one type") {
+  for (const std::string word : {"Arena", "Call", "DeviceGuard", "Float", "Options", "Plan"}) {
+    std::string homes;
+    int count = 0;
+    // src/python/ and tools/ are programs beside the library, with words of their own.
+    for (const char* folder : {"include", "registry", "src", "backends"})
+      for (const auto& [name, file] :
+           find(kRoot / folder, R"(\n\s*(?:struct|class|enum class) ()" + word + R"()\b[^;(]*\{)"))
+        if (!lies_in(file, kRoot / "src/python")) ++count, homes += file.string() + " ";
+    CHECK_MESSAGE(count == 1, word << " is defined in " << homes);
+  }
+}
+
 TEST_CASE("the machinery names no op and no implementation") {
   std::string ops;
   for (const std::string& op : lines_of(kRoot / "registry/ops.def", "RLK_OP"))

@@ -134,13 +134,13 @@ struct Chunk {
   }
 };
 
-// A call.
+// All tokens of a call.
 template <class Math>
-class Call {
+class Steps {
   using T = typename Math::Number;
 
  public:
-  explicit Call(const KdaStep& args) : a(args) {}
+  explicit Steps(const KdaStep& args) : a(args) {}
 
   bool run() {
     for (int64_t n = 0; n < sequences; ++n) {

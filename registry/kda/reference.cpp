@@ -269,7 +269,7 @@ int32_t kda_decode_reference(const rlk_slot* slots, const rlk_host*) {
 
 // By the cache's definition: what it holds takes part, whoever filled it.
 int32_t kda_step_reference(const rlk_slot* slots, const rlk_host* host) {
-  if (kda_step::Call<kda_step::Double>(*reinterpret_cast<const KdaStep*>(slots)).run()) return RLK_OK;
+  if (kda_step::Steps<kda_step::Double>(*reinterpret_cast<const KdaStep*>(slots)).run()) return RLK_OK;
   return host->fail(RLK_INVALID_ARGUMENT, "kda_step: rows are beyond the chunk");
 }
 

@@ -290,7 +290,7 @@ bool kda_decode_rule(const RuleQuery& q) {
 bool kda_step_rule(const RuleQuery& q) {
   if (q.arithmetic != "fma32/kda") return false;
   const FloatGuard guard;
-  return kda_step::Call<Single>(*reinterpret_cast<const KdaStep*>(q.slots)).run();
+  return kda_step::Steps<Single>(*reinterpret_cast<const KdaStep*>(q.slots)).run();
 }
 
 bool kda_gate_rule(const RuleQuery& q) {

@@ -34,7 +34,7 @@ std::vector<Span> sequences(const Args& a) {
 
 // A call's tensors and sizes, in numbers of type T.
 template <class T, class Args>
-struct Call {
+struct Operands {
   const Args& a;
   Rows x{a.x}, weight{a.weight};
   int64_t taps = a.weight.dim(1), channels = a.x.dim(2);
@@ -57,33 +57,33 @@ struct Call {
 template <class Math>
 void forward(const ShortConv& a) {
   using T = typename Math::Number;
-  const Call<T, ShortConv> call{a};
+  const Operands<T, ShortConv> of{a};
   for (const Span& s : sequences(a))
-    for (int64_t d = 0; d < call.channels; ++d) {
+    for (int64_t d = 0; d < of.channels; ++d) {
       for (int64_t at = 0; at < s.end - s.begin; ++at)
-        Math::set(a.y, s.begin + at, d, Math::silu(call.sum(s, at, d)));
-      for (int64_t r = 0; a.final_state && r < call.taps - 1; ++r)
-        Math::set(a.final_state, s.number * (call.taps - 1) + r, d,
-                  call.input(s, s.end - s.begin - (call.taps - 1) + r, d));
+        Math::set(a.y, s.begin + at, d, Math::silu(of.sum(s, at, d)));
+      for (int64_t r = 0; a.final_state && r < of.taps - 1; ++r)
+        Math::set(a.final_state, s.number * (of.taps - 1) + r, d,
+                  of.input(s, s.end - s.begin - (of.taps - 1) + r, d));
     }
 }
 
 template <class Math>
 void backward(const ShortConvBwd& a) {
   using T = typename Math::Number;
-  const Call<T, ShortConvBwd> call{a};
-  const int64_t back = call.taps - 1;
-  for (int64_t d = 0; d < call.channels; ++d) {
-    std::vector<typename Math::Sum> d_weight(static_cast<std::size_t>(call.taps));
+  const Operands<T, ShortConvBwd> of{a};
+  const int64_t back = of.taps - 1;
+  for (int64_t d = 0; d < of.channels; ++d) {
+    std::vector<typename Math::Sum> d_weight(static_cast<std::size_t>(of.taps));
     typename Math::Sum d_bias;
     for (const Span& s : sequences(a)) {
       const int64_t length = s.end - s.begin;
       std::vector<T> g;  // gradients of the sums
       for (int64_t at = 0; at < length; ++at) {
         const T d_y = static_cast<T>(Rows(a.d_y).get(s.begin + at, d));
-        g.push_back(Math::times_slope(d_y, call.sum(s, at, d)));
-        for (int64_t tap = 0; tap < call.taps; ++tap)
-          d_weight[static_cast<std::size_t>(tap)].add(g.back(), call.input(s, at - back + tap, d),
+        g.push_back(Math::times_slope(d_y, of.sum(s, at, d)));
+        for (int64_t tap = 0; tap < of.taps; ++tap)
+          d_weight[static_cast<std::size_t>(tap)].add(g.back(), of.input(s, at - back + tap, d),
                                                       s.begin + at);
         d_bias.add(g.back(), 1, s.begin + at);
       }
@@ -92,14 +92,14 @@ void backward(const ShortConvBwd& a) {
         if (const int64_t r = at - (length - back); a.d_final_state && r >= 0)
           sum = static_cast<T>(Rows(a.d_final_state).get(s.number * back + r, d));
         for (int64_t out = std::min(at + back, length - 1); out >= std::max<int64_t>(at, 0); --out)
-          sum = std::fma(call.w(d, back - (out - at)), g[static_cast<std::size_t>(out)], sum);
+          sum = std::fma(of.w(d, back - (out - at)), g[static_cast<std::size_t>(out)], sum);
         if (at >= 0)
           Math::set(a.d_x, s.begin + at, d, sum);
         else
           Math::set(a.d_initial_state, (s.number + 1) * back + at, d, sum);
       }
     }
-    for (int64_t tap = 0; tap < call.taps; ++tap)
+    for (int64_t tap = 0; tap < of.taps; ++tap)
       Math::set(a.d_weight, d, tap, d_weight[static_cast<std::size_t>(tap)].value());
     Math::set(a.d_bias, 0, d, d_bias.value());
   }

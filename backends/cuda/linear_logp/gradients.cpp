@@ -50,7 +50,7 @@ const char* Hopper::product(const LmHeadBwd& a) const {
                               device, call.workspace().data(), lm_head::kLibraryWorkspace, stream_of(call)));
 }
 
-Gradients::Plan::Plan(const BackwardCut& cut) {
+Gradients::Sizes::Sizes(const BackwardCut& cut) {
   const std::int64_t all = cut.p.rows, leaf = std::max<std::int64_t>(1, cut.p.leaf),
                      width = std::max<std::int64_t>(1, cut.a.hidden.dim(1));
   const std::int64_t fit =
@@ -61,13 +61,13 @@ Gradients::Plan::Plan(const BackwardCut& cut) {
   at_once = narrow(cut) ? all : std::min(all, kRows);
 }
 
-Gradients::Held::Held(const BackwardCut& cut, const Plan& plan, Room& room) {
-  const std::int64_t panel = plan.together ? 0 : plan.columns;
+Gradients::Held::Held(const BackwardCut& cut, const Sizes& sizes, Room& room) {
+  const std::int64_t panel = sizes.together ? 0 : sizes.columns;
   // 16-bit logits lie where their gradient will.
-  const std::int64_t logits = narrow(cut) ? 0 : plan.at_once * cut.p.leaf;
+  const std::int64_t logits = narrow(cut) ? 0 : sizes.at_once * cut.p.leaf;
   forward = simt::linear_logp::held(cut, room, true, !cut.a.stats, logits);
-  d_logits = room.take(2 * std::max(plan.rows * cut.p.leaf, cut.p.rows * panel));
-  const std::int64_t share = cut.a.d_hidden && cut.p.count > 1 ? 4 * plan.rows * cut.a.hidden.dim(1) : 0;
+  d_logits = room.take(2 * std::max(sizes.rows * cut.p.leaf, cut.p.rows * panel));
+  const std::int64_t share = cut.a.d_hidden && cut.p.count > 1 ? 4 * sizes.rows * cut.a.hidden.dim(1) : 0;
   for (std::byte*& s : shares) s = room.take(share);
 }
 
@@ -75,16 +75,16 @@ Gradients::Gradients(const LinearLogpBwd& a, const Call& call)
     : cut_(a, kForward),
       call_(call),
       kernels_(call),
-      plan_(cut_),
+      sizes_(cut_),
       room_{kernels_.behind()},
-      held_(cut_, plan_, room_) {
+      held_(cut_, sizes_, room_) {
   lse128::add_cotangents(cut_.p, a);
 }
 
 std::uint64_t Gradients::bytes(const LinearLogpBwd& a) {
   const BackwardCut cut(a, kForward);
   Room room;
-  const Held pieces(cut, Plan(cut), room);
+  const Held pieces(cut, Sizes(cut), room);
   return Hopper::kOwn + room.used;
 }
 
@@ -97,7 +97,7 @@ Tensor Gradients::d_logits(const Area& area, std::int64_t row, std::int64_t n) c
 // The gradient of an area's logits.
 const char* Gradients::slopes(const Area& area, int leaf) {
   const char* error = nullptr;
-  for_runs(area.rows, plan_.at_once, [&](std::int64_t at, std::int64_t n) {
+  for_runs(area.rows, sizes_.at_once, [&](std::int64_t at, std::int64_t n) {
     const std::int64_t first = area.row + at;
     BackwardCut::Logits l;
     cut_.logits(first, n, area.begin, area.end, held_.forward.logits, l);
@@ -175,13 +175,13 @@ const char* Gradients::all() {
   const std::int64_t all = cut_.p.rows;
   const char* error = a.stats ? nullptr : simt::linear_logp::reduce(cut_, held_.forward, true, kernels_);
   if (error) return error;
-  if (plan_.together) return leaves(0, all, static_cast<bool>(a.d_hidden), weights);
-  for (std::int64_t row = 0; a.d_hidden && row < all && !error; row += plan_.rows)
-    error = leaves(row, std::min(plan_.rows, all - row), true, false);
+  if (sizes_.together) return leaves(0, all, static_cast<bool>(a.d_hidden), weights);
+  for (std::int64_t row = 0; a.d_hidden && row < all && !error; row += sizes_.rows)
+    error = leaves(row, std::min(sizes_.rows, all - row), true, false);
   for (int j = 0; weights && j < cut_.p.count; ++j)
     for (std::int64_t at = cut_.p.leaf_begin(j); at < cut_.p.leaf_end(j) && !error && code_ == RLK_OK;
-         at += plan_.columns) {
-      const Area area{0, all, at, std::min(cut_.p.leaf_end(j), at + plan_.columns)};
+         at += sizes_.columns) {
+      const Area area{0, all, at, std::min(cut_.p.leaf_end(j), at + sizes_.columns)};
       error = slopes(area, j);
       if (!error) error = weight(area);
     }

@@ -45,18 +45,18 @@ class Gradients {
     std::int64_t columns() const { return end - begin; }
     std::int64_t stride() const { return (columns() + 15) / 16 * 16; }  // of their gradient
   };
-  struct Plan {
+  struct Sizes {
     bool together;         // the logits are computed once
     std::int64_t rows;     // of a block of d_hidden
     std::int64_t columns;  // of a panel of d_weight
     std::int64_t at_once;  // rows of logits
-    explicit Plan(const BackwardCut& cut);
+    explicit Sizes(const BackwardCut& cut);
   };
   struct Held {
     simt::linear_logp::Held forward;  // logits, and where the stats are not given what the forward has
     std::byte* d_logits;
     std::array<std::byte*, kShares> shares;
-    Held(const BackwardCut& cut, const Plan& plan, Room& room);
+    Held(const BackwardCut& cut, const Sizes& sizes, Room& room);
   };
 
   Tensor d_logits(const Area& area, std::int64_t row, std::int64_t n) const;
@@ -69,7 +69,7 @@ class Gradients {
   BackwardCut cut_;
   const Call& call_;
   Hopper kernels_;
-  Plan plan_;
+  Sizes sizes_;
   Room room_;
   Held held_;
   int shares_ = 0;  // that wait to be joined
