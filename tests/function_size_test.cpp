@@ -1,6 +1,6 @@
 // labels: unit
-// No function is longer than 120 lines, kernels included: clang-tidy's readability-function-size sees no device code and no
-// code behind another machine's macros.
+// No function is longer than 120 lines, kernels and Python included: clang-tidy's readability-function-size sees no device
+// code and no code behind another machine's macros.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <iterator>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -118,6 +119,33 @@ std::vector<Function> functions_of(const std::string& text) {
   return found;
 }
 
+// Functions and methods of Python; what a function defines inside counts as part of it too.
+std::vector<Function> python_functions_of(const std::string& text) {
+  static const std::regex def(R"(^( *)(?:async )?def (\w+))");
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  std::vector<Function> found;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    std::smatch head;
+    if (!std::regex_search(lines[i], head, def)) continue;
+    const std::size_t indent = head[1].str().size();
+    std::size_t last = i;
+    for (std::size_t j = i + 1; j < lines.size(); ++j) {
+      const std::size_t first = lines[j].find_first_not_of(' ');
+      if (first == std::string::npos) continue;
+      if (first <= indent && lines[j][first] != ')') break;  // the head may end on a line of its own
+      last = j;
+    }
+    found.push_back({head[2], i + 1, last - i + 1});
+  }
+  return found;
+}
+
+bool is_python(const fs::path& file, const std::string& text) {
+  return file.extension() == ".py" || text.starts_with("#!/usr/bin/env python3");
+}
+
 std::string function_of(std::size_t lines) {
   std::string text = "namespace a {\nstruct B {\n  template <class T>\n  int f(T x) const {\n";
   for (std::size_t i = 0; i + 3 < lines; ++i) text += "    if (x) { x = '}'; }  // }\n";
@@ -135,18 +163,34 @@ TEST_CASE("a function's lines are counted from its template's head to its last b
   }
 }
 
+TEST_CASE("a Python function's lines are counted to its last, blank lines between included") {
+  for (const std::size_t lines : {std::size_t{4}, kMostLines + 1}) {
+    std::string text = "class A:\n    def f(self,\n          x):\n\n";
+    for (std::size_t i = 0; i + 3 < lines; ++i) text += "        x += 1\n";
+    const std::vector<Function> found = python_functions_of(text + "\n\ndef g(): pass\n");
+    REQUIRE(found.size() == 2);
+    CHECK(found[0].lines == lines);
+    CHECK(found[0].line == 2);
+    CHECK(found[1].lines == 1);
+  }
+}
+
 TEST_CASE("no function of the tree is longer than 120 lines") {
   static const std::set<std::string> kinds{".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".hip", ".inl"};
-  std::size_t count = 0;
-  for (const char* folder : {"backends", "include", "registry", "src", "tests", "tools"})
+  std::size_t count = 0, python = 0;
+  for (const char* folder : {".ci", "backends", "include", "registry", "src", "tests", "tools"})
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
-      if (!entry.is_regular_file() || kinds.count(entry.path().extension()) == 0) continue;
+      if (!entry.is_regular_file()) continue;
       std::ifstream in(entry.path());
-      for (const Function& f : functions_of({std::istreambuf_iterator<char>(in), {}})) {
+      const std::string text(std::istreambuf_iterator<char>(in), {});
+      const bool compiled = kinds.count(entry.path().extension()) != 0;
+      if (!compiled && !is_python(entry.path(), text)) continue;
+      for (const Function& f : compiled ? functions_of(text) : python_functions_of(text)) {
         INFO(entry.path().string() << ":" << f.line << ": " << f.lines << " lines: " << f.head);
         CHECK(f.lines <= kMostLines);
-        ++count;
+        ++(compiled ? count : python);
       }
     }
   CHECK(count > 2000);  // it sees them
+  CHECK(python > 500);
 }
