@@ -8,68 +8,18 @@
 #include <cstring>
 #include <string>
 
-#include "memory.hpp"
+#include "array.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
 
+using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::hopper;
+using cuda_test::Shape;
 using rlk::AttentionBwd;
 using rlk::DType;
 using rlk::Tensor;
-using Shape = std::vector<int64_t>;
-
-// A dense tensor here, and its copy on the device. One without a shape is absent from the call.
-struct Array {
-  Shape shape;
-  DType type = DType::f32;
-  std::vector<std::byte> bytes;
-  std::shared_ptr<void> device;
-
-  Array() = default;
-  Array(Shape s, DType t) : shape(std::move(s)), type(t) {
-    bytes.assign(static_cast<std::size_t>(count() * rlk::size_of(type)), std::byte{0xff});  // NaN
-  }
-  explicit Array(const std::vector<int32_t>& values)
-      : Array({static_cast<int64_t>(values.size())}, DType::i32) {
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-  }
-  int64_t count() const {
-    int64_t n = 1;
-    for (int64_t d : shape) n *= d;
-    return n;
-  }
-  void set(int64_t i, float x) {
-    const uint16_t half = type == DType::bf16 ? rlk::float_to_bf16(x) : rlk::float_to_f16(x);
-    if (type == DType::f32)
-      std::memcpy(bytes.data() + 4 * i, &x, 4);
-    else
-      std::memcpy(bytes.data() + 2 * i, &half, 2);
-  }
-  // Rows [from, to) of the first axis, or of the first two.
-  void draw(std::mt19937& random, int64_t from, int64_t to, int64_t width, float scale = 1, float mean = 0) {
-    std::normal_distribution<float> normal;
-    for (int64_t i = from * width; i < to * width; ++i) set(i, mean + scale * normal(random));
-  }
-  Tensor on_cpu() { return Tensor(bytes.data(), std::span<const int64_t>(shape), type); }
-  Tensor on_gpu() {
-    if (!device) {
-      void* data = nullptr;
-      check(cudaMalloc(&data, bytes.size() + 16));
-      device = {data, [](void* p) { cudaFree(p); }};
-      send();
-    }
-    return Tensor(device.get(), std::span<const int64_t>(shape), type, {kDLCUDA, 0});
-  }
-  void send() const { check(cudaMemcpy(device.get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice)); }
-  std::vector<std::byte> brought() const {
-    std::vector<std::byte> to(bytes.size());
-    check(cudaMemcpy(to.data(), device.get(), to.size(), cudaMemcpyDeviceToHost));
-    return to;
-  }
-  bool same() const { return shape.empty() || brought() == bytes; }
-};
 
 // The tensors of a call.
 struct Held {
@@ -169,10 +119,10 @@ Held make(const Sizes& s, const AttentionBwd& options, bool sinks, std::mt19937&
     // Some weights are far below the smallest normal number, some rows of no key.
     const float mean = std::log(static_cast<float>(s.keys) + 1);
     h.q.draw(random, q0, q1, all * s.d), h.d_out.draw(random, q0, q1, all * s.dv);
-    h.out.draw(random, q0, q1, all * s.dv, 0.3f), h.lse.draw(random, q0, q1, all, 2, mean);
+    h.out.draw(random, q0, q1, all * s.dv, 0.3), h.lse.draw(random, q0, q1, all, 2, mean);
     if (!h.d_lse.shape.empty()) h.d_lse.draw(random, q0, q1, all);
     for (int64_t j = k0; j < k1; ++j) {
-      h.k.draw(random, j, j + 1, s.heads * s.d, random() % 50 == 0 ? 40.f : 1.f);
+      h.k.draw(random, j, j + 1, s.heads * s.d, random() % 50 == 0 ? 40 : 1);
       h.v.draw(random, j, j + 1, s.heads * s.dv);
     }
     for (int64_t i = q0 * all; i < q1 * all; ++i)

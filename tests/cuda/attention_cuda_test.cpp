@@ -2,7 +2,6 @@
 // links: registry
 // attention on Hopper: the bits of the CPU replay for drawn shapes and options, whichever way tokens are reached, and a
 // captured graph that is replayed with other lengths.
-#include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,78 +13,18 @@
 #include <string>
 #include <vector>
 
-#include "rlk/half.hpp"
+#include "array.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
 
+using cuda_test::Array;
+using cuda_test::check;
+using cuda_test::hopper;
+using cuda_test::Shape;
 using rlk::Attention;
 using rlk::DType;
 using rlk::Tensor;
-using Shape = std::vector<int64_t>;
-
-bool hopper() {
-  int count = 0, major = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  if (major == 9) return true;
-  std::puts("[skip] no Hopper GPU");
-  return false;
-}
-void check(cudaError_t e) { REQUIRE_MESSAGE(e == cudaSuccess, std::string(cudaGetErrorString(e))); }
-
-// A dense tensor here, and its copy on the device.
-struct Array {
-  Shape shape;
-  DType type;
-  std::vector<std::byte> bytes;
-  std::shared_ptr<void> device;
-
-  Array() = default;
-  Array(Shape s, DType t) : shape(std::move(s)), type(t) {
-    bytes.assign(static_cast<std::size_t>(count() * rlk::size_of(type)), std::byte{0xff});  // NaN
-  }
-  Array(const std::vector<int32_t>& values, Shape s) : Array(std::move(s), DType::i32) {
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-  }
-  int64_t count() const {
-    int64_t n = 1;
-    for (int64_t d : shape) n *= d;
-    return n;
-  }
-  void set(int64_t i, double x) {
-    const auto single = static_cast<float>(x);
-    const uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
-    if (type == DType::f32)
-      std::memcpy(bytes.data() + 4 * i, &single, 4);
-    else
-      std::memcpy(bytes.data() + 2 * i, &half, 2);
-  }
-  Array& draw(std::mt19937& random, double scale = 1) {
-    draw_rows(random, 0, count(), scale);
-    return *this;
-  }
-  void draw_rows(std::mt19937& random, int64_t from, int64_t to, double scale) {
-    std::normal_distribution<double> normal;
-    for (int64_t i = from; i < to; ++i) set(i, normal(random) * scale);
-  }
-  Tensor on_cpu() { return Tensor(bytes.data(), std::span<const int64_t>(shape), type); }
-  Tensor on_gpu() {
-    if (!device) {
-      void* data = nullptr;
-      check(cudaMalloc(&data, bytes.size() + 16));
-      device = {data, [](void* p) { cudaFree(p); }};
-      send();
-    }
-    return Tensor(device.get(), std::span<const int64_t>(shape), type, {kDLCUDA, 0});
-  }
-  void send() const { check(cudaMemcpy(device.get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice)); }
-  std::vector<std::byte> brought() const {
-    std::vector<std::byte> to(bytes.size());
-    check(cudaMemcpy(to.data(), device.get(), to.size(), cudaMemcpyDeviceToHost));
-    return to;
-  }
-};
 
 std::string id_of(const char* family, int64_t split) {
   return family + (split == 0 ? std::string("none") : std::to_string(split));
@@ -190,10 +129,10 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
       if (s.layout == Layout::paged)
         row = pages[static_cast<std::size_t>(n * most + j / s.page)] * s.page + j % s.page;
       const double scale = random() % 50 == 0 ? 40 : 1;  // weights far below the smallest normal number
-      h.k.draw_rows(random, row * s.heads * s.d, (row + 1) * s.heads * s.d, scale);
-      h.v.draw_rows(random, row * s.heads * s.dv, (row + 1) * s.heads * s.dv, 1);
+      h.k.draw(random, row, row + 1, s.heads * s.d, scale);
+      h.v.draw(random, row, row + 1, s.heads * s.dv);
     }
-  if (sinks) h.sinks = Array({all}, DType::f32).draw(random);
+  if (sinks) h.sinks = Array({all}, DType::f32), h.sinks.draw(random);
   return h;
 }
 
