@@ -144,8 +144,8 @@ struct Resolver::Search {
 
   Status refusal(const Resolution& r) const;
 
-  // For who asks instead of calling: what the rule left out, and the backends that are not in the running at
-  // all.
+  // For an explanation rather than a call: what the rule left out, and the backends that are not in the running
+  // at all.
   void add_others(std::vector<Candidate>& candidates) {
     for (const ImplementationEntry& e : op.implementations) {
       if (std::any_of(candidates.begin(), candidates.end(),

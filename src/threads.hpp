@@ -11,8 +11,8 @@ namespace rlk {
 int32_t most_threads() noexcept;
 
 // Runs body(context, i) for every i in [0, n) on at most `threads` threads (0: all), the caller among them.
-// Nested or concurrent calls are fine: who finds the pool busy runs alone, and so does who gets no threads
-// from the system. Results must not depend on the split.
+// Nested or concurrent calls are fine: a call that finds the pool busy, or gets no threads from the system,
+// runs alone. Results must not depend on the split.
 void parallel_for(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
 
 }  // namespace rlk

@@ -2,7 +2,7 @@
 //
 // `<family>.scalar`, `<family>.avx2` and `<family>.avx512` differ in nothing but their vectors and give the
 // same bits. Each is an implementation of its own, so that lists, certificates and evidence name the code
-// that ran; the dispatcher takes the widest that the machine and RLK_CPU allow, and so does who asks for the
+// that ran; the dispatcher takes the widest that the machine and RLK_CPU allow, also where a caller names the
 // family. Rejected: one implementation that looks at the processor itself, which proves on one machine what
 // another never runs.
 #pragma once

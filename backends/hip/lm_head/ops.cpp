@@ -6,7 +6,7 @@
 //   hip.mfma_gfx942  cdna3/k8       likewise
 //
 // The last two were compiled, disassembled and played on host fibers, but never run on a GPU. So they stand
-// behind hip.fma32 and serve only who asks for them.
+// behind hip.fma32 and serve only on request.
 #include "simt/lm_head/ops.hpp"
 
 namespace rlk::hip {

@@ -1,7 +1,7 @@
 // lm_head and its backward by chains (chain.hpp), an implementation per instruction set:
 //
 //   native           fma32/kb1024  fp32, lanes over the columns
-//   native.kb256     fma32/kb256   the bits of onednn.kb256, for who asks for them
+//   native.kb256     fma32/kb256   the bits of onednn.kb256, on request
 //   native.golden    fma64         fp64, one rounding
 #include "native/lm_head/run.hpp"
 
