@@ -325,6 +325,40 @@ TEST_CASE("a word that the whole tree shares names one type") {
   }
 }
 
+namespace {
+
+// A folder of a backend or of an op, with the file that opens the namespace.
+bool is_namespace_of(const std::string& name, const fs::path& file) {
+  auto part = file.begin();
+  const std::string backend = (++part)->string(), op = (++part)->string();
+  const bool in_folder = std::next(part) != file.end();
+  const std::string own = "rlk::" + backend;
+  if (name == own || (in_folder && (name == own + "::" + op || name.starts_with(own + "::" + op + "::"))))
+    return true;
+  // What carries out the templates of arithmetic/ lies in their namespace.
+  return name == "rlk::rows" || (op == "kda" && name.starts_with("rlk::kda"));
+}
+
+}  // namespace
+
+TEST_CASE("a backend's namespaces are its folders: rlk::<backend>, rlk::<backend>::<op>") {
+  std::size_t count = 0;
+  for (const auto& folder : fs::directory_iterator(kRoot / "backends"))
+    for (const auto& [name, file] : find(folder, R"((?:^|\n)namespace (rlk::\w[\w:]*) \{)")) {
+      const fs::path from_root = file.lexically_relative(kRoot);
+      if (folder.path().filename() == "arithmetic") {
+        // Named by the arithmetic id or the op; rlk::simt has what every kernel computes with.
+        for (const char* backend : {"native", "cuda", "hip", "onednn"})
+          CHECK_MESSAGE(!name.starts_with(std::string("rlk::") + backend), from_root.string()
+                                                                               << " is in " << name);
+      } else {
+        CHECK_MESSAGE(is_namespace_of(name, from_root), from_root.string() << " is in " << name);
+      }
+      ++count;
+    }
+  CHECK(count > 300);
+}
+
 TEST_CASE("the machinery names no op and no implementation") {
   std::string ops;
   for (const std::string& op : lines_of(kRoot / "registry/ops.def", "RLK_OP"))

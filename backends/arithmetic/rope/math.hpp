@@ -17,7 +17,7 @@
 #include "arithmetic/half.hpp"
 #include "registry/rope/geometry.hpp"
 
-namespace rlk::simt {
+namespace rlk::rotary {
 
 // The four factors of a pair: ya = fma(a, c1, b * m1), yb = fma(b, c2, a * m2). Negation is exact, so the
 // sign of the sine may be folded into m1 and m2 without changing a bit.
@@ -45,19 +45,19 @@ RLK_HD void rotate(const Turn& t, float a, float b, float& ya, float& yb) {
   yb = fma_of_product(b, t.c2, a, t.m2);
 }
 
-RLK_HD std::int64_t integer_at(const rotary::Integers& v, std::int64_t i) {
+RLK_HD std::int64_t integer_at(const Integers& v, std::int64_t i) {
   return v.wide ? static_cast<const std::int64_t*>(v.data)[i] : static_cast<const std::int32_t*>(v.data)[i];
 }
 
-RLK_HD int axis_of(const rotary::Rows& rows, int pair) {
+RLK_HD int axis_of(const Rows& rows, int pair) {
   return static_cast<int>(rows.axis_bits[pair / 16] >> (pair % 16 * 2) & 3u);
 }
 
 // Table row of token (batch, token) for positions of one axis. Sequences are found by bisection, empty ones
 // included: the last sequence that starts at or before the token owns it. Tokens behind the last sequence use
 // position 0.
-RLK_HD std::int64_t row_of(const rotary::Rows& rows, std::int64_t tokens, std::int64_t batch,
-                           std::int64_t token, int axis = 0) {
+RLK_HD std::int64_t row_of(const Rows& rows, std::int64_t tokens, std::int64_t batch, std::int64_t token,
+                           int axis = 0) {
   if (rows.positions.data != nullptr) {
     return integer_at(rows.positions,
                       axis * rows.position_axis + batch * rows.position_batch + token * rows.position_token);
@@ -91,10 +91,10 @@ RLK_HD float table_value(const void* base, Float type, std::int64_t i) {
     case Float::f32:
       return static_cast<const float*>(base)[i];
     case Float::bf16:
-      return to_float(static_cast<const bf16*>(base)[i]);
+      return simt::to_float(static_cast<const simt::bf16*>(base)[i]);
     default:
-      return to_float(static_cast<const fp16*>(base)[i]);
+      return simt::to_float(static_cast<const simt::fp16*>(base)[i]);
   }
 }
 
-}  // namespace rlk::simt
+}  // namespace rlk::rotary

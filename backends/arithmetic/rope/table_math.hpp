@@ -8,19 +8,10 @@
 #include <cmath>
 #include <string>
 
-#include "arithmetic/half.hpp"
-#include "registry/rope/geometry.hpp"
+#include "arithmetic/math.hpp"
+#include "arithmetic/rope/math.hpp"
 
-namespace rlk::simt {
-
-// fma(a, b, c), rounded once, on every side.
-RLK_HD double fma64(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return __fma_rn(a, b, c);
-#else
-  return __builtin_fma(a, b, c);
-#endif
-}
+namespace rlk::rotary {
 
 // Nearest integer for |x| < 2^51, ties to even, without a library call.
 RLK_HD double round_even(double x) {
@@ -37,29 +28,29 @@ RLK_HD double round_even(double x) {
 // [-pi/4, pi/4].
 RLK_HD void sin_cos(double x, double& sine, double& cosine) {
   const double k = round_even(x * 0.63661977236758134308);
-  double r = fma64(-k, 1.5707963267948965580e+00, x);
-  r = fma64(-k, 6.1232339957367660359e-17, r);
-  r = fma64(-k, -1.4973849048591833e-33, r);
+  double r = simt::fused(-k, 1.5707963267948965580e+00, x);
+  r = simt::fused(-k, 6.1232339957367660359e-17, r);
+  r = simt::fused(-k, -1.4973849048591833e-33, r);
   const double z = r * r;
-  double s = fma64(z, 1.58969099521155010221e-10, -2.50507602534068634195e-08);
-  s = fma64(z, s, 2.75573137070700676789e-06);
-  s = fma64(z, s, -1.98412698298579493134e-04);
-  s = fma64(z, s, 8.33333333332248946124e-03);
-  s = fma64(z, s, -1.66666666666666324348e-01);
-  s = fma64(r * z, s, r);
-  double c = fma64(z, -1.13596475577881948265e-11, 2.08757232129817482790e-09);
-  c = fma64(z, c, -2.75573143513906633035e-07);
-  c = fma64(z, c, 2.48015872894767294178e-05);
-  c = fma64(z, c, -1.38888888888741095749e-03);
-  c = fma64(z, c, 4.16666666666666019037e-02);
-  c = fma64(z * z, c, fma64(-0.5, z, 1.0));
+  double s = simt::fused(z, 1.58969099521155010221e-10, -2.50507602534068634195e-08);
+  s = simt::fused(z, s, 2.75573137070700676789e-06);
+  s = simt::fused(z, s, -1.98412698298579493134e-04);
+  s = simt::fused(z, s, 8.33333333332248946124e-03);
+  s = simt::fused(z, s, -1.66666666666666324348e-01);
+  s = simt::fused(r * z, s, r);
+  double c = simt::fused(z, -1.13596475577881948265e-11, 2.08757232129817482790e-09);
+  c = simt::fused(z, c, -2.75573143513906633035e-07);
+  c = simt::fused(z, c, 2.48015872894767294178e-05);
+  c = simt::fused(z, c, -1.38888888888741095749e-03);
+  c = simt::fused(z, c, 4.16666666666666019037e-02);
+  c = simt::fused(z * z, c, simt::fused(-0.5, z, 1.0));
   const auto quadrant = static_cast<long long>(k) & 3;
   const double first = (quadrant & 1) != 0 ? c : s, second = (quadrant & 1) != 0 ? s : c;
   sine = (quadrant & 2) != 0 ? -first : first;
   cosine = quadrant == 1 || quadrant == 2 ? -second : second;
 }
 
-inline constexpr int kMaxPairs = rotary::kMostTableDims / 2;
+inline constexpr int kMaxPairs = kMostTableDims / 2;
 // Times the largest position it is 2^50, within the reach of round_even().
 inline constexpr double kMaxFrequency = 0x1p19;
 
@@ -67,7 +58,7 @@ inline constexpr double kMaxFrequency = 0x1p19;
 struct RotaryTable {
   double frequency[kMaxPairs];
   double attention;
-  rotary::Integers positions;
+  Integers positions;
   std::int64_t position_stride, start, rows;
   void *cos, *sin;
   std::int64_t cos_row, sin_row;
@@ -82,23 +73,19 @@ RLK_HD void put_table(void* base, Float type, std::int64_t i, float v) {
       static_cast<float*>(base)[i] = v;
       break;
     case Float::bf16:
-      static_cast<bf16*>(base)[i] = from_float<bf16>(v);
+      static_cast<simt::bf16*>(base)[i] = simt::from_float<simt::bf16>(v);
       break;
     default:
-      static_cast<fp16*>(base)[i] = from_float<fp16>(v);
+      static_cast<simt::fp16*>(base)[i] = simt::from_float<simt::fp16>(v);
   }
-}
-
-RLK_HD std::int64_t table_integer(const rotary::Integers& v, std::int64_t i) {
-  return v.wide ? static_cast<const std::int64_t*>(v.data)[i] : static_cast<const std::int32_t*>(v.data)[i];
 }
 
 RLK_HD void table_entry(const RotaryTable& t, std::int64_t row, int pair) {
   const std::int64_t position =
-      t.positions.data != nullptr ? table_integer(t.positions, row * t.position_stride) : t.start + row;
+      t.positions.data != nullptr ? integer_at(t.positions, row * t.position_stride) : t.start + row;
   double s = NAN, c = NAN;  // of a position that is not served, which a GPU cannot refuse
   // served_position, which device code cannot call.
-  if (position >= -rotary::kMostPosition && position <= rotary::kMostPosition)
+  if (position >= -kMostPosition && position <= kMostPosition)
     sin_cos(static_cast<double>(position) * t.frequency[pair], s, c);
   const auto sine = static_cast<float>(s * t.attention), cosine = static_cast<float>(c * t.attention);
   const int first = t.full && t.interleaved ? 2 * pair : pair;
@@ -122,27 +109,26 @@ inline double own_log(double x) {
   if (m < 0.70710678118654752440) m *= 2, --e;
   const double t = (m - 1) / (m + 1), z = t * t;
   double sum = 0;
-  for (int n = 27; n >= 3; n -= 2) sum = fma64(z, sum, 1.0 / n);
-  return fma64(e, kLn2, fma64(2 * t * z, sum, 2 * t) + e * 2.3190468138462996e-17);
+  for (int n = 27; n >= 3; n -= 2) sum = simt::fused(z, sum, 1.0 / n);
+  return simt::fused(double(e), kLn2, simt::fused(2 * t * z, sum, 2 * t) + e * 2.3190468138462996e-17);
 }
 inline double own_exp(double x) {
   const double k = round_even(x / kLn2);
-  const double r = fma64(-k, 2.3190468138462996e-17, fma64(-k, kLn2, x));
+  const double r = simt::fused(-k, 2.3190468138462996e-17, simt::fused(-k, kLn2, x));
   double sum = 1;
-  for (int n = 18; n >= 1; --n) sum = fma64(r / n, sum, 1.0);
+  for (int n = 18; n >= 1; --n) sum = simt::fused(r / n, sum, 1.0);
   return std::ldexp(sum, static_cast<int>(k));
 }
 inline double own_power(double base, double exponent) { return own_exp(own_log(base) * exponent); }
 
 inline double factor_at(const DLTensor& t, std::int64_t i) {
-  const void* p = rotary::detail::data_of(t);
-  i *= rotary::detail::stride_of(t, 0);
+  const void* p = detail::data_of(t);
+  i *= detail::stride_of(t, 0);
   return t.dtype.bits == 64 ? static_cast<const double*>(p)[i] : static_cast<const float*>(p)[i];
 }
 
 // Fills frequency and attention.
-inline void frequencies(const rotary::TableRule& r, RotaryTable& t) {
-  using rotary::Scaling;
+inline void frequencies(const TableRule& r, RotaryTable& t) {
   const auto d = static_cast<double>(r.rotary_dim);
   const auto original = static_cast<double>(r.original_max);
   double base = r.base, attention = 1;
@@ -197,7 +183,6 @@ inline void frequencies(const rotary::TableRule& r, RotaryTable& t) {
 
 // From the slots of rope_tables.
 inline std::string read_tables(const rlk_slot* s, RotaryTable& t) {
-  using namespace rotary;
   TableRule rule;
   t = RotaryTable{};
   if (auto error = read_table_rule(s, rule, t.rows, t.full); !error.empty()) return error;
@@ -225,4 +210,4 @@ inline std::string read_tables(const rlk_slot* s, RotaryTable& t) {
   return {};
 }
 
-}  // namespace rlk::simt
+}  // namespace rlk::rotary

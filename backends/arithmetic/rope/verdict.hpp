@@ -4,7 +4,7 @@
 #include "rlk/backend.hpp"
 #include "rlk/ops.hpp"
 
-namespace rlk::simt {
+namespace rlk::rotary {
 
 inline rlk_verdict takes(const RopeTables& a, const rlk_request&) {
   if (a.cos && a.sin && a.cos.dtype() != a.sin.dtype())
@@ -14,4 +14,4 @@ inline rlk_verdict takes(const RopeTables& a, const rlk_request&) {
   return kAccept;
 }
 
-}  // namespace rlk::simt
+}  // namespace rlk::rotary

@@ -3,10 +3,10 @@
 
 #include "native/attention/engine.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // Null where this build lacks it.
 const Engine* amx_engine();
 std::int64_t amx_scratch_floats(const Problem& p);
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -7,7 +7,7 @@
 #include "native/attention/block.hpp"
 #include "native/lm_head/amx.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 #if RLK_HAS_AMX && defined(__AVX512F__)
 
@@ -20,7 +20,7 @@ std::int64_t columns_of(const Problem& p) { return up(p.value_width, kWidth); }
 
 class AmxTile {
   static constexpr std::int64_t kUnitBytes = native::kTile, kUnitFloats = kUnitBytes / 4;
-  static constexpr std::int64_t kSteps = attn::kTile / kStep, kGroups = attn::kTile / kSide;
+  static constexpr std::int64_t kSteps = attention::kTile / kStep, kGroups = attention::kTile / kSide;
 
  public:
   // A product of fewer rows than it takes reads and writes beyond them.
@@ -32,14 +32,14 @@ class AmxTile {
     const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
     keys_ = bytes(take(kGroups * steps_ * kUnitFloats));
     values_ = bytes(take(columns_ / kSide * kSteps * kUnitFloats));
-    q_ = halves(take(kAll * depth_ / 2)), weights_ = halves(take(kAll * attn::kTile / 2));
+    q_ = halves(take(kAll * depth_ / 2)), weights_ = halves(take(kAll * attention::kTile / 2));
     some_ = halves(take(kStep * std::max(depth_, columns_) / 2));
     kept_ = take(kWidth * columns_);
   }
   static std::int64_t floats(const Problem& p) {
     const std::int64_t steps = steps_of(p), depth = steps * kStep, columns = columns_of(p);
     return kGroups * steps * kUnitFloats + columns / kSide * kSteps * kUnitFloats +
-           kAll * (depth + attn::kTile) / 2 + kStep * std::max(depth, columns) / 2 + kWidth * columns;
+           kAll * (depth + attention::kTile) / 2 + kStep * std::max(depth, columns) / 2 + kWidth * columns;
   }
   static std::int64_t pitch(const Problem& p) { return columns_of(p); }
 
@@ -61,10 +61,10 @@ class AmxTile {
     for (std::int64_t r = from; r < to; r += kWidth)
       for (std::int64_t g = 0; g < kGroups; g += 2)
         multiply(rows_as_they_lie(bytes(q_ + r * depth_), 2 * depth_), keys_ + g * steps_ * kUnitBytes,
-                 steps_ * kUnitBytes, steps_, scores + r * attn::kTile + g * kSide, attn::kTile);
+                 steps_ * kUnitBytes, steps_, scores + r * attention::kTile + g * kSide, attention::kTile);
   }
   void round(int r, const float* weights) {
-    Row::narrow(rows::Type::bf16, weights, weights_ + r * attn::kTile, attn::kTile);
+    Row::narrow(rows::Type::bf16, weights, weights_ + r * attention::kTile, attention::kTile);
   }
   void add_values(int from, int to, const float*, float* o) {
     for (std::int64_t r = from; r < to; r += kWidth) {
@@ -72,7 +72,7 @@ class AmxTile {
       float* const behind = o + to * columns_;
       std::copy_n(behind, others, kept_);
       for (std::int64_t c = 0; c < columns_; c += kWidth)
-        multiply(rows_as_they_lie(bytes(weights_ + r * attn::kTile), 2 * attn::kTile),
+        multiply(rows_as_they_lie(bytes(weights_ + r * attention::kTile), 2 * attention::kTile),
                  values_ + c / kSide * kSteps * kUnitBytes, kSteps * kUnitBytes, kSteps, o + r * columns_ + c,
                  columns_, true);
       std::copy_n(kept_, others, behind);
@@ -136,7 +136,7 @@ constexpr Engine kEngine{forward_amx, forward_split_amx, join_splits_amx, merge<
 
 const Engine* amx_engine() { return &kEngine; }
 std::int64_t amx_scratch_floats(const Problem& p) {
-  return AmxTile::floats(p) + AmxTile::kAll * (attn::kTile + columns_of(p)) +
+  return AmxTile::floats(p) + AmxTile::kAll * (attention::kTile + columns_of(p)) +
          std::int64_t{kRows} * p.value_width + 3 * kRows;
 }
 
@@ -147,4 +147,4 @@ std::int64_t amx_scratch_floats(const Problem&) { return 0; }
 
 #endif
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -12,19 +12,19 @@
 namespace rlk::native {
 namespace {
 
-using attn::parts;
+using attention::parts;
 using attn128::Backward;
 using attn128::backward_of;
 using attn128::Problem;
 using attn128::Stat;
 
 std::uint64_t scratch_bytes(const Problem& p) {
-  return static_cast<std::uint64_t>(attn::backward_scratch_floats(p)) * sizeof(float);
+  return static_cast<std::uint64_t>(attention::backward_scratch_floats(p)) * sizeof(float);
 }
 
 std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
   const Backward g = backward_of(a);
-  return g.p.sequences == 0 ? 0 : attn::passes_bytes(g, r.threads, attn::kRows, scratch_bytes(g.p));
+  return g.p.sequences == 0 ? 0 : attention::passes_bytes(g, r.threads, attention::kRows, scratch_bytes(g.p));
 }
 
 // ---- tiles
@@ -33,26 +33,27 @@ template <Isa I>
 rlk_code run(const AttentionBwd& a, const Call& call) {
   const Backward g = backward_of(a);
   const Problem& p = g.p;
-  if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
-  attn::clear_idle(g);
-  std::vector<attn::Block> blocks;
-  std::vector<attn::KeyTile> tiles;
+  if (const rlk_code code = attention::Check("attention_bwd", p, call)()) return code;
+  attention::clear_idle(g);
+  std::vector<attention::Block> blocks;
+  std::vector<attention::KeyTile> tiles;
   // The last queries of a causal sequence see the most keys, its first keys are seen by the most queries: they go first.
   for (std::int64_t n = 0; n < p.sequences; ++n) {
-    for (std::int64_t rows = p.q_len(n) * p.group, b = parts(rows, attn::kRows) - 1; b >= 0; --b)
+    for (std::int64_t rows = p.q_len(n) * p.group, b = parts(rows, attention::kRows) - 1; b >= 0; --b)
       for (std::int64_t h = 0; h < p.heads; ++h)
-        blocks.push_back({n, h, b * attn::kRows,
-                          static_cast<int>(std::min<std::int64_t>(attn::kRows, rows - b * attn::kRows))});
-    for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attn::kTile)
+        blocks.push_back(
+            {n, h, b * attention::kRows,
+             static_cast<int>(std::min<std::int64_t>(attention::kRows, rows - b * attention::kRows))});
+    for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
       for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
   }
-  const attn::BackwardEngine& engine = attn::backward_engine_for(I);
-  attn::run_passes(
+  const attention::BackwardEngine& engine = attention::backward_engine_for(I);
+  attention::run_passes(
       call, g, blocks, tiles, scratch_bytes(p),
-      [&](const attn::Block& block, Stat* stats, std::byte* scratch) {
+      [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
         engine.queries(g, block, stats, reinterpret_cast<float*>(scratch));
       },
-      [&](const attn::KeyTile& tile, const Stat* stats, std::byte* scratch) {
+      [&](const attention::KeyTile& tile, const Stat* stats, std::byte* scratch) {
         engine.keys(g, tile, stats, reinterpret_cast<float*>(scratch));
       });
   return RLK_OK;
@@ -157,8 +158,8 @@ class Golden {
 rlk_code run_golden(const AttentionBwd& a, const Call& call) {
   const Backward g = backward_of(a);
   const Problem& p = g.p;
-  if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
-  attn::clear_idle(g);
+  if (const rlk_code code = attention::Check("attention_bwd", p, call)()) return code;
+  attention::clear_idle(g);
   Golden golden(g);
   call.parallel_for(p.sequences * p.heads,
                     [&](std::int64_t task) { golden.sequence(task / p.heads, task % p.heads); });

@@ -8,7 +8,7 @@
 #include "native/attention/products.hpp"
 #include "native/attention/tree.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // What both passes share: a tile of keys and a block of rows in fp32, and dS and P of each pair.
 template <class L, int W>
@@ -266,4 +266,4 @@ constexpr BackwardEngine backward_engine() {
   return {query_gradients<L, W>, key_gradients<L, W>};
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

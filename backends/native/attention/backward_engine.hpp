@@ -7,7 +7,7 @@
 #include "arithmetic/attention/backward.hpp"
 #include "native/attention/engine.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 using attn128::Backward;
 using attn128::Stat;
@@ -44,4 +44,4 @@ inline std::int64_t backward_scratch_floats(const Problem& p) {
   return shared + (queries > keys ? queries : keys);
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -5,7 +5,7 @@
 
 #include "native/attention/tree.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 namespace {
 
 constexpr int kRowsHere = kReplayBlock;
@@ -263,4 +263,4 @@ void replay_keys(const Backward& g, const KeyTile& tile, const Stat* stats, cons
   Keys(g, tile, stats, kernels, scratch).run();
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

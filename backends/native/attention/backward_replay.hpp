@@ -5,7 +5,7 @@
 #include "native/attention/backward_engine.hpp"
 #include "native/lm_head/replay.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // Rows of q in a block: whole groups of a chain.
 inline constexpr int kReplayBlock = 32;
@@ -20,4 +20,4 @@ void replay_queries(const Backward& g, const Block& block, Stat* stats, const Re
 void replay_keys(const Backward& g, const KeyTile& tile, const Stat* stats, const ReplayKernels& kernels,
                  std::byte* scratch);
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

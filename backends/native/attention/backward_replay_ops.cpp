@@ -19,7 +19,7 @@ using attn128::Stat;
 template <Isa I>
 struct Replay {
   static std::uint64_t scratch_bytes(const Problem& p) {
-    return attn::backward_replay_scratch(p, *replay_kernels<I>());
+    return attention::backward_replay_scratch(p, *replay_kernels<I>());
   }
   static rlk_verdict supports(const AttentionBwd& a, const rlk_request&) {
     if (!replay_kernels<I>()) return refuse("this build lacks the instruction set");
@@ -30,30 +30,30 @@ struct Replay {
   static std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
     const Backward g = backward_of(a);
     if (g.p.sequences == 0 || !replay_kernels<I>()) return 0;
-    return attn::passes_bytes(g, r.threads, attn::kReplayBlock, scratch_bytes(g.p));
+    return attention::passes_bytes(g, r.threads, attention::kReplayBlock, scratch_bytes(g.p));
   }
   static rlk_code run(const AttentionBwd& a, const Call& call) {
     const Backward g = backward_of(a);
     const Problem& p = g.p;
-    if (const rlk_code code = attn::Check("attention_bwd", p, call)()) return code;
-    attn::clear_idle(g);
-    std::vector<attn::Block> blocks;
-    std::vector<attn::KeyTile> tiles;
+    if (const rlk_code code = attention::Check("attention_bwd", p, call)()) return code;
+    attention::clear_idle(g);
+    std::vector<attention::Block> blocks;
+    std::vector<attention::KeyTile> tiles;
     for (std::int64_t n = 0; n < p.sequences; ++n)
       for (std::int64_t h = 0; h < p.heads; ++h) {
-        for (std::int64_t rows = p.q_len(n) * p.group, at = 0; at < rows; at += attn::kReplayBlock)
+        for (std::int64_t rows = p.q_len(n) * p.group, at = 0; at < rows; at += attention::kReplayBlock)
           blocks.push_back(
-              {n, h, at, static_cast<int>(std::min<std::int64_t>(attn::kReplayBlock, rows - at))});
-        for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attn::kTile)
+              {n, h, at, static_cast<int>(std::min<std::int64_t>(attention::kReplayBlock, rows - at))});
+        for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
           tiles.push_back({n, h, at});
       }
-    attn::run_passes(
+    attention::run_passes(
         call, g, blocks, tiles, scratch_bytes(p),
-        [&](const attn::Block& block, Stat* stats, std::byte* scratch) {
-          attn::replay_queries(g, block, stats, *replay_kernels<I>(), scratch);
+        [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
+          attention::replay_queries(g, block, stats, *replay_kernels<I>(), scratch);
         },
-        [&](const attn::KeyTile& tile, const Stat* stats, std::byte* scratch) {
-          attn::replay_keys(g, tile, stats, *replay_kernels<I>(), scratch);
+        [&](const attention::KeyTile& tile, const Stat* stats, std::byte* scratch) {
+          attention::replay_keys(g, tile, stats, *replay_kernels<I>(), scratch);
         });
     return RLK_OK;
   }

@@ -8,7 +8,7 @@
 #include "native/attention/backward_engine.hpp"
 #include "rlk/workers.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 inline std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
 
@@ -71,4 +71,4 @@ void run_passes(const Call& call, const Backward& g, const std::vector<Block>& b
     call.parallel_for(g.all_heads(), [&](std::int64_t head) { sink_gradient(g, stats, head); });
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

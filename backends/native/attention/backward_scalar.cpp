@@ -1,5 +1,5 @@
 #include "native/attention/backward.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 constinit const BackwardEngine kBackwardScalar = backward_engine<float, 1>();
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -9,7 +9,7 @@
 #include "native/attention/products.hpp"
 #include "native/attention/tree.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // The products of a block and a tile: fma chains over fp32.
 template <class L, int W>
@@ -338,4 +338,4 @@ constexpr Engine engine() {
   return {forward<L, W, Tile>, forward_split<L, W, Tile>, join_splits<L, W, Tile>, merge<L, W>};
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

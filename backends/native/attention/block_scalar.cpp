@@ -1,5 +1,5 @@
 #include "native/attention/block.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 constinit const Engine kScalar = engine<float, 1>();
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -6,7 +6,7 @@
 #include "arithmetic/attention/problem.hpp"
 #include "rlk/backend.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 class Check {
  public:
@@ -86,4 +86,4 @@ class Check {
   const Call& call_;
 };
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

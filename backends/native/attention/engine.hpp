@@ -4,7 +4,7 @@
 #include "arithmetic/attention/problem.hpp"
 #include "native/levels.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 using attn128::kTile;
 using attn128::Problem;
@@ -45,4 +45,4 @@ inline std::int64_t scratch_floats(const Problem& p) {
   return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 3 * kRows;
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -6,7 +6,7 @@
 #include "arithmetic/attention/problem.hpp"
 #include "arithmetic/math.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // The scores of keys [first, last), by absolute position, of a row of q.
 inline std::vector<double> golden_scores(const attn128::Problem& p, std::int64_t n, const void* q,
@@ -25,4 +25,4 @@ inline std::vector<double> golden_scores(const attn128::Problem& p, std::int64_t
   return scores;
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

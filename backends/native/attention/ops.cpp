@@ -18,9 +18,9 @@ using attn128::problem_of;
 // By shapes alone, as workspace is asked for before lengths are known.
 std::uint64_t part_bytes(const Problem& p, std::int32_t threads) {
   constexpr std::int64_t kBlocksPerWorker = 4, kMost = std::int64_t{1} << 26;
-  const std::int64_t blocks = attn::most_blocks(p), workers = workers::workers_for(threads, INT64_MAX);
+  const std::int64_t blocks = attention::most_blocks(p), workers = workers::workers_for(threads, INT64_MAX);
   if (p.sequences == 0 || workers == 1 || blocks >= kBlocksPerWorker * workers) return 0;
-  const std::int64_t floats = p.room > kMost ? 0 : attn::part_floats(p);
+  const std::int64_t floats = p.room > kMost ? 0 : attention::part_floats(p);
   return p.splits() == 1 || floats > kMost ? 0 : static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
@@ -30,30 +30,30 @@ struct Whole {
   template <class By>
   static std::uint64_t workspace(const Problem& p, std::int32_t threads) {
     const std::uint64_t parts = part_bytes(p, threads);
-    const std::int64_t tasks = attn::most_blocks(p) * (parts == 0 ? 1 : p.splits());
-    return workers::workspace_for(threads, tasks, attn::scratch_bytes<By>(p), parts);
+    const std::int64_t tasks = attention::most_blocks(p) * (parts == 0 ? 1 : p.splits());
+    return workers::workspace_for(threads, tasks, attention::scratch_bytes<By>(p), parts);
   }
 
   template <class By>
   static rlk_code run(const Problem& p, const Call& call) {
-    const std::vector<attn::Block> blocks = attn::blocks_in(p);
-    const attn::Engine& engine = By::engine();
+    const std::vector<attention::Block> blocks = attention::blocks_in(p);
+    const attention::Engine& engine = By::engine();
     const std::uint64_t shared = part_bytes(p, call.threads());
-    const auto block = [&](std::int64_t i) -> const attn::Block& {
+    const auto block = [&](std::int64_t i) -> const attention::Block& {
       return blocks[static_cast<std::size_t>(i)];
     };
     const auto count = static_cast<std::int64_t>(blocks.size());
     if (shared == 0) {
-      attn::run_all<By>(call, p, count, 0,
-                        [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
+      attention::run_all<By>(call, p, count, 0,
+                             [&](std::int64_t i, float* scratch) { engine.forward(p, block(i), scratch); });
       return RLK_OK;
     }
     auto* parts = reinterpret_cast<float*>(workers::shared_workspace(call));
     const std::int64_t splits = p.splits();
-    attn::run_all<By>(call, p, count * splits, shared, [&](std::int64_t i, float* scratch) {
+    attention::run_all<By>(call, p, count * splits, shared, [&](std::int64_t i, float* scratch) {
       engine.forward_split(p, block(i / splits), i % splits, parts, scratch);
     });
-    attn::run_all<By>(call, p, count, shared, [&](std::int64_t i, float* scratch) {
+    attention::run_all<By>(call, p, count, shared, [&](std::int64_t i, float* scratch) {
       engine.join_splits(p, block(i), parts, scratch);
     });
     return RLK_OK;
@@ -66,7 +66,7 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
   const std::int64_t begin = p.k_begin(n), keys = p.kv_count(n), token = p.q_begin(n) + i;
   const std::int64_t kv_head = head / p.group;
   const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
-  std::vector<double> scores = attn::golden_scores(p, n, p.q.at(n, token, head), kv_head, seen);
+  std::vector<double> scores = attention::golden_scores(p, n, p.q.at(n, token, head), kv_head, seen);
   std::vector<double> out(static_cast<std::size_t>(p.value_width));
   double top = -__builtin_inf(), sum = 0;
   bool any = false;
@@ -97,7 +97,7 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
 
 rlk_code run_golden(const Attention& a, const Call& call) {
   const Problem p = problem_of(a);
-  if (const rlk_code code = attn::Check("attention", p, call)()) return code;
+  if (const rlk_code code = attention::Check("attention", p, call)()) return code;
   const std::int64_t heads = std::int64_t{p.heads} * p.group;
   for (std::int64_t n = 0; n < p.sequences; ++n)
     call.parallel_for(p.q_len(n) * heads,
@@ -109,26 +109,28 @@ rlk_code run_golden(const Attention& a, const Call& call) {
 
 extern const Levels attention_s1024, attention_s512, attention_s2048, attention_s4096, attention_snone;
 constinit const Levels attention_s1024 =
-    attn::tiles<Whole, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
-constinit const Levels attention_s512 = attn::tiles<Whole, "native.tiles_s512", 512>("fma32/attn128/s512");
+    attention::tiles<Whole, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
+constinit const Levels attention_s512 =
+    attention::tiles<Whole, "native.tiles_s512", 512>("fma32/attn128/s512");
 constinit const Levels attention_s2048 =
-    attn::tiles<Whole, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
+    attention::tiles<Whole, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
 constinit const Levels attention_s4096 =
-    attn::tiles<Whole, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
-constinit const Levels attention_snone = attn::tiles<Whole, "native.tiles_snone", 0>("fma32/attn128/snone");
+    attention::tiles<Whole, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
+constinit const Levels attention_snone =
+    attention::tiles<Whole, "native.tiles_snone", 0>("fma32/attn128/snone");
 
 extern const rlk_implementation attention_amx_s1024, attention_amx_s512, attention_amx_s2048,
     attention_amx_s4096, attention_amx_snone, attention_golden;
 constinit const rlk_implementation attention_amx_s1024 =
-    attn::amx<Whole, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
+    attention::amx<Whole, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
 constinit const rlk_implementation attention_amx_s512 =
-    attn::amx<Whole, 512>("native.amx_s512", "amx/k32/attn128/s512");
+    attention::amx<Whole, 512>("native.amx_s512", "amx/k32/attn128/s512");
 constinit const rlk_implementation attention_amx_s2048 =
-    attn::amx<Whole, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
+    attention::amx<Whole, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
 constinit const rlk_implementation attention_amx_s4096 =
-    attn::amx<Whole, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
+    attention::amx<Whole, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
 constinit const rlk_implementation attention_amx_snone =
-    attn::amx<Whole, 0>("native.amx_snone", "amx/k32/attn128/snone");
+    attention::amx<Whole, 0>("native.amx_snone", "amx/k32/attn128/snone");
 constinit const rlk_implementation attention_golden =
     implement<Attention, run_golden>(golden_facts("ascending fp64 sums, one rounding"));
 

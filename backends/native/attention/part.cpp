@@ -20,18 +20,19 @@ struct Part {
 
   template <class By>
   static std::uint64_t workspace(const Problem& p, std::int32_t threads) {
-    return workers::workspace_for(threads, attn::most_blocks(p) * p.splits(), attn::scratch_bytes<By>(p), 0);
+    return workers::workspace_for(threads, attention::most_blocks(p) * p.splits(),
+                                  attention::scratch_bytes<By>(p), 0);
   }
 
   template <class By>
   static rlk_code run(const Problem& p, const Call& call) {
-    const std::vector<attn::Block> blocks = attn::blocks_in(p);
+    const std::vector<attention::Block> blocks = attention::blocks_in(p);
     const std::int64_t splits = p.splits();
-    attn::run_all<By>(call, p, static_cast<std::int64_t>(blocks.size()) * splits, 0,
-                      [&](std::int64_t i, float* scratch) {
-                        By::engine().forward_split(p, blocks[static_cast<std::size_t>(i / splits)],
-                                                   i % splits, p.partials, scratch);
-                      });
+    attention::run_all<By>(call, p, static_cast<std::int64_t>(blocks.size()) * splits, 0,
+                           [&](std::int64_t i, float* scratch) {
+                             By::engine().forward_split(p, blocks[static_cast<std::size_t>(i / splits)],
+                                                        i % splits, p.partials, scratch);
+                           });
     return RLK_OK;
   }
 };
@@ -41,7 +42,7 @@ struct Part {
 void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const void* q,
                   attn128::Visible keys, float* to) {
   constexpr double kLog2e = 1.4426950408889634;
-  std::vector<double> weights = attn::golden_scores(p, n, q, kv_head, keys),
+  std::vector<double> weights = attention::golden_scores(p, n, q, kv_head, keys),
                       o(static_cast<std::size_t>(p.value_width));
   double top = -__builtin_inf(), sum = 0;
   for (double x : weights) top = x > top ? x : top;
@@ -62,7 +63,7 @@ void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const 
 
 rlk_code run_golden(const AttentionPart& a, const Call& call) {
   const Problem p = problem_of(a);
-  if (const rlk_code code = attn::Check(AttentionPart::kName, p, call)()) return code;
+  if (const rlk_code code = attention::Check(AttentionPart::kName, p, call)()) return code;
   const std::int64_t heads = std::int64_t{p.heads} * p.group, splits = p.splits();
   for (std::int64_t n = 0; n < p.sequences; ++n) {
     const attn128::Visible here = p.here(n);
@@ -89,7 +90,7 @@ rlk_code run_golden(const AttentionPart& a, const Call& call) {
 template <Isa I>
 rlk_code merge(const AttentionMerge& a, const Call& call) {
   const Merge g = attn128::merge_of(a);
-  call.parallel_for(g.rows(), [&](std::int64_t row) { attn::engine_for(I).merge(g, row); });
+  call.parallel_for(g.rows(), [&](std::int64_t row) { attention::engine_for(I).merge(g, row); });
   return RLK_OK;
 }
 
@@ -132,15 +133,15 @@ rlk_code golden_merge(const AttentionMerge& a, const Call& call) {
 extern const Levels attention_part_s1024, attention_part_s512, attention_part_s2048, attention_part_s4096,
     attention_part_snone, attention_merge_rows;
 constinit const Levels attention_part_s1024 =
-    attn::tiles<Part, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
+    attention::tiles<Part, "native.tiles_s1024", 1024>("fma32/attn128/s1024");
 constinit const Levels attention_part_s512 =
-    attn::tiles<Part, "native.tiles_s512", 512>("fma32/attn128/s512");
+    attention::tiles<Part, "native.tiles_s512", 512>("fma32/attn128/s512");
 constinit const Levels attention_part_s2048 =
-    attn::tiles<Part, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
+    attention::tiles<Part, "native.tiles_s2048", 2048>("fma32/attn128/s2048");
 constinit const Levels attention_part_s4096 =
-    attn::tiles<Part, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
+    attention::tiles<Part, "native.tiles_s4096", 4096>("fma32/attn128/s4096");
 constinit const Levels attention_part_snone =
-    attn::tiles<Part, "native.tiles_snone", 0>("fma32/attn128/snone");
+    attention::tiles<Part, "native.tiles_snone", 0>("fma32/attn128/snone");
 constinit const Levels attention_merge_rows = by_level([]<Isa I>() {
   Facts facts = pinned_facts("a row at a time", "attn128/merge", RLK_F32);
   facts.priority = 110;
@@ -150,15 +151,15 @@ constinit const Levels attention_merge_rows = by_level([]<Isa I>() {
 extern const rlk_implementation attention_part_amx_s1024, attention_part_amx_s512, attention_part_amx_s2048,
     attention_part_amx_s4096, attention_part_amx_snone, attention_part_golden, attention_merge_golden;
 constinit const rlk_implementation attention_part_amx_s1024 =
-    attn::amx<Part, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
+    attention::amx<Part, 1024>("native.amx_s1024", "amx/k32/attn128/s1024");
 constinit const rlk_implementation attention_part_amx_s512 =
-    attn::amx<Part, 512>("native.amx_s512", "amx/k32/attn128/s512");
+    attention::amx<Part, 512>("native.amx_s512", "amx/k32/attn128/s512");
 constinit const rlk_implementation attention_part_amx_s2048 =
-    attn::amx<Part, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
+    attention::amx<Part, 2048>("native.amx_s2048", "amx/k32/attn128/s2048");
 constinit const rlk_implementation attention_part_amx_s4096 =
-    attn::amx<Part, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
+    attention::amx<Part, 4096>("native.amx_s4096", "amx/k32/attn128/s4096");
 constinit const rlk_implementation attention_part_amx_snone =
-    attn::amx<Part, 0>("native.amx_snone", "amx/k32/attn128/snone");
+    attention::amx<Part, 0>("native.amx_snone", "amx/k32/attn128/snone");
 constinit const rlk_implementation attention_part_golden =
     implement<AttentionPart, run_golden>(golden_facts("ascending fp64 sums, one rounding"));
 constinit const rlk_implementation attention_merge_golden =

@@ -3,7 +3,7 @@
 
 #include "native/rows.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 template <class L, int W>
 class Products {
@@ -58,4 +58,4 @@ class Products {
   }
 };
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

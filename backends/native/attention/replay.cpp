@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 namespace {
 
 using rows::Type;
@@ -237,4 +237,4 @@ void replay_forward(const Problem& p, const Block& block, const ReplayKernels& k
   Rows(p, block, kernels, scratch).run();
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

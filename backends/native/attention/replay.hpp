@@ -5,7 +5,7 @@
 #include "native/attention/engine.hpp"
 #include "native/lm_head/replay.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // Rows of a task; they share the tiles of keys that are made ready for the replay.
 inline constexpr int kReplayRows = 32;
@@ -16,4 +16,4 @@ std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels);
 // Data is bf16 or fp16. Scratch lies on 64 bytes.
 void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch);
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

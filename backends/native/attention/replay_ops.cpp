@@ -12,7 +12,9 @@ namespace {
 
 using attn128::Problem;
 
-std::int64_t blocks_of(std::int64_t rows) { return (rows + attn::kReplayRows - 1) / attn::kReplayRows; }
+std::int64_t blocks_of(std::int64_t rows) {
+  return (rows + attention::kReplayRows - 1) / attention::kReplayRows;
+}
 
 template <Isa I>
 struct Hopper {
@@ -31,29 +33,29 @@ struct Replay {
   static std::uint64_t workspace(const Problem& p, std::int32_t threads) {
     const std::int64_t blocks =
         p.cu_q ? blocks_of(p.queries * p.group) + p.sequences : blocks_of(p.queries * p.group) * p.sequences;
-    return workers::workspace_for(threads, blocks * p.heads, attn::replay_scratch(p, By::kernels()));
+    return workers::workspace_for(threads, blocks * p.heads, attention::replay_scratch(p, By::kernels()));
   }
 
   template <class By>
   static rlk_code run(const Problem& p, const Call& call) {
-    std::vector<attn::Block> blocks;
+    std::vector<attention::Block> blocks;
     for (std::int64_t n = 0; n < p.sequences; ++n)
-      for (std::int64_t rows = p.q_len(n) * p.group, first = 0; first < rows; first += attn::kReplayRows)
+      for (std::int64_t rows = p.q_len(n) * p.group, first = 0; first < rows; first += attention::kReplayRows)
         for (std::int64_t h = 0; h < p.heads; ++h)
           blocks.push_back(
-              {n, h, first, static_cast<int>(std::min<std::int64_t>(attn::kReplayRows, rows - first))});
-    workers::run_tasks(call, static_cast<std::int64_t>(blocks.size()), attn::replay_scratch(p, By::kernels()),
-                       0, [&](std::int64_t task, std::byte* scratch) {
-                         attn::replay_forward(p, blocks[static_cast<std::size_t>(task)], By::kernels(),
-                                              scratch);
-                       });
+              {n, h, first, static_cast<int>(std::min<std::int64_t>(attention::kReplayRows, rows - first))});
+    workers::run_tasks(
+        call, static_cast<std::int64_t>(blocks.size()), attention::replay_scratch(p, By::kernels()), 0,
+        [&](std::int64_t task, std::byte* scratch) {
+          attention::replay_forward(p, blocks[static_cast<std::size_t>(task)], By::kernels(), scratch);
+        });
     return RLK_OK;
   }
 };
 
 template <class Args, Family F, Isa I, int S>
 constexpr rlk_implementation replay(const char* arithmetic) {
-  return attn::of_split<Replay<Args>, Hopper<I>, S>(
+  return attention::of_split<Replay<Args>, Hopper<I>, S>(
       facts_at<F, I>({.id = "",
                       .doc = "Hopper tensor cores' bits on the CPU",
                       .priority = 20,

@@ -10,7 +10,7 @@
 #include "arithmetic/attention/bind.hpp"
 #include "native/attention/check.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // The lengths, the default first; 0 is all keys in one split.
 inline constexpr std::int64_t kSplits[] = {1024, 512, 2048, 4096, 0};
@@ -49,4 +49,4 @@ constexpr rlk_implementation of_split(Facts facts) {
   return implement<typename Op::Args, Form::run, Form::supports, Form::workspace>(facts);
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -11,14 +11,14 @@
 #include "native/attention/splits.hpp"
 #include "rlk/workers.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // Who computes a block, and with how much scratch.
 template <Isa I>
 struct Vectors {
   static const char* missing() { return nullptr; }
   static const Engine& engine() { return engine_for(I); }
-  static std::int64_t scratch_floats(const Problem& p) { return attn::scratch_floats(p); }
+  static std::int64_t scratch_floats(const Problem& p) { return attention::scratch_floats(p); }
 };
 struct Amx {
   static const char* missing() {
@@ -77,4 +77,4 @@ constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
   return of_split<Op, Amx, S>(facts);
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -3,7 +3,7 @@
 
 #include "native/rows.hpp"
 
-namespace rlk::native::attn {
+namespace rlk::native::attention {
 
 // Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5. After bits 6 and 3 what is left is folded neighbour by
 // neighbour.
@@ -18,4 +18,4 @@ float tree(const float* p) {
   return v[0];
 }
 
-}  // namespace rlk::native::attn
+}  // namespace rlk::native::attention

@@ -10,12 +10,12 @@
 namespace rlk::native {
 namespace {
 
-// swiglu of one row, from column `first` on, up to glu::kTile columns: an engine's forward, or golden's.
+// swiglu of one row, from column `first` on, up to swiglu::kTile columns: an engine's forward, or golden's.
 using Activate = void (*)(const act32::Problem& p, std::int64_t row, std::int64_t first);
 
 inline void activate_golden(const act32::Problem& p, std::int64_t row, std::int64_t first) {
   const auto at = [&](const rows::Tensor& t) { return t.row(p.axes, row); };
-  for (std::int64_t i = first; i < std::min(p.width, first + glu::kTile); ++i) {
+  for (std::int64_t i = first; i < std::min(p.width, first + swiglu::kTile); ++i) {
     double value = act32::activated<double>(p, rows::load(p.gate.type, at(p.gate), i));
     if (p.twice) {
       std::uint32_t cell = 0;
@@ -53,7 +53,7 @@ struct GatedRows {
       p.gate = place(products, 2 * first, stride), p.up = place(products, 2 * first + p.width, stride);
       p.out = place(out, first, out_stride);
       for (std::int64_t row = 0; row < rows; ++row)
-        for (std::int64_t i = 0; i < p.width; i += glu::kTile) engine(p, row, i);
+        for (std::int64_t i = 0; i < p.width; i += swiglu::kTile) engine(p, row, i);
     }
   }
 };

@@ -139,7 +139,7 @@ rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kerne
 
 template <Isa I, Chain Sum, class Args>
 struct Linears {
-  static Activate activate() { return Sum == Chain::fma64 ? activate_golden : glu::engine_for(I).forward; }
+  static Activate activate() { return Sum == Chain::fma64 ? activate_golden : swiglu::engine_for(I).forward; }
   static rlk_code run(const Args& a, const Call& call) {
     return compute(a, call, *chain_kernels<I>(), Sum, activate());
   }

@@ -128,7 +128,7 @@ rlk_code run(const Linear& a, const Call& call, const ReplayKernels& kernels, Ac
 template <Isa I>
 struct Replays {
   static rlk_code run(const Linear& a, const Call& call) {
-    return native::run(a, call, *replay_kernels<I>(), glu::engine_for(I).forward);
+    return native::run(a, call, *replay_kernels<I>(), swiglu::engine_for(I).forward);
   }
   static rlk_verdict supports(const Linear&, const rlk_request&) {
     return replay_kernels<I>() ? kAccept : refuse("this build lacks the instruction set");

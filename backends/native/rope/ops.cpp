@@ -81,18 +81,18 @@ rlk_code run_mla_kv(const Args& a, const Call& call) {
 }
 
 rlk_code run_tables(const RopeTables& a, const Call& call) {
-  simt::RotaryTable t;
-  if (const auto error = simt::read_tables(slots(a), t); !error.empty())
+  rotary::RotaryTable t;
+  if (const auto error = rotary::read_tables(slots(a), t); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
   for (int64_t row = 0; row < t.rows && t.positions.data; ++row)
-    if (const int64_t at = simt::table_integer(t.positions, row * t.position_stride);
+    if (const int64_t at = rotary::integer_at(t.positions, row * t.position_stride);
         !rotary::served_position(at))
       return call.fail(RLK_INVALID_ARGUMENT,
                        rotary::detail::say("rope_tables: positions[%lld] is %lld, at most %lld is served",
                                            static_cast<long long>(row), static_cast<long long>(at),
                                            static_cast<long long>(rotary::kMostPosition)));
   call.parallel_for(t.rows, [&](int64_t row) {
-    for (int pair = 0; pair < t.pairs; ++pair) simt::table_entry(t, row, pair);
+    for (int pair = 0; pair < t.pairs; ++pair) rotary::table_entry(t, row, pair);
   });
   return RLK_OK;
 }
@@ -141,7 +141,7 @@ constinit const Levels rope_mla_kv_bwd_vector = by_level([]<Isa I>() {
 });
 
 extern const rlk_implementation rope_tables_exact;
-const rlk_implementation rope_tables_exact = implement<RopeTables, run_tables, simt::takes>(
+const rlk_implementation rope_tables_exact = implement<RopeTables, run_tables, rotary::takes>(
     facts("fp64 with the project's own functions", "rope_tables64"));
 
 }  // namespace rlk::native

@@ -117,7 +117,7 @@ std::string check_rows(const char* op, const rlk::rotary::Geometry& g) {
     return {};
   std::int64_t before = 0;
   for (std::int64_t i = 0; rows.cu_seqlens.data != nullptr && i <= rows.sequences; ++i) {
-    const std::int64_t at = simt::integer_at(rows.cu_seqlens, i * rows.cu_stride);
+    const std::int64_t at = rotary::integer_at(rows.cu_seqlens, i * rows.cu_stride);
     if (at < before) {
       return say("%s: cu_seqlens[%lld] = %lld is below its predecessor %lld", op, static_cast<long long>(i),
                  static_cast<long long>(at), static_cast<long long>(before));
@@ -136,7 +136,7 @@ std::string check_rows(const char* op, const rlk::rotary::Geometry& g) {
   for (std::int64_t b = 0; b < g.batch; ++b) {
     for (std::int64_t t = 0; t < g.tokens; ++t) {
       for (int axis = 0; axis < rows.axes; ++axis) {
-        const std::int64_t row = simt::row_of(rows, g.tokens, b, t, axis);
+        const std::int64_t row = rotary::row_of(rows, g.tokens, b, t, axis);
         if (row < 0 ? !rows.negative_stay : row >= rows.count) {
           return say("%s: token %lld of batch %lld is at position %lld, cos has %lld rows%s", op,
                      static_cast<long long>(t), static_cast<long long>(b), static_cast<long long>(row),

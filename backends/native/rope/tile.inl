@@ -16,7 +16,7 @@ struct Factors {
 
 inline void read_factors(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token, int first,
                          int pairs, float* c1, float* m1, float* c2, float* m2) {
-  using namespace rlk::simt;
+  using namespace rlk::rotary;
   const rlk::rotary::Table& t = g.table;
   const std::int64_t cos0 = batch * t.cos_batch, sin0 = batch * t.sin_batch;
   std::int64_t row = row_of(g.rows, g.tokens, batch, token);
@@ -40,9 +40,9 @@ inline void read_factors(const rlk::rotary::Geometry& g, std::int64_t batch, std
 // The usual case, an fp32 half-width table and one row per token, without the per-pair bookkeeping.
 inline void read_factors_plain(const rlk::rotary::Geometry& g, std::int64_t batch, std::int64_t token,
                                int first, int pairs, float* c1, float* m1, float* m2) {
-  const std::int64_t row = rlk::simt::row_of(g.rows, g.tokens, batch, token);
+  const std::int64_t row = rlk::rotary::row_of(g.rows, g.tokens, batch, token);
   if (row < 0) {
-    const rlk::simt::Turn still = rlk::simt::no_turn(g.transpose);
+    const rlk::rotary::Turn still = rlk::rotary::no_turn(g.transpose);
     for (int i = 0; i < pairs; ++i) c1[i] = still.c1, m1[i] = still.m1, m2[i] = still.m2;
     return;
   }
@@ -181,7 +181,7 @@ inline void rotate_run(const rlk::rotary::Geometry& g, const In* x, T* y, const 
       const float a = rlk::simt::to_float(InAdjacent ? x0[2 * i] : x0[i]);
       const float b = rlk::simt::to_float(InAdjacent ? x0[2 * i + 1] : x1[i]);
       float ya, yb;
-      rlk::simt::rotate({c1[i], m1[i], c2[i], m2[i]}, a, b, ya, yb);
+      rlk::rotary::rotate({c1[i], m1[i], c2[i], m2[i]}, a, b, ya, yb);
       (OutAdjacent ? y0[2 * i] : y0[i]) = rlk::simt::from_float<T>(ya);
       (OutAdjacent ? y0[2 * i + 1] : y1[i]) = rlk::simt::from_float<T>(yb);
     }

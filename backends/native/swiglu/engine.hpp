@@ -4,7 +4,7 @@
 #include "arithmetic/swiglu/swiglu.hpp"
 #include "native/levels.hpp"
 
-namespace rlk::native::glu {
+namespace rlk::native::swiglu {
 
 using act32::Problem;
 
@@ -21,4 +21,4 @@ constexpr const Engine& engine_for(Isa isa) {
   return isa == Isa::avx512 ? kAvx512 : isa == Isa::avx2 ? kAvx2 : kScalar;
 }
 
-}  // namespace rlk::native::glu
+}  // namespace rlk::native::swiglu

@@ -17,10 +17,10 @@ using act32::problem_of;
 template <class Run>
 void for_tiles(const Problem& p, const Call& call, Run run) {
   constexpr std::int64_t kTiles = 8;
-  const std::int64_t across = (p.width + glu::kTile - 1) / glu::kTile, all = p.axes.rows * across;
+  const std::int64_t across = (p.width + swiglu::kTile - 1) / swiglu::kTile, all = p.axes.rows * across;
   call.parallel_for((all + kTiles - 1) / kTiles, [&](std::int64_t task) {
     for (std::int64_t i = task * kTiles; i < std::min(all, (task + 1) * kTiles); ++i)
-      run(i / across, i % across * glu::kTile);
+      run(i / across, i % across * swiglu::kTile);
   });
 }
 
@@ -28,14 +28,14 @@ template <Isa I>
 rlk_code run(const Swiglu& a, const Call& call) {
   const Problem p = problem_of(a);
   for_tiles(p, call,
-            [&](std::int64_t row, std::int64_t first) { glu::engine_for(I).forward(p, row, first); });
+            [&](std::int64_t row, std::int64_t first) { swiglu::engine_for(I).forward(p, row, first); });
   return RLK_OK;
 }
 template <Isa I>
 rlk_code run_backward(const SwigluBwd& a, const Call& call) {
   const Problem p = problem_of(a);
   for_tiles(p, call,
-            [&](std::int64_t row, std::int64_t first) { glu::engine_for(I).backward(p, row, first); });
+            [&](std::int64_t row, std::int64_t first) { swiglu::engine_for(I).backward(p, row, first); });
   return RLK_OK;
 }
 

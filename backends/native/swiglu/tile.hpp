@@ -8,7 +8,7 @@
 #include "native/rows.hpp"
 #include "native/swiglu/engine.hpp"
 
-namespace rlk::native::glu {
+namespace rlk::native::swiglu {
 
 template <class L, int W>
 class Tile {
@@ -98,4 +98,4 @@ constexpr Engine engine() {
   return {Tile<L, W>::forward, Tile<L, W>::backward};
 }
 
-}  // namespace rlk::native::glu
+}  // namespace rlk::native::swiglu

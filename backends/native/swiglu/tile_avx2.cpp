@@ -1,9 +1,9 @@
 #include "native/swiglu/tile.hpp"
 
-namespace rlk::native::glu {
+namespace rlk::native::swiglu {
 #if defined(__AVX2__)
 constinit const Engine kAvx2 = engine<simt::Float8, 8>();
 #else
 constinit const Engine kAvx2 = engine<float, 1>();
 #endif
-}  // namespace rlk::native::glu
+}  // namespace rlk::native::swiglu

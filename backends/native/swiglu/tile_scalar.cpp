@@ -1,5 +1,5 @@
 #include "native/swiglu/tile.hpp"
 
-namespace rlk::native::glu {
+namespace rlk::native::swiglu {
 constinit const Engine kScalar = engine<float, 1>();
-}  // namespace rlk::native::glu
+}  // namespace rlk::native::swiglu

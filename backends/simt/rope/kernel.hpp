@@ -111,7 +111,7 @@ template <int Pairs, bool Full>
 struct Factors {
   float c1[Pairs], m1[Pairs], c2[Full ? Pairs : 1], m2[Full ? Pairs : 1];
 
-  __device__ __forceinline__ Turn at(int i) const {
+  __device__ __forceinline__ rotary::Turn at(int i) const {
     if constexpr (Full) {
       return {c1[i], m1[i], c2[i], m2[i]};
     } else {
@@ -178,11 +178,11 @@ __device__ __forceinline__ void read_entries(const rotary::Geometry& g, std::int
     const std::int64_t entry = std::int64_t{pair} * t.step;
     const std::int64_t c = batch * t.cos_batch + (inside ? row : 0) * t.cos_row + entry;
     const std::int64_t s = batch * t.sin_batch + (inside ? row : 0) * t.sin_row + entry;
-    out.c1[i] = table_value(t.cos, t.type, c);
-    out.s1[i] = table_value(t.sin, t.type, s);
+    out.c1[i] = rotary::table_value(t.cos, t.type, c);
+    out.s1[i] = rotary::table_value(t.sin, t.type, s);
     if constexpr (Full) {
-      out.c2[i] = table_value(t.cos, t.type, c + t.second);
-      out.s2[i] = table_value(t.sin, t.type, s + t.second);
+      out.c2[i] = rotary::table_value(t.cos, t.type, c + t.second);
+      out.s2[i] = rotary::table_value(t.sin, t.type, s + t.second);
     }
     if (!inside) put_absent(g.rows, row, i, out);
   }

@@ -3,17 +3,12 @@
 // wrong.
 #pragma once
 
-#include "registry/rope/geometry.hpp"
+#include "arithmetic/rope/table_math.hpp"
 
-namespace rlk::simt {
-
-struct RotaryTable;
-
-namespace rope {
+namespace rlk::simt::rope {
 
 const char* run_rotate(const rotary::Geometry& g, void* stream, int device);
 const char* run_split(const rotary::KvGeometry& g, bool backward, void* stream, int device);
-const char* run_tables(const RotaryTable& t, void* stream, int device);
+const char* run_tables(const rotary::RotaryTable& t, void* stream, int device);
 
-}  // namespace rope
-}  // namespace rlk::simt
+}  // namespace rlk::simt::rope

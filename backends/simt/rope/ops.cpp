@@ -44,7 +44,7 @@ rlk_code split_mla_kv(const Args& a, const Call& call) {
 }
 
 rlk_code build_tables(const RopeTables& a, const Call& call) {
-  RotaryTable t;
+  rotary::RotaryTable t;
   if (const auto error = read_tables(slots(a), t); !error.empty())
     return call.fail(RLK_INVALID_ARGUMENT, error);
   return finished(call, "rope_tables", run_tables(t, call.stream(), call.device().id));
@@ -68,7 +68,7 @@ constexpr rlk_implementation kImplementations[] = {
     implement<RopeMlaQBwd, rotate_mla_q<RopeMlaQBwd, true>>(facts("the transposed rotation")),
     implement<RopeMlaKv, split_mla_kv<RopeMlaKv, false>>(facts("copies, and one rotation per token")),
     implement<RopeMlaKvBwd, split_mla_kv<RopeMlaKvBwd, true>>(facts("copies, and an fp32 sum over heads")),
-    implement<RopeTables, build_tables, takes>(facts("fp64 on the device", "rope_tables64")),
+    implement<RopeTables, build_tables, rotary::takes>(facts("fp64 on the device", "rope_tables64")),
 };
 
 }  // namespace
