@@ -86,6 +86,36 @@ def test_captured_steps_draw_what_eager_ones_draw(filters):
     assert not eager._steady and {rows for rows, _ in sizes} == {1, 2, 4, 8} and len({width for _, width in sizes}) > 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_steps_of_recurrent_layers_draw_what_eager_ones_draw(dtype):
+    """Sequences join and leave, before, at and behind the ends of KDA's chunks, and begin with a single token or from a prefix."""
+    model = decoder("tiny-kimi", dtype=dtype)
+    asked = zip([*prompts(62, 1, 64, 3, 130), prompts(130)[0]], (5, 80, 3, 66, 9, 70))
+    requests = [sampler.Request(p, most=m, seed=4, stream=i) for i, (p, m) in enumerate(asked)]
+    eager, captured = (sampler.Sampler(model, pages=400, page_size=4, batch=4, graphs=g) for g in (False, True))
+    assert [(a.tokens, a.logp) for a in eager.run(requests)] == [(a.tokens, a.logp) for a in captured.run(requests)]
+    assert not eager._resident and captured._resident.keys() == {1, 2, 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mlp_in_one_step_has_the_bits_of_two(dtype, monkeypatch):
+    """One where its arithmetic is that of linear alone; two where no implementation has it so, as on a processor with AMX."""
+    model, x, asked = decoder(dtype=dtype), torch.randn(9, 64).to(dtype), []
+    with torch.no_grad():
+        one = rlk.model.gated(rlk.torch, x, model.blocks[0].gate_up, asked.append)
+    two = rlk.model.gated(rlk.torch, x, model.blocks[0].gate_up, asked.append)  # a gradient wants gate and up
+    assert torch.equal(one, two) and asked == ["gate_up", "swiglu"]
+    with torch.no_grad(), rlk.backend("linear=native.replay_sm90;*=native"):
+        if dtype == torch.bfloat16:
+            assert torch.equal(rlk.model.gated(rlk.torch, x, model.blocks[0].gate_up, asked.append),
+                               rlk.torch.swiglu(rlk.torch.linear(x, model.blocks[0].gate_up)))
+    refused = rlk.torch.linear
+    monkeypatch.setattr(rlk.torch, "linear", lambda x, w, arithmetic=None, **more: refused(x, w, arithmetic="amx/k32/tree8" if more else None, **more))
+    del asked[:]
+    with torch.no_grad():
+        assert torch.equal(rlk.model.gated(rlk.torch, x, model.blocks[0].gate_up, asked.append), one) and asked == ["gate_up", "swiglu"]
+
+
 def test_weights_that_changed_serve_no_later_request():
     model = decoder()
     request = sampler.Request(prompts(40)[0], most=6, seed=1)
@@ -148,8 +178,6 @@ def test_recurrent_layers_go_on_from_a_prefix_with_the_same_bits(page_size):
 def test_what_recurrent_layers_lack_is_refused(tmp_path, capsys):
     assert verify_model.main(["tiny-kimi", "--peer", "torch"]) == 2
     assert "PyTorch has no ops for the recurrent layers of tiny-kimi" in capsys.readouterr().err
-    captured = sampler.Sampler(decoder("tiny-kimi"), pages=20, graphs=True)
-    assert not captured.graphs
 
 
 def test_a_full_cache_waits_and_forgets_prefixes():
@@ -274,6 +302,25 @@ def test_verify_model_says_same_and_its_control_does_not(tmp_path, capsys):
     assert "every path has the same bits" in said and " none" not in said
 
 
+def test_every_call_is_computed_again_on_the_cpu(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "found.json"
+    words = ["tiny-kimi", "--sequences", "2", "--longest", "20", "--dtype", "bf16", "--replay", "--certificate", str(file)]
+    assert verify_model.main(words) == 0
+    again = {f["op"]: f for f in json.loads(file.read_text())["replay"]}
+    assert again.keys() == {"embedding", "rms_norm", "linear", "short_conv", "kda_fwd", "swiglu", "attention", "linear_logp"}
+    assert all(f["rows"] and not f["differ"] and not f["refused"] for f in again.values())
+    assert "computed again on the CPU: the same bits" in capsys.readouterr().out
+    swiglu = rlk.torch.swiglu
+
+    def on_this_machine_alone(x, **held):
+        return swiglu(x, **held) * (1 if held else 1 + 2**-7)
+
+    model = decoder("tiny-kimi", dtype=torch.bfloat16)
+    monkeypatch.setattr(rlk.torch, "swiglu", on_this_machine_alone)
+    assert [f["op"] for f in verify_model.replay(model, [[1, 2, 3], [4, 5]]) if f["differ"]] == ["swiglu"]
+    assert model.ops is rlk.torch
+
+
 needs_backward = pytest.mark.skipif(not rlk.torch.Schema("attention").backward, reason="attention has no backward")
 
 
@@ -299,7 +346,8 @@ def test_the_program_verifies_a_model_with_certificate_and_page(tmp_path):
                               env={**os.environ, "PATH": path})
 
     certificate, page = tmp_path / "c.json", tmp_path / "page.html"
-    done = dispatch("tiny-llama", "--certificate", certificate, "--report", page, "--seed", 3, "--dtype", "bf16")
+    done = dispatch("tiny-llama", "--certificate", certificate, "--report", page, "--seed", 3, "--dtype", "bf16", "--replay")
+    assert "computed again on the CPU: the same bits" in done.stdout, done.stderr
     assert done.returncode == 0 and "every path has the same bits" in done.stdout, done.stderr
     found = json.loads(certificate.read_text())
     assert found["good"] and (found["seed"], found["dtype"]) == (3, "bf16") and len(found["paths"]) > 8

@@ -24,7 +24,11 @@ class Recurrent(nn.Module):
         self.a_log = nn.Parameter(make(c.heads, 1).data.float().flatten())
         self.dt_bias = nn.Parameter(make(c.heads, c.state_dim).data.float())
         self.out_norm = make(c.state_dim, ones=True)
-        self.heads, self.dim, self.eps = c.heads, c.state_dim, c.eps
+        self.config, self.dim, self.eps = c, c.state_dim, c.eps
+
+    @property
+    def heads(self):
+        return self.config.heads
 
     def names(self):
         """Names in a checkpoint, and what they are here."""
@@ -60,6 +64,17 @@ class Recurrent(nn.Module):
         return op(q, k, v, g[None], beta[None], a_log=self.a_log, dt_bias=self.dt_bias, cu_seqlens=bounds, qk_l2norm=True,
                   beta_sigmoid=True, gate="softplus", **more)[0]
 
+    def arithmetic(self, qkv, g, beta):
+        """That of kda_step on this device, which a trainer must have too: not every arithmetic of kda_fwd on a GPU has a step."""
+        if not qkv.is_cuda or not len(qkv):
+            return None
+        found, (state, cache) = [], _nothing(self, qkv)["batch"]
+        bounds, rows = torch.tensor([0, 1], device=qkv.device), torch.zeros(1, dtype=torch.int64, device=qkv.device)
+        given = [t.detach()[:1] for t in (qkv, g, beta)]
+        with torch.no_grad():
+            self.mixed(lambda *t, **more: found.append(rlk.resolve("kda_step", *t, **more)) or [None], *given, bounds, rows=rows, state=state, cache=cache)
+        return found[0].arithmetic
+
 
 class Latent(nn.Module):
     """Attention whose keys and values come from one narrow row, without rotation."""
@@ -90,11 +105,35 @@ class Latent(nn.Module):
         narrow = ops.rms_norm(narrow, self.narrow_norm, eps=c.eps)
         tag("kv")
         plain, v = ops.linear(narrow, self.kv).unflatten(-1, (c.heads, -1)).split([c.plain_dim, c.value_dim], -1)
-        k = torch.cat((plain, extra[:, None].expand(-1, c.heads, -1)), -1)
+        k = torch.cat((plain, getattr(ops, "to_heads", to_heads)(extra, c.heads)), -1)
         tag("attention")
         x = attend(q, k, v.contiguous())
         note("attention", x)
         return x
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, heads):
+        return x[:, None].expand(-1, heads, -1).clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        return over_heads(d), None
+
+
+def over_heads(d):
+    """The sum over dimension 1 in fp32, neighbours first, rounded once: an order that no shape and no device chooses."""
+    total = d.float()
+    while total.shape[1] > 1:
+        pairs = total[:, 0:total.shape[1] // 2 * 2:2] + total[:, 1::2]
+        total = torch.cat((pairs, total[:, -1:]), 1) if total.shape[1] % 2 else pairs
+    return total[:, 0].to(d.dtype)
+
+
+def to_heads(x, heads):
+    """[T, heads, D] of [T, D]."""
+    return _ToHeads.apply(x, heads)
 
 
 class Packed:
@@ -105,7 +144,7 @@ class Packed:
 
     def __call__(self, layer, block, qkv, g, beta):
         rows = self.ops.short_conv(qkv[None], block.conv, cu_seqlens=self.bounds)[0]
-        return block.mixed(self.ops.kda_fwd, rows, g, beta, self.bounds)
+        return block.mixed(self.ops.kda_fwd, rows, g, beta, self.bounds, arithmetic=block.arithmetic(rows, g, beta))
 
 
 class Stepped:
@@ -137,6 +176,59 @@ class Stepped:
         for i, kept in enumerate(self.kept):
             kept[layer] = {"conv": ends[i], "rows": rows[i], "batch": batch, "place": i}
         return torch.cat(sum(found, []))
+
+
+class Resident:
+    """The sampler's for steps of one token of each of `rows` sequences, in memory that stays where it is, so that a GPU replays the
+    step: what is kept of the sequence at place i lies at place i of every layer. Places that are nobody's compute with what they hold."""
+
+    def __init__(self, model, rows):
+        blocks = {i: block.other for i, block in enumerate(model.blocks) if isinstance(block.other, Recurrent)}
+        self.ops, self.layers, self.open = model.ops, {}, None
+        self.nothing = {i: _nothing(block, block.qkv.detach()[None, :, 0]) for i, block in blocks.items()}
+        for i, empty in self.nothing.items():
+            conv, (state, cache) = empty["conv"], empty["batch"]
+            self.layers[i] = conv.new_zeros(rows, *conv.shape), (state.new_zeros(rows, *state.shape[1:]), cache.new_zeros(rows, *cache.shape[1:]))
+        self.bounds = torch.arange(rows + 1, device=model.device)
+        self.first = min(blocks)
+
+    def take(self, sequences):
+        """Moves what is kept of these sequences here, unless it lies here already. Returns how many rows of its chunk each has."""
+        here = self.layers[self.first][1]
+        for s in sequences:
+            s.kept = s.kept or dict(self.nothing)
+        own = [s.kept[self.first] for s in sequences]
+        if not all(o["place"] == i and o["batch"] is here for i, o in enumerate(own)):
+            for layer, (conv, batch) in self.layers.items():
+                kept = [s.kept[layer] for s in sequences]
+                conv[:len(kept)] = torch.stack([o["conv"] for o in kept])
+                for t, moved in zip(batch, _together(kept)):
+                    t[:len(kept)] = moved[:len(kept)].clone() if moved is t else moved
+                self._give(sequences, layer, [o["rows"] for o in kept])
+        return [o["rows"] for o in own]
+
+    def _give(self, sequences, layer, rows):
+        conv, batch = self.layers[layer]
+        for i, (s, n) in enumerate(zip(sequences, rows)):
+            s.kept[layer] = {"conv": conv[i], "rows": n, "batch": batch, "place": i}
+
+    def step(self, sequences):
+        """Every one of them has a row more."""
+        for layer in self.layers:
+            self._give(sequences, layer, [s.kept[layer]["rows"] % Stepped.chunk + 1 for s in sequences])
+
+    def began(self, sequences):
+        """Whether one of them has begun a chunk: its count then does not go on by one."""
+        return any(s.kept[self.first]["rows"] == 1 for s in sequences)
+
+    def tensors(self):
+        return [t for conv, batch in self.layers.values() for t in (conv, *batch)]
+
+    def __call__(self, layer, block, qkv, g, beta):
+        conv, (state, cache) = self.layers[layer]
+        rows, ends = self.ops.short_conv(qkv[None], block.conv, initial_state=conv, cu_seqlens=self.bounds, final_state=True)
+        conv.copy_(ends)
+        return block.mixed(self.ops.kda_step, rows[0], g, beta, self.bounds, rows=self.open, state=state, cache=cache)
 
 
 def _bounds(lengths, device):

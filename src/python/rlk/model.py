@@ -64,6 +64,8 @@ CONFIGS = {
                         latent=32, plain_dim=16, extra_dim=16, value_dim=16),
     # The smallest whose heads are whole leaves on eight ranks (rlk.parallel), with an MLP that is not cut evenly.
     "tiny-ranks": Config(128, 64, 2, 16, 8, 16, 176, theta=1e4, max_length=4096),
+    "tiny-kimi-ranks": Config(128, 64, 4, 8, 8, 32, 176, eps=1e-5, qk_norm=False, tied=False, max_length=4096, period=4, state_dim=16,
+                              latent=32, plain_dim=16, extra_dim=16, value_dim=16),
     "qwen3-0.6b": Config(151936, 1024, 28, 16, 8, 128, 3072),
     "qwen3-1.7b": Config(151936, 2048, 28, 16, 8, 128, 6144),
     "qwen3-8b": Config(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
@@ -125,10 +127,7 @@ class Block(nn.Module):
         tag("mlp_norm")
         x, stream = norm(ops, x, self.mlp_norm, stream, c.eps)
         note("stream", stream)
-        tag("gate_up")
-        x = ops.linear(x, self.gate_up)
-        tag("swiglu")
-        x = ops.swiglu(x)
+        x = gated(ops, x, self.gate_up, tag)
         tag("down")
         x = ops.linear(x, self.down)
         note("mlp", x)
@@ -162,6 +161,19 @@ def norm(ops, added, weight, stream, eps):
         stream = stream + added
         return ops.rms_norm(stream, weight, eps=eps), stream
     return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
+
+
+def gated(ops, x, weight, tag):
+    """swiglu of linear, in one step of the same bits where there is one and neither a gradient nor a trace wants what is between."""
+    if getattr(ops, "gates", ops is rlk.torch) and not torch.is_grad_enabled() and not rlk.tracing():
+        try:
+            return ops.linear(x, weight, activation="swiglu", arithmetic=rlk.resolve("linear", x, weight.detach()).arithmetic)
+        except (_errors.NoImplementation, _errors.Unsupported):
+            pass
+    tag("gate_up")
+    x = ops.linear(x, weight)
+    tag("swiglu")
+    return ops.swiglu(x)
 
 
 class Decoder(nn.Module):

@@ -16,7 +16,7 @@ import torch
 
 import rlk
 from rlk import _errors
-from rlk._hybrid import Stepped, copied
+from rlk._hybrid import Resident, Stepped, copied
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class Sampler:
                 raise _errors.InvalidArgument(f"sampler: {name} is {value}, it must be at least 1")
         self.model, self.chunk, self.batch, self.reuse = model, chunk, batch, reuse
         self.graphs = model.device.type == "cuda" and model.ops is rlk.torch if graphs is None else graphs
-        self.graphs = self.graphs and not model.config.period  # what recurrent layers keep is of no fixed size
         self.cache = Cache(model, pages, page_size, most_states=max(batch, 64))
         self.waiting, self.running = deque(), []
         self.note = None  # is shown every op's rows with their (request, position)
-        self._steady = {}  # captured steps, by their sizes
+        self._steady, self._last = {}, None  # captured steps, by their sizes, and the last one
+        self._resident = {}  # what recurrent layers keep, by the number of sequences that such a step takes
 
     def weights_changed(self):
         """What was computed with other weights serves no later request; none may be running."""
@@ -296,6 +296,11 @@ class Sampler:
             return self.model.ops.sample(logits, given["temperature"], logp=True,
                                          **{k: v for k, v in given.items() if k != "temperature"})
 
+    def resident(self, rows):
+        if rows not in self._resident:
+            self._resident[rows] = Resident(self.model, rows)
+        return self._resident[rows]
+
     def _append(self, sequences, token, logp):
         for s, t, value in zip(sequences, token.tolist(), logp.tolist()):
             if t < 0:
@@ -309,71 +314,117 @@ class Sampler:
 
     def _steady_step(self, sequences):
         """One more token for every sequence, by the captured step of the next size."""
-        count, widest = len(sequences), max(len(s.table) for s in sequences)
-        rows, width = 1 << (count - 1).bit_length(), 1 << (widest - 1).bit_length()
-        whole, real = self._columns(sequences, rows)
-        key = rows, width, *whole, *real
-        if key not in self._steady:
-            self._steady[key] = _Steady(self, rows, width, list(whole), list(real))
-        step = self._steady[key]
-        step.fill(sequences, whole, real)
-        token, logp = step.run()
+        step = self._last
+        if step is None or not step.goes_on(sequences):
+            step = self._last = self._captured(sequences)
+        count = len(sequences)
+        token, logp = step.run(sequences)
         if self.note is not None:
             keys = [(s.request, s.cached) for s in sequences]
             for layer, name, found in step.noted:
                 self.note(layer, name, found[:count], keys)
         return token[:count], logp[:count]
 
+    def _captured(self, sequences):
+        widest = max(len(s.table) for s in sequences)
+        rows, width = 1 << (len(sequences) - 1).bit_length(), 1 << (widest - 1).bit_length()
+        whole, real = self._columns(sequences, rows)
+        key = rows, width, *whole, *real
+        if key not in self._steady:
+            self._steady[key] = _Steady(self, rows, width, list(whole), list(real))
+        self._steady[key].fill(sequences, whole, real)
+        return self._steady[key]
+
 
 class _Steady:
     """A step of one token for each of `rows` sequences whose pages fit a table of `width`: the same kernels on the same memory, so
-    that a GPU replays it as one graph. What changes from step to step lies in three tensors. Rows beyond the sequences compute
-    with the cache's spare page, and nobody reads them."""
+    that a GPU replays it as one graph. It leaves that memory as the next token needs it, so the host writes there only where other
+    sequences come or one has a new page. Rows beyond the sequences compute with the cache's spare page, and nobody reads them."""
 
     def __init__(self, sampler, rows, width, whole, real):
         self.sampler, self.rows, self.width, device = sampler, rows, width, sampler.model.device
-        self.names = ["token", "place", "slot", "length", *whole], real
-        self.whole = torch.zeros(len(self.names[0]), rows, dtype=torch.int64, device=device)
+        self.recur = sampler.resident(rows) if sampler.cache.recurrent else None
+        whole = [name for name in whole if name != "position"]
+        # Those of `counted` are one more after every step.
+        self.token, self.counted = ["token"], [["place", "length"], ["slot", "position", *(["open"] if self.recur else [])]]
+        self.names = [[*self.token, *self.counted[0]], [*self.counted[1], *whole], real]
+        self.small, self.whole = (torch.zeros(len(names), rows, dtype=dtype, device=device)
+                                  for names, dtype in zip(self.names, (torch.int32, torch.int64)))
         self.real = torch.ones(len(real), rows, device=device)
+        self.live = [torch.zeros(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64)]
         self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self.bounds = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self.graph, self.noted, self.found = None, [], None
+        self.graph, self.noted, self.found, self.next = None, [], None, []
+        self.host = [torch.empty(rows, dtype=dtype, pin_memory=True) for dtype in (torch.int64, torch.float32)] if device.type == "cuda" else None
 
     def fill(self, sequences, whole, real):
         cache, spare = self.sampler.cache, self.rows - len(sequences)
         size = cache.page_size
         own = {"token": [s.tokens[-1] for s in sequences] + [0] * spare, "place": [s.cached for s in sequences] + [0] * spare,
                "slot": [s.table[s.cached // size] * size + s.cached % size for s in sequences] + [cache.count * size] * spare,
-               "length": [s.cached + 1 for s in sequences] + [1] * spare} | whole
-        self.whole.copy_(torch.tensor([own[name] for name in self.names[0]]))
-        self.real.copy_(torch.tensor([real[name] for name in self.names[1]]))
+               "length": [s.cached + 1 for s in sequences] + [1] * spare} | whole | real
+        if self.recur:
+            own["open"] = self.recur.take(sequences) + [0] * spare
+        for t, names in zip((self.small, self.whole, self.real), self.names):
+            t.copy_(torch.tensor([own[name] for name in names], dtype=t.dtype))
+        for t in self.live:
+            t.copy_(torch.tensor([1] * len(sequences) + [0] * spare, dtype=t.dtype))
         tables = [s.table + [cache.count] * (self.width - len(s.table)) for s in sequences]
         self.table.copy_(torch.tensor(tables + [[cache.count] * self.width] * spare, dtype=torch.int32))
 
-    def compute(self):
-        given = dict(zip(self.names[0], self.whole)) | dict(zip(self.names[1], self.real))
-        token, place, length = (given.pop(name).to(torch.int32) for name in ("token", "place", "length"))
-        noted = []
-        note = {} if self.sampler.note is None else {"note": lambda *what: noted.append(what)}
-        hidden = self.sampler._rows(token, place, given.pop("slot"), self.bounds, length, self.table, **note)
-        self.noted = noted
-        return self.sampler._sample(self.sampler._logits(hidden), given)
+    def goes_on(self, sequences):
+        """Whether the memory is as the step before left it for these sequences."""
+        return len(sequences) == len(self.next) and all(
+            s is t and s.cached == cached and len(s.table) == pages for s, (t, cached, pages) in zip(sequences, self.next))
 
-    def run(self):
-        if self.sampler.model.device.type != "cuda":
-            return self.compute()
+    def compute(self):
+        given = {name: t for names, rows in zip(self.names, (self.small, self.whole, self.real)) for name, t in zip(names, rows)}
+        token, place, length, slot = (given.pop(name) for name in ("token", "place", "length", "slot"))
+        noted = []
+        more = {} if self.sampler.note is None else {"note": lambda *what: noted.append(what)}
+        if self.recur:
+            self.recur.open, more["recur"] = given.pop("open"), self.recur
+        hidden = self.sampler._rows(token, place, slot, self.bounds, length, self.table, **more)
+        self.noted = noted
+        drawn, logp = self.sampler._sample(self.sampler._logits(hidden), given)
+        token.copy_(drawn)
+        for t, live, first, names in zip((self.small, self.whole), self.live, (1, 0), self.counted):
+            t[first:first + len(names)] += live
+        if self.host is None:
+            return drawn, logp
+        for to, t in zip(self.host, (drawn, logp)):
+            to.copy_(t, non_blocking=True)
+        return self.host
+
+    def run(self, sequences):
+        self.next = []
+        found = self.compute() if self.host is None else self._replayed()
+        if self.recur is not None:
+            self.recur.step(sequences)
+        if self.recur is None or not self.recur.began(sequences):
+            self.next = [(s, s.cached + 1, len(s.table)) for s in sequences]
+        return found
+
+    def _replayed(self):
         if self.graph is None:
-            side = torch.cuda.Stream()  # what is done once must not be captured
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.compute()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.found = self.compute()
-            self.graph = graph
+            self._capture()
         self.graph.replay()
-        return self.found
+        torch.cuda.current_stream().synchronize()
+        return self.host
+
+    def _capture(self):
+        """What is done once must not be captured, so the step is first computed, and then all that it changed is as before."""
+        changed = [self.small, self.whole, *(self.recur.tensors() if self.recur else [])]
+        kept, side = [t.clone() for t in changed], torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.compute()
+        torch.cuda.current_stream().wait_stream(side)
+        for t, before in zip(changed, kept):
+            t.copy_(before)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.compute()
 
 
 def trace_drawn(sequences, tag):

@@ -3,6 +3,7 @@
     python -m rlk.verify_model tiny-qwen3
     python -m rlk.verify_model tiny-qwen3 --peer torch      # beside it the control: PyTorch's own ops, which differ
     python -m rlk.verify_model tiny-ranks --ranks 2 4 8     # also over several ranks, which are threads
+    python -m rlk.verify_model tiny-qwen3 --device cuda --replay  # also every op of a GPU again on the CPU
 
 The reference is the trainer's packed forward. Beside it: each sequence alone; prefill in one piece and in chunks; a prefix found in the
 cache; other pages; other company; and decoding token by token. For every layer the table says whether all rows that a path computed are
@@ -55,8 +56,8 @@ class Rows:
         return h.hexdigest()[:16]
 
 
-def packed(model, sequences, each=False):
-    """The trainer's forward, of all sequences at once or of each alone."""
+def packed(model, sequences, each=False, gradients=False):
+    """The trainer's forward, of all sequences at once or of each alone, with `gradients` as for a backward."""
     out = Rows()
     groups = [[i] for i in range(len(sequences))] if each else [list(range(len(sequences)))]
     for group in groups:
@@ -64,7 +65,7 @@ def packed(model, sequences, each=False):
         tokens = torch.tensor([t for i in group for t in sequences[i]], device=model.device)
         cu = torch.tensor([0, *(len(sequences[i]) for i in group)]).cumsum(0).to(torch.int32).to(model.device)
         started = time.perf_counter()
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             logp = model.score(tokens, cu, sequences=group, note=lambda layer, name, rows: out.take(layer, name, rows, keys))
         out.logp.update(zip(keys, logp.tolist()))
         out.seconds, out.tokens = out.seconds + time.perf_counter() - started, out.tokens + len(keys)
@@ -137,6 +138,7 @@ def paths(model, sequences, ranks=(), make=None):
     for n in ranks:
         yield f"packed, over {n} ranks", lambda n=n: over(n, make, lambda m: packed(m, sequences))
         yield f"decoded, over {n} ranks", lambda n=n: over(n, make, lambda m: sampled(m, sequences, 1, graphs=False))
+    yield "packed, for a backward", lambda: packed(model, sequences, gradients=True)
     yield "packed, each alone", lambda: packed(model, sequences, each=True)
     yield "prefill in one piece", lambda: sampled(model, sequences, most, chunk=most, reuse=False)
     for chunk in (1, 17, 128, 1000):
@@ -147,7 +149,7 @@ def paths(model, sequences, ranks=(), make=None):
         yield f"pages of {size}", lambda size=size: sampled(model, sequences, most // 2, page_size=size)
     yield "other company", lambda: sampled(model, sequences, most // 3, order=list(range(len(sequences)))[::-1], batch=2)
     yield "decoded from the first token", lambda: sampled(model, sequences, 1, graphs=False)
-    if model.ops is rlk.torch and not model.config.period:
+    if model.ops is rlk.torch:
         yield "decoded by captured steps", lambda: sampled(model, sequences, 1, graphs=True)
 
 
@@ -207,6 +209,8 @@ def options(arguments):
     parser.add_argument("--peer", choices=("torch",), help="beside rlk, the same model on PyTorch's ops")
     parser.add_argument("--ranks", type=int, nargs="+", default=[], choices=parallel.DEGREES, metavar="N",
                         help="also over so many ranks, which are threads: 1, 2, 4, 8")
+    parser.add_argument("--replay", action="store_true",
+                        help="also compute every call of a packed forward again on the CPU, by the same arithmetic; for small models")
     parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--longest", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
@@ -262,6 +266,69 @@ def write(given, certificate):
                 raise SystemExit(f"{given.report}: {done.stderr.strip()}")
 
 
+class Replayed:
+    """rlk.torch, every call of which is computed again on the CPU by the same arithmetic: bits of a GPU are those of any machine. Where
+    the model is on a CPU, again by the code without vectors."""
+
+    def __init__(self):
+        self.found = {}  # by op and arithmetic: calls, rows, how many differ, why it was not computed again
+
+    def __getattr__(self, name):
+        op = getattr(rlk.torch, name)
+
+        def call(*args, **given):
+            result = op(*args, **given)
+            self._again(name, op, args, given, result)
+            return result
+
+        return call
+
+    def _again(self, name, op, args, given, result):
+        arithmetic = rlk.resolve(name, *args, **given).arithmetic
+        found = self.found.setdefault((name, arithmetic), {"calls": 0, "rows": 0, "differ": 0, "refused": ""})
+        found["calls"] += 1
+        here = any(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in args)
+        args, given = [_on_cpu(t) for t in args], {k: _on_cpu(t) for k, t in given.items()} | {"arithmetic": arithmetic}
+        try:
+            again = self._scalar(name, op, args, given) if here else op(*args, **given)
+        except (rlk.NoImplementation, rlk.Unsupported) as refused:
+            found["refused"] = str(refused)
+            return
+        for a, b in zip(*(t if isinstance(t, tuple) else (t,) for t in (result, again))):
+            a, b = (t.detach().cpu().reshape(-1, t.shape[-1] if t.dim() > 1 else 1).contiguous().view(torch.uint8) for t in (a, b))
+            found["rows"] += len(a)
+            found["differ"] += int((a != b).any(1).sum())
+
+    @staticmethod
+    def _scalar(name, op, args, given):
+        try:
+            with rlk.backend(f"{name}=native.scalar"):
+                return op(*args, **given)
+        except rlk.NoImplementation:
+            return op(*args, **given)
+
+
+def _on_cpu(t):
+    return t.detach().cpu() if isinstance(t, torch.Tensor) else t
+
+
+def replay(model, sequences):
+    """Prints for every op how many rows of a packed forward another machine has with other bits. Returns what a certificate says of it."""
+    plain, model.ops = model.ops, Replayed()
+    try:
+        with torch.no_grad():
+            model.score(torch.tensor(sum(sequences, []), device=model.device),
+                        torch.tensor([0, *map(len, sequences)]).cumsum(0).to(torch.int32).to(model.device))
+        again = model.ops.found
+    finally:
+        model.ops = plain
+    print(f"{'computed again on the CPU':30}{'calls':>8}{'rows':>10}{'differ':>8}  arithmetic")
+    for (op, arithmetic), f in again.items():
+        print(f"{op:30}{f['calls']:8}{f['rows']:10}{f['differ'] if not f['refused'] else '-':>8}  {arithmetic}"
+              + (f": {f['refused']}" if f["refused"] else ""))
+    return [{"op": op, "arithmetic": arithmetic, **f} for (op, arithmetic), f in again.items()]
+
+
 def line(name, verdicts, apart, speed):
     print(f"{name:30}" + "".join(f"{v:>19}" for v in verdicts) + f"{apart:>14}{speed:10.0f}", flush=True)
 
@@ -302,6 +369,11 @@ def verify(given):
     if given.trace:
         print(f"traces: {', '.join(sorted(f.stem for f in Path(given.trace).glob('*.trace')))}")
     print(f"{'every path has the same bits' if found['good'] else 'paths differ'}; digest of the reference {found['digest']}")
+    again = replay(model, sequences) if given.replay else []
+    if again:
+        differ = [f["op"] for f in again if f["differ"]]
+        found["good"] = found["good"] and not differ
+        print(f"computed again on the CPU: {', '.join(differ) + ' differ' if differ else 'the same bits'}")
     control = None
     if peer:
         print("\nThe control, the same model on PyTorch's own ops:")
@@ -309,7 +381,7 @@ def verify(given):
         differ = [p for p in control["paths"] if not p["same"]]
         print(f"PyTorch: {len(differ)} of {len(control['paths'])} paths differ, by up to {max(p['d_logp'] or 0 for p in control['paths']):.2g}")
     write(given, {"model": given.model, "dtype": given.dtype, "device": given.device, "peer": control, "seed": given.seed,
-                  "version": rlk.__version__, **found})
+                  "version": rlk.__version__, "replay": again, **found})
     return 0 if found["good"] else 1
 
 
