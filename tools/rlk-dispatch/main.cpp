@@ -79,6 +79,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--report", o.report, "--verify, --verify-model: write a page with the table and plots");
   app.add_option("--peer", o.peer, "--verify-model: torch, the same model on PyTorch's own ops beside it");
   app.add_option("--ranks", o.ranks, "--verify-model: also over so many ranks: 2,4,8")->delimiter(',');
+  app.add_flag("--replay", o.replay,
+               "--verify-model: also compute every call again on the CPU, by the same arithmetic");
   app.add_flag("--json", o.json, "Results as JSON with a schema number");
   app.add_flag("--strict", o.strict, "Exit with 4 when any plugin was refused or failed to load");
 }

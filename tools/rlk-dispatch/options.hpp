@@ -45,6 +45,7 @@ struct Options {
 
   std::string peer;                // --verify-model: torch
   std::vector<std::string> ranks;  // --verify-model: degrees to try too
+  bool replay = false;             // --verify-model: every call again on the CPU
 
   std::string against;  // --verify lm_head: a dump of another machine's run to replay
 

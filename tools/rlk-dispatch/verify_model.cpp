@@ -123,6 +123,7 @@ int verify_model(const Options& o) {
       {"--dtype", o.dtype}, {"--certificate", o.certificate}, {"--report", o.report}, {"--peer", o.peer}};
   for (const auto& [name, value] : given)
     if (!value.empty()) words.insert(words.end(), {name, value});
+  if (o.replay) words.push_back("--replay");
   if (!o.ranks.empty()) words.push_back("--ranks");
   words.insert(words.end(), o.ranks.begin(), o.ranks.end());
   if (o.json) throw Failure(kUsage, "--verify-model writes JSON with --certificate FILE");
