@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 
 import pytest
@@ -310,6 +311,42 @@ def test_the_weight_of_a_norm_has_the_gradient_of_all_rows(rows, dtype):
         assert all(map(same, every_degree(work), reference))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gated_norm_over_spread_heads_has_the_gradients_of_all(dtype):
+    x, w, g, d_y = numbers(1, 21, 8, 16, dtype=dtype), numbers(2, 16, dtype=dtype), *(numbers(n, 21, 8, 16, dtype=dtype) for n in (3, 4))
+    options = {"gate_act": "sigmoid", "eps": 1e-5}
+
+    def work(group):
+        mine = slice(group.rank * 8 // group.size, (group.rank + 1) * 8 // group.size)
+        a, v, b = leaf(x[:, mine]), leaf(w), leaf(g[:, mine])
+        y = parallel.rms_norm(a, v, gate=b, group=group, dim=1, **options)
+        y.backward(d_y[:, mine])
+        whole = [group.gather(t).movedim(0, 1).flatten(1, 2) for t in (y.detach(), a.grad, b.grad)]
+        return whole[0], whole[1], v.grad, whole[2]
+
+    assert all(map(same, every_degree(work), plain(lambda a, v, b: rlk.torch.rms_norm(a, v, gate=b, **options), d_y, x, w, g)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_all_ranks_have_is_given_to_their_heads(dtype):
+    x, y, d_x, d_y = numbers(1, 7, 8, dtype=dtype), numbers(2, 7, 6, dtype=dtype), numbers(3, 7, 8, dtype=dtype), numbers(4, 7, 8, 6, dtype=dtype)
+
+    def work(group):
+        mine = slice(group.rank * 8 // group.size, (group.rank + 1) * 8 // group.size)
+        a, b = leaf(x), leaf(y)
+        own, each = parallel.own_heads(a, group=group), parallel.to_heads(b, 8 // group.size, group=group)
+        assert same(own.detach(), x[:, mine].contiguous()) and same(each.detach(), y[:, None].expand(-1, each.shape[1], -1).contiguous())
+        torch.autograd.backward([own, each], [d_x[:, mine], d_y[:, mine]])
+        return a.grad, b.grad
+
+    t = d_y.float()
+    tree = ((t[:, 0] + t[:, 1]) + (t[:, 2] + t[:, 3])) + ((t[:, 4] + t[:, 5]) + (t[:, 6] + t[:, 7]))
+    found = every_degree(work)
+    assert same(found[0], d_x) and same(found[1], tree.to(dtype))
+    said = refusals(2, lambda group: parallel.own_heads(numbers(1, 4, 3), group=group))
+    assert said == ["parallel.own_heads: x has 3 heads, no multiple of 2 ranks"] * 2
+
+
 def test_rows_are_gathered_and_spread_with_their_gradients():
     rows = 13
     x, d_y = numbers(1, rows, 6), numbers(2, rows, 6)
@@ -585,7 +622,7 @@ def processes(degree, folder, work, *arguments, timeout=30, expected=None):
         p.start()
     found = [None] * degree
     for _ in range(degree if expected is None else expected):
-        rank, what = said.get(timeout=60)
+        rank, what = said.get(timeout=60 + 2 * timeout)
         found[rank] = pickle.loads(what)
     for p in ranks:
         p.join(30)
@@ -639,6 +676,75 @@ def test_processes_have_the_bits_of_one(degree, tmp_path):
         assert found == one * 3
 
 
+def _every_op(group):
+    """Results and gradients, whole, of every op that is spread, in bf16."""
+    rows, vocab = 13, 300
+    x, up, down, r, d_z, table, d_e, d_l = (numbers(n, *s, dtype=torch.bfloat16) for n, s in enumerate(
+        [(rows, 64), (256, 64), (64, 256), (rows, 64), (rows, 64), (vocab, 64), (rows, 64), (rows, vocab)]))
+    mine, columns, total = parallel.rows_of(group, rows), parallel.part(group, vocab), {"group": group, "rows": rows}
+    ids, cu = torch.arange(rows) * 23 % vocab, torch.tensor([0, 5, rows])
+    found = []
+
+    def keep(*tensors, dim=None, sizes=None):
+        for t in tensors:
+            found.append(t.detach() if dim is None else parallel.unshard(t.detach(), group, dim, sizes))
+
+    a, v, w, d = leaf(x[mine]), leaf(parallel.shard(up, group)), leaf(parallel.shard(down, group, 1)), leaf(r[mine])
+    z = parallel.row_linear(parallel.column_linear(a, v, **total), w, None, d, **total)  # the sequence-parallel form
+    z.backward(d_z[mine])
+    keep(*[parallel.gather_rows(t.detach(), group, rows) for t in (z, a.grad, d.grad)])
+    keep(v.grad, dim=0)
+    keep(w.grad, dim=1)
+    e, n = leaf(parallel.shard(table, group)), leaf(numbers(8, 64, dtype=torch.bfloat16))
+    y = parallel.embedding(ids, e, vocab=vocab, group=group)
+    y.backward(d_e)
+    keep(y)
+    keep(e.grad, dim=0, sizes=(vocab,))
+    y = parallel.rms_norm(b := leaf(x[mine]), n, **total)
+    y.backward(d_e[mine])
+    keep(parallel.gather_rows(b.grad, group, rows), n.grad)
+    h, e = leaf(x), leaf(parallel.shard(table, group))
+    logits = parallel.lm_head(h, e, vocab=vocab, group=group)
+    logits.backward(d_l)
+    keep(logits, h.grad)
+    keep(e.grad, dim=0, sizes=(vocab,))
+    h, e = leaf(x), leaf(parallel.shard(table, group))
+    logp, entropy = parallel.linear_logp(h, e, target=ids, vocab=vocab, group=group, entropy=True)
+    (logp.sum() + entropy.sum()).backward()
+    keep(logp, entropy, h.grad)
+    keep(e.grad, dim=0, sizes=(vocab,))
+    keep(*parallel.sample(logits.detach().float()[:, columns], torch.full((rows,), 0.8), top_k=torch.full((rows,), 9), top_p=torch.full((rows,), 0.9),
+                          seed=torch.arange(rows), vocab=vocab, group=group, logp=True))
+    for form, heads in (("heads", (8, 4)), ("keys", (6, 3))):
+        q, k, t = (leaf(numbers(20 + i, rows, n, 16, dtype=torch.bfloat16)[mine]) for i, n in enumerate((heads[0], heads[1], heads[1])))
+        y = parallel.attention(q, k, t, cu, form=form, **total)
+        y.backward(numbers(30, rows, heads[0], 16, dtype=torch.bfloat16)[mine])
+        keep(*[parallel.gather_rows(p, group, rows) for p in (y.detach(), q.grad, k.grad, t.grad)])
+    own = [leaf(numbers(40 + i, 1, 70, 4, 16)[:, :, group.rank * 4 // group.size:(group.rank + 1) * 4 // group.size]) for i in range(3)]
+    g, beta = (-numbers(44, 1, 70, 4, 16).abs() / 8, torch.sigmoid(numbers(45, 1, 70, 4)))
+    g, beta = (parallel.own_heads(t.flatten(0, 1), group=group)[None] for t in (g, beta))
+    o = rlk.torch.kda_fwd(*own, g, beta)  # KDA by heads
+    o.sum().backward()
+    keep(*[group.gather(p).movedim(0, 2).flatten(2, 3) for p in (o.detach(), *[t.grad for t in own])])
+    return found
+
+
+def _work_on_every_op(rank, mesh):
+    group = parallel.as_group(dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))["tp"] if mesh else None)
+    found = []
+    for ops.GATHERED in (1 << 20, 0):
+        found.append([bits(t).numpy().tobytes() for t in _every_op(group)])
+    return found
+
+
+@pytest.mark.parametrize("degree, mesh", [(2, False), (4, True)])
+def test_every_op_over_processes_has_the_bits_of_one(degree, mesh, tmp_path):
+    one = [bits(t).numpy().tobytes() for t in Threads.run(1, _every_op)[0]]
+    for found in processes(degree, tmp_path, _work_on_every_op, mesh, timeout=120):
+        for way in found:
+            assert [n for n, (a, b) in enumerate(zip(one, way, strict=True)) if a != b] == []
+
+
 def _work_that_disagrees(rank, how):
     group = parallel.as_group()
     if how == "dies" and rank == 1:
@@ -650,18 +756,41 @@ def _work_that_disagrees(rank, how):
         return
     if how == "refuses" and rank == 1:
         parallel.row_linear(numbers(1, 3, 63), numbers(2, 16, 64), group=group)
+    if how == "another error" and rank == 1:  # of torch, not of rlk
+        ops.ops.linear = lambda *_, **__: torch.empty(1 << 60)
+    if how == "another order" and rank == 1:
+        parallel.embedding(torch.tensor([1]), numbers(1, 128, 8), vocab=256, group=group)
+    if how in ("another dtype", "another attribute"):
+        dtype = torch.bfloat16 if rank == 1 and how == "another dtype" else torch.float32
+        more = {"temperature": 0.5} if rank == 1 and how == "another attribute" else {}
+        parallel.linear_logp(numbers(1, 3, 16, dtype=dtype), numbers(2, 64, 16, dtype=dtype), target=torch.tensor([1, 2, 3]), vocab=128, group=group, **more)
+    if how == "is killed in a backward":
+        x, w = leaf(numbers(1, 3, 64)), leaf(numbers(2, 128, 64))
+        y = parallel.column_linear(x, w, group=group)
+        if rank == 1:
+            y.register_hook(lambda d: os.kill(os.getpid(), signal.SIGKILL))
+        y.sum().backward()
     parallel.row_linear(numbers(1, 3 + (rank == 1 and how == "differs"), 64), numbers(2, 16, 64), group=group)
 
 
 @pytest.mark.parametrize("how, words", [("differs", "InvalidArgument: parallel.row_linear: ranks disagree: rank 0 has"),
                                         ("refuses", "InvalidArgument: parallel.row_linear: refused on rank 1 of 2: linear: x has K=63"),
                                         ("sleeps", "BackendError: parallel.row_linear: rank 0 of 2 cannot reach the others: "),
+                                        ("another error", "InvalidArgument: parallel.row_linear: refused on rank 1 of 2: "),
+                                        ("another order", "InvalidArgument: parallel.row_linear: ranks disagree: rank 0 has 'parallel.row_linear"),
+                                        ("another dtype", "InvalidArgument: parallel.linear_logp: ranks disagree: rank 0 has 'parallel.linear_logp [3, 16] float32"),
+                                        ("another attribute", "InvalidArgument: parallel.linear_logp: ranks disagree: rank 0 has"),
+                                        ("is killed in a backward", "BackendError: parallel.column_linear's gradient: rank 0 of 2 cannot reach the others: "),
                                         ("dies", "BackendError: parallel.row_linear: rank 0 of 2 cannot reach the others: "),
                                         ("dies later", "BackendError: gather: rank 0 of 2 cannot reach the others: ")])
 def test_processes_fail_together_and_do_not_hang(how, words, tmp_path):
-    said = processes(2, tmp_path, _work_that_disagrees, how, timeout=1 if how == "sleeps" else 30, expected=1 if how.startswith("dies") else 2)
+    gone = how.startswith(("dies", "is killed"))
+    said = processes(2, tmp_path, _work_that_disagrees, how, timeout=1 if how == "sleeps" else 30, expected=2 - gone)
     assert said[0].startswith(words)
-    assert said[1] is None if how in ("dies", "dies later", "sleeps") else said[1].startswith("InvalidArgument")
+    if how == "another error":
+        assert said[1].startswith("RuntimeError")
+    else:
+        assert said[1] is None if gone or how == "sleeps" else said[1].startswith("InvalidArgument")
 
 
 def test_a_mesh_of_two_dimensions_is_refused(tmp_path):
@@ -682,8 +811,8 @@ def test_without_processes_a_group_is_refused():
 SHAPE = rlk.model.Config(128, 64, 2, 16, 8, 16, 176, theta=1e4, max_length=256)
 
 
-def decoder(group=None, dtype=torch.bfloat16, spread_rows=False, **changes):
-    model = rlk.model.Decoder(rlk.model.config(SHAPE, **changes), seed=3, dtype=dtype)
+def decoder(group=None, dtype=torch.bfloat16, spread_rows=False, shape=SHAPE, **changes):
+    model = rlk.model.Decoder(rlk.model.config(shape, **changes), seed=3, dtype=dtype)
     if group is not None:
         model = parallel.decoder(model, group, spread_rows)
         model.whole_notes = True
@@ -708,7 +837,8 @@ def _sampled(model):
     return [(a.tokens, a.logp) for a in sampler.Sampler(model, pages=40, chunk=7).run(requests)]
 
 
-@pytest.mark.parametrize("dtype, changes", [(torch.bfloat16, {}), (torch.float32, {"tied": False, "qk_norm": False})])
+@pytest.mark.parametrize("dtype, changes", [(torch.bfloat16, {}), (torch.float32, {"tied": False, "qk_norm": False}),
+                                            (torch.bfloat16, {"shape": "tiny-kimi-ranks"}), (torch.float32, {"shape": "tiny-kimi-ranks"})])
 def test_a_model_has_the_same_bits_at_every_degree(dtype, changes):
     model = decoder(dtype=dtype, **changes)
     rows, logp, _ = _scored(model)
@@ -726,7 +856,7 @@ def test_a_model_has_the_same_bits_at_every_degree(dtype, changes):
     # And the gradients are those of the model, but for the order of sums.
     for name, module, weight, _ in spread_model._parts(model, model.config):
         g = getattr(module, weight).grad
-        ours = torch.frombuffer(bytearray(first[name]), dtype=dtype).view(g.shape)
+        ours = torch.frombuffer(bytearray(first[name]), dtype=g.dtype).view(g.shape)
         assert torch.allclose(ours.float(), g.float(), atol=float(g.abs().max()) * (0.05 if dtype == torch.bfloat16 else 1e-4)), name
 
 
@@ -798,11 +928,27 @@ def test_heads_that_are_no_leaves_are_refused(changes, words):
     assert all(words in s for s in said)
 
 
-def test_layers_that_are_not_spread_are_refused_and_the_model_stays_whole():
+def test_a_model_that_cannot_be_spread_stays_whole():
     model = rlk.model.Decoder("tiny-kimi")
-    with pytest.raises(rlk.Unsupported, match="recurrent and latent layers are not spread"):
+    for block in model.blocks:
+        block.extra = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(rlk.Unsupported, match="layer 0 has a weight 'extra'"):
         parallel.decoder(model, parallel.Group(0, 1))
     assert model.ops is rlk.torch and type(model) is rlk.model.Decoder
+    said = refusals(2, lambda group: decoder(group, shape="tiny-kimi"))
+    assert all("2 heads of 16 over 2 ranks: heads divided by ranks and heads * 16=32 divided by 128 must leave nothing" in s for s in said)
+
+
+@pytest.mark.parametrize("shape", ["tiny-ranks", "tiny-kimi-ranks"])
+def test_captured_steps_over_ranks_draw_what_one_device_draws(shape):
+    requests = [sampler.Request([3, 1 + i] * (i + 1), most=5 + 30 * i, seed=4, stream=i) for i in range(3)]
+
+    def work(group=None):
+        found = sampler.Sampler(decoder(group, shape=shape, layers=4), pages=60, graphs=True)
+        return [(a.tokens, a.logp) for a in found.run(requests)], len(found._steady)
+
+    one = work()
+    assert one[1] >= 3 and all(found == one for found in Threads.run(4, work))
 
 
 def test_a_spread_model_is_not_saved_in_parts(tmp_path):

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """rlk.parallel on the GPUs of one host: its bits beside those of one GPU, then its times beside NCCL's all-reduce and cuBLAS.
 
-    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--no-peers] [--overlap]
+    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--one-gpu] [--no-peers] [--overlap]
 
 Starts a process for each GPU. First a decoder is run at degree 1 on each GPU and over all: rows of every layer, log-probabilities, gradients
 of all weights and sampled tokens are compared by digest. Then, microseconds, medians over rounds in which candidates take turns, the
 slowest rank's: the sum over ranks of [M, N]; a row-parallel linear with its sum, from bf16 operands to a bf16 result on all ranks; and
-layers of a model on one GPU and on all.
+layers of a model on one GPU and on all. --one-gpu starts all ranks on one GPU, sums through symmetric memory and the rest over gloo: the bits
+alone, where there is no second GPU.
 """
 
 import argparse
@@ -220,17 +221,23 @@ def scaling(group, rounds, say):
 
 def rank(r, given, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(r)
-    dist.init_process_group("nccl", rank=r, world_size=given.ranks, timeout=datetime.timedelta(seconds=60), device_id=torch.device("cuda", r))
-    group = parallel.as_group(overlap=given.overlap, **({} if given.no_peers else {"peers": 256 << 20}))
+    device, timeout = 0 if given.one_gpu else r, datetime.timedelta(seconds=60)
+    os.environ.update(TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NCCL_NVLS_ENABLE="0")
+    torch.cuda.set_device(device)
+    if given.one_gpu:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        dist.init_process_group("gloo", rank=r, world_size=given.ranks, timeout=timeout)
+    else:
+        dist.init_process_group("nccl", rank=r, world_size=given.ranks, timeout=timeout, device_id=torch.device("cuda", device))
+    group = parallel.as_group(overlap=given.overlap, timeout=timeout, **({} if given.no_peers else {"peers": 256 << 20}))
 
     def say(text):
         if r == 0:
             print(text, flush=True)
 
-    say(f"{given.ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, rlk {rlk.__version__}")
+    say(f"{given.ranks} {'ranks on one' if given.one_gpu else 'x'} {torch.cuda.get_device_name()}, torch {torch.__version__}, rlk {rlk.__version__}")
     good = compare(group, say)
-    if not given.bits_only:
+    if not given.bits_only and not given.one_gpu:
         for part in (sums, linears, scaling):
             try:
                 part(group, given.rounds, say)
@@ -247,6 +254,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--bits-only", action="store_true")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU; the bits alone")
     parser.add_argument("--no-peers", action="store_true", help="NCCL alone, no memory of other GPUs")
     parser.add_argument("--overlap", action="store_true", help="sums of many rows beside the product")
     given = parser.parse_args()

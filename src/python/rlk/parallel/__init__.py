@@ -6,8 +6,8 @@
 """
 
 from rlk.parallel.context import attention, cached_attention
-from rlk.parallel.ops import (column_linear, embedding, gather_rows, gathered, join, linear_logp, lm_head, part, rms_norm, row_linear, rows_of,
-                              sample, shard, spread, unshard)
+from rlk.parallel.ops import (column_linear, embedding, gather_rows, gathered, join, linear_logp, lm_head, own_heads, part, rms_norm, row_linear,
+                              rows_of, sample, shard, spread, to_heads, unshard)
 from rlk.parallel.transport import DEGREES, Group, Process, Threads, as_group, cut
 
 

@@ -2,7 +2,7 @@
 
     model = rlk.parallel.decoder(rlk.model.Decoder("qwen3-8b"), group)       # the same calls as before, on every rank
 
-Heads, the MLP and the vocabulary are spread, norms and the stream are on every rank. Forward, log-probabilities and tokens are those of the
+Heads (of attention, of latent attention and of KDA), the MLP and the vocabulary are spread, norms and the stream are on every rank. Forward, log-probabilities and tokens are those of the
 model on one device; gradients are the same at every degree, 1 included, and differ from the model's own where a sum over a spread
 dimension has leaves (rlk.parallel.ops).
 """
@@ -33,8 +33,23 @@ class _Part:
         return part if self.dim is None else ops.unshard(part, group, self.dim, self.segments)
 
 
+class _Heads(_Part):
+    """A weight with a row for each head, of which a rank has those of its heads."""
+
+    def __init__(self):
+        super().__init__("per head", 0)
+
+    def of(self, whole, group):
+        return whole.unflatten(0, (group.size, -1))[group.rank].clone()
+
+    def whole(self, part, group):
+        return group.gather(part).flatten(0, 1)
+
+
 class Ops:
     """rlk.torch, but for what is spread."""
+
+    gates = True  # rlk.model.gated
 
     def __init__(self, group, vocab, spread_rows):
         self.group, self.vocab, self.parts, self._chain = group, vocab, {}, None
@@ -51,17 +66,26 @@ class Ops:
 
     def linear(self, x, weight, bias=None, residual=None, **options):
         p = self._part("linear", weight)
-        if p.kind == "column" and residual is None:
-            return ops.column_linear(x, weight, bias, segments=p.segments, group=self.group, rows=self.rows, **options)
+        if p.kind in ("column", "inner column") and residual is None:
+            rows = self.rows if p.kind == "column" else None
+            return ops.column_linear(x, weight, bias, segments=p.segments, group=self.group, rows=rows, **options)
+        if p.kind.startswith("whole") and residual is None:
+            x = x if self.rows is None else ops.gathered(x, group=self.group, rows=self.rows)
+            y = rlk.torch.linear(x, weight, bias, **options)
+            return ops.own_heads(y, group=self.group) if p.kind == "whole, of own heads" else y
         if p.kind == "row":
             return ops.row_linear(x, weight, bias, residual, k_total=p.segments[0], group=self.group, rows=self.rows, **options)
         raise _errors.Unsupported(f"parallel: linear has a residual and a weight that is spread by {p.kind}")
 
     def rms_norm(self, x, weight, *more, **options):
-        heads = self._part("rms_norm", weight).kind == "heads"
-        if (heads or self.rows is not None) and not more and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
+        kind = self._part("rms_norm", weight).kind
+        heads = kind == "heads"
+        if (heads or self.rows is not None and kind != "whole norm") and not more and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
             return ops.rms_norm(x, weight, dim=1, rows=None if heads else self.rows, group=self.group, **options)
         return rlk.torch.rms_norm(x, weight, *more, **options)
+
+    def to_heads(self, x, heads):
+        return ops.to_heads(x, heads, group=self.group)
 
     def embedding(self, ids, weight, **options):
         rows = ops.embedding(ids, weight, vocab=self.vocab, group=self.group, **options)
@@ -92,8 +116,8 @@ class Decoder(rlk.model.Decoder):
     #: Whether note() is shown all heads and rows, gathered, and not this rank's alone.
     whole_notes = False
 
-    def forward(self, tokens, positions, attend, note=None):
-        more = {} if note is None else {"note": self._noted(note) if self.whole_notes else note}
+    def forward(self, tokens, positions, attend, note=None, recur=None):
+        more = {"recur": recur} | ({} if note is None else {"note": self._noted(note) if self.whole_notes else note})
         try:
             hidden = super().forward(tokens, positions, attend, **more)
             return ops.gathered(hidden, group=self.ops.group, rows=self.ops.rows) if self.ops.spread_rows else hidden
@@ -105,8 +129,8 @@ class Decoder(rlk.model.Decoder):
 
         def noted(layer, name, rows):
             if name == "qkv":
-                rows = ops.unshard(rows.detach(), group, 1, _segments(c))
-            elif name in ("rope", "attention"):
+                rows = ops.unshard(rows.detach(), group, 1, _segments(c, layer))
+            elif name in ("rope", "attention", "recurrence"):
                 rows = group.gather(rows.detach()).movedim(0, 1).flatten(1, 2)
             elif self.ops.spread_rows:
                 rows = ops.gather_rows(rows.detach(), group, self.ops.rows)
@@ -126,8 +150,35 @@ class Decoder(rlk.model.Decoder):
         raise _errors.Unsupported("parallel: a rank has parts of the weights: rlk.parallel.decoder(rlk.model.load(folder), group)")
 
 
-def _segments(c):
+def _recurrent(c, layer):
+    return c.period and (layer + 1) % c.period
+
+
+def _segments(c, layer):
+    """What the first product of a layer's attention is cut into."""
+    if _recurrent(c, layer):
+        return (c.heads * c.state_dim,) * 3
+    if c.period:
+        return (c.heads * (c.plain_dim + c.extra_dim),)
     return c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim
+
+
+def _known(c, layer):
+    """What a rank has of each weight of a layer, by its name in the block."""
+    first, width = _Part("column", 0, _segments(c, layer)), c.heads * (c.head_dim if not c.period else c.value_dim)
+    known = {"norm": _Part("norm"), "mlp_norm": _Part("norm"), "gate_up": _Part("column", 0, (c.mlp, c.mlp)), "down": _Part("row", 1, (c.mlp,))}
+    if _recurrent(c, layer):
+        width = c.heads * c.state_dim
+        wide, whole, each = _Part("inner column", 0, (width,)), _Part("whole"), _Heads()
+        known |= {"other.qkv": first, "other.conv": _Part("channels", 0, _segments(c, layer)), "other.decay_in": whole, "other.decay_out": wide,
+                  "other.gate_in": whole, "other.gate_out": wide, "other.beta": _Part("whole, of own heads"), "other.a_log": each,
+                  "other.dt_bias": each, "other.out_norm": _Part("heads")}
+    elif c.period:
+        known |= {"other.q": first, "other.narrow": _Part("whole"), "other.narrow_norm": _Part("whole norm"),
+                  "other.kv": _Part("inner column", 0, (c.heads * (c.plain_dim + c.value_dim),))}
+    else:
+        known |= {"qkv": first, "q_norm": _Part("heads"), "k_norm": _Part("heads")}
+    return known | {"out": _Part("row", 1, (width,))}
 
 
 def _parts(model, c):
@@ -137,27 +188,28 @@ def _parts(model, c):
     if model.head is not None:
         yield "head", model, "head", vocabulary
     yield "norm", model, "norm", _Part("norm")
-    known = {"norm": _Part("norm"), "mlp_norm": _Part("norm"), "q_norm": _Part("heads"), "k_norm": _Part("heads"),
-             "qkv": _Part("column", 0, _segments(c)), "out": _Part("row", 1, (c.heads * c.head_dim,)),
-             "gate_up": _Part("column", 0, (c.mlp, c.mlp)), "down": _Part("row", 1, (c.mlp,))}
     for i, block in enumerate(model.blocks):
-        for name, weight in block.named_parameters():
+        known = _known(c, i)
+        for name, weight in list(block.named_parameters()):
             if name not in known:
                 raise _errors.Unsupported(f"parallel: layer {i} has a weight '{name}', known are {', '.join(known)}")
-            yield f"blocks.{i}.{name}", block, name, known[name]
+            inner, _, last = name.rpartition(".")
+            yield f"blocks.{i}.{name}", block.get_submodule(inner), last, known[name]
 
 
 def _refuse(c, group):
-    """Heads must lie as leaves do, and every layer must be one that can be spread."""
+    """Heads must lie as leaves do."""
+    widths = {"heads": [c.head_dim], "kv_heads": [c.head_dim]}
     if c.period:
-        raise _errors.Unsupported("parallel: recurrent and latent layers are not spread, this model has them (period is "
-                                  f"{c.period}, it must be 0)")
-    for word, count in (("heads", c.heads), ("kv_heads", c.kv_heads)):
-        n, size = count * c.head_dim, group.size
-        if cut(n, size) != [r * n // size for r in range(size + 1)] or count % size:
-            raise _errors.InvalidArgument(
-                f"parallel: {count} {word} of {c.head_dim} over {size} ranks: heads divided by ranks and {word} * head_dim={n} divided by 128 must leave "
-                "nothing, so that a rank's heads are whole leaves")
+        widths = {"heads": sorted({c.state_dim, c.plain_dim + c.extra_dim, c.plain_dim + c.value_dim, c.value_dim})}
+    for word, dims in widths.items():
+        for dim in dims:
+            count = getattr(c, word)
+            n, size = count * dim, group.size
+            if cut(n, size) != [r * n // size for r in range(size + 1)] or count % size:
+                raise _errors.InvalidArgument(
+                    f"parallel: {count} {word} of {dim} over {size} ranks: heads divided by ranks and {word} * {dim}={n} divided by 128 must leave "
+                    "nothing, so that a rank's heads are whole leaves")
 
 
 def decoder(model, group=None, spread_rows=False):
@@ -183,7 +235,7 @@ def decoder(model, group=None, spread_rows=False):
             setattr(module, weight, mine)
             model.ops.parts[id(mine)] = part, name
     local = replace(c, heads=c.heads // group.size, kv_heads=c.kv_heads // group.size)
-    for module in (model, *model.blocks):
+    for module in (model, *model.blocks, *[block.other for block in model.blocks if block.other is not None]):
         module.config = local
     model.__class__, model.whole_config = Decoder, c  # all else that a decoder has stays as it is
     return model

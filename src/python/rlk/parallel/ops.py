@@ -12,6 +12,7 @@ import torch
 import rlk
 import rlk.torch as ops
 from rlk import _errors, _scopes
+from rlk._hybrid import over_heads
 from rlk.parallel.transport import as_group, cut
 
 #: Partial sums of at most so many bytes are gathered whole by every rank; larger ones are exchanged, so that each rank adds its share of
@@ -178,13 +179,14 @@ class _Options:
 
 
 def _tried(group, op, words, run):
-    """run(), and then the group's agreement that every rank's has run: what one refuses all refuse."""
-    refused = found = None
+    """run(), and then the group's agreement that every rank's has run: what one refuses, or fails at, all refuse."""
+    refused, found, said = None, None, ""
     try:
         found = run()
-    except _errors.Error as error:
+        said = words()
+    except Exception as error:  # also torch's own, as for want of memory: the others would wait
         refused = error
-    group.agree(op, "" if refused else words(), refused)
+    group.agree(op, said, refused)
     return found
 
 
@@ -404,35 +406,78 @@ def spread(x, *, group=None):
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, group, dim, rows, options):
-        y = ops.rms_norm(x, weight, **options.forward)
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, x, weight, gate, group, dim, rows, options):
+        y = ops.rms_norm(x, weight, gate=gate, **options.forward)
+        ctx.save_for_backward(x, weight, gate)
         ctx.rlk = group, dim, rows, options
         return y
 
     @staticmethod
     def backward(ctx, d_y):
-        x, weight = ctx.saved_tensors
+        x, weight, gate = ctx.saved_tensors
         group, dim, rows, options = ctx.rlk
-        d_y, d_x, d_weight = d_y.contiguous(), None, None
+        d_y, d_weight = d_y.contiguous(), None
+        names = [n for n, want in (("d_x", ctx.needs_input_grad[0]), ("d_gate", ctx.needs_input_grad[2])) if want]
         with options.within():
             keywords = options.backward("rms_norm_bwd")
-            if ctx.needs_input_grad[0]:
-                d_x = ops.rms_norm_bwd(d_y, x, weight, d_x=True, **keywords)
+            found = {}
+            if names:
+                found = dict(zip(names, ops._as_tuple(ops.rms_norm_bwd(d_y, x, weight, gate, **dict.fromkeys(names, True), **keywords))))
             if ctx.needs_input_grad[1]:  # sums over all rows, in their order
-                group.agree("parallel.rms_norm's gradient", _words(x if rows is None else x[:0], dim, rows))
+                group.agree("parallel.rms_norm's gradient", _words(x if rows is None else x[:0], dim, rows, gate is not None))
+                given = [t for t in (d_y, x, gate) if t is not None]
                 if rows is None:
-                    whole = [group.gather(t).movedim(0, dim).flatten(dim, dim + 1) for t in (d_y, x)]
+                    given = [group.gather(t).movedim(0, dim).flatten(dim, dim + 1) for t in given]
                 else:
-                    whole = [gather_rows(t, group, rows) for t in (d_y, x)]
-                d_weight = ops.rms_norm_bwd(*whole, weight, d_weight=True, **keywords)
-        return d_x, d_weight, None, None, None, None
+                    given = [gather_rows(t, group, rows) for t in given]
+                d_weight = ops.rms_norm_bwd(*given[:2], weight, *given[2:], d_weight=True, **keywords)
+        return found.get("d_x"), d_weight, found.get("d_gate"), None, None, None, None
 
 
-def rms_norm(x, weight, *, group=None, dim=0, rows=None, **options):
+def rms_norm(x, weight, *, gate=None, group=None, dim=0, rows=None, **options):
     """rms_norm where ranks have different rows: with `rows`, this rank's of so many; else as many of dimension `dim` (heads) each. The
     gradient of `weight`, which all ranks have, is that of all rows."""
-    return _Norm.apply(x, weight, as_group(group), dim, rows, _Options(options))
+    return _Norm.apply(x, weight, gate, as_group(group), dim, rows, _Options(options))
+
+
+# ---- heads that are spread, of what all ranks have
+
+
+class _OwnHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.rlk = group
+        if x.shape[1] % group.size:
+            raise _errors.InvalidArgument(f"parallel.own_heads: x has {x.shape[1]} heads, no multiple of {group.size} ranks")
+        return x.unflatten(1, (group.size, -1))[:, group.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx, d_y):
+        ctx.rlk.agree("parallel.own_heads' gradient", _words(d_y))
+        return ctx.rlk.gather(d_y).movedim(0, 1).flatten(1, 2), None
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, heads, group):
+        ctx.rlk = group
+        return x[:, None].expand(-1, heads, -1).clone()
+
+    @staticmethod
+    def backward(ctx, d_y):
+        ctx.rlk.agree("parallel.to_heads' gradient", _words(d_y))
+        return over_heads(ctx.rlk.gather(d_y).movedim(0, 1).flatten(1, 2)), None, None
+
+
+def own_heads(x, *, group=None):
+    """This rank's heads of x [rows, heads, ..], which all ranks have; the gradient is gathered."""
+    return _OwnHeads.apply(x, as_group(group))
+
+
+def to_heads(x, heads, *, group=None):
+    """[rows, heads, D] of x [rows, D], which all ranks have: x for each of this rank's `heads`. The gradient is the sum over the heads of all
+    ranks, neighbours first."""
+    return _ToHeads.apply(x, heads, as_group(group))
 
 
 # ---- the vocabulary

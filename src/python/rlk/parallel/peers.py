@@ -5,6 +5,9 @@ stands between writing and reading. A captured graph begins with the same half w
 follows the reading.
 """
 
+import datetime
+import os
+
 import torch
 
 _ALIGNED = 256
@@ -53,12 +56,16 @@ class Peers:
 
 
 class Symmetric:
-    """PyTorch's symmetric memory, on GPUs that reach each other's."""
+    """PyTorch's symmetric memory, on GPUs that reach each other's. A rank that does not come to a barrier within `timeout` is an error of
+    the others' streams."""
 
     cuda = True
 
-    def __init__(self, group, nbytes):
+    def __init__(self, group, nbytes, timeout=None):
         import torch.distributed._symmetric_memory as symmetric
+        # Nothing here is added by a switch, and setting up what could can put a host's GPUs out of service.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        self.milliseconds = int((timeout or datetime.timedelta(minutes=10)).total_seconds() * 1000)
         self.own = symmetric.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", torch.cuda.current_device()))
         self.handle = symmetric.rendezvous(self.own, group)
 
@@ -66,7 +73,7 @@ class Symmetric:
         return self.handle.get_buffer(rank, list(shape), dtype, at // dtype.itemsize)
 
     def barrier(self):
-        self.handle.barrier(channel=0)
+        self.handle.barrier(channel=0, timeout_ms=self.milliseconds)
 
     @staticmethod
     def replayed():

@@ -103,7 +103,7 @@ class Process(Group):
             self.teller = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo",
                                          use_local_synchronization=True, **more)
         if peers and self.size > 1:
-            self.peers = Peers(Symmetric(self.group, peers), self.size, self.rank, peers)
+            self.peers = Peers(Symmetric(self.group, peers, timeout), self.size, self.rank, peers)
 
     def _gather(self, whole, part):
         self.dist.all_gather_into_tensor(whole, part, group=self.group)
@@ -194,7 +194,7 @@ _groups = {}
 
 def as_group(group=None, **options):
     """A Group of a Group, a process group, a DeviceMesh of one dimension, or None for all processes. ``check``: 'always' compares what
-    ranks are about to do before each step, 'first' once for each shape, 'never' trusts them. ``timeout``: of the comparison on GPUs. ``peers``:
+    ranks are about to do before each step, 'first' once for each shape, 'never' trusts them. ``timeout``: of the comparison on GPUs, and of ``peers``:
     bytes of symmetric memory on each GPU of one host, from which sums are read directly. ``overlap``: products of many rows are summed in
     pieces on a second stream, each beside the next one's product."""
     if isinstance(group, Group):
