@@ -186,6 +186,56 @@ def test_a_compiled_model_has_the_bits_of_an_eager_one():
         assert torch.equal(compiled(ids, attention_mask=mask, use_cache=False).logits, model(ids, attention_mask=mask).logits)
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "tied", "biases"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_checkpointing_changes_no_bit_of_a_training_step(variant, dtype):
+    """Layers are computed a second time in the backward, then with gradients: their bits are those of the first time."""
+    name, changes = VARIANTS[variant]
+    model = biased(tiny(name, **changes)).to(dtype).train()
+    ids, mask = padded(draw_prompts(5, 33, 12))
+    labels = ids.masked_fill(mask == 0, -100)
+
+    def step(**checkpointing):
+        model.zero_grad()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+        found = model(ids, attention_mask=mask, labels=labels, use_cache=False)
+        found.loss.backward()
+        model.gradient_checkpointing_disable()
+        return {"logits": found.logits.detach(), "loss": found.loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    plain = step()
+    with rlk.torch.patch(model):
+        ours = step()
+        for reentrant in (False, True):
+            again = step(use_reentrant=reentrant)
+            assert [n for n in ours if not torch.equal(ours[n], again[n])] == []
+        with torch.no_grad():
+            assert torch.equal(model(ids, attention_mask=mask, use_cache=False).logits, ours["logits"])
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    most = max(float(p.grad.abs().max()) for p in model.parameters())
+    for n, t in plain.items():  # and the gradients are transformers' own, but for rounding
+        t, mine = t.float(), ours[n].float()
+        if n == "logits":  # of padding transformers makes something else
+            t, mine = t[mask.bool()], mine[mask.bool()]
+        assert torch.allclose(t, mine, atol=tolerance * max(float(t.abs().max()), 1e-3 * most)), n
+
+
+def test_masks_of_any_dtype_say_the_same():
+    model, prompts = tiny("llama"), draw_prompts(5, 33, 12)
+    ids, mask = padded(prompts)
+    with torch.no_grad(), rlk.torch.patch(model):
+        want = model(ids, attention_mask=mask).logits
+        for dtype in (torch.bool, torch.int32, torch.uint8, torch.float32):
+            assert torch.equal(model(ids, attention_mask=mask.to(dtype)).logits[mask.bool()], want[mask.bool()]), dtype
+        whole = model(prompts[1][None]).logits
+        assert torch.equal(model(prompts[1][None], attention_mask=torch.ones(1, 33, dtype=torch.long)).logits, whole)
+        cut = mask.clone()
+        cut[:, :8] = 0  # tokens that are there, hidden from the left
+        hidden = model(ids, attention_mask=cut).logits
+        assert torch.equal(hidden[1, 8:], model(prompts[1][None, 8:]).logits[0])
+
+
 @pytest.mark.parametrize("name, changes, words", [
     ("gemma", {}, r"model\.embed_tokens: .*GemmaTextScaledWordEmbedding has weights, and this adapter does not know it"),
     ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, r"model\.rotary_emb: rope_type 'dynamic'"),
