@@ -114,6 +114,7 @@ PyObject* describe_argument(const rlk_argument& a) {
       !set(out.get(), "dtypes", PyLong_FromLong(static_cast<long>(a.dtypes))) ||
       !set(out.get(), "min_rank", PyLong_FromLong(a.min_rank)) ||
       !set(out.get(), "max_rank", PyLong_FromLong(a.max_rank)) ||
+      !set(out.get(), "batch_axis", PyLong_FromLong(a.batch_axis)) ||
       !set(out.get(), "optional", PyBool_FromLong(a.flags & RLK_OPTIONAL)) ||
       !set(out.get(), "differentiable",
            PyBool_FromLong(a.role != RLK_WRITE && !(a.flags & RLK_NO_GRADIENT))) ||

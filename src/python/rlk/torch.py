@@ -196,8 +196,9 @@ class _Symbols:
         if all(n == number for n in found):
             return number
         for size in self._sizes:
-            if _hint(size) == number and [self._number(size, numbers) for numbers, _ in self._moved] == found:
-                return size
+            more = number - _hint(size)  # of B + 1 bounds B sequences
+            if [self._number(size, numbers) + more for numbers, _ in self._moved] == found:
+                return size + more if more else size
         self._hold()  # it is computed from others
         return number
 
