@@ -174,6 +174,7 @@ std::vector<Config> plain() {
        {{"layout", "bshd"}, {"cp_rank", int64_t{1}}, {"cp_size", int64_t{4}}}},
       {"one token, many sequences", {9, 4, 1, 64}, 1, 1, 32},
       {"sbhd", {6, 2, 3, 32}, 1, 6, 16, {{"layout", "sbhd"}}},
+      {"sbhd, full width", {6, 2, 3, 32}, 1, 6, 32, {{"layout", "sbhd"}, {"table", "full"}}},
       {"sbhd adjacent", {5, 3, 2, 32}, 1, 5, 16, {{"layout", "sbhd"}, {"pairing", "adjacent"}}},
       {"thd adjacent", {7, 3, 32}, 2, 7, 16, {{"layout", "thd"}, {"pairing", "adjacent"}}, {}},
       {"bhsd adjacent", {2, 3, 5, 32}, 3, 5, 16, {{"pairing", "adjacent"}}},

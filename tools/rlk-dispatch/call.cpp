@@ -5,6 +5,7 @@
 
 #include "rlk/introspect.h"
 #include "rlk/tensor.hpp"
+#include "words.hpp"
 
 namespace rlk::cli {
 namespace {
@@ -21,14 +22,16 @@ constexpr std::pair<const char*, DType> kOtherNames[] = {
     {"boolean", DType::boolean}};
 
 DType dtype_from(const std::string& name) {
-  std::string known;
-  for (const auto& [other, t] : kOtherNames)
-    if (name == other) return t;
+  std::vector<std::string> known;
   for (const DType t : kDTypes) {
     if (name_of(t) == name) return t;
-    known += (known.empty() ? "" : ", ") + std::string(name_of(t));
+    known.emplace_back(name_of(t));
   }
-  throw Failure(kUsage, "unknown dtype '" + name + "'.  Known dtypes: " + known);
+  for (const auto& [other, t] : kOtherNames) {
+    if (name == other) return t;
+    known.emplace_back(other);
+  }
+  throw Failure(kUsage, unknown_word("dtype", name, known));
 }
 
 template <class T>
@@ -69,7 +72,9 @@ DLDevice device_from(const std::string& text) {
   else if (type == "hip")
     device.device_type = kDLROCM;
   else if (type != "cpu")
-    throw Failure(kUsage, "unknown device '" + type + "'.  Known devices: cpu, cuda, hip");
+    throw Failure(kUsage, type == "gpu"  // a letter from cpu, and not meant
+                              ? "unknown device 'gpu': say cuda or hip"
+                              : unknown_word("device", type, {"cpu", "cuda", "hip"}));
   if (colon != std::string::npos &&
       (!read_number(std::string_view(text).substr(colon + 1), device.device_id) || device.device_id < 0))
     throw Failure(kUsage, "--device: '" + text + "' is not like cuda:1");
@@ -212,7 +217,8 @@ void ImaginedCall::add_arguments(const Json& op) {
     const Wanted* wanted = find(name);
     if (!wanted || !wanted->has_shape) {
       if (a["optional"]) continue;
-      throw Failure(kUsage, "--shape: " + name + " is missing (" + a["doc"].get<std::string>() + ")");
+      throw Failure(kUsage, "--shape: " + name + " is missing (" + a["doc"].get<std::string>() + ")" +
+                                (wanted_.empty() ? "; this op comes without an example" : ""));
     }
     const DLDevice device = device_;
     if (a["host"]) device_ = {kDLCPU, 0};

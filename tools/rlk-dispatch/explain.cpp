@@ -6,6 +6,7 @@
 #include "call.hpp"
 #include "commands.hpp"
 #include "table.hpp"
+#include "words.hpp"
 
 namespace rlk::cli {
 namespace {
@@ -36,10 +37,9 @@ struct Policy {
     else if (word.substr(0, 8) == "backend=")
       backend = word.substr(8);
     else
-      throw Failure(
-          kUsage,
-          "unknown policy '" + word +
-              "'.  Known: standard, strict, golden, deterministic, backward, arithmetic=ID, backend=CHAIN");
+      throw Failure(kUsage, unknown_word("policy", word,
+                                         {"standard", "strict", "golden", "deterministic", "backward",
+                                          "arithmetic=ID", "backend=CHAIN"}));
   }
 };
 

@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "library.hpp"
 #include "table.hpp"
+#include "words.hpp"
 
 namespace rlk::cli {
 namespace {
@@ -39,14 +40,17 @@ class Notes {
   std::vector<std::string> reasons_;
 };
 
+// An op stands above its implementations, whose ids mostly begin with their backend: so a row fits a screen.
 void print_impls(const Json& impls, const Json& backends) {
   Notes notes;
-  Table table(
-      {"op", "implementation", "backend", "built", "loaded", "usable", "dtypes", "arithmetic", "priority"});
+  Table table({"implementation", "built", "loaded", "usable", "dtypes", "arithmetic", "priority"});
   std::string last;
   for (const Json& i : impls) {
     const std::string op = i["op"];
-    table.row({op == last ? "" : op, i["id"], i["backend"], yes_no(i["built"]), yes_no(i["loaded"]),
+    if (op != last) table.row({op});
+    const std::string id = i["id"], backend = i["backend"];
+    const bool of_it = id.compare(0, backend.size() + 1, backend + ".") == 0;
+    table.row({"  " + id + (of_it ? "" : " of " + backend), yes_no(i["built"]), yes_no(i["loaded"]),
                notes.mark(i["usable"]), joined(i["dtypes"]), i["arithmetic"],
                std::to_string(i["priority"].get<int>())});
     last = op;
@@ -108,6 +112,9 @@ int list(const Options& options) {
   if (options.what == "env") return env(options);
   check_configuration();
   const std::string what = options.what.empty() ? "impls" : options.what;
+  const std::vector<std::string> known = {"ops", "impls", "backends", "plugins", "env"};
+  if (std::find(known.begin(), known.end(), what) == known.end())
+    throw Failure(kUsage, unknown_word("list", what, known));
   Json all = listed(what.c_str());
   if (what == "impls") all["backends"] = listed("backends")["backends"];
   if (options.json)

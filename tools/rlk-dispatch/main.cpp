@@ -10,6 +10,7 @@
 #include "commands.hpp"
 #include "library.hpp"
 #include "rlk/harness.hpp"
+#include "words.hpp"
 
 namespace rlk::cli {
 namespace {
@@ -23,11 +24,9 @@ struct Command {
 std::vector<Command> add_commands(CLI::App& app, Options& o) {
   // Not add_flag's own description: a std::string there would be taken for the flag's variable.
   const auto flag = [&](const char* name, const char* text) { return app.add_flag(name)->description(text); };
-  const auto what = CLI::IsMember({"ops", "impls", "backends", "plugins", "env"});
   return {
       {app.add_option("--list", o.what, "List ops, impls (default), backends, plugins or env")
-           ->expected(0, 1)
-           ->check(what),
+           ->expected(0, 1),
        list},
       {app.add_option("--explain", o.op,
                       "How a call of OP would be resolved: every candidate, why not, what would change it"),
@@ -67,7 +66,11 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--against", o.against,
                  "--verify lm_head: replay the logits in a safetensors dump of another machine");
   app.add_option("--impl", o.implementation, "--verify: one implementation or backend");
-  app.add_option("--seed", o.seed, "--verify: seed of all data")->capture_default_str();
+  app.add_option("--seed", o.seed, "--verify: seed of all data")
+      ->check([](const std::string& seed) {
+        return seed.find('-') == seed.npos ? std::string() : "it is " + seed + ", it must be 0 or more";
+      })
+      ->capture_default_str();
   app.add_option("--budget", o.budget, "--verify: short, normal, full, or seconds")->capture_default_str();
   app.add_option("--case", o.case_name, "--verify: one case, as a failure names it");
   app.add_option("--transform", o.transform, "--verify: one transform, as a failure names it");
@@ -97,6 +100,17 @@ int strict_exit(int exit) {
   return exit;
 }
 
+// The first word that no option takes, and what it may have been meant to be.
+std::string unexpected(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining();
+  const auto option = std::find_if(words.begin(), words.end(), [](const auto& w) { return w[0] == '-'; });
+  const std::string word = option != words.end() ? *option : words.at(0);
+  std::vector<std::string> known;
+  for (const CLI::Option* o : app.get_options()) known.push_back(o->get_name());
+  const std::string near = meant(word, known);
+  return "'" + word + "' is not expected here" + (near.empty() ? "; --help shows what is" : near);
+}
+
 int run(int argc, char** argv) {
   Options options;
   CLI::App app("rlk: numerically pinned kernels, one registry, one dispatcher", "rlk-dispatch");
@@ -112,6 +126,8 @@ int run(int argc, char** argv) {
     if (!words.empty() && words[0] == "trace-diff") words[0] = "--trace-diff";  // as one says it
     std::reverse(words.begin(), words.end());                                   // as CLI11 takes them
     app.parse(std::move(words));
+  } catch (const CLI::ExtrasError&) {
+    throw Failure(kUsage, unexpected(app));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e), kGood;
     std::fprintf(stderr, "%s\nRun with --help for more information.\n", printable(e.what()).c_str());

@@ -11,12 +11,24 @@
 
 namespace rlk::cli {
 
+namespace {
+
+// What is no plugin by its name fails the first check.
+Json probed(const std::string& path) {
+  if (char* text = rlk_probe_json(path.c_str())) return parse(text);
+  const Json name = {{"check", "name"}, {"ok", false}, {"reason", printable(rlk_last_error())}};
+  return {{"schema", 1}, {"path", printable(path)},      {"name", ""}, {"trusted", false},
+          {"ok", false}, {"checks", Json::array({name})}};
+}
+
+}  // namespace
+
 int probe(const Options& options) {
   // On a command line a relative path is what the user sees before them; the library itself takes none.
   char absolute[PATH_MAX];
   const bool relative = options.plugin.find('/') != 0;
   const std::string path = relative && realpath(options.plugin.c_str(), absolute) ? absolute : options.plugin;
-  const Json result = parse(rlk_probe_json(path.c_str()), kPluginFailed);
+  const Json result = probed(path);
   if (options.json) {
     print(result);
   } else {

@@ -15,6 +15,7 @@
 #include "rlk/harness.hpp"
 #include "rlk/introspect.h"
 #include "table.hpp"
+#include "words.hpp"
 
 namespace rlk::cli {
 
@@ -42,8 +43,8 @@ void set_budget(const std::string& budget, harness::Plan& plan) {
   char* end = nullptr;
   plan.budget = std::strtod(budget.c_str(), &end);
   if (end == budget.c_str() || *end || !std::isfinite(plan.budget) || plan.budget <= 0)
-    throw Failure(kUsage,
-                  "--budget takes short, normal, full or a number of seconds above 0, not '" + budget + "'");
+    throw Failure(kUsage, "--budget takes short, normal, full or a number of seconds above 0, not '" +
+                              budget + "'" + meant(budget, {"short", "normal", "full"}));
 }
 
 // Said before the work begins, not after it.
@@ -176,6 +177,15 @@ bool passed(const harness::Report& r) {
   return r.complete && r.failures.empty() && std::any_of(r.entries.begin(), r.entries.end(), tried);
 }
 
+// Of an op, or of all, where the word is near one of theirs.
+std::string implementation_meant(const std::string& word) {
+  std::vector<std::string> known;
+  const Json all = listed("impls");
+  for (const Json& i : all["impls"])
+    for (const char* name : {"id", "backend"}) known.push_back(i[name]);
+  return meant(word, known);
+}
+
 // The op's own name where an alias was given; an unknown one is an error with a suggestion. Patterns stay.
 std::string named_op(const std::string& op) {
   if (op.empty()) return "*";
@@ -217,6 +227,9 @@ int verify(const Options& o) {
   else
     print_text(r, mutants);
   if (!mutants.good()) return kVerificationFailed;
+  if (r.entries.empty() && !o.implementation.empty())
+    if (const std::string near = implementation_meant(o.implementation); !near.empty())
+      throw Failure(kNoImplementation, "no implementation '" + o.implementation + "'" + near);
   if (r.entries.empty()) return kNoImplementation;
   return passed(r) ? kGood : kVerificationFailed;
 }
