@@ -7,6 +7,7 @@
 #include "registry/attention/gradients.hpp"
 #include "registry/linear_logp/composed.hpp"
 #include "registry/reference.hpp"
+#include "registry/short_conv/plain.hpp"
 #include "rlk/ops.hpp"
 #include "src/host.hpp"
 
@@ -119,6 +120,33 @@ Scale of_pairs(const Call& call, const Inputs& inputs, std::size_t result) {
   return magnitudes(sums.arrays[result]);
 }
 
+// ---- short_conv
+
+// A channel's gradients with each term's magnitude in place of the term; z and g are what they are.
+struct TermsOfRows {
+  using Number = double;
+  static double times_slope(double d, double z) {
+    const double s = 1 / (1 + std::exp(-z)), slope = s * (1 + z * (1 - s));
+    return std::isnan(slope) ? d : d * slope;
+  }
+  struct Sum {
+    double total = 0;
+    void add(double x, double y, int64_t) { total += std::fabs(x * y); }
+    double value() const { return total; }
+  };
+  static void set(const rlk::Out& t, int64_t row, int64_t i, double x) {
+    if (t) rlk::registry::Rows(t).set(row, i, x);
+  }
+};
+
+// Those of d_weight and d_bias: fma chains over rows, whose terms cancel.
+Scale of_rows(const Call& call, const Inputs& inputs, std::size_t result) {
+  Operands sums(call, inputs);
+  rlk::registry::short_conv::backward<TermsOfRows>(
+      *reinterpret_cast<const rlk::ShortConvBwd*>(sums.slots.data()));
+  return magnitudes(sums.arrays[result]);
+}
+
 // ---- gradients that are sums of terms, one a cotangent
 
 Scale of_terms(const Call& call, const Inputs& inputs, std::size_t result) {
@@ -223,9 +251,15 @@ double furthest_position(const Call& call, const Inputs& inputs) {
   return most;
 }
 
+constexpr double kShortConvTerm = 0.3;
+
+bool is_sum_over_rows(std::string_view op, std::string_view result) {
+  return op == "short_conv_bwd" && (result == "d_weight" || result == "d_bias");
+}
+
 // By what errors are measured. Sums may cancel: the errors of products are relative to the sums of magnitudes, a rotation's to
-// the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value, and short_conv's to what its
-// terms mostly are, since its rows may be narrow and a slope of silu is zero between -1 and -2.
+// the larger of what goes in and what comes out, KDA's to no less than a hundredth of a value, and short_conv's rows, which may be
+// narrow, to what their terms mostly are, since a slope of silu is zero between -1 and -2.
 Scale scale_of(const Call& call, const Inputs& inputs, std::size_t result, const Array& truth) {
   const std::string_view op = call.schema().name, name = call.schema().arguments[result].name;
   if (op == "linear_logp_bwd") return of_composed(call, inputs, result);
@@ -234,11 +268,12 @@ Scale scale_of(const Call& call, const Inputs& inputs, std::size_t result, const
     return of_products(call, inputs, result);
   if (op == "attention_bwd" && name != "d_sinks") return of_pairs(call, inputs, result);
   if (op == "swiglu_bwd" && name == "d_gate") return of_slope(call, inputs, truth);
+  if (is_sum_over_rows(op, name)) return of_rows(call, inputs, result);
   if (op == "ratio_kl_bwd") return of_terms(call, inputs, result);
   if (op == "kda_bwd" && (name == "d_a_log" || name == "d_dt_bias"))
     return of_parameter(call, inputs, name, truth);
   double floor = op.starts_with("kda_") && !op.starts_with("kda_gate") ? 0.01 : 0;
-  if (op.starts_with("short_conv")) floor = 0.3;
+  if (op.starts_with("short_conv")) floor = kShortConvTerm;
   if (op.starts_with("rope") && op != "rope_tables") floor = largest(inputs);
   Scale scale = magnitudes(truth);
   for (double& x : scale) x = std::max(floor, x);
@@ -267,6 +302,12 @@ Bound bound_of(const Call& call, const Inputs& inputs, std::size_t result, DType
     const DType type = call.arguments[0].dtype;
     const double half_ulp = type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0;
     bound.value = 2e-5 + half_ulp * (dtype == type ? 2 : 1);
+  }
+  // A chain of 128 fmas is off by sqrt(128) roundings of its terms' magnitudes or less, where the roundings are independent;
+  // a term is off by what its slope is.
+  if (is_sum_over_rows(op, name)) {
+    bound.absolute += bound.value * kShortConvTerm;
+    bound.value = 16 * kHalfUlp;
   }
   if (op == "kda_bwd" && call.attribute("qk_l2norm") && (name == "d_q" || name == "d_k"))
     bound.absolute = rounding_of_projection(call, inputs, name == "d_q" ? "q" : "k", name.data());
