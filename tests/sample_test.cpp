@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "rlk/half.hpp"
 #include "rlk/ops.hpp"
 
 namespace {
@@ -109,6 +111,15 @@ double excess(const std::vector<int64_t>& cells, const std::vector<double>& p, s
 }
 
 }  // namespace
+
+TEST_CASE("what a part found is written with one NaN, whichever an instruction set computed") {
+  sampling::Found found;
+  found.kept.sum = std::bit_cast<float>(0x7fc08000u), found.all.sum = std::bit_cast<float>(0xffd82000u);
+  std::array<int64_t, 8> out{};
+  sampling::put(out.data(), found);
+  CHECK(out[5] == std::bit_cast<uint32_t>(rlk::canonical(NAN)));
+  CHECK(out[7] == out[5]);
+}
 
 TEST_CASE("Philox4x32-10 gives its authors' vectors") {
   using rlk::philox::Counter;

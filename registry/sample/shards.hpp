@@ -17,7 +17,7 @@ inline constexpr int kStateWidth = 24, kBinsWidth = 2048, kDrawnWidth = 8;
 inline constexpr int kDigitShift[] = {21, 10, 0}, kDigitBits[] = {11, 11, 10};
 
 inline float float_of(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
-inline int64_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
+inline int64_t bits_of(float x) { return std::bit_cast<uint32_t>(canonical(x)); }
 
 // Ascending where z descends, and back.
 inline uint32_t place_of(float z) {

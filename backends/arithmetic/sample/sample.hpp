@@ -253,7 +253,10 @@ inline constexpr std::int64_t kAllOfThem = -1;
 
 RLK_HD int digit_bits(int digit) { return digit == 2 ? 10 : 11; }
 RLK_HD int digit_shift(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
-RLK_HD std::int64_t bits_of(float x) { return static_cast<std::int64_t>(simt::float_bits(x)); }
+// A NaN is the canonical one.
+RLK_HD std::int64_t bits_of(float x) {
+  return static_cast<std::int64_t>(simt::float_bits(simt::from_float<float>(x)));
+}
 RLK_HD float float_of(std::int64_t bits) { return simt::bits_float(static_cast<std::uint32_t>(bits)); }
 RLK_HD bool is_finite(float x) { return x - x == 0; }
 RLK_HD std::uint64_t mass_below_one(float weight) { return mass(weight < 1 ? weight : 1.0f); }
