@@ -9,6 +9,7 @@
 #include "src/c_api.hpp"
 #include "src/check.hpp"
 #include "src/failure.hpp"
+#include "src/prepared.hpp"
 #include "src/resolve.hpp"
 #include "src/struct_size.hpp"
 
@@ -81,10 +82,10 @@ Result<Answer> resolved(int32_t op, const rlk_slot* slots, uint32_t count, const
   const Policy policy = Policy::of(*o);
   const Complete complete(**schema, slots);
   Answer answer{Resolver::resolve(op, complete.slots(), policy, ask)};
-  if (const rlk_implementation* chosen = answer.resolution.implementation(); chosen && chosen->workspace) {
-    const rlk_request request = policy.request(Resolver::device_of(answer.resolution));
-    answer.workspace_bytes = chosen->workspace(complete.slots(), &request);
-  }
+  if (const rlk_implementation* chosen = answer.resolution.implementation();
+      chosen && !nothing_to_do(**schema, complete.slots()))
+    answer.workspace_bytes =
+        workspace_of(*chosen, complete.slots(), policy.request(Resolver::device_of(answer.resolution)));
   return answer;
 }
 

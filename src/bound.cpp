@@ -65,7 +65,7 @@ struct BoundOp::State {
 BoundOp::BoundOp(std::unique_ptr<State> state) noexcept
     : epoch_now_(&Gate::word),
       epoch_(state->prepared.epoch),
-      run_(state->prepared.implementation->run),
+      run_(state->prepared.run),
       slots_(state->slots.data()),
       call_(&state->call),
       state_(std::move(state)) {}
@@ -83,7 +83,7 @@ Status BoundOp::run_slowly(const rlk_slot* slots) {
     const KeptPolicy bound(*s.prepared.policy);  // whose texts it replaces
     if (Status status = s.prepare(slots, *bound); !status) return status;
     epoch_ = s.prepared.epoch;
-    run_ = s.prepared.implementation->run;
+    run_ = s.prepared.run;
   }
   Policy policy = s.policy_now();
   if (Gate::now().saved_lives()) {

@@ -18,11 +18,10 @@ namespace {
     return run_in_workspace(p, slots, options);
   rlk_call call = p.call;
   call.stream = options.stream;
-  const rlk_implementation& implementation = *p.implementation;
-  const int32_t code = implementation.run(slots, &call);
+  const int32_t code = p.run(slots, &call);
   if (code == RLK_OK) [[likely]]
     return {};
-  return explain_failure(implementation, code);
+  return explain_failure(*p.implementation, code);
 }
 
 OpCache* cache_of(std::size_t op) noexcept {
@@ -92,11 +91,10 @@ Status run_in_workspace(const Prepared& p, const rlk_slot* slots, const Options&
     if (Status s = p.check_workspace(slots, options); !s) return s;
   rlk_call call = p.call;
   call.stream = options.stream;
-  const rlk_implementation& implementation = *p.implementation;
   Workspace workspace;
-  if (Status s = workspace.take(call, options, p.workspace_bytes, implementation.op); !s) return s;
-  const int32_t code = implementation.run(slots, &call);
-  return code == RLK_OK ? Status() : explain_failure(implementation, code);
+  if (Status s = workspace.take(call, options, p.workspace_bytes, p.op->name); !s) return s;
+  const int32_t code = p.run(slots, &call);
+  return code == RLK_OK ? Status() : explain_failure(*p.implementation, code);
 }
 
 Status run_under(const Policy& policy, int32_t op, const rlk_slot* slots, const Options& options) {
@@ -167,7 +165,7 @@ Result<uint64_t> workspace_slots(std::string_view op, const rlk_slot* slots, con
   const Resolution r = Resolver::resolve(*index, slots, policy, Ask::choice);
   if (!r) return r.status();
   const rlk_request request = policy.request(Resolver::device_of(r));
-  return r.implementation()->workspace ? r.implementation()->workspace(slots, &request) : uint64_t{0};
+  return nothing_to_do(*r.op(), slots) ? 0 : workspace_of(*r.implementation(), slots, request);
 }
 
 }  // namespace rlk

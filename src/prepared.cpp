@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <deque>
+#include <span>
 
 #include "src/cancel.hpp"
 #include "src/check.hpp"
@@ -43,6 +45,8 @@ uint64_t word_at(const T& from) noexcept {
   return word;
 }
 
+int32_t run_nothing(const rlk_slot*, const rlk_call*) { return RLK_OK; }
+
 // Data that the key does not cover: null data of tensors that have elements.
 Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
   for (uint32_t i = 0; i < op.num_arguments; ++i)
@@ -54,6 +58,25 @@ Status check_null(const rlk_op_schema& op, const rlk_slot* slots) {
 }
 
 }  // namespace
+
+bool nothing_to_do(const rlk_op_schema& op, const rlk_slot* slots) noexcept {
+  constexpr int64_t kCounted = INT32_MAX;  // implementations may loop over so many rows without elements
+  bool results = false, uncounted = false;
+  for (uint32_t i = 0; i < op.num_arguments; ++i) {
+    const DLTensor* t = slots[i].tensor;
+    if (!t) continue;
+    const std::span<const int64_t> shape(t->shape, static_cast<std::size_t>(t->ndim));
+    uncounted |= std::any_of(shape.begin(), shape.end(), [](int64_t n) { return n > kCounted; });
+    if (op.arguments[i].role == RLK_READ) continue;
+    results = true;
+    if (std::find(shape.begin(), shape.end(), 0) == shape.end()) return false;
+  }
+  return results && uncounted;
+}
+
+uint64_t workspace_of(const rlk_implementation& i, const rlk_slot* slots, const rlk_request& request) {
+  return i.workspace ? i.workspace(slots, &request) : 0;
+}
 
 void Prepared::remember(const rlk_slot* slots) {
   std::vector<Footprint> footprints(op->num_arguments);
@@ -143,7 +166,9 @@ Result<Prepared> Prepared::make(int32_t index, const rlk_slot* slots, const Poli
   p.epoch = r.epoch();
   p.policy = KeptPolicy(policy);
   const rlk_request request = policy.request(Resolver::device_of(r));
-  if (p.implementation->workspace) p.wanted_bytes = p.implementation->workspace(slots, &request);
+  const bool idle = nothing_to_do(*p.op, slots);
+  p.run = idle ? &run_nothing : p.implementation->run;
+  p.wanted_bytes = idle ? 0 : workspace_of(*p.implementation, slots, request);
   if (!(p.implementation->traits & RLK_WORKSPACE_OPTIONAL)) p.workspace_bytes = p.wanted_bytes;
   p.call = {.struct_size = sizeof(rlk_call),
             .precision = request.precision,

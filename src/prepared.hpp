@@ -55,6 +55,8 @@ inline uintptr_t address_of(const DLTensor& t) noexcept {
 struct Prepared {
   const rlk_op_schema* op = nullptr;
   const rlk_implementation* implementation = nullptr;
+  decltype(rlk_implementation::run) run =
+      nullptr;  // the implementation's, or nothing where there is nothing to do
   uint64_t epoch = 0;
   KeptPolicy policy;
   rlk_call call{};  // all but stream and workspace; points to nothing that belongs to this Prepared
@@ -99,6 +101,12 @@ struct Prepared {
   void remember_addresses(const rlk_slot* slots) noexcept;
   bool overlaps(const rlk_slot* slots) const noexcept;
 };
+
+// Whether no result has elements although some dimension is larger than implementations can count to: [2^62, 0]. Such a call
+// is accepted and left alone.
+bool nothing_to_do(const rlk_op_schema& op, const rlk_slot* slots) noexcept;
+
+uint64_t workspace_of(const rlk_implementation& i, const rlk_slot* slots, const rlk_request& request);
 
 // A failed run in words.
 [[gnu::cold]] Status explain_failure(const rlk_implementation& implementation, int32_t code);

@@ -202,6 +202,19 @@ TEST_CASE("calls without elements are done at once, however large the other size
   };
   kda(large, 0);
   kda(0, larger);
+  // Rows without columns, of ops whose kernels count rows.
+  for (const int64_t rows : {large, larger}) {
+    const Tensor x = empty({rows, 0}), stack = empty({2, rows, 0}), none = empty({0}),
+                 nothing = empty({0, 0});
+    const Tensor ids = empty({0}, DType::i32);
+    CHECK(ran(rlk::Swiglu{.gate = x, .up = x, .out = x}) == "");
+    CHECK(ran(rlk::SwigluBwd{.d_out = x, .gate = x, .up = x, .d_gate = x, .d_up = x}) == "");
+    CHECK(ran(rlk::TpSum{.partials = stack, .y = x}) == "");
+    CHECK(ran(rlk::EmbeddingBwd{.ids = ids, .d_out = nothing, .weight = x, .d_weight = x}) == "");
+    const rlk::LinearLogpBwd head{
+        .hidden = nothing, .weight = x, .target = ids, .d_logp = none, .d_weight = x};
+    CHECK(ran(head).find("columns, at most 2147483647 are served") != std::string::npos);
+  }
   const Tensor g = empty({0, larger, 4, 16}), decay = empty({0, larger, 4, 16});
   Floats a_log({4});
   CHECK(ran(rlk::KdaGate{.g = g, .a_log = a_log.view, .out = decay}) == "");

@@ -118,6 +118,28 @@ bool serves(DType type, std::int64_t k, const char* id) { return refusal(type, k
 
 }  // namespace
 
+TEST_CASE("a K that no product is tried at is refused, whatever else is empty") {
+  if (!installed() || !has_avx2()) {
+    MESSAGE("[skip] no oneDNN, or no AVX2");
+    return;
+  }
+  for (const std::int64_t k : {(std::int64_t{1} << 22) + 1, std::int64_t{1} << 62, INT64_MAX}) {
+    const std::string wanted = "K is " + std::to_string(k) + ", at most 4194304 is taken";
+    const Tensor weight(nullptr, {0, k}, DType::f32), hidden(nullptr, {0, k}, DType::f32),
+        out(nullptr, {0, 0}, DType::f32);
+    for (const char* id : {"onednn.f32", "onednn.kb256"}) {
+      const rlk::Resolution r =
+          rlk::resolve(rlk::LmHead{.hidden = hidden, .weight = weight, .out = out}, {.backend = id});
+      CHECK(std::string(r.status().message()).find(wanted) != std::string::npos);
+    }
+    rlk_args* args = rlk_args_new("lm_head_weight");
+    rlk_args_tensor(args, "weight", &weight.dl());
+    CHECK(rlk_run(args, nullptr) == RLK_NO_IMPLEMENTATION);
+    CHECK(std::string(rlk_last_error()).find(wanted) != std::string::npos);
+    rlk_args_free(args);
+  }
+}
+
 TEST_CASE("oneDNN gives the bits of its arithmetic id, at every depth around a block and every height") {
   if (!installed()) {
     MESSAGE("[skip] no oneDNN");

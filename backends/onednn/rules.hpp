@@ -23,6 +23,8 @@ constexpr const char* name_of(Rule rule) {
 }
 
 inline constexpr std::int64_t kPanel = 128;  // columns of every product
+// The largest K: a product that is not cut is tried on a panel of so many rows before it serves.
+inline constexpr std::int64_t kDeepest = std::int64_t{1} << 22;
 
 // The products' own operands: what the rule upcasts is upcast before a product sees it.
 constexpr Float operand_of(Rule rule, Float element) { return rule == Rule::k32 ? element : Float::f32; }

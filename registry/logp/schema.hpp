@@ -104,6 +104,9 @@ inline int32_t check_vocabulary_by(const auto& table, const rlk_host* host, cons
     return fail(host, "{}: leaf_count is {}, vocab is 0: a part needs the size of the whole vocabulary", op,
                 count);
   v.size = vocab ? vocab : columns;
+  constexpr int64_t kMost = INT32_MAX;  // ids are counted in 32 bits
+  if (columns > kMost || v.size > int64_t{1} << 40)
+    return fail(host, "{}: {} has {} columns, at most {} are served", op, name, columns, kMost);
   const int64_t leaf = 16 * ((v.size + 127) / 128);
   const int64_t begin = std::min(v.size, first * leaf), end = std::min(v.size, (first + count) * leaf);
   if (start != begin)

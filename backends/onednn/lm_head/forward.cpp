@@ -82,6 +82,8 @@ const std::string& limited() {
 
 rlk_verdict supports_forward(Rule rule, const LmHead& a, const rlk_request& request) {
   if (a.weight.dim(1) == 0) return refuse("K is 0");
+  if (a.weight.dim(1) > kDeepest)
+    return refuse("K is {0}, at most {1} is taken", {a.weight.dim(1), kDeepest});
   if (a.weight.dim(0) > 1 && a.weight.stride(0) < a.weight.dim(1))
     return refuse("weight has row stride {0}, less than its K={1}", {a.weight.stride(0), a.weight.dim(1)});
   if (!even_rows(a.hidden) || !even_rows(a.out))

@@ -41,6 +41,8 @@ WeightKey key_of(const LmHeadWeight& a, Rule rule) {
 rlk_verdict supports(const LmHeadWeight& a, const rlk_request&) {
   if (a.action == kDrop) return kAccept;
   if (a.weight.dim(1) == 0) return refuse("K is 0");
+  if (a.weight.dim(1) > kDeepest)
+    return refuse("K is {0}, at most {1} is taken", {a.weight.dim(1), kDeepest});
   if (a.weight.dim(0) > 1 && a.weight.stride(0) < a.weight.dim(1))
     return refuse("weight has row stride {0}, less than its K={1}", {a.weight.stride(0), a.weight.dim(1)});
   const std::string& refusal = blocks_of(a).refusal();
