@@ -159,6 +159,16 @@ TEST_CASE("every implementation is defined in one file of its backend and listed
   }
 }
 
+TEST_CASE("every op of ops.def has a native implementation") {
+  for (const rlk::registry::Op& op : rlk::registry::ops()) {
+    const std::string name = op.schema->name;
+    const auto* first = rlk::native_backend.implementations;
+    CHECK_MESSAGE(std::any_of(first, first + rlk::native_backend.num_implementations,
+                              [&](const rlk_implementation* i) { return name == i->op; }),
+                  name << " has no native implementation");
+  }
+}
+
 namespace {
 
 // A plugin of this build, or null.
