@@ -189,6 +189,7 @@ void small_cases(const CaseSink& sink, DType t) {
       dense(sink, {1, 2, keys, 1, 1, 16, 16}, t, {.name = "split", .brief = true, .split = split});
   for (int64_t keys : {1023, 1024, 1025, 2049})
     dense(sink, {1, 2, keys, 2, 1, 16, 16}, t, {.name = "split", .brief = true});
+  dense(sink, {1, 1, 33000, 1, 1, 16, 16}, t, {.name = "long", .brief = true});
   dense(sink, {1, 3, 1500, 1, 1, 16, 16}, t, {.name = "window", .brief = true, .window = 1024, .split = 512});
   dense(sink, {1, sink.draw(1, 9), sink.draw(1, 700), 4, 2, 48, 80}, t,
         {.name = "drawn", .brief = true, .split = 512});

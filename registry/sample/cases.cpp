@@ -178,7 +178,7 @@ Record recorded(int64_t n, int64_t v, const List& temperature, const List& top_k
     if (m % 5 == 3)  // one that does not stay
       token = std::find(row.kept.begin(), row.kept.end(), false) - row.kept.begin();
     if (m % 5 == 4) raw = m % 10 == 4 ? NAN : raw * 2;
-    r.token.push_back(m == 0 ? static_cast<double>(v) : static_cast<double>(token));
+    r.token.push_back(m == 5 ? static_cast<double>(v) : static_cast<double>(token));
     r.logp.push_back(logp), r.logp_raw.push_back(raw);
   }
   return r;

@@ -50,6 +50,8 @@ class Deriver {
     left_out();
     other_bounds();
     far_integers();
+    nothing();
+    other_dtypes();
     small_numbers();
     specials();
     shared();
@@ -67,6 +69,9 @@ class Deriver {
 
   void emit(Case c, const std::string& difference, bool large = false, bool alone = false) {
     c.name += kMark + difference;
+    emit_named(std::move(c), large, alone);
+  }
+  void emit_named(Case c, bool large, bool alone) {
     c.brief = true;
     c.large = large;
     if (!names_.insert(c.name).second) {
@@ -107,7 +112,7 @@ class Deriver {
           emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large);
         };
         emit_larger(*larger, false);
-        if (const auto largest = enlarged(little, extents, e, 0x1p22)) emit_larger(*largest, true);
+        if (const auto largest = enlarged(little, extents, e, 0x1p24)) emit_larger(*largest, true);
       }
       every_size(c, extents, fresh);
       pairs_of_sizes(c, extents, fresh);
@@ -152,8 +157,11 @@ class Deriver {
       for (std::size_t j = i + 1; j < fresh.size(); ++j)
         for (std::size_t r = 0; r < kRanges * kRanges; ++r) open.insert({i, r / kRanges, j, r % kRanges});
     for (int made = 0; !open.empty();) {
-      const auto [i, of_i, j, of_j] = *open.begin();
-      open.erase(open.begin());
+      // The largest first: most kernels serve all sizes from some bound on.
+      const auto largest = std::max_element(
+          open.begin(), open.end(), [](const Pair& x, const Pair& y) { return x[1] + x[3] < y[1] + y[3]; });
+      const auto [i, of_i, j, of_j] = *largest;
+      open.erase(largest);
       Case d = little;
       if (!bring_into(d, extents, fresh[i], of_i, draws) || !bring_into(d, extents, fresh[j], of_j, draws))
         continue;  // no call has them
@@ -166,10 +174,41 @@ class Deriver {
           open.erase({k, range_of(fresh[k].size(d)), l, range_of(fresh[l].size(d))});
       for (CaseTensor& t : d.inputs) quicken(t);
       const std::string shapes = shapes_of(d);
-      emit(std::move(d), "sizes " + shapes, made++ % 4 != 0, true);
+      if (auto other = dressed(d, c, static_cast<std::size_t>(made))) {
+        other->name += kMark + ("sizes " + shapes);  // the name of its own base, and what is different
+        emit_named(std::move(*other), made >= 8 && made % 4 != 0, true);
+      }
+      emit(std::move(d), "sizes " + shapes, made >= 8 && made % 4 != 0, true);
+      ++made;
     }
   }
-  static constexpr int64_t kBounds[] = {1, 17, 33, 65, 129, 193, 257};
+  // Another of the op's cases, with these sizes: in turn those with other options and further operands.
+  std::optional<Case> dressed(const Case& d, const Case& base, std::size_t turn) const {
+    const auto has = [](const Case& c, const CaseTensor& t) {
+      return std::any_of(c.inputs.begin(), c.inputs.end(), [&](const CaseTensor& u) {
+        return u.argument == t.argument && u.shape.size() == t.shape.size() && u.dtype == t.dtype;
+      });
+    };
+    std::map<std::string, const Case*> kinds;
+    for (const Case& c : bases_)
+      if (!c.exact && !c.ruled && kind_of(c) != kind_of(base) &&
+          std::none_of(c.inputs.begin(), c.inputs.end(),
+                       [](const CaseTensor& t) { return t.fill.kind == Fill::values || t.shape.empty(); }) &&
+          std::all_of(d.inputs.begin(), d.inputs.end(), [&](const CaseTensor& t) { return has(c, t); }))
+        kinds.try_emplace(kind_of(c), &c);
+    if (kinds.empty()) return {};
+    const Case& other = *std::next(kinds.begin(), static_cast<std::ptrdiff_t>(turn % kinds.size()))->second;
+    Case out = other;
+    for (const Extent& e : dimensions_->of(other))
+      for (const auto& [tensor, axis] : e.places)
+        for (const CaseTensor& t : d.inputs)
+          if (e.resizable && t.argument == other.inputs[tensor].argument && t.shape[axis] != e.size(out))
+            resize(out, e, t.shape[axis]);
+    for (CaseTensor& t : out.inputs) quicken(t);
+    if (work_of(out, dimensions_->of(other), 8) > 0x1p20 || !admissible(out)) return {};
+    return out;
+  }
+  static constexpr int64_t kBounds[] = {1, 17, 33, 65, 129, 193, 257, 1025, 8193};
   static constexpr std::size_t kRanges = std::size(kBounds) - 1;
   static std::size_t range_of(int64_t n) {
     return static_cast<std::size_t>(std::upper_bound(std::begin(kBounds), std::end(kBounds), n) -
@@ -183,19 +222,22 @@ class Deriver {
       const int64_t n = draws.draw(kBounds[range], kBounds[range + 1] - 1), sixteen = n / 16 * 16;
       Case other = c;
       resize(other, e, turn % 2 == 0 && sixteen >= kBounds[range] ? sixteen : n);
-      if (work_of(other, extents) > 0x1p20 || elements_in(other) > (1 << 17) || !admissible(other)) continue;
+      if (work_of(other, extents, 8) > 0x1p20 || elements_in(other) > (1 << 19) || !admissible(other))
+        continue;
       c = std::move(other);
       return true;
     }
     return false;
   }
 
-  static double work_of(const Case& c, const std::vector<Extent>& extents) {
-    // However short a row is, it takes some time.
+  // A row of fewer elements than these takes as long as one of so many.
+  static double work_of(const Case& c, const std::vector<Extent>& extents, double least_row = 64) {
+    // However short a row is, it takes some time; ids are looked up.
     const std::vector<int64_t>& shape = c.inputs[0].shape;
-    double work = shape.empty() || shape.back() >= 64
-                      ? 1
-                      : 64.0 / static_cast<double>(std::max<int64_t>(1, shape.back()));
+    double work =
+        shape.empty() || static_cast<double>(shape.back()) >= least_row || integral(c.inputs[0].dtype)
+            ? 1
+            : least_row / static_cast<double>(std::max<int64_t>(1, shape.back()));
     for (const Extent& e : extents) work *= std::max<double>(1, static_cast<double>(e.size(c)));
     return work;
   }
@@ -327,12 +369,14 @@ class Deriver {
     return n;
   }
 
-  // Twelve draws an element are too many for so many elements.
+  // Twelve draws an element are too many for so many elements; and a few integers of a long range are of its far half.
   static void quicken(CaseTensor& t) {
     int64_t n = 1;
     for (int64_t d : t.shape) n *= d;
-    if (n > (1 << 17) && t.fill.kind == Fill::normal && t.fill.a == 0)
-      t.fill = {Fill::quick, 0, 1.7 * t.fill.b};
+    Fill& f = t.fill;
+    if (n > (1 << 12) && f.kind == Fill::normal && f.a == 0) f = {Fill::quick, 0, 1.7 * f.b};
+    if (n < 8 && integral(t.dtype) && f.kind == Fill::integers && f.b - f.a > 64)
+      f.a = std::floor((f.a + f.b) / 2);
   }
 
   // Shapes without data; but integers are there, for they may decide shapes.
@@ -384,7 +428,7 @@ class Deriver {
     const rlk_op_schema& s = *op_.schema;
     const auto draws = draws_for(op_.schema->name, bases_.size() + 1);
     int made = 0;
-    for (int tried = 0; !bases_.empty() && tried < 400 && made < 24; ++tried) {
+    for (int tried = 0; !bases_.empty() && tried < 600 && made < 48; ++tried) {
       const Case& c =
           bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
       if (c.exact || c.ruled || work_of(c, dimensions_->of(c)) > 0x1p21) continue;
@@ -404,7 +448,9 @@ class Deriver {
         difference +=
             std::visit([&](const auto& x) { return fmt::format(" {}={}", s.attributes[i].name, x); }, value);
       }
-      if (changed >= 2) emit(std::move(d), "options" + difference, false, made++ >= 4);
+      if (changed < 2) continue;
+      emit(std::move(d), "options" + difference, made >= 16, made >= 4);
+      ++made;
     }
   }
   using Value = std::variant<int64_t, double, std::string>;
@@ -412,9 +458,14 @@ class Deriver {
     const double d = a.default_float;
     if (a.type == RLK_FLOAT) return {d == 0 ? 0.4 : 0.6 * d, d + 0.7, d + 1.2};
     if (a.type == RLK_FLAG) return {int64_t{!a.default_int}};
-    // What a choice changes is more than a number: the ops' own cases have them all.
-    if (a.type == RLK_INT) return {int64_t{1}, int64_t{3}, a.default_int + 5};
-    return {};
+    if (a.type == RLK_INT) return {int64_t{1}, int64_t{3}, a.default_int + 5, (int64_t{1} << 20) + 7};
+    std::vector<Value> words;
+    for (std::string_view rest = a.choices ? a.choices : ""; !rest.empty();) {
+      const auto bar = rest.find('|');
+      words.emplace_back(std::string(rest.substr(0, bar)));
+      rest = bar == rest.npos ? std::string_view() : rest.substr(bar + 1);
+    }
+    return words;
   }
 
   void left_out() {
@@ -502,7 +553,7 @@ class Deriver {
     for (const Case& c : bases_) {
       if (std::none_of(c.inputs.begin(), c.inputs.end(), bounds) || made >= 6) continue;
       Case d = c;
-      if (made % 2) more_sequences(d, made == 3 ? 100 : 8);
+      if (made % 2) more_sequences(d, made == 3 ? 100 : made == 5 ? 6000 : 8);
       for (CaseTensor& t : d.inputs)
         if (bounds(t)) cut_again(t.fill.list, made);
       ++made;
@@ -524,7 +575,7 @@ class Deriver {
         t.shape[0] = after + 1,
         t.fill.list.insert(t.fill.list.end() - 1, static_cast<std::size_t>(after - before),
                            t.fill.list.back());
-    if (admissible(d)) c = std::move(d);
+    if (admissible(d) && elements_in(d) <= (1 << 19)) c = std::move(d);
   }
   // In turn anywhere, with an empty last sequence, and with an empty first one.
   void cut_again(std::vector<double>& list, int turn) {
@@ -558,6 +609,54 @@ class Deriver {
     }
   }
 
+  // ---- an extent of 0
+
+  void nothing() {
+    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen;  // argument, rank, axis
+    for (const Case& c : bases_)
+      for (const Extent& e : dimensions_->of(c)) {
+        bool fresh = false;
+        for (const auto& [tensor, axis] : e.places)
+          fresh |= seen.insert({c.inputs[tensor].argument, c.inputs[tensor].shape.size(), axis}).second;
+        if (!fresh || !e.resizable || c.exact) continue;
+        Case d = c;
+        resize(d, e, 0);
+        const CaseTensor& t = d.inputs[e.places[0].tensor];
+        emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), false, true);
+      }
+  }
+
+  // ---- an operand or a result of another dtype
+
+  void other_dtypes() {
+    const rlk_op_schema& s = *op_.schema;
+    for (uint32_t i = 0; i < s.num_arguments; ++i)
+      for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1) {
+        const auto dtype = static_cast<DType>(bit);
+        std::set<std::string> kinds;
+        for (const Case& c : bases_) {
+          const std::string kind = kind_of(c);
+          if (c.exact || !(s.arguments[i].dtypes & bit) || dtype == DType::f64 || kinds.size() >= 24 ||
+              kinds.contains(kind) || !wanted(c) || work_of(c, dimensions_->of(c)) > 0x1p18)
+            continue;
+          Case d = c;
+          if (!has_as(d, s.arguments[i].name, dtype) || dtype_of_case(d, s) != dtype_of_case(c, s)) continue;
+          kinds.insert(kind);
+          emit(std::move(d), fmt::format("{} in {}", s.arguments[i].name, name_of(dtype)), kinds.size() > 4,
+               true);
+        }
+      }
+  }
+  // False: it is not there, or is of this dtype already.
+  static bool has_as(Case& c, const std::string& name, DType dtype) {
+    for (CaseTensor& t : c.inputs)
+      if (t.argument == name)
+        return t.dtype != dtype && integral(t.dtype) == integral(dtype) && (t.dtype = dtype, true);
+    for (auto& [result, t] : c.results)
+      if (result == name) return t != dtype && integral(t) == integral(dtype) && (t = dtype, true);
+    return false;
+  }
+
   // ---- numbers of another kind, in one argument at a time
 
   // Zeros between others, all zero, of the other sign, and so small that products are subnormal.
@@ -566,11 +665,12 @@ class Deriver {
     for (const Case& c : bases_)
       for (std::size_t i = 0; i < c.inputs.size(); ++i) {
         const CaseTensor& t = c.inputs[i];
-        if (!wanted(c) || c.brief || c.exact || integral(t.dtype) || seen.contains(t.argument)) continue;
+        const std::string kind = t.argument + (has_rows(t) ? " in rows" : "");
+        if (!wanted(c) || c.brief || c.exact || integral(t.dtype) || seen.contains(kind)) continue;
         if (work_of(c, dimensions_->of(c)) > 0x1p19) continue;
         const auto p = materialise(op_, c, seed_);
         if (!p || p->inputs[argument(t.argument)]->numel() == 0) continue;
-        seen.insert(t.argument);
+        seen.insert(kind);
         const Array& x = *p->inputs[argument(t.argument)];
         const double tiny = t.dtype == DType::f16 ? 0x1p-18 : 0x1p-128;
         const std::pair<const char*, double> factors[] = {
@@ -584,7 +684,29 @@ class Deriver {
                                                        : factor * registry::load(x.dtype, x.bytes.data(), n));
           emit(std::move(d), fmt::format("{} {}", what, t.argument));
         }
+        orders(c, i, x);
       }
+  }
+  static bool has_rows(const CaseTensor& t) { return !t.shape.empty() && t.shape.back() >= 8; }
+  // All equal, ascending, descending; and far from 1.
+  void orders(const Case& c, std::size_t tensor, const Array& x) {
+    std::vector<double> numbers;
+    for (int64_t n = 0; n < x.numel(); ++n) numbers.push_back(registry::load(x.dtype, x.bytes.data(), n));
+    if (std::any_of(numbers.begin(), numbers.end(), [](double y) { return !std::isfinite(y); })) return;
+    const auto one = [&](const char* what, std::vector<double> list) {
+      Case d = c;
+      d.inputs[tensor].fill = {Fill::values, 0, 0, std::move(list)};
+      emit(std::move(d), fmt::format("{} {}", what, c.inputs[tensor].argument), false, true);
+    };
+    one("equal", {numbers[0]});
+    std::vector<double> far = numbers;
+    const bool by_rows = op_.schema->arguments[0].batch_axis == -2;
+    for (double& y : far) y *= x.dtype == DType::f16 ? 0x1p8 : by_rows ? 0x1p36 : 0x1p14;
+    one("large", std::move(far));
+    std::sort(numbers.begin(), numbers.end());
+    one("ascending", numbers);
+    std::reverse(numbers.begin(), numbers.end());
+    one("descending", std::move(numbers));
   }
 
   void specials() {

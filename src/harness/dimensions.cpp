@@ -58,7 +58,29 @@ std::vector<Extent> Dimensions::of(const Case& c) const {
   std::vector<Extent> out;
   out.reserve(by_number.size());
   for (auto& [number, e] : by_number) out.push_back(std::move(e));
+  const auto reduces = [&](const Extent& e) { return c.reduction == e.size(c); };
+  for (Extent& e : out) {
+    e.reduces = reduces(e);
+    e.alone = std::count_if(out.begin(), out.end(), reduces) == 1;
+  }
+  for (std::size_t t = 0; t < c.inputs.size(); ++t)
+    if (Extent* e = range_of(c, t, out)) e->ranges.push_back(t);
   return out;
+}
+
+// The extent that a tensor's integers end at, or near to: rather one of another tensor's than how many they are.
+Extent* Dimensions::range_of(const Case& c, std::size_t tensor, std::vector<Extent>& all) {
+  const Fill& f = c.inputs[tensor].fill;
+  if (!integral(c.inputs[tensor].dtype) || f.kind != Fill::integers) return nullptr;
+  Extent* best = nullptr;
+  std::pair<bool, double> least{};
+  for (Extent& e : all) {
+    const bool own =
+        std::any_of(e.places.begin(), e.places.end(), [&](const auto& p) { return p.tensor == tensor; });
+    const std::pair<bool, double> distance{own, std::fabs(f.b - static_cast<double>(e.size(c)))};
+    if (distance.second <= 4 && (!best || distance < least)) best = &e, least = distance;
+  }
+  return best;
 }
 
 Dimensions::Key Dimensions::key(const Case& c, const CaseTensor& t, std::size_t axis) {
@@ -70,9 +92,9 @@ Dimensions::Key Dimensions::key(const Case& c, const CaseTensor& t, std::size_t 
 void resize(Case& c, const Extent& e, int64_t n) {
   const auto before = static_cast<double>(e.size(c)), after = static_cast<double>(n);
   for (const auto& [t, a] : e.places) c.inputs[t].shape[a] = n;
+  for (const std::size_t t : e.ranges) c.inputs[t].fill.b += after - before;
   for (CaseTensor& t : c.inputs) {
     Fill& f = t.fill;
-    if (integral(t.dtype) && f.kind == Fill::integers && std::fabs(f.b - before) <= 4) f.b += after - before;
     if (integral(t.dtype) && f.kind == Fill::values && !f.list.empty() && before > 8 &&
         *std::max_element(f.list.begin(), f.list.end()) == before)
       for (double& x : f.list) x = std::floor(x * after / before);
@@ -80,7 +102,7 @@ void resize(Case& c, const Extent& e, int64_t n) {
   }
   for (auto& [name, value] : c.attributes)
     if (auto* i = std::get_if<int64_t>(&value); i && before > 8 && static_cast<double>(*i) == before) *i = n;
-  if (static_cast<double>(c.reduction) == before) c.reduction = n;
+  if (e.reduces) c.reduction = e.alone ? n : std::max(c.reduction, n);
 }
 
 }  // namespace rlk::harness

@@ -24,6 +24,8 @@ struct Extent {
   };
   std::vector<Place> places;
   bool resizable = true;
+  std::vector<std::size_t> ranges{};    // tensors whose integers are below it
+  bool reduces = false, alone = false;  // the case's longest sum is as long; and no other extent is
 
   int64_t size(const registry::Case& c) const { return c.inputs[places[0].tensor].shape[places[0].axis]; }
 };
@@ -39,6 +41,7 @@ class Dimensions {
       std::tuple<std::string, std::string, std::size_t, std::size_t>;  // arguments, argument, rank, axis
   using Sizes = std::map<const registry::Case*, int64_t>;
   static Key key(const registry::Case& c, const registry::CaseTensor& t, std::size_t axis);
+  static Extent* range_of(const registry::Case& c, std::size_t tensor, std::vector<Extent>& all);
   std::map<Key, std::size_t> number_;
   std::vector<Sizes> sizes_;
   std::vector<std::size_t> first_;

@@ -255,6 +255,9 @@ struct Stage {
   std::vector<rlk_slot> slots;
   std::vector<uint64_t> hashes;
   std::vector<std::size_t> place;  // of each argument: whose memory it has, mostly its own
+  std::vector<std::size_t> owner;  // of each argument: whose array it is columns of, mostly its own
+  std::vector<int64_t> column;     // the first of them
+  std::vector<Tensor> columns;
   Status status;
 
   Stage(const Problem& p, const Subject& subject, const Manner& manner, bool in_fp64) {
@@ -265,6 +268,9 @@ struct Stage {
     hashes.resize(s.num_arguments);
     place.resize(s.num_arguments);
     std::iota(place.begin(), place.end(), std::size_t{0});
+    owner = manner.packed ? arrays_shared(p) : place;
+    column.resize(s.num_arguments);
+    columns.resize(s.num_arguments);
     const auto shapes = result_shapes(p);
     if (!shapes) {
       status = shapes.status();
@@ -278,16 +284,21 @@ struct Stage {
         slots[i].tensor = slots[static_cast<std::size_t>(other)].tensor;
         continue;
       }
-      const std::vector<int64_t>& shape = input ? p.inputs[i]->shape : (*shapes)[i].shape;
+      if (owner[i] != i) continue;  // placed with its array
+      std::vector<int64_t> shape = input ? p.inputs[i]->shape : (*shapes)[i].shape;
       DType dtype = input ? p.inputs[i]->dtype : p.results[i];
       if (!input && in_fp64 && (a.dtypes & RLK_F64)) dtype = DType::f64;
-      strides[i] = strides_for(p, a, i, shape, manner);
+      if (std::count(owner.begin(), owner.end(), i) > 1)
+        shape = array_of(p, i);
+      else
+        strides[i] = strides_for(p, a, i, shape, manner);
       slabs[i] = std::make_unique<Slab>(subject, manner, i, shape, dtype, strides[i], a.flags & RLK_HOST);
       if (slabs[i]->failed()) {
         status = failure(RLK_OUT_OF_MEMORY);
         return;
       }
       slots[i].tensor = &slabs[i]->tensor.dl();
+      if (std::count(owner.begin(), owner.end(), i) > 1) place_columns(p, i, shape);
     }
     if (manner.in_place)
       for (const auto& [result, argument] : places_shared(p)) {
@@ -299,13 +310,37 @@ struct Stage {
   }
   bool taken(std::size_t argument) const { return std::count(place.begin(), place.end(), argument) > 1; }
 
+  // The shape of an array of several arguments; from which column on each has it.
+  std::vector<int64_t> array_of(const Problem& p, std::size_t first) {
+    std::vector<int64_t> shape = p.inputs[first]->shape;
+    shape.back() = 0;
+    for (std::size_t i = first; i < owner.size(); ++i)
+      if (owner[i] == first) column[i] = shape.back(), shape.back() += p.inputs[i]->shape.back();
+    return shape;
+  }
+  void place_columns(const Problem& p, std::size_t first, const std::vector<int64_t>& shape) {
+    std::vector<int64_t> step(shape.size(), 1);
+    for (std::size_t a = shape.size() - 1; a-- > 0;) step[a] = step[a + 1] * shape[a + 1];
+    const DLTensor& whole = slabs[first]->tensor.dl();
+    for (std::size_t i = first; i < owner.size(); ++i) {
+      if (owner[i] != first) continue;
+      const Array& a = *p.inputs[i];
+      strides[i] = step;
+      columns[i] = Tensor(static_cast<char*>(whole.data) + column[i] * size_of(a.dtype), std::span(a.shape),
+                          a.dtype, whole.device, std::span(strides[i]));
+      slots[i].tensor = &columns[i].dl();
+    }
+  }
+
   // Inputs, and NaN where results will be.
   void load(const Problem& p) {
     const rlk_op_schema& s = p.schema();
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
       if (!slabs[i]) continue;
       if (!p.inputs[i] || !strides[i].empty()) slabs[i]->fill(WatchedMemory::kFill);
-      if (p.inputs[i]) scatter(*p.inputs[i], strides[i], slabs[i]->body());
+      for (std::size_t j = i; j < owner.size(); ++j)
+        if (owner[j] == i && p.inputs[j])
+          scatter(*p.inputs[j], strides[j], slabs[i]->body() + column[j] * size_of(p.inputs[j]->dtype));
       const bool read_only = s.arguments[i].role == RLK_READ && !taken(i);
       if (read_only) hashes[i] = slabs[i]->hash();
       slabs[i]->to_device(read_only);
@@ -376,19 +411,30 @@ std::unique_ptr<Slab> workspace_for(const Subject& subject, const Manner& manner
   return slab;
 }
 
-// The control register of the calling thread while a call runs; what it is afterwards is the callee's doing.
+// The control registers of the calling thread while a call runs: of vectors, and of long double. What they are afterwards
+// is the callee's doing.
 class CallerMode {
  public:
 #if defined(__x86_64__)
-  explicit CallerMode(uint32_t bits) : before_(_mm_getcsr()), during_((before_ & ~kFlags) | bits) {
+  explicit CallerMode(uint32_t bits)
+      : before_(_mm_getcsr()), during_((before_ & ~kFlags) | bits), x87_(x87()) {
     _mm_setcsr(during_);
   }
-  ~CallerMode() { _mm_setcsr(before_); }
-  bool kept() const { return ((_mm_getcsr() ^ during_) & ~kFlags) == 0; }
+  ~CallerMode() {
+    _mm_setcsr(before_);
+    __asm__ volatile("fldcw %0" : : "m"(x87_));
+  }
+  bool kept() const { return ((_mm_getcsr() ^ during_) & ~kFlags) == 0 && x87() == x87_; }
 
  private:
+  static uint16_t x87() {
+    uint16_t word;
+    __asm__ volatile("fnstcw %0" : "=m"(word));
+    return word;
+  }
   static constexpr uint32_t kFlags = 0x3f;  // exceptions seen: every sum sets some
   uint32_t before_, during_;
+  uint16_t x87_;
 #else
   explicit CallerMode(uint32_t) {}
   bool kept() const { return true; }
@@ -444,6 +490,26 @@ Status run_once(const Subject& subject, const Stage& stage, const Options& optio
 }
 
 }  // namespace
+
+std::vector<std::size_t> arrays_shared(const Problem& p) {
+  const rlk_op_schema& s = p.schema();
+  std::vector<std::size_t> out(s.num_arguments);
+  std::iota(out.begin(), out.end(), std::size_t{0});
+  const auto may = [&](std::size_t i) {
+    const rlk_argument& a = s.arguments[i];
+    return p.inputs[i] && a.role == RLK_READ && (a.flags & RLK_STRIDED) && !(a.flags & RLK_HOST) &&
+           p.inputs[i]->shape.size() >= 2 && p.inputs[i]->numel() > 0 && p.strides[i].empty() &&
+           p.shared.empty();
+  };
+  const auto alike = [&](const Array& x, const Array& y) {
+    return x.dtype == y.dtype && x.shape.size() == y.shape.size() &&
+           std::equal(x.shape.begin(), x.shape.end() - 1, y.shape.begin());
+  };
+  for (std::size_t i = 0; i < out.size(); ++i)
+    for (std::size_t j = 0; j < i && out[i] == i && may(i); ++j)
+      if (out[j] == j && may(j) && alike(*p.inputs[i], *p.inputs[j])) out[i] = j;
+  return out;
+}
 
 std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p) {
   std::vector<std::pair<std::size_t, std::size_t>> out;

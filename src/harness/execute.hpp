@@ -27,6 +27,7 @@ struct Manner {
   uint64_t draw = 0;  // not 0: places, strides, byte offsets and workspace are drawn from it, each by itself
   bool in_place = false;    // results lie where the arguments do that they may take the place of
   bool broadcast = false;   // read arguments whose slices along the first axis are equal have stride 0 there
+  bool packed = false;      // read arguments that differ in their last axis at most are columns of one array
   uint32_t float_mode = 0;  // bits of the control register that are set on the caller's thread
   Precision precision = Precision::standard;
   bool needs_backward = false, deterministic = false;
@@ -50,6 +51,9 @@ struct Subject {
 };
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner = {});
+
+// By argument: which array its elements are columns of, of those that may share one. Most are their own.
+std::vector<std::size_t> arrays_shared(const Problem& p);
 
 // Results that may lie where an argument does, and that argument.
 std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p);

@@ -3,12 +3,14 @@
 #include <chrono>
 #include <utility>
 
+#include "src/harness/compare.hpp"
+
 namespace rlk::harness {
 namespace {
 
 constexpr std::size_t kRoom = std::size_t{256} << 20;  // bytes of results that stay
 
-std::optional<Outcome> own_results(const Problem& p) {
+std::optional<Outcome> own_results(const Problem& p, std::string& arithmetic) {
   for (const bool golden : {false, true})
     for (const OpEntry& entry : snapshot().ops)
       for (const ImplementationEntry& e : entry.implementations) {
@@ -17,6 +19,7 @@ std::optional<Outcome> own_results(const Problem& p) {
             static_cast<bool>(i.traits & RLK_GOLDEN) != golden)
           continue;
         const rlk_device cpu = Backend::current(e.backend->devices().front());
+        arithmetic = i.arithmetic;
         if (Outcome out = execute(p, {entry.schema, &i, e.backend, cpu, nullptr}); out.code == RLK_OK)
           return out;
       }
@@ -28,9 +31,27 @@ std::optional<Outcome> own_results(const Problem& p) {
 References::Key References::key_of(const Problem& p) { return {p.name, p.shape_text(), p.input_dtype()}; }
 
 References::Known& References::known(const Problem& p) {
-  if (op_ != p.op) known_.clear(), bytes_ = 0;
-  op_ = p.op;
+  only(*p.op);
   return known_[key_of(p)];
+}
+
+void References::only(const registry::Op& op) {
+  if (op_ != &op) known_.clear(), made_.clear(), bytes_ = made_bytes_ = 0;
+  op_ = &op;
+}
+
+Result<std::shared_ptr<const Problem>> References::problem_of(const registry::Op& op, const registry::Case& c,
+                                                              uint64_t seed) {
+  only(op);
+  const Made key{c.name, dtype_of_case(c, *op.schema), seed};
+  if (const auto at = made_.find(key); at != made_.end()) return at->second;
+  auto fresh = materialise(op, c, seed);
+  if (!fresh) return fresh.status();
+  auto p = std::make_shared<const Problem>(std::move(*fresh));
+  std::size_t bytes = 0;
+  for (const auto& a : p->inputs) bytes += a ? a->bytes.size() : 0;
+  if (made_bytes_ + bytes <= kRoom) made_.emplace(key, p), made_bytes_ += bytes;
+  return p;
 }
 
 void References::count(Known& k, const Outcome& out) {
@@ -65,10 +86,20 @@ const std::vector<Outcome>& References::neighbours_of(const Problem& p) {
 const std::optional<Outcome>& References::own_of(const Problem& p) {
   Known& k = known(p);
   if (!k.own) {
-    k.own.emplace(own_results(p));
+    k.own.emplace(own_results(p, k.own_arithmetic));
     if (*k.own) count(k, **k.own);
   }
   return *k.own;
+}
+
+const Outcome* References::proved_of(const Problem& p) {
+  const auto& own = own_of(p);
+  const auto& rule = rule_of(p, known(p).own_arithmetic);
+  if (!own || !rule || !rule->written || own->results.size() != rule->outcome.results.size()) return nullptr;
+  for (std::size_t i = 0; i < own->results.size(); ++i)
+    if (own->results[i].dtype != DType::none && first_difference(rule->outcome.results[i], own->results[i]))
+      return nullptr;
+  return &*own;
 }
 
 const std::optional<Ruled>& References::rule_of(const Problem& p, std::string_view arithmetic) {

@@ -143,6 +143,14 @@ class Maker {
     for (int64_t bytes : {2, 4, 8, 16, 32, 48, 64, 128})
       same("alignment", fmt::format("offset {}", bytes), {.offset = bytes});
     for (int64_t pad : {1, 8}) same("stride", fmt::format("row padding {}", pad), {.row_padding = pad});
+    // A row of a far wider array, while these stay small.
+    if (rows_in_all() <= 64) same("stride", "row padding 65521", {.row_padding = 65521});
+    offer({"stride", "arguments are columns of one array", {}, {}, {.packed = true}}, [&](Variant& v) {
+      const std::vector<std::size_t> arrays = arrays_shared(p_);
+      for (std::size_t i = 0; i < arrays.size(); ++i)
+        if (arrays[i] != i) return put(v, p_);
+      return false;
+    });
     const uint32_t traits = subject_.implementation->traits;
     if (traits & RLK_WORKSPACE_OPTIONAL)
       for (int64_t percent : {0, 50})
@@ -151,12 +159,29 @@ class Maker {
     if (traits & RLK_STRICT) same("policy", "strict", {.precision = Precision::strict});
     if (traits & RLK_GOLDEN) same("policy", "golden", {.precision = Precision::golden});
     if (traits & RLK_DETERMINISTIC) same("policy", "deterministic", {.deterministic = true});
-    if (subject_.op->backward) same("policy", "needs a backward", {.needs_backward = true});
+    if (subject_.op->backward) {
+      same("policy", "needs a backward", {.needs_backward = true});
+      same("policy", "all of it",
+           {.precision = traits & RLK_STRICT ? Precision::strict : Precision::standard,
+            .needs_backward = true,
+            .deterministic = static_cast<bool>(traits & RLK_DETERMINISTIC)});
+    }
     if (subject_.services) return;
-    for (int32_t threads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 64})
+    for (int32_t threads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 24, 32, 48, 64})
       same("threads", fmt::format("{}", threads), {.threads = threads});
     same("threads", "4 callers at once", {}, 4, thorough_ ? 10 : 2);
+    // What one call leaves where another one looks is its own as long as both compute the same.
+    offer({"threads", "4 callers of two problems", {}, {}, {}, 4, thorough_ ? 10 : 4}, [&](Variant& v) {
+      v.beside = halved();
+      return put(v, p_);
+    });
     float_modes();
+  }
+  int64_t rows_in_all() const {
+    int64_t rows = 0;
+    for (const auto& a : p_.inputs)
+      if (a && a->shape.size() >= 2 && a->shape.back() > 0) rows += a->numel() / a->shape.back();
+    return rows;
   }
   // Flushing and rounding apart: what obeys one may ignore the other.
   void float_modes() {
@@ -216,13 +241,14 @@ class Maker {
         after(fmt::format("{}[{}]", subject_.op->arguments[i].name, at), [&] { return changed(i, at); });
     }
     integers();
-    after("everything", [&] {
-      auto all = std::make_shared<Problem>(p_);
-      for (auto& a : all->inputs)
-        for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
-          registry::store(a->dtype, a->bytes.data(), i, 0.5 * registry::load(a->dtype, a->bytes.data(), i));
-      return all;
-    });
+    after("everything", [&] { return halved(); });
+  }
+  std::shared_ptr<Problem> halved() const {
+    auto all = std::make_shared<Problem>(p_);
+    for (auto& a : all->inputs)
+      for (int64_t i = 0; a && floating(a->dtype) && i < a->numel(); ++i)
+        registry::store(a->dtype, a->bytes.data(), i, 0.5 * registry::load(a->dtype, a->bytes.data(), i));
+    return all;
   }
   template <class Before>
   void after(std::string what, Before before) {
@@ -274,7 +300,7 @@ class Maker {
         Draw draw(p_, 1000 + static_cast<uint64_t>(i));
         Manner& m = v.manner;
         m.draw = draw.bits() | 1;
-        if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(20));
+        if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(draw.below(4) ? 20 : 100));
         const uint32_t traits = subject_.implementation->traits;
         if (draw.below(3) == 0 && traits & RLK_STRICT) m.precision = Precision::strict;
         m.deterministic = draw.below(3) == 0 && traits & RLK_DETERMINISTIC;

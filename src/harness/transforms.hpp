@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct Variant {
   int32_t users = 1;     // threads that call at once
   int32_t repeats = 1;   // every run must agree
   bool hostile = false;  // the caller's floating-point environment is another: only strict ones promise it
+  std::shared_ptr<const Problem> beside{};  // what every other one of them computes; null: the same
 };
 
 // Not of one problem but of all calls of an op, one after another.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -68,7 +69,7 @@ class Trial {
  private:
   struct Item {
     registry::Case given;
-    std::optional<Problem> problem;
+    std::shared_ptr<const Problem> problem{};
     bool invalid = false;  // the reference refuses it
     bool alone = false;    // the call itself is all
   };

@@ -2,11 +2,13 @@
 // where the break says. Every break is what a kernel with a bug of its class would show.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "mutants.hpp"
@@ -201,6 +203,21 @@ rlk_code obeys_rounding(const LmHead& a, const rlk_call&) {
 rlk_code by_policy(const LmHead& a, const rlk_call& call) {
   const rlk_code code = honest(a, "native.golden");
   if (call.precision == RLK_PRECISION_STRICT) spoil(a.out, 0);
+  return code;
+}
+rlk_code by_both(const LmHead& a, const rlk_call& call) {
+  const rlk_code code = honest(a, "native.golden");
+  if (call.needs_backward && call.precision == RLK_PRECISION_STRICT) spoil(a.out, 0);
+  return code;
+}
+rlk_code leaves_single(const LmHead& a, const rlk_call&) {
+  const rlk_code code = honest(a, "native.golden");
+#if defined(__x86_64__)
+  uint16_t word;
+  __asm__ volatile("fnstcw %0" : "=m"(word));
+  word = static_cast<uint16_t>(word & ~0x300);
+  __asm__ volatile("fldcw %0" : : "m"(word));
+#endif
   return code;
 }
 rlk_code by_backward(const LmHead& a, const rlk_call& call) {
@@ -1577,6 +1594,54 @@ constinit const Entry kEntries[] = {
           {
           if (address(a.logits) == address(a.d_logits)) spoil(a.d_logits, 0);
           }),
+    WRONG(Swiglu, one_buffer, "batch invariance", "plain silu [5,75] fp32", "wrong where gate and up are columns of one array",
+          {
+          const auto behind = static_cast<uintptr_t>(a.gate.dim(-1) * size_of(a.gate.dtype()));
+          if (a.up && address(a.up) == address(a.gate) + behind) spoil(a.out, 0);
+          }),
+    WRONG(RmsNorm, far_rows_apart, "batch invariance", "plain x=[5,64] fp32", "wrong where a row is thousands behind the last one",
+          {
+          if (a.x.rank() == 2 && a.x.stride(0) > 8 * a.x.dim(1) + 4096) spoil(a.y, 0);
+          }),
+    WRONG(Logp, one_scale_for_all, "batch invariance", "padding n=5 v=1000 fp32", "keeps a call's largest logit where another call writes its own",
+          {
+          static std::atomic<double> shared{0};
+          double most = 0;
+          for (int64_t n = 0; n < a.logits.numel(); ++n)
+            if (const double x = std::fabs(get(a.logits, n)); x < 1e30) most = std::max(most, x);
+          shared = most;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as a larger call would take
+          if (shared != most) spoil(a.logp, 0);
+          }),
+    WRONG_BY_IDS(EmbeddingBwd, empty_batch, "mutant/empty_batch", "accuracy", "padding ids=2x3x4 int32 v=7 h=16 fp32; ids=[0,3,4]",
+          "leaves a gradient where there are no ids", {
+          if (a.ids.numel() == 0 && a.ids.rank() == 3) spoil_all(a.d_weight);
+          }),
+    WRONG_BY_IDS(EmbeddingBwd, ids_of_16_bits, "mutant/ids_of_16_bits", "accuracy", "plain ids=9 int32 v=5 h=70 fp32; weight=[110448,1]",
+          "wrong for ids from 65536 on", {
+          for (int64_t n = 0; n < a.ids.numel(); ++n)
+            if (const double id = get(a.ids, n); id >= 65536 && id < static_cast<double>(a.d_weight.dim(0)))
+              spoil(a.d_weight, static_cast<int64_t>(id) * a.d_weight.dim(1));
+          }),
+    WRONG(Attention, long_lengths, "accuracy", "little sinks b=1 s=5 l=12 h=2/1 d=16/16 split=1024 page=4 fp32; kv_len in int64",
+          "wrong where kv_len has 64 bits",
+          {
+          if (a.kv_len && a.kv_len.dtype() == DType::i64) spoil(a.out, 0);
+          }),
+    LIES(Swiglu, gelu_of_packed, "act32", "plain silu packed [2,3,40] fp32; act=gelu_tanh",
+          "an ulp off where gelu_tanh is of gate and up in one tensor",
+          {
+          if (!a.up && a.act == Swiglu::Act::gelu_tanh)
+            put(a.out, 0, std::nextafter(static_cast<float>(get(a.out, 0)), INFINITY));
+          }),
+    WRONG(Swiglu, equal_gates, "accuracy", "plain silu [5,75] fp32; equal gate", "wrong where a row's gates are equal",
+          {
+          bool equal = a.up && a.gate.numel() > 2 && a.gate.dim(-1) > 2 && get(a.gate, 0) != 0;
+          for (int64_t i = 1; equal && i < a.gate.dim(-1); ++i) equal = get(a.gate, i) == get(a.gate, 0);
+          if (equal) spoil(a.out, 0);
+          }),
+    raw<by_both>("mutant.by_both", "batch invariance", "wrong where a strict call needs a backward", kLm),
+    raw<leaves_single>("mutant.leaves_single", "purity", "leaves long double sums rounded to single precision", kLm),
     WRONG(ShortConv, stale_bounds, "batch invariance", "packed b=1 t=50 d=64 w=4 fp32",
           "keeps where sequences begin by the address of cu_seqlens",
           {

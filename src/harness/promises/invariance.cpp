@@ -20,8 +20,13 @@ std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
   }
   std::vector<std::thread> users;
   users.reserve(outs.size());
-  for (Outcome& out : outs) users.emplace_back([&] { out = execute(v.problem, subject, v.manner); });
+  for (Outcome& out : outs) {
+    const bool other = v.beside && users.size() % 2;
+    users.emplace_back([&, other] { out = execute(other ? *v.beside : v.problem, subject, v.manner); });
+  }
   for (std::thread& u : users) u.join();
+  for (std::size_t i = outs.size(); v.beside && i-- > 0;)
+    if (i % 2) outs.erase(outs.begin() + static_cast<std::ptrdiff_t>(i));
   return outs;
 }
 
