@@ -59,6 +59,36 @@ class Deriver {
   }
 
  private:
+  // The case's dimensions. Axes that one layout of several takes for the same size are found by trying: alone they cannot
+  // be resized.
+  std::vector<Extent> extents_of(const Case& c) const {
+    const auto known = extents_.find(c.name);
+    if (known != extents_.end()) return known->second;
+    std::vector<Extent> all = dimensions_->of(c);
+    const auto moves = [&](const Extent& e) {
+      return std::any_of(std::begin(kLeast), std::end(kLeast), [&](int64_t n) {
+        Case d = c;
+        resize(d, e, n);
+        return n != e.size(c) && admissible(d);
+      });
+    };
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].resizable || moves(all[i])) continue;
+      for (std::size_t j = i + 1; j < all.size(); ++j) {
+        if (!all[j].resizable || all[j].size(c) != all[i].size(c)) continue;
+        Extent both = all[i];
+        both.places.insert(both.places.end(), all[j].places.begin(), all[j].places.end());
+        both.ranges.insert(both.ranges.end(), all[j].ranges.begin(), all[j].ranges.end());
+        if (!moves(both)) continue;
+        all[i] = std::move(both);
+        all.erase(all.begin() + static_cast<std::ptrdiff_t>(j));
+        break;
+      }
+    }
+    return extents_[c.name] = std::move(all);
+  }
+  static constexpr int64_t kLeast[] = {1, 2, 3, 16};
+
   // By what they are for: another case leaves them as they are.
   registry::CaseSink draws_for(const std::string& of, std::size_t turn) const {
     return {[](const Case&) {}, hash_bytes(of.data(), of.size(), seed_ + turn)};
@@ -89,7 +119,7 @@ class Deriver {
     using Key = std::tuple<std::string, std::size_t, std::size_t>;  // argument, rank, axis
     std::set<Key> seen, sized;
     for (const Case& c : bases_) {
-      const std::vector<Extent> extents = dimensions_->of(c);
+      const std::vector<Extent> extents = extents_of(c);
       std::vector<Extent> fresh;
       for (const Extent& e : extents) {
         const auto shape = [&](const Extent::Place& p) { return c.inputs[p.tensor].shape.size(); };
@@ -199,13 +229,13 @@ class Deriver {
     if (kinds.empty()) return {};
     const Case& other = *std::next(kinds.begin(), static_cast<std::ptrdiff_t>(turn % kinds.size()))->second;
     Case out = other;
-    for (const Extent& e : dimensions_->of(other))
+    for (const Extent& e : extents_of(other))
       for (const auto& [tensor, axis] : e.places)
         for (const CaseTensor& t : d.inputs)
           if (e.resizable && t.argument == other.inputs[tensor].argument && t.shape[axis] != e.size(out))
             resize(out, e, t.shape[axis]);
     for (CaseTensor& t : out.inputs) quicken(t);
-    if (work_of(out, dimensions_->of(other), 8) > 0x1p20 || !admissible(out)) return {};
+    if (work_of(out, extents_of(other), 8) > 0x1p20 || !admissible(out)) return {};
     return out;
   }
   static constexpr int64_t kBounds[] = {1, 17, 33, 65, 129, 193, 257, 1025, 8193};
@@ -271,7 +301,7 @@ class Deriver {
   Case least(const Case& c, const std::vector<Extent>& extents, const Extent& e) const {
     Case out = c;
     for (const Extent& other : extents)
-      for (int64_t n : {1, 2, 3, 16}) {
+      for (int64_t n : kLeast) {
         if (&other == &e || !other.resizable || n >= other.size(out)) continue;
         Case smaller = out;
         resize(smaller, other, n);
@@ -317,7 +347,7 @@ class Deriver {
     for (int tried = 0; !bases_.empty() && tried < 200 && made < 24; ++tried) {
       const Case& c =
           bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
-      const std::vector<Extent> extents = dimensions_->of(c);
+      const std::vector<Extent> extents = extents_of(c);
       Case d = c;
       for (const Extent& e : extents)
         if (e.resizable && draws.draw(0, 3)) {
@@ -341,7 +371,7 @@ class Deriver {
   void many_results() {
     for (const Case& c : bases_) {
       if (c.exact || c.brief) continue;
-      const std::vector<Extent> extents = dimensions_->of(c);
+      const std::vector<Extent> extents = extents_of(c);
       Case d = least(c, extents, {});
       for (const Extent& e : extents) {
         Case more = d;
@@ -431,7 +461,7 @@ class Deriver {
     for (int tried = 0; !bases_.empty() && tried < 600 && made < 48; ++tried) {
       const Case& c =
           bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
-      if (c.exact || c.ruled || work_of(c, dimensions_->of(c)) > 0x1p21) continue;
+      if (c.exact || c.ruled || work_of(c, extents_of(c)) > 0x1p21) continue;
       Case d = c;
       std::string difference;
       int changed = 0;
@@ -512,7 +542,7 @@ class Deriver {
       const std::string kind = kind_of(bases_[i]);
       if (kinds.contains(kind) || !wanted(bases_[i])) continue;
       Case c = bases_[i];
-      const double work = work_of(c, dimensions_->of(c));
+      const double work = work_of(c, extents_of(c));
       if (work > 0x1p19 || !change(c) || !admissible(c)) continue;
       const Outcome& before = results_of(i);
       spent += work;
@@ -568,7 +598,7 @@ class Deriver {
     const auto some = std::find_if(c.inputs.begin(), c.inputs.end(), bounds);
     const int64_t before = some->shape[0] - 1, after = before + draws_for(c.name, 1).draw(least, least + 30);
     Case d = c;
-    for (const Extent& e : dimensions_->of(c))
+    for (const Extent& e : extents_of(c))
       if (e.resizable && e.size(c) == before) resize(d, e, after);
     for (CaseTensor& t : d.inputs)
       if (bounds(t))
@@ -614,7 +644,7 @@ class Deriver {
   void nothing() {
     std::set<std::tuple<std::string, std::size_t, std::size_t>> seen;  // argument, rank, axis
     for (const Case& c : bases_)
-      for (const Extent& e : dimensions_->of(c)) {
+      for (const Extent& e : extents_of(c)) {
         bool fresh = false;
         for (const auto& [tensor, axis] : e.places)
           fresh |= seen.insert({c.inputs[tensor].argument, c.inputs[tensor].shape.size(), axis}).second;
@@ -637,7 +667,7 @@ class Deriver {
         for (const Case& c : bases_) {
           const std::string kind = kind_of(c);
           if (c.exact || !(s.arguments[i].dtypes & bit) || dtype == DType::f64 || kinds.size() >= 24 ||
-              kinds.contains(kind) || !wanted(c) || work_of(c, dimensions_->of(c)) > 0x1p18)
+              kinds.contains(kind) || !wanted(c) || work_of(c, extents_of(c)) > 0x1p18)
             continue;
           Case d = c;
           if (!has_as(d, s.arguments[i].name, dtype) || dtype_of_case(d, s) != dtype_of_case(c, s)) continue;
@@ -667,7 +697,7 @@ class Deriver {
         const CaseTensor& t = c.inputs[i];
         const std::string kind = t.argument + (has_rows(t) ? " in rows" : "");
         if (!wanted(c) || c.brief || c.exact || integral(t.dtype) || seen.contains(kind)) continue;
-        if (work_of(c, dimensions_->of(c)) > 0x1p19) continue;
+        if (work_of(c, extents_of(c)) > 0x1p19) continue;
         const auto p = materialise(op_, c, seed_);
         if (!p || p->inputs[argument(t.argument)]->numel() == 0) continue;
         seen.insert(kind);
@@ -831,8 +861,9 @@ class Deriver {
   const std::string_view only_;
   std::vector<Case> bases_;
   std::optional<Dimensions> dimensions_;
-  std::map<std::size_t, Outcome> results_;  // of the reference, by base
-  std::set<std::string> names_;             // that are taken
+  std::map<std::size_t, Outcome> results_;                      // of the reference, by base
+  mutable std::map<std::string, std::vector<Extent>> extents_;  // by case
+  std::set<std::string> names_;                                 // that are taken
 };
 
 }  // namespace

@@ -1640,6 +1640,10 @@ constinit const Entry kEntries[] = {
           for (int64_t i = 1; equal && i < a.gate.dim(-1); ++i) equal = get(a.gate, i) == get(a.gate, 0);
           if (equal) spoil(a.out, 0);
           }),
+    WRONG(KdaDecode, kda_wide_values, "accuracy", "b=1 h=1 hv=1 k=128 v=128 fp32; v=[1,1,144]", "wrong where V is 144 or more",
+          {
+          if (a.v.dim(2) >= 144) spoil(a.out, 0);
+          }),
     raw<by_both>("mutant.by_both", "batch invariance", "wrong where a strict call needs a backward", kLm),
     raw<leaves_single>("mutant.leaves_single", "purity", "leaves long double sums rounded to single precision", kLm),
     WRONG(ShortConv, stale_bounds, "batch invariance", "packed b=1 t=50 d=64 w=4 fp32",
