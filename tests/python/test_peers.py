@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rlk  # noqa: E402
-from rlk.adapters import deepspeed, fla, liger, megatron, rl_kernel  # noqa: E402
+from rlk.adapters import deepspeed, fla, liger, megatron, rl_kernel, transformers  # noqa: E402
 
 F = torch.nn.functional
 
@@ -329,3 +329,38 @@ def test_a_version_that_is_not_known_is_refused():
 
     with pytest.raises(rlk.Unsupported, match="it takes t, freqs_cos, freqs_sin, scale; this adapter knows"):
         known(theirs, deepspeed.apply_rotary_pos_emb)
+
+
+def apart(t):
+    """The same numbers, those of a row not side by side."""
+    return torch.stack((t, t), -1)[..., 0]
+
+
+def test_what_peers_make_dense_is_taken_in_any_strides():
+    x, q, k = random(4, 2, 3, 16), random(2, 4, 5, 16), random(2, 2, 5, 16, seed=1)
+    freqs, w, bounds = angles(6, 1, 1, 16), random(16, seed=2), torch.tensor([0, 2, 4], dtype=torch.int32)
+    cos, sin = (f(angles(1, 5, 8).repeat(1, 1, 2)) for f in (torch.cos, torch.sin))
+    kda = attention_inputs()
+    calls = [
+        (liger.liger_rope, (q, k, cos, sin)), (lambda x, w: liger.liger_rms_norm(x, w, 1e-6), (x, w)), (liger.liger_swiglu, (x, x)),
+        (transformers.apply_rotary_pos_emb, (q, k, cos, sin)), (megatron._apply_rotary_pos_emb_bshd, (x, freqs[:4])),
+        (lambda x, f: megatron.fused_apply_rotary_pos_emb_thd(x, bounds, f), (x[:, 0], freqs)),
+        (lambda x, c, s: megatron.fused_apply_mla_rope_for_q(x, c, s, 0, 16), (x, freqs.cos(), freqs.sin())),
+        (lambda kv, p, c, s: megatron.fused_apply_mla_rope_for_kv(kv, p, c, s, 16, 10, 6), (x, x[:, :, :1], freqs.cos(), freqs.sin())),
+        (deepspeed.apply_rotary_pos_emb, (x, freqs[:4].cos(), freqs[:4].sin())),
+        (lambda x, w: rl_kernel._linear_logits(x, w, None, use_fp32=False), (x[0, 0], q[0, 0])),
+        (lambda x, w: rl_kernel._lm_head(x, w, None, compute_dtype=x.dtype, output_dtype=x.dtype), (x, q[0, 0])),
+        (lambda x, w: rl_kernel._rms_norm(x, w, eps=1e-6, output_dtype=x.dtype), (x, w)),
+        (lambda a, b: rl_kernel._swiglu(a, b, output_dtype=a.dtype), (x, x)),
+        (fla.rotary_embedding_fwdbwd, (x, freqs[:4, 0, 0, :8].cos(), freqs[:4, 0, 0, :8].sin())),
+        (lambda *t: fla.chunk_kda(*t[:5], initial_state=t[5], output_final_state=True), kda),
+        (lambda *t: fla.fused_recurrent_kda_fwd(*t[:5], initial_state=t[5], inplace_final_state=False, output_final_state=True), kda)]
+    for call, given in calls:
+        want, found = call(*given), call(*map(apart, given))
+        pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (want, found)), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), call
+    assert fla.verify_chunk_kda(*map(apart, kda[:5])) == (True, None)
+    packed = [t[:1].detach() for t in kda[:5]]
+    for dtype in (torch.int32, torch.int64):
+        out = fla.chunk_kda(*packed, cu_seqlens=torch.tensor([0, 4, 9], dtype=dtype))[0]
+        assert torch.equal(out[:, :4], fla.chunk_kda(*(t[:, :4] for t in packed))[0])

@@ -50,6 +50,12 @@ def known(function, mine, name=None):
     return function
 
 
+def dense(*tensors):
+    """The tensors with elements of a row side by side: a peer copies others in silence, and so does what stands for it. One as itself."""
+    found = tuple(t if t is None or t.dim() == 0 or t.stride(-1) == 1 else t.contiguous() for t in tensors)
+    return found if len(found) > 1 else found[0]
+
+
 def refuse(name, **given):
     """Refuses an argument of the peer's that rlk has nothing for: refuse("f", mode=(mode, None)) where only None is served."""
     for argument, (value, served) in given.items():

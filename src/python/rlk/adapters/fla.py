@@ -12,7 +12,7 @@ import torch
 import rlk
 import rlk.torch
 from rlk import _errors
-from rlk.adapters._patch import Patch
+from rlk.adapters._patch import Patch, dense
 
 
 def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
@@ -24,12 +24,13 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     reason = _unserved(return_intermediate_states=return_intermediate_states, cp_context=cp_context, use_graph=use_graph)
     if reason:
         raise _errors.Unsupported(f"chunk_kda: {reason}")
-    inputs = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    inputs = {"initial_state": None if initial_state is None else initial_state.contiguous(),
+              "cu_seqlens": None if cu_seqlens is None else cu_seqlens.long()}
     if use_gate_in_kernel:
         inputs |= {"a_log": None if A_log is None else A_log.reshape(-1).float(),
                    "dt_bias": None if dt_bias is None else dt_bias.reshape(-1).float()}
     found = rlk.torch.kda_fwd(
-        q, k, v, g, beta, **inputs, **_step(scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        *dense(q, k, v, g, beta), **inputs, **_step(scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
                                             allow_neg_eigval, lower_bound, state_v_first),
         safe_gate=safe_gate, chunk_size=chunk_size, final_state=bool(output_final_state))
     return found if output_final_state else (found, None)
@@ -80,7 +81,7 @@ def verify_chunk_kda(q, k, v, g, beta, *args, **keywords):
         reason = "options by position, or by a name that is no more"
     if reason is None:
         try:
-            rlk.resolve("kda_fwd", *(t.detach() for t in (q, k, v, g, beta)))
+            rlk.resolve("kda_fwd", *map(rlk.torch._spec, (q, k, v, g, beta)))  # of any strides
         except rlk.Error as error:
             reason = str(error)
     return reason is None, reason
@@ -97,8 +98,9 @@ def rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets=0, cu_seqlens=None, inte
         starts = torch.full((sequences,), int(seqlen_offsets), dtype=torch.int64, device=x.device)
     if cos.dtype is not x.dtype:
         cos, sin = cos.float(), sin.float()
+    cos, sin = dense(cos, sin)
     run = rlk.torch.rope_ if inplace else rlk.torch.rope
-    return run(x, cos, sin, starts=starts, cu_seqlens=cu_seqlens, layout="bshd", negative="unrotated", table="half",
+    return run(x if inplace else dense(x), cos, sin, starts=starts, cu_seqlens=cu_seqlens, layout="bshd", negative="unrotated", table="half",
                pairing="adjacent" if interleaved else "half", rotary_dim=2 * cos.shape[-1], transpose=bool(conjugate))
 
 

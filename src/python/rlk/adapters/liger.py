@@ -10,7 +10,7 @@ import torch
 
 import rlk.torch
 from rlk import _errors
-from rlk.adapters._patch import Patch, known, refuse
+from rlk.adapters._patch import Patch, dense, known, refuse
 
 
 def liger_rope(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
@@ -22,7 +22,8 @@ def liger_rope(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=No
         cos, sin = cos[0], sin[0]
     rotary_dim = rotary_dim or min(cos.shape[-1], q.shape[-1])
     half = rotary_dim // 2
-    return rlk.torch.rope(q, cos[..., :half], sin[..., :half], k=k, table="half", rotary_dim=rotary_dim)
+    q, k, cos, sin = dense(q, k, cos[..., :half], sin[..., :half])
+    return rlk.torch.rope(q, cos, sin, k=k, table="half", rotary_dim=rotary_dim)
 
 
 def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
@@ -32,12 +33,12 @@ def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, r
         raise _errors.Unsupported(f"liger_rms_norm: casting_mode is {casting_mode} for {X.dtype}, rlk serves llama and gemma")
     if offset not in (0, 1):
         raise _errors.Unsupported(f"liger_rms_norm: offset is {offset}, rlk serves 0 and 1")
-    return rlk.torch.rms_norm(X, W, eps=float(eps), weight_offset=bool(offset), cast="early" if mode in ("llama", 0) else "end")
+    return rlk.torch.rms_norm(*dense(X, W), eps=float(eps), weight_offset=bool(offset), cast="early" if mode in ("llama", 0) else "end")
 
 
 def liger_swiglu(a, b, gate_multiplier=1.0, down_multiplier=1.0):
     refuse("liger_swiglu", gate_multiplier=(gate_multiplier, 1.0), down_multiplier=(down_multiplier, 1.0))
-    return rlk.torch.swiglu(a, b, roundings="twice")
+    return rlk.torch.swiglu(*dense(a, b), roundings="twice")
 
 
 def patch():

@@ -9,11 +9,11 @@ where Megatron's write both. With Transformer Engine absent, ``apply_rope_fusion
 
 import rlk.torch
 from rlk import _errors
-from rlk.adapters._patch import Patch, known
+from rlk.adapters._patch import Patch, dense, known
 
 
 def _tables(freqs, mscale, dtype):
-    return (freqs.cos() * mscale).to(dtype), (freqs.sin() * mscale).to(dtype)
+    return dense((freqs.cos() * mscale).to(dtype), (freqs.sin() * mscale).to(dtype))
 
 
 def _apply_rotary_pos_emb_bshd(t, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0):
@@ -23,20 +23,20 @@ def _apply_rotary_pos_emb_bshd(t, freqs, rotary_interleaved=False, multi_latent_
                                   "rlk serves one of them")
     pairing = "adjacent" if rotary_interleaved else "adjacent_to_half" if multi_latent_attention else "half"
     cos, sin = _tables(freqs, mscale, t.dtype)
-    return rlk.torch.rope(t, cos, sin, layout="sbhd", pairing=pairing, table="full", rotary_dim=freqs.shape[-1])
+    return rlk.torch.rope(dense(t), cos, sin, layout="sbhd", pairing=pairing, table="full", rotary_dim=freqs.shape[-1])
 
 
 def fused_apply_rotary_pos_emb(t, freqs, transpose_output_memory=False, interleaved=False, start_positions=None):
     """Transformer Engine's: the same on fp32 tables. transpose_output_memory is about where results lie."""
     cos, sin = _tables(freqs.float(), 1.0, freqs.float().dtype)
-    return rlk.torch.rope(t, cos, sin, starts=start_positions, layout="sbhd", pairing="adjacent" if interleaved else "half",
+    return rlk.torch.rope(dense(t), cos, sin, starts=start_positions, layout="sbhd", pairing="adjacent" if interleaved else "half",
                           table="full", rotary_dim=freqs.shape[-1])
 
 
 def fused_apply_rotary_pos_emb_thd(t, cu_seqlens, freqs, cp_size=1, cp_rank=0, interleaved=False, start_positions=None):
     """Transformer Engine's for packed sequences, t [T, H, D]."""
     cos, sin = _tables(freqs.float(), 1.0, freqs.float().dtype)
-    return rlk.torch.rope(t, cos, sin, starts=start_positions, cu_seqlens=cu_seqlens, layout="thd", cp_size=cp_size,
+    return rlk.torch.rope(dense(t), cos, sin, starts=start_positions, cu_seqlens=cu_seqlens, layout="thd", cp_size=cp_size,
                           cp_rank=cp_rank, pairing="adjacent" if interleaved else "half", table="full",
                           rotary_dim=freqs.shape[-1])
 
@@ -55,7 +55,7 @@ def fused_apply_mla_rope_for_q(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q=N
         raise _errors.InvalidArgument(f"fused_apply_mla_rope_for_q: t has {t.shape[-1]} columns, qk_head_dim {qk_head_dim} "
                                       f"and emb_dim {emb_dim} need {qk_head_dim + emb_dim}")
     how = _latent("fused_apply_mla_rope_for_q", cu_seqlens_q, cp_rank, cp_size, rotary_interleaved)
-    return rlk.torch.rope_mla_q(t, cos, sin, rotary_dim=emb_dim, **how)
+    return rlk.torch.rope_mla_q(*dense(t, cos, sin), rotary_dim=emb_dim, **how)
 
 
 def fused_apply_mla_rope_for_kv(kv, k_pos_emb, cos, sin, emb_dim, k_dim, v_dim, cu_seqlens_kv=None, cp_rank=0, cp_size=1,
@@ -65,7 +65,7 @@ def fused_apply_mla_rope_for_kv(kv, k_pos_emb, cos, sin, emb_dim, k_dim, v_dim, 
                                       f"{k_pos_emb.shape[-1]}, k_dim {k_dim}, v_dim {v_dim} and emb_dim {emb_dim} need "
                                       f"{k_dim + v_dim} and {emb_dim}")
     how = _latent("fused_apply_mla_rope_for_kv", cu_seqlens_kv, cp_rank, cp_size, rotary_interleaved)
-    return rlk.torch.rope_mla_kv(kv, k_pos_emb, cos, sin, k_dim=k_dim, **how)
+    return rlk.torch.rope_mla_kv(*dense(kv, k_pos_emb, cos, sin), k_dim=k_dim, **how)
 
 
 def patch():

@@ -11,30 +11,30 @@ from contextlib import nullcontext
 import torch
 
 import rlk.torch
-from rlk.adapters._patch import Patch, known
+from rlk.adapters._patch import Patch, dense, known
 
 
 def _lm_head(hidden, weight, bias, *, compute_dtype, output_dtype, strict_fp32=False):
     bias = None if bias is None else bias.to(compute_dtype)
     with torch.autocast(hidden.device.type, enabled=False) if strict_fp32 else nullcontext():
-        return rlk.torch.lm_head(hidden.to(compute_dtype), weight.to(compute_dtype), bias).to(output_dtype)
+        return rlk.torch.lm_head(*dense(hidden.to(compute_dtype), weight.to(compute_dtype), bias)).to(output_dtype)
 
 
 def _linear_logits(hidden_2d, weight, bias, *, use_fp32):
     if use_fp32:
         hidden_2d, weight, bias = (None if t is None else t.float() for t in (hidden_2d, weight, bias))
-    return rlk.torch.lm_head(hidden_2d, weight, bias)
+    return rlk.torch.lm_head(*dense(hidden_2d, weight, bias))
 
 
 def _rms_norm(x, weight, *, eps, output_dtype):
     if output_dtype is not x.dtype:
         x = x.to(output_dtype)
     weight = weight if weight.dtype in (x.dtype, torch.float32) else weight.float()
-    return rlk.torch.rms_norm(x, weight, eps=eps, cast="end")
+    return rlk.torch.rms_norm(*dense(x, weight), eps=eps, cast="end")
 
 
 def _swiglu(gate, up, *, output_dtype):
-    return rlk.torch.swiglu(gate.to(output_dtype), up.to(output_dtype))
+    return rlk.torch.swiglu(*dense(gate.to(output_dtype), up.to(output_dtype)))
 
 
 def patch():

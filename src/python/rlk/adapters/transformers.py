@@ -21,7 +21,7 @@ import torch
 
 import rlk.torch
 from rlk import _errors
-from rlk.adapters._patch import Patch, refuse
+from rlk.adapters._patch import Patch, dense, refuse
 
 _KNOWN_ROPE = """
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
@@ -68,6 +68,7 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
         raise _errors.InvalidArgument(f"apply_rotary_pos_emb: unsqueeze_dim is {unsqueeze_dim}, it must be 1 or 2")
     if cos.dim() == 3 and cos.shape[0] == 1:  # one table for the whole batch
         cos, sin = cos[0], sin[0]
+    q, k, cos, sin = dense(q, k, cos, sin)
     return rlk.torch.rope(q, cos, sin, k=k, table="full", layout="bhsd" if unsqueeze_dim == 1 else "bshd")
 
 
