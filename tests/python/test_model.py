@@ -199,7 +199,18 @@ def test_requests_that_cannot_be_served_are_refused(request_, words):
         sampler.Sampler(decoder(), pages=8).add(request_)
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama", "tiny-kimi"])
+# As llama-3.1-8b has it, of a model that was trained at 32 positions.
+SCALED = rlk.model.config("tiny-llama", theta=5e5, scaling=rlk.model.config("llama-3.1-8b").scaling | {"original_max": 32})
+
+
+def test_scaled_rope_turns_otherwise():
+    tokens, cu = torch.tensor(prompts(50)[0]), torch.tensor([0, 50], dtype=torch.int32)
+    with torch.no_grad():
+        plain, scaled = (decoder(rlk.model.config(SCALED, scaling=s)).score(tokens, cu) for s in ({}, SCALED.scaling))
+    assert float((plain - scaled).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama", pytest.param(SCALED, id="scaled rope"), "tiny-kimi"])
 def test_checkpoints_go_to_transformers_and_back(name, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     if name == "tiny-kimi":
