@@ -86,6 +86,16 @@ def test_captured_steps_draw_what_eager_ones_draw(filters):
     assert not eager._steady and {rows for rows, _ in sizes} == {1, 2, 4, 8} and len({width for _, width in sizes}) > 1
 
 
+@pytest.mark.parametrize("name, most", [("tiny-qwen3", 2), ("tiny-kimi", 3)])
+def test_a_captured_step_leaves_what_the_next_one_needs(name, most, monkeypatch):
+    """The host writes for the first step, where a page is full, and where a chunk of KDA begins."""
+    filled, plain = [], sampler._Steady.fill
+    monkeypatch.setattr(sampler._Steady, "fill", lambda self, *given: filled.append(given) or plain(self, *given))
+    made = sampler.Sampler(decoder(name), pages=20, page_size=64, graphs=True)
+    made.run([sampler.Request(prompts(40)[0], most=60, stream=1), sampler.Request(prompts(40)[0], most=60, stream=2)])
+    assert 1 < len(filled) <= most
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_captured_steps_of_recurrent_layers_draw_what_eager_ones_draw(dtype):
     """Sequences join and leave, before, at and behind the ends of KDA's chunks, and begin with a single token or from a prefix."""
