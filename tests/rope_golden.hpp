@@ -44,6 +44,19 @@ std::vector<double> as_doubles(const char* bytes, std::size_t count) {
   return out;
 }
 
+inline std::vector<double> from_bf16(const char* bytes, std::size_t count) {
+  std::vector<double> out(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const unsigned char low = static_cast<unsigned char>(bytes[2 * i]),
+                        high = static_cast<unsigned char>(bytes[2 * i + 1]);
+    const std::uint32_t bits = std::uint32_t{high} << 24 | std::uint32_t{low} << 16;
+    float v;
+    std::memcpy(&v, &bits, sizeof v);
+    out[i] = static_cast<double>(v);
+  }
+  return out;
+}
+
 inline std::map<std::string, Case> read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot open " + path);
@@ -63,10 +76,11 @@ inline std::map<std::string, Case> read(const std::string& path) {
     const auto begin = entry["data_offsets"][0].get<std::size_t>(),
                end = entry["data_offsets"][1].get<std::size_t>();
     const auto type = entry["dtype"].get<std::string>();
-    a.values = type == "F64"   ? as_doubles<double>(data + begin, (end - begin) / 8)
-               : type == "F32" ? as_doubles<float>(data + begin, (end - begin) / 4)
-               : type == "I64" ? as_doubles<std::int64_t>(data + begin, (end - begin) / 8)
-                               : as_doubles<std::int32_t>(data + begin, (end - begin) / 4);
+    a.values = type == "F64"    ? as_doubles<double>(data + begin, (end - begin) / 8)
+               : type == "F32"  ? as_doubles<float>(data + begin, (end - begin) / 4)
+               : type == "I64"  ? as_doubles<std::int64_t>(data + begin, (end - begin) / 8)
+               : type == "BF16" ? from_bf16(data + begin, (end - begin) / 2)
+                                : as_doubles<std::int32_t>(data + begin, (end - begin) / 4);
   }
   for (auto& [name, c] : cases) {
     c.name = name;
