@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ops of the dense chain on a GPU beside PyTorch's, eager and compiled, in one run.
 
-    PYTHONPATH=build/release/python python tools/bench/chain_gpu.py [--json FILE] [--only PATTERN] [--rounds N] [--no-compile]
+    PYTHONPATH=build/release/python python tools/bench/chain_gpu.py [--json FILE] [--only PATTERN...] [--rounds N] [--no-compile]
 
 Every candidate is captured in a CUDA graph, so host time is left out; the graphs of a row take turns, and a figure is the median
 over rounds. `floor` is the time that a copy of as many bytes takes, measured in the same turns: 1.00 would be a copy's speed.
@@ -121,8 +121,9 @@ def sample_rows(rows, vocab):
         return torch.multinomial(torch.softmax(z.float() / 0.8, -1), 1)
 
     yield Row(f"sample {shape}", size(z), rlk=lambda: ops.sample(z, warm, seed=seed, token=token, logp=value), torch=peer)
-    yield Row(f"sample, top_p {shape}", size(z),
-              rlk=lambda: ops.sample(z, warm, top_p=p, seed=seed, token=token, logp=value))
+    for name, filters in {"top_k": {"top_k": k}, "top_p": {"top_p": p}, "min_p": {"min_p": least}}.items():
+        yield Row(f"sample, {name} {shape}", size(z),
+                  rlk=lambda filters=filters: ops.sample(z, warm, **filters, seed=seed, token=token, logp=value))
     yield Row(f"sample, every filter {shape}", size(z),
               rlk=lambda: ops.sample(z, warm, k, p, least, seed=seed, token=token, logp=value))
 
@@ -169,12 +170,14 @@ def attention_rows(batch, length, heads, kv_heads, width=128):
 
 
 def all_rows():
-    for tokens in (64, 1000, 8192, 32768):
+    for tokens in (1, 64, 1000, 8192, 32768):
         yield from rms_norm_rows(tokens, 4096)
-    for tokens in (64, 1000, 8192):
+    yield from rms_norm_rows(262144, 128)
+    for tokens in (1, 64, 1000, 8192):
         yield from swiglu_rows(tokens, 12288)
     yield from embedding_rows(8192, 4096, 151936)
     yield from logp_rows(512, 151936)
+    yield from logp_rows(2048, 151936)
     yield from logp_rows(4096, 151936)
     for rows in (1, 32, 256):
         yield from sample_rows(rows, 151936)
@@ -247,7 +250,7 @@ def measure(row, rounds, compiles):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
-    parser.add_argument("--only", default="*")
+    parser.add_argument("--only", nargs="+", default=["*"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true")
     given = parser.parse_args()
@@ -256,7 +259,7 @@ def main():
     print(f"{'':52}{'rlk':>9}{'copy':>9}{'of copy':>9}{'GB/s':>7}{'torch':>9}{'compiled':>9}{'cudnn':>9}{'flash':>9}{'of peer':>9}")
     results = []
     for row in all_rows():
-        if not fnmatch.fnmatch(row.name, given.only):
+        if not any(fnmatch.fnmatch(row.name, pattern) for pattern in given.only):
             continue
         us, failures = measure(row, given.rounds, not given.no_compile)
         peers = [t for kind, t in us.items() if kind not in ("rlk", "copy")]
