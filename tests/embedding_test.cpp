@@ -3,6 +3,7 @@
 // kernels on fibers with the bits of the native backend.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -88,6 +89,70 @@ TEST_CASE("gradients of embedding add in the order of tokens, on 1, 3 and 16 thr
         REQUIRE(d_weight.get(i) == sum * 1.25f);
       }
     }
+}
+
+TEST_CASE(
+    "a gradient of embedding goes on from one so far, in place too; rows without tokens stay as they lie") {
+  constexpr std::int64_t v = 12, h = 300, n = 9;
+  for (const DType type : kTypes)
+    for (const bool in_place : {false, true}) {
+      CAPTURE(rlk::name_of(type));
+      CAPTURE(in_place);
+      Ids ids = random_ids(n, -1, v - 3, 8);
+      Array weight(type, {v, h}), d_out = normal(type, {n, h}, 9), sum(DType::f32, {v, h}),
+                                  before = normal(DType::f32, {v, h}, 10), d_weight(DType::f32, {v, h});
+      const std::uint32_t odd = 0xff812345;  // a NaN of no arithmetic
+      std::memcpy(before.bytes.data() + before.bytes.size() - 4, &odd, 4);
+      const std::vector<std::uint8_t> so_far = before.bytes;
+      const Tensor ti(ids.data(), {n}, DType::i64), td = d_out.view(), tw = weight.view(), ts = sum.view(),
+                                                    tb = before.view(),
+                                                    tg = in_place ? before.view() : d_weight.view();
+      rlk::EmbeddingBwd a{.ids = ti, .d_out = td, .weight = tw, .d_weight = ts};
+      a.scale = 0.7;
+      REQUIRE(rlk::embedding_bwd(a, {.backend = "native.rows"}));
+      rlk::EmbeddingBwd b{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg, .d_weight_before = tb};
+      b.scale = 0.7;
+      Array& result = in_place ? before : d_weight;
+      std::vector<float> want(v * h);
+      std::memcpy(want.data(), so_far.data(), so_far.size());
+      std::vector<std::uint8_t> expected = so_far;
+      for (std::int64_t i = 0; i < v * h; ++i)
+        if (std::find(ids.begin(), ids.end(), i / h) != ids.end()) {
+          const float x = want[static_cast<std::size_t>(i)] + sum.get(i);
+          std::memcpy(expected.data() + i * 4, &x, 4);
+        }
+      const auto check = [&](const auto& run) {
+        before.bytes = so_far;
+        run();
+        CHECK(result.bytes == expected);
+      };
+      for (const char* backend : {"native.rows", "native.rows.scalar"})
+        check([&] { REQUIRE(rlk::embedding_bwd(b, {.backend = backend})); });
+      for (int wave : {32, 64}) {
+        rlk_fiber::wave_size = wave;
+        check([&] {
+          std::vector<std::int64_t> workspace(
+              static_cast<std::size_t>(rlk::simt::embedding::backward_bytes(n)) / 8, -7);
+          rlk::simt::embedding::launch_backward(rlk::embed32::problem_of(b), workspace.data(), nullptr);
+        });
+      }
+      rlk_fiber::wave_size = RLK_FIBER_WAVE;
+    }
+}
+
+TEST_CASE("what a gradient of embedding cannot be added to is refused by name") {
+  Ids ids{0, 1};
+  Array weight(DType::bf16, {3, 8}), d_out(DType::bf16, {2, 8}), result(DType::bf16, {3, 8}),
+      narrow(DType::f32, {3, 7}), before(DType::f32, {3, 8});
+  const Tensor ti(ids.data(), {2}, DType::i64), td = d_out.view(), tw = weight.view(), tg = result.view(),
+                                                tn = narrow.view(), tb = before.view();
+  const rlk::Status size =
+      rlk::embedding_bwd({.ids = ti, .d_out = td, .weight = tw, .d_weight = tg, .d_weight_before = tn});
+  CHECK(size.message() == "embedding_bwd: d_weight_before has size 7 in dimension 1, weight has 8");
+  const rlk::Status dtype =
+      rlk::embedding_bwd({.ids = ti, .d_out = td, .weight = tw, .d_weight = tg, .d_weight_before = tb});
+  CHECK(!dtype);
+  CHECK(dtype.message().find("d_weight") != std::string_view::npos);
 }
 
 TEST_CASE("embedding and its gradient on fibers are native's bits") {

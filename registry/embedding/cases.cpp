@@ -18,9 +18,10 @@ struct Config {
   int64_t padding = -1, start = 0, vocab = 0;
   Fill ids{}, values{};  // ids: by default all of the vocabulary, and some beside it
   bool brief = false, wide = false, sampled = false;
+  bool before = false;  // gradients are added to others
 };
 
-// `wide`: fp32 beside 16 bits.
+// `wide`: fp32 beside 16 bits. What gradients are added to is of their size, so that neither hides the other.
 Case base(std::vector<int64_t> tokens, int64_t v, int64_t h, DType ids, DType t, const Config& o) {
   Case c;
   c.name = fmt::format("{} ids={} {} v={} h={} {}", o.name, fmt::join(tokens, "x"), name_of(ids), v, h,
@@ -34,6 +35,7 @@ Case base(std::vector<int64_t> tokens, int64_t v, int64_t h, DType ids, DType t,
 
 void forward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t v, int64_t h, DType ids,
              DType t, const Config& o = {}) {
+  if (o.before) return;
   Case c = base(tokens, v, h, ids, t, o);
   c.inputs.push_back({"weight", {v, h}, t, o.values});
   c.results = {{"out", t}, {"bad_count", DType::i32}};
@@ -47,7 +49,8 @@ void backward(const CaseSink& sink, const std::vector<int64_t>& tokens, int64_t 
   shape.push_back(h);
   c.inputs.push_back({"d_out", shape, o.wide ? DType::f32 : t, o.values});
   c.inputs.push_back({"weight", {v, h}, t, {}});
-  c.results = {{"d_weight", o.wide ? DType::f32 : t}};
+  if (o.before) c.inputs.push_back({"d_weight_before", {v, h}, DType::f32, {Fill::integers, -3, 4}});
+  c.results = {{"d_weight", o.wide || o.before ? DType::f32 : t}};
   c.reduction = 1;
   for (int64_t n : tokens) c.reduction *= n;
   c.cancels = true;
@@ -67,6 +70,8 @@ void all_cases(const CaseSink& sink, Make make) {
            Config{.name = "ids of other shards", .start = 4, .vocab = 11, .brief = true});
       make(sink, {50}, 9, 40, ids, t, Config{.name = "one id", .ids = {Fill::constant, 4}});
       make(sink, {30}, 4, 12, ids, t, Config{.name = "fp32 gradients", .brief = true, .wide = true});
+      make(sink, {30}, 12, 20, ids, t,
+           Config{.name = "before", .scale = 3.1, .padding = 2, .brief = true, .before = true});
       make(sink, {11}, 3, 2100, ids, t, Config{.name = "several tiles", .brief = true});
       make(sink, {8}, 8, 6, ids, t,
            Config{.name = "special values",

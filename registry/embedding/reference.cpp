@@ -47,7 +47,9 @@ int32_t embedding_bwd_reference(const rlk_slot* slots, const rlk_host*) {
   }
   for (int64_t v = 0; v < rows; ++v)
     for (int64_t i = 0; i < width; ++i)
-      d_weight.set(v, i, sums[static_cast<std::size_t>(v * width + i)] * scale);
+      d_weight.set(v, i,
+                   sums[static_cast<std::size_t>(v * width + i)] * scale +
+                       (a.d_weight_before ? Rows(a.d_weight_before).get(v, i) : 0));
   return RLK_OK;
 }
 

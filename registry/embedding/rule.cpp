@@ -63,9 +63,18 @@ bool embedding_bwd_rule(const RuleQuery& q) {
       sum64 += d;
       has_tokens = true;
     }
-    if (!has_tokens) return finish(out, i, 0);  // not -0, whatever the scale
+    const auto* before = a.d_weight_before ? a.d_weight_before.data<float>() : nullptr;
+    if (!has_tokens) {
+      if (before && out.dtype.bits == 32) {
+        std::memcpy(a.d_weight.data<char>() + i * 4, before + i, 4);  // as it lies
+        return;
+      }
+      return finish(out, i, before ? before[i] : 0);  // not -0, whatever the scale
+    }
     const auto scale = static_cast<float>(a.scale);
-    finish(out, i, q.arithmetic == "fma64" ? sum64 * double{scale} : double{sum32 * scale});
+    const double so_far = before ? before[i] : 0.0;
+    if (q.arithmetic == "fma64") return finish(out, i, sum64 * double{scale} + so_far);
+    finish(out, i, double{before ? sum32 * scale + before[i] : sum32 * scale});
   });
   return true;
 }

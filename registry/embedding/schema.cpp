@@ -31,12 +31,19 @@ enum {
 constexpr auto kBackward = arguments(
     ids(), tokens(read("d_out", "gradient of out [..., H]; weight's dtype or fp32")),
     read("weight", "as in the forward [V, H]: of it only shape and dtype are read").rank(2).strided(),
-    write("d_weight", "[V, H]; rows without tokens are +0").rank(2).strided());
+    write("d_weight", "[V, H]; rows without tokens are +0").rank(2).strided(),
+    read("d_weight_before", "[V, H] fp32, to which d_weight is added; may be its memory")
+        .of(RLK_F32)
+        .rank(2)
+        .optional()
+        .no_gradient()
+        .strided());
 enum {
   kIdsB = index_of(kBackward, "ids"),
   kDOut = index_of(kBackward, "d_out"),
   kWeightB = index_of(kBackward, "weight"),
-  kDWeight = index_of(kBackward, "d_weight")
+  kDWeight = index_of(kBackward, "d_weight"),
+  kBefore = index_of(kBackward, "d_weight_before")
 };
 
 int32_t check_attributes(const rlk_host* host, const char* op, const rlk_slot* a) {
@@ -65,7 +72,8 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
 
 int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "embedding_bwd";
-  const DLTensor *ids = s[kIdsB].tensor, *d_out = s[kDOut].tensor, *weight = s[kWeightB].tensor;
+  const DLTensor *ids = s[kIdsB].tensor, *d_out = s[kDOut].tensor, *weight = s[kWeightB].tensor,
+                 *before = s[kBefore].tensor;
   if (int32_t code = check_attributes(host, op, s + kBackward.size())) return code;
   if (d_out->ndim != ids->ndim + 1)
     return fail(host, "{}: d_out has rank {}, ids has rank {}: d_out has one dimension more", op, d_out->ndim,
@@ -79,8 +87,14 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (dtype(d_out) != dtype(weight) && dtype(d_out) != DType::f32)
     return fail(host, "{}: d_out is {}, weight is {}: d_out takes weight's dtype or fp32", op,
                 name_of(dtype(d_out)), name_of(dtype(weight)));
-  shapes[kDWeight] = shape_of({dim(weight, 0), dim(weight, 1)},
-                              static_cast<uint32_t>(dtype(weight)) | RLK_F32, dtype(weight));
+  for (int32_t i = 0; before && i < 2; ++i)
+    if (dim(before, i) != dim(weight, i))
+      return fail(host, "{}: d_weight_before has size {} in dimension {}, weight has {}", op, dim(before, i),
+                  i, dim(weight, i));
+  // A sum that goes on from call to call stays in fp32.
+  shapes[kDWeight] = before ? shape_of({dim(weight, 0), dim(weight, 1)}, RLK_F32, DType::f32)
+                            : shape_of({dim(weight, 0), dim(weight, 1)},
+                                       static_cast<uint32_t>(dtype(weight)) | RLK_F32, dtype(weight));
   return RLK_OK;
 }
 
@@ -91,6 +105,7 @@ extern const rlk_op_schema embedding_schema =
         .gradient("embedding_bwd");
 extern const rlk_op_schema embedding_bwd_schema =
     Schema("embedding_bwd", "gradient of embedding with respect to weight, in a fixed order", kBackward,
-           kShared, infer_bwd);
+           kShared, infer_bwd)
+        .may_alias("d_weight=d_weight_before");
 
 }  // namespace rlk::registry

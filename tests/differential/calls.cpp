@@ -187,7 +187,9 @@ void embedding_like(Call& c, Random& r, bool backward) {
   c.reduction = 1;
   for (int64_t n : ids) c.reduction *= n;
   c.read("d_out", with_last(ids, h), or_f32(r, type));
-  c.write("d_weight", or_f32(r, type));
+  const bool before = r.chance(25);
+  if (before) c.read("d_weight_before", {v, h}, DType::f32);
+  c.write("d_weight", before ? DType::f32 : or_f32(r, type));
 }
 
 // ---- rope

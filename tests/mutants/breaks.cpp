@@ -599,6 +599,13 @@ constinit const Entry kEntries[] = {
           b.padding_idx = -1;
           (void)honest(b, "native.rows");
                  }),
+    WRONG_BY_IDS(EmbeddingBwd, starts_anew, "mutant/starts_anew", "accuracy",
+                 "before ids=30 int32 v=12 h=20 fp32", "forgets what the gradient is added to",
+                 {
+          EmbeddingBwd b = a;
+          b.d_weight_before = {};
+          (void)honest(b, "native.rows");
+                 }),
     WRONG_BY_IDS(EmbeddingBwd, last_first, "embed32", "equal bits", "one id ids=50 int32 v=9 h=40 fp32",
                  "adds the gradients of tokens in descending order",
                  {

@@ -38,6 +38,7 @@ inline Problem problem_of(const Embedding& a) {
 inline Problem problem_of(const EmbeddingBwd& a) {
   Problem p = problem_of(a, a.d_out);
   p.weight = matrix_of(a.d_weight);
+  if (a.d_weight_before) p.before = matrix_of(a.d_weight_before);
   return p;
 }
 

@@ -26,6 +26,7 @@ struct Problem {
   bool wide_ids = false;
   Tensor ids, tokens;           // tokens: out, or d_out
   Matrix weight;                // or d_weight
+  Matrix before;                // fp32, to which d_weight is added; its rows may be d_weight's
   std::int64_t tokens_end = 0;  // ids below are tokens
   std::int32_t* bad_count = nullptr;
 

@@ -101,7 +101,14 @@ rlk_code run_backward_golden(const EmbeddingBwd& a, const Call& call) {
     double sum = 0;
     for (std::int64_t t = 0; t < count; ++t)
       sum += double{rows::load(p.tokens.type, p.tokens.row(p.axes, tokens[t]), i)};
-    rows::store(p.weight.type, p.weight.row(v), i, count == 0 ? 0.0 : sum * double{p.scale});
+    const float* before = p.before.data ? static_cast<const float*>(p.before.row(v)) + i : nullptr;
+    float* out = static_cast<float*>(p.weight.row(v)) + i;
+    if (count == 0 && before) {
+      if (before != out) std::memcpy(out, before, sizeof *out);  // as it lies
+      return;
+    }
+    rows::store(p.weight.type, p.weight.row(v), i,
+                (count == 0 ? 0.0 : sum * double{p.scale}) + (before ? double{*before} : 0.0));
   });
   return RLK_OK;
 }

@@ -41,8 +41,13 @@ class Tile {
                        std::int64_t count) {
     const std::int64_t n = std::min(kTile, p.width - first);
     char* out = at(p.weight.row(row), p.weight.type, first);
+    const char* before = p.before.data ? at(p.before.row(row), p.before.type, first) : nullptr;
     if (count == 0) {
-      std::memset(out, 0, static_cast<std::size_t>(n * rows::size_of(p.weight.type)));
+      const auto bytes = static_cast<std::size_t>(n * rows::size_of(p.weight.type));
+      if (!before)
+        std::memset(out, 0, bytes);
+      else if (before != out)
+        std::memcpy(out, before, bytes);
       return;
     }
     alignas(64) float sum[kTile] = {}, d[kTile];
@@ -52,6 +57,10 @@ class Tile {
       Row::map(n, [](auto a, auto b) { return a + b; }, sum, cs, cd);
     }
     Row::map(n, [&p](auto x) { return x * p.scale; }, sum, cs);
+    if (before) {
+      Row::widen(p.before.type, before, d, n);
+      Row::map(n, [](auto a, auto b) { return a + b; }, sum, cs, cd);
+    }
     Row::narrow(p.weight.type, sum, out, n);
   }
 };

@@ -120,6 +120,15 @@ __global__ void __launch_bounds__(kThreads) sort(Order order, std::int32_t token
   order.sorted[first + order.before[t]] = t;
 }
 
+// What d_weight is added to, which only kernels of any type know; +0.
+template <class T>
+__device__ __forceinline__ rows::Raw<T> before_of(const Problem& p, std::int64_t row, std::int64_t i, int n) {
+  if constexpr (__is_same(T, rows::Any))
+    if (p.before.data) return rows::fetch_pack<T>(p.before.type, p.before.row(row), i, n);
+  return rows::Raw<T>{};
+}
+
+// What rows without tokens have.
 template <class T>
 __global__ void __launch_bounds__(kThreads) clear(Problem p) {
   const Place at(p.width, kEach * kTile);
@@ -127,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) clear(Problem p) {
   for (int c = 0; c < kEach; ++c) {
     const std::int64_t i = at.column + c * kTile;
     if (const int n = rows::pack_at(i, p.width); n > 0)
-      rows::put_raw_pack<T>(p.weight.type, p.weight.row(at.row), i, n, rows::Raw<T>{});
+      rows::put_raw_pack<T>(p.weight.type, p.weight.row(at.row), i, n, before_of<T>(p, at.row, i, n));
   }
 }
 
@@ -159,6 +168,12 @@ __global__ void __launch_bounds__(kThreads) add(Problem p, Order order) {
   }
 #pragma unroll
   for (int k = 0; k < kPack; ++k) sum[k] = sum[k] * p.scale;
+  if (p.before.data) {
+    float v[kPack];
+    rows::unpack<T>(p.before.type, before_of<T>(p, row, at.column, n), v);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sum[k] = sum[k] + v[k];
+  }
   rows::put_pack<T>(p.weight.type, p.weight.row(row), at.column, n, sum);
 }
 
@@ -192,7 +207,8 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   const dim3 threads(kThreads);
   const Order order(workspace, tokens);
   rows::for_type(p.weight.type == rows::Type::bf16 && p.tokens.type == rows::Type::bf16, [&]<class T>(T) {
-    hipLaunchKernelGGL((clear<T>), grid(p.vocab * over(p.width, kEach * kTile)), threads, 0, stream, p);
+    if (p.before.data != p.weight.data)
+      hipLaunchKernelGGL((clear<T>), grid(p.vocab * over(p.width, kEach * kTile)), threads, 0, stream, p);
     if (tokens == 0) return;
     hipLaunchKernelGGL(find_rows, grid(over(tokens, kThreads)), threads, 0, stream, p, order);
     hipLaunchKernelGGL(find_heads, grid(over(tokens, kTokens)), threads, 0, stream, order, tokens);
