@@ -116,6 +116,39 @@ TEST_CASE("1, 2, 4 and 8 ranks: d_x over shards of N, joined by tp_sum, is the b
       }
 }
 
+TEST_CASE("lm_head_bwd by tree8 is what 1, 2, 4 and 8 shards of the vocabulary, joined by tp_sum, give") {
+  constexpr std::int64_t m = 5, k = 19, v = 1000;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Array d_out = normal(type, {m, v}, 31), hidden = normal(type, {m, k}, 32),
+          weight = normal(type, {v, k}, 33), d_hidden(type, {m, k}), d_weight(type, {v, k}),
+          d_bias(type, {v});
+    const Tensor td = d_out.view(), th = hidden.view(), tw = weight.view(), to = d_hidden.view(),
+                 tg = d_weight.view(), tb = d_bias.view();
+    const rlk::LmHeadBwd whole{
+        .d_out = td, .hidden = th, .weight = tw, .d_hidden = to, .d_weight = tg, .d_bias = tb};
+    REQUIRE(rlk::lm_head_bwd(whole, {.backend = "native", .arithmetic = "fma32/tree8"}));
+    const std::vector<std::uint8_t> chain_of_tree = d_hidden.bytes;
+    for (const std::int64_t ranks : kRanks) {
+      INFO(rlk::name_of(type), " ranks ", ranks);
+      Array partials(DType::f32, {ranks, m, k}), y(type, {m, k}), mine(type, {v, k});
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        const std::int64_t from = start(v, ranks, r), to_row = start(v, ranks, r + 1);
+        const Tensor pd = columns(d_out, from, to_row), pw = rows(weight, from, to_row),
+                     px = layer(partials, r), pg = rows(mine, from, to_row);
+        rlk::LinearBwd held{.d_y = pd, .x = th, .weight = pw, .d_x = px, .d_weight = pg};
+        held.d_x_leaf_first = 8 / ranks * r, held.d_x_leaf_count = 8 / ranks, held.n_total = v;
+        REQUIRE(rlk::linear_bwd(held, {.backend = "native", .arithmetic = "fma32/tree8"}));
+      }
+      const Tensor tp = partials.view(), ty = y.view();
+      REQUIRE(rlk::tp_sum({.partials = tp, .y = ty}));
+      CHECK(y.bytes == chain_of_tree);
+      CHECK(mine.bytes == d_weight.bytes);
+    }
+    REQUIRE(rlk::lm_head_bwd(whole, {.backend = "native"}));  // nobody gets it unasked
+    if (type == DType::f32) CHECK(d_hidden.bytes != chain_of_tree);
+  }
+}
+
 TEST_CASE("d_x of fused projections over 1, 2, 4 and 8 ranks, joined by tp_sum, is the bits of the whole") {
   constexpr std::int64_t m = 6, k = 19;
   for (const DType type : {DType::f32, DType::bf16})

@@ -10,6 +10,9 @@
 #include "rlk/ops.hpp"
 
 namespace rlk::registry {
+
+bool linear_bwd_rule(const RuleQuery& query);
+
 namespace {
 
 using chains::Operands;
@@ -56,6 +59,15 @@ double sum_of(Id id, const Operands& x) {
   return 0;
 }
 
+// The gradients of linear, whose results lie in the same slots.
+bool by_linear(const RuleQuery& q, const LmHeadBwd& a) {
+  LinearBwd b{.d_y = a.d_out, .x = a.hidden, .weight = a.weight};
+  b.d_x = a.d_hidden, b.d_weight = a.d_weight, b.d_bias = a.d_bias;
+  RuleQuery linear = q;
+  linear.slots = reinterpret_cast<const rlk_slot*>(&b);
+  return linear_bwd_rule(linear);
+}
+
 }  // namespace
 
 bool lm_head_rule(const RuleQuery& q) {
@@ -81,6 +93,7 @@ bool lm_head_rule(const RuleQuery& q) {
 bool lm_head_bwd_rule(const RuleQuery& q) {
   const FloatGuard guard;
   const auto& a = *reinterpret_cast<const LmHeadBwd*>(q.slots);
+  if (q.arithmetic.ends_with("/tree8")) return by_linear(q, a);
   const auto id = id_of(q.arithmetic);
   if (!id || !takes(*id, a.hidden.dtype()) || !takes(*id, a.d_out.dtype())) return false;
   const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);

@@ -1,6 +1,7 @@
 // linear and its gradients on Hopper:
 //
-//   cuda.sm90   sm90/t25k16/tree8   wgmma, eight leaves joined as a tree (tree_kernel.cuh)
+//   cuda.sm90         sm90/t25k16/tree8   wgmma, eight leaves joined as a tree (tree_kernel.cuh)
+//   cuda.sm90_tree8   sm90/t25k16/tree8   lm_head's gradients by the same rule
 //
 // d_bias and d_residual are the portable chains, whose bits the id asks for. No workspace.
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <string>
 
+#include "arithmetic/linear/lm_head_gradients.hpp"
 #include "arithmetic/linear/segments.hpp"
 #include "cuda/device.hpp"
 #include "cuda/linear/tree.h"
@@ -157,6 +159,9 @@ rlk_code run(const LinearBwd& a, const Call& call) {
   return code;
 }
 
+rlk_code run(const LmHeadBwd& a, const Call& call) { return run(leaves::as_linear(a), call); }
+rlk_verdict supports(const LmHeadBwd& a, const rlk_request& r) { return supports(leaves::as_linear(a), r); }
+
 constexpr Facts kSm90 = {.id = "cuda.sm90",
                          .doc = "Hopper's tensor cores, eight leaves joined as a tree",
                          .priority = 300,
@@ -166,6 +171,12 @@ constexpr Facts kSm90 = {.id = "cuda.sm90",
                          .device_type = kDLCUDA,
                          .min_arch = 90,
                          .max_arch = 90};
+// Behind lm_head's own: nobody gets other bits unasked.
+constexpr Facts kHead = [] {
+  Facts f = kSm90;
+  f.id = "cuda.sm90_tree8", f.priority = 40;
+  return f;
+}();
 
 template <class Args>
 constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
@@ -174,8 +185,10 @@ constexpr rlk_verdict (*kSupports)(const Args&, const rlk_request&) = supports;
 
 }  // namespace
 
-extern const rlk_implementation linear_sm90, linear_bwd_sm90;
+extern const rlk_implementation linear_sm90, linear_bwd_sm90, lm_head_bwd_sm90_tree8;
 const rlk_implementation linear_sm90 = implement<Linear, kRun<Linear>, kSupports<Linear>>(kSm90);
 const rlk_implementation linear_bwd_sm90 = implement<LinearBwd, kRun<LinearBwd>, kSupports<LinearBwd>>(kSm90);
+const rlk_implementation lm_head_bwd_sm90_tree8 =
+    implement<LmHeadBwd, kRun<LmHeadBwd>, kSupports<LmHeadBwd>>(kHead);
 
 }  // namespace rlk::cuda

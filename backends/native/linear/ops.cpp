@@ -2,8 +2,10 @@
 //
 //   native           fma32/tree8   fp32: eight leaves along the depth, joined as a tree; lanes over the columns
 //   native.golden    fma64         fp64, one rounding
+//   native.tree8     fma32/tree8   lm_head's gradients by the same rule, for who asks for them
 #include <optional>
 
+#include "arithmetic/linear/lm_head_gradients.hpp"
 #include "arithmetic/linear/segments.hpp"
 #include "native/linear/gate.hpp"
 
@@ -157,9 +159,30 @@ struct Linears {
   }
 };
 
+// The gradients of lm_head by linear's.
+template <Isa I>
+struct LmHeadTree {
+  using Forms = Linears<I, Chain::fma32, LinearBwd>;
+  static rlk_code run(const LmHeadBwd& a, const Call& call) { return Forms::run(leaves::as_linear(a), call); }
+  static rlk_verdict supports(const LmHeadBwd& a, const rlk_request& r) {
+    return Forms::supports(leaves::as_linear(a), r);
+  }
+  static std::uint64_t workspace(const LmHeadBwd& a, const rlk_request& r) {
+    return Forms::workspace(leaves::as_linear(a), r);
+  }
+};
+
 constexpr Facts kTree = pinned_facts(
     "fp32 FMA chains over eight leaves, joined as a tree; lanes over the columns", "fma32/tree8");
 constexpr Facts kGolden = golden_facts("ascending fp64 FMA chain, one rounding");
+// Behind lm_head's own: nobody gets other bits unasked.
+constexpr Facts kLmHeadTree{
+    .id = "",
+    .doc = "the gradients of linear: eight leaves of the vocabulary, joined as a tree",
+    .priority = 10,
+    .arithmetic = "fma32/tree8",
+    .dtypes = kFloats,
+    .traits = kPinned};
 
 template <Family F, Chain Sum, class Args>
 constexpr Levels levels(const Facts& facts) {
@@ -176,5 +199,12 @@ constinit const Levels linear_tree = levels<"native", Chain::fma32, Linear>(kTre
 constinit const Levels linear_golden = levels<"native.golden", Chain::fma64, Linear>(kGolden);
 constinit const Levels linear_bwd_tree = levels<"native", Chain::fma32, LinearBwd>(kTree);
 constinit const Levels linear_bwd_golden = levels<"native.golden", Chain::fma64, LinearBwd>(kGolden);
+
+extern const Levels lm_head_bwd_tree8;
+constinit const Levels lm_head_bwd_tree8 = by_level([]<Isa I>() {
+  using Forms = LmHeadTree<I>;
+  return implement<LmHeadBwd, Forms::run, Forms::supports, Forms::workspace>(
+      facts_at<"native.tree8", I>(kLmHeadTree));
+});
 
 }  // namespace rlk::native

@@ -1,4 +1,5 @@
-// linear on any GPU by the portable chains: the bits of the native backend.
+// linear on any GPU by the portable chains: the bits of the native backend. Also lm_head's gradients by the same rule.
+#include "arithmetic/linear/lm_head_gradients.hpp"
 #include "simt/linear/bind.hpp"
 #include "simt/linear/launchers.hpp"
 #include "simt/portable.hpp"
@@ -21,10 +22,19 @@ rlk_code backward(const LinearBwd& a, const Call& call) {
   return code;
 }
 
+rlk_code head_backward(const LmHeadBwd& a, const Call& call) { return backward(leaves::as_linear(a), call); }
+
 constexpr Facts kFacts = portable_facts("fp32 FMA chains over eight leaves, joined as a tree", "fma32/tree8");
+// Behind lm_head's own: nobody gets other bits unasked.
+constexpr Facts kHead = [] {
+  Facts f = kFacts;
+  f.priority = 10;
+  return f;
+}();
 
 constexpr rlk_implementation kImplementations[] = {implement<Linear, forward>(kFacts),
-                                                   implement<LinearBwd, backward>(kFacts)};
+                                                   implement<LinearBwd, backward>(kFacts),
+                                                   implement<LmHeadBwd, head_backward>(kHead)};
 
 }  // namespace
 

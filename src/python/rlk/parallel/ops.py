@@ -570,7 +570,8 @@ class _LmHead(torch.autograd.Function):
 
 def lm_head(hidden, weight, bias=None, *, vocab, group=None, whole=True, **options):
     """The logits of the whole vocabulary on all ranks, or if not `whole` this rank's columns, each with its part of `weight` and `bias`.
-    lm_head's bits; the gradient of hidden is linear's, for lm_head sums over the vocabulary in one chain, which no part of it can give."""
+    lm_head's bits; the gradient of hidden is linear's, for lm_head sums over the vocabulary in one chain, which no part of it can give:
+    on one device lm_head_bwd has it by arithmetic fma32/tree8, on Hopper sm90/t25k16/tree8."""
     return _LmHead.apply(hidden, weight, bias, as_group(group), vocab, whole, _Options(options))
 
 
