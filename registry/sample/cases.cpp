@@ -83,6 +83,13 @@ Fill special() {
   return listed(x);
 }
 
+// One large entry and many whose mass, added to it in fp32, would change nothing.
+Fill faint_tail() {
+  List x(301, -18);
+  x[7] = 0;
+  return listed(x);
+}
+
 const Config kAll{.name = "all filters",
                   .temperature = {0.7, 1, 1.5, 0, 0.2},
                   .top_k = {50, 20, 0, 100, 7, 3},
@@ -95,6 +102,8 @@ void filters(const CaseSink& sink, DType t) {
   one(sink, 6, 300, t, {.name = "raw at one", .temperature = {0.7, 1, 0, 2.5}, .raw_at_one = true});
   one(sink, 6, 300, t, {.name = "top_k", .top_k = {1, 5, 0, 50, 1000, -1}});
   one(sink, 6, 300, t, {.name = "top_p", .top_p = {0.9, 0.5, 1, 0, 1e-30, 0.999999}});
+  one(sink, 5, 301, t,
+      {.name = "faint tail", .top_p = {0.999998, 0.999997, 0.9999965, 1, 0.5}, .logits = faint_tail()});
   one(sink, 6, 300, t, {.name = "min_p", .min_p = {0.1, 0.5, 0, 1, 2, 1e-13, -1}});
   one(sink, 6, 600, t, kAll);
   Config o = kAll;

@@ -386,6 +386,29 @@ void keep_of_whole_mass(const Sample& a) {
           words[static_cast<std::size_t>(m * a.keep.dim(1) + w)];
 }
 
+// top_p alone, by sums in fp32 in the order of the entries.
+void keep_by_fp32_sums(const Sample& a) {
+  if (!a.keep || !a.top_p || a.top_k || a.min_p || a.temperature) return;
+  const int64_t v = a.logits.dim(1);
+  for (int64_t m = 0; m < a.logits.dim(0); ++m) {
+    const auto z = [&](int64_t i) { return static_cast<float>(get(a.logits, m * v + i)); };
+    const auto p = static_cast<float>(get(a.top_p, m));
+    std::vector<int64_t> order(static_cast<std::size_t>(v));
+    std::iota(order.begin(), order.end(), 0);
+    if (!(p > 0 && p < 1) ||
+        !std::all_of(order.begin(), order.end(), [&](int64_t i) { return std::isfinite(z(i)); }))
+      continue;
+    std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return z(x) > z(y); });
+    const auto mass = [&](int64_t i) { return std::exp(z(i) - z(order[0])); };
+    float all = 0, before = 0;
+    for (int64_t i : order) all += mass(i);
+    for (int64_t i : order) {
+      if (before >= p * all) a.keep.data<int32_t>()[m * a.keep.stride(0) + i / 32] &= ~(1 << i % 32);
+      before += mass(i);
+    }
+  }
+}
+
 // linear_logp's row results of these logits.
 void rows_of(const LinearLogp& a, const Tensor& logits) {
   Logp b{.logits = logits,
@@ -429,6 +452,8 @@ constinit const Entry kEntries[] = {
          "noise belongs to the rank of an entry, not to its id", { draw_by_rank(a); }),
     LIES(Sample, whole_mass, "sample/philox-g1", "all filters [6,600] fp32",
          "top_p counts mass that top_k took away", { keep_of_whole_mass(a); }),
+    LIES(Sample, fp32_sums, "sample/philox-g1", "faint tail [5,301] fp32", "top_p adds masses in fp32",
+         { keep_by_fp32_sums(a); }),
     LIES(Sample, filter_order, "sample/philox-g1", "min_p first [6,600] fp32", "min_p always comes last",
          {
           Sample b = a;
