@@ -113,6 +113,11 @@ def test_gradients_of_every_op_are_the_bits_of_its_backward_with_and_without_jit
     assert want and learns
     for n in learns:
         assert bits(got[n]) == bits(compiled[n]) == bits(want[f"d_{n}"]), n
+    # One trace of a call serves all of its gradients: that of each alone, then of all again.
+    for n in learns:
+        assert bits(jax.grad(lambda x, n=n: loss(leaves | {n: x}))(leaves[n])) == bits(got[n]), n
+    again = jax.grad(loss)(leaves)
+    assert all(bits(again[n]) == bits(got[n]) for n in learns)
 
 
 def test_kept_results_and_optional_ones_come_with_their_gradients():
@@ -208,6 +213,24 @@ def test_scalars_of_numpy_and_jax_are_attributes():
     want = bits(rlk.jax.rms_norm(x, weight, eps=0.5, weight_offset=True))
     for scalar in (numpy.float32, jnp.float32):
         assert bits(rlk.jax.rms_norm(x, weight, eps=scalar(0.5), weight_offset=numpy.bool_(True))) == want
+
+
+def test_gradients_within_jits_scans_and_maps_are_those_outside():
+    """Each after another of the same call, of which jax keeps one trace."""
+    x, w = random(3, 4, 8), random(5, 8)
+    ones = numpy.ones((4, 5), numpy.float32)
+    d_x, d_w = ones @ numpy.asarray(w), numpy.einsum("bmv,bmk->vk", numpy.ones((3, 4, 5)), numpy.asarray(x))
+    jitted = jax.jit(rlk.jax.lm_head)
+    loops = [lambda x, w: sum(jitted(r, w).sum() for r in x),
+             lambda x, w: jax.lax.scan(lambda c, r: (c + jitted(r, w).sum(), None), 0.0, x)[0],
+             lambda x, w: jax.lax.map(lambda r: jitted(r, w), x).sum(),
+             lambda x, w: jax.vmap(jitted, (0, None))(x, w).sum(),
+             lambda x, w: jax.checkpoint(lambda x, w: sum(jitted(r, w).sum() for r in x))(x, w)]
+    for _ in range(2):
+        for loop in loops:
+            for of, want in ((0, (d_x,)), (1, (d_w,)), ((0, 1), (d_x, d_w))):
+                for got, w_ in zip(jax.tree.leaves(jax.grad(loop, of)(x, w)), want):
+                    assert numpy.allclose(got, w_, atol=1e-4)
 
 
 def test_vmap_loops():

@@ -147,11 +147,14 @@ def _forward(config, *primals):
             if kinds[name]["differentiable"] and f"d_{name}" not in gradients:
                 raise _errors.Unsupported(f"{schema.name}: {name} is given and a gradient is asked for, {schema.backward} has no "
                                           f"d_{name}: compute without {name}")
-    whole = config._replace(results=config.results + _kept(config, arrays)) if needed else config
+    whole = config._replace(results=config.results + _kept(config, arrays)) if schema.backward else config
     outputs = _run_within(whole, *arrays)
     known = dict(zip(config.names, arrays)) | dict(zip((n for n, _ in whole.results), outputs))
     kept = {a["name"]: known[a["name"]] for a in schema.arguments if a["saved"] and a["name"] in known}
-    return outputs[:len(config.results)], (kept, _Static(needed), _Static((a.shape, a.dtype) for a in arrays))
+    # Which gradients are needed, as the size of an empty array: of a jitted call jax remembers one tree of what is kept, that of the
+    # last trace, whichever gradients another trace of it needs. Shapes are each trace's own.
+    mask = sum(1 << i for i, n in enumerate(config.names) if n in needed)
+    return outputs[:len(config.results)], (kept, numpy.zeros((mask, 0), bool), _Static((a.shape, a.dtype) for a in arrays))
 
 
 def _kept(config, arrays):
@@ -167,7 +170,8 @@ class _Static(tuple):
 
 
 def _backward(config, residuals, cotangents):
-    kept, needed, primals = residuals
+    kept, marks, primals = residuals
+    needed = tuple(n for i, n in enumerate(config.names) if marks.shape[0] >> i & 1)
     schema = _schema(config.op)
     backward = _schema(schema.backward) if needed else None
     found = _gradients(config, backward, kept, needed, cotangents) if needed else {}
@@ -184,12 +188,14 @@ def _backward(config, residuals, cotangents):
 
 def _gradients(config, backward, kept, needed, cotangents):
     given = {f"d_{n}": c for (n, _), c in zip(config.results, cotangents)}
+    # What goes with a gradient that nobody wants: d_k_out with d_k.
+    unwanted = {a["follows"] for a in backward.results if a["follows"] and a["name"][2:] not in needed}
     inputs = {}
     for a in backward.inputs:
         name = a["name"]
         if name in kept:
             inputs[name] = kept[name]
-        elif name in given:
+        elif name in given and name not in unwanted:
             zero = isinstance(given[name], SymbolicZero)
             if not zero:
                 inputs[name] = given[name]
