@@ -294,9 +294,11 @@ RLK_TEAM void read_chunk(Team& team, const Problem& p, const Place& place, int h
     s.beta[i] = write_strength<float>(
         p, kda::load(p.beta.data, p.beta.type, at(p.beta, place.batch_row, place.token + i, hv)));
   });
-  team.items(K, [=](int d) {
-    s.bias[d] = p.dt_bias && d < p.k_dim ? p.dt_bias[std::int64_t(hv) * p.k_dim + d] : 0.0f;
-  });
+  // Not a choice for every element: masked loads from nowhere, which compilers make of it, are slow.
+  const float* bias = p.dt_bias ? p.dt_bias + std::int64_t(hv) * p.k_dim : nullptr;
+  const int biases = bias ? p.k_dim : 0;
+  team.items(biases, [=](int d) { s.bias[d] = bias[d]; });
+  team.items(K - biases, [=](int d) { s.bias[biases + d] = 0; });
   team.sync();
   team.grid(n, K, [=](int i, int d) {
     float* g = s.decay + i * K + d;

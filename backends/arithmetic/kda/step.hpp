@@ -178,6 +178,30 @@ RLK_TEAM void pair_columns(int K, const float* k, const float* q, int j, Met met
   }
 }
 
+// The same where a pack is a block: of all of them together, `Earlier` and the row's own, so that as many sums overlap.
+template <class Team, int Earlier>
+RLK_TEAM void pair_blocks(const OpenChunk& c, const ForwardScratch& s, int t) {
+  using L = typename Team::Lane;
+  const int K = s.K;
+  L m[Earlier + 1] = {}, p[Earlier + 1] = {};
+  for (int d = 0; d < K; ++d) {
+    const L left = L{} + s.k_block[t * K + d], up = L{} + s.q_block[t * K + d];
+    RLK_UNROLL(3)
+    for (int n = 0; n < Earlier; ++n) {
+      L key = Team::load(c.tail + d * c.C + n * kBlock);
+      RLK_UNROLL(3)
+      for (int b = n + 1; b < Earlier; ++b) key = key * c.whole[b * K + d];
+      m[n] = simt::fused(left, key, m[n]);
+      p[n] = simt::fused(up, key, p[n]);
+    }
+    const L key = Team::load(s.k_turned + d * kBlock);
+    m[Earlier] = simt::fused(L{} + s.k[t * K + d], key, m[Earlier]);
+    p[Earlier] = simt::fused(L{} + s.q[t * K + d], key, p[Earlier]);
+  }
+  RLK_UNROLL(4)
+  for (int n = 0; n <= Earlier; ++n) Team::store(s.M + n * kBlock, m[n]), Team::store(s.P + n * kBlock, p[n]);
+}
+
 // Row i of M, without beta, and of P; i is token t of the call.
 template <class Team>
 RLK_TEAM void pair_row(Team& team, int i, int t, const OpenChunk& c, const ForwardScratch& s) {
@@ -192,33 +216,62 @@ RLK_TEAM void pair_row(Team& team, int i, int t, const OpenChunk& c, const Forwa
   team.sync();
   team.transpose((i - first + 8) / 8 * 8, K, s.k_tail, K, s.k_turned, kBlock);
   team.sync();
-  team.packs(first, [=]<int Count>(int j) {
-    const auto met = [=](int d, int column) {
-      L key = Team::load(c.tail + d * c.C + column);
-      for (int b = column / kBlock + 1; b < i / kBlock; ++b) key = key * c.whole[b * K + d];
-      return key;
-    };
-    pair_columns<Team, Count>(K, s.k_block + t * K, s.q_block + t * K, j, met, s.M, s.P);
-  });
-  team.packs(padded(i - first + 1), [=]<int Count>(int j) {
-    const auto met = [=](int d, int column) { return Team::load(s.k_turned + d * kBlock + column); };
-    pair_columns<Team, Count>(K, s.k + t * K, s.q + t * K, j, met, s.M + first, s.P + first);
-  });
+  if constexpr (Team::kWidth == kBlock) {
+    switch (first / kBlock) {
+      case 0:
+        pair_blocks<Team, 0>(c, s, t);
+        break;
+      case 1:
+        pair_blocks<Team, 1>(c, s, t);
+        break;
+      case 2:
+        pair_blocks<Team, 2>(c, s, t);
+        break;
+      default:
+        pair_blocks<Team, 3>(c, s, t);
+    }
+  } else {
+    team.packs(first, [=]<int Count>(int j) {
+      const auto met = [=](int d, int column) {
+        L key = Team::load(c.tail + d * c.C + column);
+        for (int b = column / kBlock + 1; b < i / kBlock; ++b) key = key * c.whole[b * K + d];
+        return key;
+      };
+      pair_columns<Team, Count>(K, s.k_block + t * K, s.q_block + t * K, j, met, s.M, s.P);
+    });
+    team.packs(padded(i - first + 1), [=]<int Count>(int j) {
+      const auto met = [=](int d, int column) { return Team::load(s.k_turned + d * kBlock + column); };
+      pair_columns<Team, Count>(K, s.k + t * K, s.q + t * K, j, met, s.M + first, s.P + first);
+    });
+  }
   team.sync();
+}
+
+// Count packs of row i of A from column j on. Of an earlier row nothing lies behind its own block.
+template <class Team, int Count>
+RLK_TEAM void inverse_columns(const OpenChunk& c, const float* M, float beta, int i, int j) {
+  using L = typename Team::Lane;
+  L row[Count];
+  RLK_UNROLL(4)
+  for (int n = 0; n < Count; ++n) row[n] = Team::unit(i - j - n * Team::kWidth);
+  for (int m = j; m < i; ++m) {
+    const int there = m / kBlock * kBlock + kBlock - j;  // columns of row m from j on
+    const L with = L{} - beta * M[m];
+    RLK_UNROLL(4)
+    for (int n = 0; n < Count; ++n)
+      if (n * Team::kWidth < there)
+        row[n] = simt::fused(with, Team::load(c.A + m * c.C + j + n * Team::kWidth), row[n]);
+  }
+  RLK_UNROLL(4)
+  for (int n = 0; n < Count; ++n) Team::store(c.A + i * c.C + j + n * Team::kWidth, row[n]);
 }
 
 // Row i, which is token t of the call, from x and (s q eg) S.
 template <class Team>
 RLK_TEAM void step_row(Team& team, int i, int t, const OpenChunk& c, const ForwardScratch& s) {
-  using L = typename Team::Lane;
   const int V = s.V;
   pair_row(team, i, t, c, s);
-  team.lanes(padded(i + 1), [=](int j) {
-    const float beta = s.beta[t];
-    L row = Team::unit(i - j);
-    for (int m = j; m < i; ++m) row = simt::fused(L{} - beta * s.M[m], Team::load(c.A + m * c.C + j), row);
-    Team::store(c.A + i * c.C + j, row);
-  });
+  team.packs(padded(i + 1), [=]<int Count>(int j) { inverse_columns<Team, Count>(c, s.M, s.beta[t], i, j); });
   team.lanes(V, [=](int j) { Team::store(c.y + i * V + j, Team::load(s.x + t * V + j) * s.beta[t]); });
   team.sync();
   team.template gemm<Init::zero, Span::full>(

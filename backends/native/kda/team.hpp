@@ -85,6 +85,9 @@ struct CpuTeam {
   template <Init init, Span span>
   void gemm(const Gemm& g) {
     int j = 0;
+    // One row alone has too few sums in a tile to fill the time of an addition.
+    if (Width == 16 && g.m == 1)
+      for (; j + 8 * Width <= g.n; j += 8 * Width) tile<init, span, 1, 8>(g, 0, j);
     for (; j + kTilePacks * Width <= g.n; j += kTilePacks * Width) panel<init, span, kTilePacks>(g, j);
     for (; j < g.n; j += Width) panel<init, span, 1>(g, j);
   }
@@ -175,7 +178,7 @@ struct CpuTeam {
     L sum[kTall][kPacks];
 #pragma GCC unroll 8
     for (int r = 0; r < kTall; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kPacks; ++c) {
         if constexpr (init == Init::zero) {
           sum[r][c] = L{};
@@ -201,7 +204,7 @@ struct CpuTeam {
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kTall; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kPacks; ++c) store(g.c + (i + r) * g.ldc + j + c * Width, sum[r][c]);
     }
   }
@@ -211,13 +214,13 @@ struct CpuTeam {
   static inline __attribute__((always_inline)) void step(const Gemm& g, const float* a, const float* b, int k,
                                                          L (&sum)[kTall][kPacks], int first, int last) {
     L row[kPacks];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < kPacks; ++c) row[c] = load(b + k * g.ldb + c * Width);
 #pragma GCC unroll 8
     for (int r = 0; r < kTall; ++r) {
       if (r < first || r >= last) continue;
       const L left = L{} + a[r * g.am + k * g.ak];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kPacks; ++c) sum[r][c] = simt::fused(left, row[c], sum[r][c]);
     }
   }
