@@ -155,6 +155,8 @@ TEST_CASE("oneDNN gives the bits of its arithmetic id, at every depth around a b
         compare("onednn.kb256", "native.kb256", type, k, seed);
         ++compared;
       }
+      if (type == DType::bf16 && serves(type, k, "onednn.avx512bf16"))
+        compare("onednn.avx512bf16", "native.replay_avx512bf16", type, k, seed);
       if (type == DType::f32 && serves(type, k, "onednn.f32"))
         compare("onednn.f32", "native.scalar", type, k, seed);
     }
@@ -178,6 +180,17 @@ TEST_CASE("lm_head in fp32 and bf16 is served at every K with AVX2, and refused 
         CHECK_SAYS(kept.message(), kTooLow);
       }
     }
+}
+
+TEST_CASE("where oneDNN has AVX512-BF16 without AMX it serves bf16 by the instruction's id at every K") {
+  if (!installed() || !serves(DType::bf16, 64, "onednn.avx512bf16")) {
+    MESSAGE("[skip] ", installed() ? refusal(DType::bf16, 64, "onednn.avx512bf16") : "no oneDNN");
+    return;
+  }
+  for (const std::int64_t k : {1, 2, 30, 31, 33, 72, 511, 513, 1000, 1024, 1025, 2047, 4096, 5000}) {
+    INFO("K=", k);
+    CHECK(refusal(DType::bf16, k, "onednn.avx512bf16") == "serves");
+  }
 }
 
 TEST_CASE("the same under oneDNN's own limit of AVX2") {

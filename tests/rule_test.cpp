@@ -61,6 +61,24 @@ TEST_CASE("each id's rule rounds where its page says") {
   // The matrix unit counts subnormals as zero.
   CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), "amx/k32") == 0);
   CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), "fma32/kb1024") == 0x1p-10f);
+  // So do pairs, whose odd position comes first, and of whose results none is below 2^-126.
+  constexpr const char* kPairs = "avx512bf16/kb1024";
+  CHECK(first(with(DType::bf16, {0x1p-130}, {0x1p120}), kPairs) == 0);
+  CHECK(first(with(DType::bf16, {0, -0x1p25, 0x1p25, 1}, {1, 1, 1, 1}), kPairs) == 0);
+  CHECK(first(with(DType::bf16, {0, -0x1p25, 1, 0x1p25}, {1, 1, 1, 1}), kPairs) == 1);
+  CHECK(first(with(DType::bf16, {-0x1p-75, 0x1p-63}, {0x1p-75, 0x1p-63}), kPairs) == 0);
+  CHECK(first(with(DType::bf16, {-0x1p-76, 0x1p-63}, {0x1p-75, 0x1p-63}), kPairs) == 0x1p-126f);
+  // -0 meets the zeros that fill a block of 32.
+  std::vector<double> tiny(32, 0x1p-70), minus(32, -0x1p-70);
+  CHECK(std::signbit(first(with(DType::bf16, tiny, minus), kPairs)));
+  tiny.resize(30), minus.resize(30);
+  CHECK_FALSE(std::signbit(first(with(DType::bf16, tiny, minus), kPairs)));
+  // Blocks of 512 up to K = 1024, of 1024 beyond.
+  for (const std::size_t k : {std::size_t{1024}, std::size_t{1026}}) {
+    std::vector<double> x(k, 0.0);
+    x[0] = 0x1p24, x[512] = x[514] = 1;
+    CHECK(first(with(DType::bf16, x, std::vector<double>(k, 1.0)), kPairs) == 0x1p24f + (k == 1024 ? 2 : 0));
+  }
 }
 
 TEST_CASE(
@@ -100,7 +118,8 @@ TEST_CASE("a sampled problem is judged at the elements that the whole would have
   const Problem p = product(DType::bf16, 50, 130, 370, {});
   Problem sampled = p;
   sampled.sampled = true;
-  for (const char* id : {"fma64", "fma32/kb1024", "sm90/t25k16", "sm90/t25k16/r4", "amx/k32"}) {
+  for (const char* id :
+       {"fma64", "fma32/kb1024", "sm90/t25k16", "sm90/t25k16/r4", "amx/k32", "avx512bf16/kb1024"}) {
     const auto whole = by_rule(p, id), part = by_rule(sampled, id);
     REQUIRE((whole && part));
     const Array& all = whole->outcome.results[3];

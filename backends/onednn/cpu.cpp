@@ -19,10 +19,11 @@ unsigned bits(cpu_isa isa) { return static_cast<unsigned>(isa); }
 bool at_least(cpu_isa isa) { return (bits(dnnl::get_effective_cpu_isa()) & bits(isa)) == bits(isa); }
 
 const char* name_here() {
-  return at_least(cpu_isa::avx512_core_amx) ? "AMX"
-         : at_least(cpu_isa::avx512_core)   ? "AVX-512"
-         : at_least(cpu_isa::avx2)          ? "AVX2"
-                                            : "SSE4.1 or AVX";
+  return at_least(cpu_isa::avx512_core_amx)    ? "AMX"
+         : at_least(cpu_isa::avx512_core_bf16) ? "AVX512-BF16"
+         : at_least(cpu_isa::avx512_core)      ? "AVX-512"
+         : at_least(cpu_isa::avx2)             ? "AVX2"
+                                               : "SSE4.1 or AVX";
 }
 
 std::string under_limit() { return ambient_limit().empty() ? "" : ", under " + ambient_limit(); }
@@ -56,6 +57,12 @@ const std::string& ambient_limit() {
 std::string cpu_refusal(Rule rule) {
   if (rule == Rule::k32 && !at_least(cpu_isa::avx512_core_amx))
     return std::string("needs AMX, oneDNN has ") + name_here() + " here" + under_limit();
+  if (rule == Rule::pairs) {
+    if (at_least(cpu_isa::avx512_core_amx)) return "oneDNN has AMX here, and uses it for bf16";
+    if (!at_least(cpu_isa::avx512_core_bf16))
+      return std::string("needs AVX512-BF16, oneDNN has ") + name_here() + " here" + under_limit();
+    return {};
+  }
   if (rule != Rule::k32 && !at_least(cpu_isa::avx2))
     return std::string("needs AVX2 (fused multiply-adds), oneDNN has ") + name_here() + " here" +
            under_limit();

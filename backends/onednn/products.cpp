@@ -117,7 +117,7 @@ void Products::build() {
     // The tallest product chooses the layout of packed panels, the others take it.
     packed_[i] = make(source, i == 0 ? any : packed_[0].weights, result);
     scratchpad = std::max(scratchpad, packed_[i].scratchpad.get_size());
-    if (i == 0 || !as_it_lies) continue;
+    if (!as_it_lies || (i == 0 && rule == Rule::k32)) continue;
     plain_[i] = make(source, rows_, result);
     in_place_[i] = true;
     scratchpad = std::max(scratchpad, plain_[i].scratchpad.get_size());
@@ -133,8 +133,7 @@ void Products::build() {
 }
 
 void Products::pack(const void* rows, std::int64_t count, void* panel, std::byte* room) const {
-  if (turned_ != 0 && count == kPanel)
-    return turn(static_cast<const float*>(rows), weight_stride, depth, turned_, static_cast<float*>(panel));
+  if (turned_ != 0 && count == kPanel) return turn_words(rows, turned_, panel);
   dnnl::stream stream(engine());
   if (count == kPanel && padded == depth) {
     memory from = view(rows_, rows);
@@ -223,13 +222,19 @@ bool Products::takes_pairs(std::byte* room) {
   return std::memcmp(ours.data(), theirs.data(), panel_bytes()) == 0;
 }
 
-// Short blocks alone: a panel of a whole K would go out to memory and come back.
-std::int64_t Products::turned_width(const float* rows, const std::byte* panel) const {
-  if (rule != Rule::kb256 || !can_turn()) return 0;
-  std::vector<float> ours(static_cast<std::size_t>(depth * kPanel));
-  if (panel_bytes() != ours.size() * sizeof(float)) return 0;
+void Products::turn_words(const void* rows, std::int64_t width, void* panel) const {
+  const std::int64_t each = type == Float::f32 ? 1 : 2;
+  turn(static_cast<const float*>(rows), weight_stride / each, depth / each, width,
+       static_cast<float*>(panel));
+}
+
+std::int64_t Products::turned_width(const std::byte* rows, const std::byte* panel) const {
+  if (rule == Rule::k32 || !can_turn()) return 0;
+  if (type != Float::f32 && (padded != depth || weight_stride % 2 != 0)) return 0;
+  std::vector<std::byte> ours(static_cast<std::size_t>(depth * kPanel * bytes_of(type)));
+  if (panel_bytes() != ours.size()) return 0;
   for (const std::int64_t width : {kPanel, kPanel / 2, kPanel / 4}) {
-    turn(rows, weight_stride, depth, width, ours.data());
+    turn_words(rows, width, ours.data());
     if (std::memcmp(ours.data(), panel, panel_bytes()) == 0) return width;
   }
   return 0;
@@ -262,20 +267,22 @@ const float* Products::run(std::int64_t height, const void* source, const void* 
 // used; where only the product on the weight as it lies differs, that height packs first.
 void Products::certify() {
   const std::int64_t bytes = bytes_of(type);
+  // Where the rule says what becomes of subnormal numbers, some rows and columns have them.
+  const auto is_tiny = [&](std::int64_t i) { return rule == Rule::pairs && i % 4 == 3; };
   std::vector<std::byte> source(static_cast<std::size_t>(kHeights[0] * padded * bytes));
   std::vector<std::byte> weight(static_cast<std::size_t>(((kPanel - 1) * weight_stride + depth) * bytes));
   std::vector<float> row(static_cast<std::size_t>(depth)), columns(static_cast<std::size_t>(depth * kPanel)),
       expected(static_cast<std::size_t>(kHeights[0] * kPanel));
   for (std::int64_t j = 0; j < kPanel; ++j) {
     std::byte* at = weight.data() + j * weight_stride * bytes;
-    fill(type, at, depth, static_cast<std::uint32_t>(1000 + j));
+    fill(type, at, depth, static_cast<std::uint32_t>(1000 + j), is_tiny(j));
     upcast(type, at, depth, row.data());
     for (std::int64_t k = 0; k < depth; ++k)
       columns[static_cast<std::size_t>(k * kPanel + j)] = row[static_cast<std::size_t>(k)];
   }
   for (std::int64_t i = 0; i < kHeights[0]; ++i) {
     std::byte* at = source.data() + i * padded * bytes;
-    fill(type, at, depth, static_cast<std::uint32_t>(i));
+    fill(type, at, depth, static_cast<std::uint32_t>(i), is_tiny(i));
     upcast(type, at, depth, row.data());
     rule_row(rule, row.data(), columns.data(), depth, &expected[static_cast<std::size_t>(i * kPanel)]);
   }
@@ -283,7 +290,7 @@ void Products::certify() {
   std::byte* room = room_bytes.data() + (64 - reinterpret_cast<std::uintptr_t>(room_bytes.data()) % 64) % 64;
   pairs_ = takes_pairs(room);
   pack(weight.data(), kPanel, panel.data(), room);
-  const std::int64_t width = turned_width(reinterpret_cast<const float*>(weight.data()), panel.data());
+  const std::int64_t width = turned_width(weight.data(), panel.data());
   for (std::size_t i = 0; i < kHeights.size(); ++i) {
     if (!has(tried(rule), i)) continue;
     if (reproduces(i, panel.data(), source, weight.data(), expected, room)) heights |= HeightSet{1} << i;

@@ -105,11 +105,11 @@ class Products {
 
   // Whether run without a panel reads the rows as they lie; otherwise it packs them first, each time.
   bool reads_in_place(std::int64_t height, std::int64_t count) const {
-    return count == kPanel && in_place_[index_of(height)] && (turned_ == 0 || height <= kInPlace);
+    return count == kPanel && in_place_[index_of(height)] && (!one_row() || height <= kInPlace);
   }
 
   // One row needs no product: row_times_panel and row_times_rows keep the rule, and are faster.
-  bool one_row() const { return turned_ != 0; }
+  bool one_row() const { return rule == Rule::kb256 && turned_ != 0; }
 
   // The combination's products, made and held against the rule on first use; they live for ever.
   static const Products& of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride);
@@ -121,7 +121,9 @@ class Products {
   bool reproduces(std::size_t height, const std::byte* panel, std::span<const std::byte> source,
                   const std::byte* weight, std::span<const float> expected, std::byte* room) const;
   bool takes_pairs(std::byte* room);
-  std::int64_t turned_width(const float* rows, const std::byte* panel) const;
+  std::int64_t turned_width(const std::byte* rows, const std::byte* panel) const;
+  // A panel as 32-bit words: numbers of an fp32 weight, pairs of steps of a bf16 one.
+  void turn_words(const void* rows, std::int64_t width, void* panel) const;
 
   static std::size_t index_of(std::int64_t height) {
     std::size_t i = 0;
@@ -133,7 +135,7 @@ class Products {
     std::size_t result = 0, panel = 0, rows = 0, scratchpad = 0, total = 0;
   };
   std::array<Product, kHeights.size()> packed_;
-  std::array<Product, kHeights.size()> plain_;    // on the weight as it lies; not for AMX's tallest
+  std::array<Product, kHeights.size()> plain_;    // on the weight as it lies
   std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
   // A panel turned quickly is worth it from so many rows on.
   static constexpr std::int64_t kInPlace = 4;

@@ -8,6 +8,9 @@
 //                  chain over the even positions and one over the odd ones, both from +0; then
 //                  sum = sum + (even + odd). Subnormal inputs and results count as zero (of their sign).
 //                  A K above 4096 is cut into blocks of 4096, whose sums are added in order in plain fp32.
+//   avx512bf16/kb1024  K is filled with zeros to a multiple of 32. In blocks of 1024, where K is at most 1024 of 512: one chain
+//                  over pairs of positions, of each the odd one first, subnormal inputs and results zero (of
+//                  their sign). The first block's sum is the total, later sums are added to it in plain fp32.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +20,12 @@
 
 namespace rlk::onednn {
 
-enum class Rule : std::uint8_t { kb1024, kb256, k32 };
+enum class Rule : std::uint8_t { kb1024, kb256, k32, pairs };
 constexpr const char* name_of(Rule rule) {
-  return rule == Rule::kb1024 ? "fma32/kb1024" : rule == Rule::kb256 ? "fma32/kb256" : "amx/k32";
+  return rule == Rule::kb1024  ? "fma32/kb1024"
+         : rule == Rule::kb256 ? "fma32/kb256"
+         : rule == Rule::k32   ? "amx/k32"
+                               : "avx512bf16/kb1024";
 }
 
 inline constexpr std::int64_t kPanel = 128;  // columns of every product
@@ -27,7 +33,8 @@ inline constexpr std::int64_t kPanel = 128;  // columns of every product
 inline constexpr std::int64_t kDeepest = std::int64_t{1} << 22;
 
 // The products' own operands: what the rule upcasts is upcast before a product sees it.
-constexpr Float operand_of(Rule rule, Float element) { return rule == Rule::k32 ? element : Float::f32; }
+constexpr bool upcasts(Rule rule) { return rule == Rule::kb1024 || rule == Rule::kb256; }
+constexpr Float operand_of(Rule rule, Float element) { return upcasts(rule) ? Float::f32 : element; }
 
 // Into how long blocks K is cut before it comes to a product; 0: not at all, the product keeps the rule's own
 // blocks. Beyond 4096 oneDNN's 16-bit products cut K their own way.
@@ -42,8 +49,9 @@ void rule_row(Rule rule, const float* row, const float* columns, std::int64_t de
 // count numbers to fp32, exactly.
 void upcast(Float type, const void* from, std::int64_t count, float* to);
 
-// Numbers of either sign, a few binades wide, the same for the same seed.
-void fill(Float type, void* data, std::int64_t count, std::uint32_t seed);
+// Numbers of either sign, a few binades wide, the same for the same seed; `tiny` ones have products that fp32 can hardly
+// hold.
+void fill(Float type, void* data, std::int64_t count, std::uint32_t seed, bool tiny = false);
 
 // MXCSR at its default for a scope: some of oneDNN's code obeys it.
 class DefaultFloatMode {

@@ -55,6 +55,26 @@ inline float amx(const Operands& x, std::size_t begin, std::size_t end) {
   return total;
 }
 
+// ---- AVX512-BF16
+
+// Rounded with 24 bits as if exponents had no end, and zero of its sign where that is below 2^-126: what fp32 alone would round
+// up to it from half a subnormal's unit below, this unit does from half a unit of the numbers under it.
+inline float fused_or_zero(float a, float b, float c) {
+  const float sum = std::fma(a, b, c);
+  if (std::fabs(sum) > std::numeric_limits<float>::min() || std::isnan(sum)) return sum;
+  const double sign = std::signbit(sum) ? -1 : 1, least = 0x1p-126 - 0x1p-151;
+  const bool below = std::fma(sign * double{a}, double{b}, sign * double{c} - least) < 0;
+  return below ? std::copysign(0.f, sum) : sum;
+}
+// K filled with zeros to a multiple of 32; of each pair the odd position first.
+inline float pairs(const Operands& x, std::size_t begin, std::size_t end) {
+  const auto at = [end](const std::vector<float>& v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
+  float sum = 0;
+  for (std::size_t k = begin; k < begin + (end - begin + 31) / 32 * 32; k += 2)
+    for (const std::size_t i : {k + 1, k}) sum = fused_or_zero(at(x.a, i), at(x.b, i), sum);
+  return sum;
+}
+
 // ---- a Hopper tensor core
 
 // A finite number as significand * 2^(exponent - bits). Subnormals keep the least exponent, not normalised.

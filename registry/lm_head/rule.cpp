@@ -25,17 +25,19 @@ float four_ranges(const Operands& x) {
   return ((range(0) + range(1)) + range(2)) + range(3);
 }
 
-enum class Id { fma64, fma32, fma32_256, amx, sm90, sm90_ranges };
+enum class Id { fma64, fma32, fma32_256, amx, pairs, sm90, sm90_ranges };
 std::optional<Id> id_of(std::string_view arithmetic) {
   if (arithmetic == "fma64") return Id::fma64;
   if (arithmetic == "fma32/kb1024") return Id::fma32;
   if (arithmetic == "fma32/kb256") return Id::fma32_256;
   if (arithmetic == "amx/k32") return Id::amx;
+  if (arithmetic == "avx512bf16/kb1024") return Id::pairs;
   if (arithmetic == "sm90/t25k16") return Id::sm90;
   if (arithmetic == "sm90/t25k16/r4") return Id::sm90_ranges;
   return {};
 }
 bool takes(Id id, DType type) {
+  if (id == Id::pairs) return type == DType::bf16;
   return id == Id::fma64 || id == Id::fma32 || id == Id::fma32_256 || type == DType::bf16 ||
          type == DType::f16;
 }
@@ -51,6 +53,8 @@ double sum_of(Id id, const Operands& x) {
       return double{chains::blocks(chains::fma32, x, 256)};
     case Id::amx:
       return double{chains::blocks(chains::amx, x, 4096)};
+    case Id::pairs:
+      return double{chains::blocks(chains::pairs, x, x.a.size() <= 1024 ? 512 : 1024)};
     case Id::sm90:
       return double{chains::sm90(x, 0, x.a.size())};
     case Id::sm90_ranges:

@@ -321,6 +321,8 @@ int main(int argc, char** argv) {
              "as it lies", "primitive", "ratio", "packed", "primitive", "ratio", "native");
   for (const std::int64_t m : {1, 4, 16, 32, 64, 96, 128, 512})
     onednn_row("onednn.bf16", "native.amx", DType::bf16, m, v);
+  for (const std::int64_t m : {1, 4, 8, 16, 32, 64, 128, 512})
+    onednn_row("onednn.avx512bf16", "native.avx512bf16", DType::bf16, m, v);
   for (const std::int64_t m : {1, 32, 128}) onednn_row("onednn.f32", "native.avx512", DType::f32, m, v / 2);
   for (const DType type : {DType::f32, DType::bf16})
     for (const std::int64_t m : {1, 4, 8, 16, 32, 64, 128, 512})

@@ -13,7 +13,9 @@
 #  pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
-#define RLK_ISA __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#ifndef RLK_ISA
+#  define RLK_ISA __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#endif
 #define RLK_INLINE RLK_ISA __attribute__((always_inline)) static inline
 
 namespace rlk::native {

@@ -9,6 +9,7 @@
 //     zero, load, store, broadcast, fma, add
 //     upcast_run(src, type, index, count, dst)                         contiguous elements to Scalar
 //     kTile, pack_tile(rows, type, k, count, dst, stride) -> depth     transposes kTile columns of b
+//     ChainMode (optional)   lives while chains run, and not where their sums are joined
 //     store_row(...) -> columns written                                the vector part of finish_element
 //   };
 //
@@ -176,6 +177,15 @@ RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typen
   if constexpr (Rows > 1) register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, next);
 }
 
+// Nothing, where the lanes want no mode of their own.
+template <class Lanes>
+struct ChainMode {
+  ChainMode() {}
+};
+template <class Lanes>
+  requires requires { typename Lanes::ChainMode; }
+struct ChainMode<Lanes> : Lanes::ChainMode {};
+
 // One panel over one depth block, chunk by chunk: transpose a chunk of b, use it for every row.
 template <class Lanes>
 RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
@@ -184,6 +194,7 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
                        typename Lanes::Scalar* sums, std::int64_t pitch, bool start) {
   using B = Blocking<Lanes>;
   const std::int64_t tiles = (rows + Lanes::kRows - 1) / Lanes::kRows;
+  const ChainMode<Lanes> mode;
   for (std::int64_t k = 0; k < depth; k += B::kChunk) {
     const std::int64_t chunk = depth - k < B::kChunk ? depth - k : B::kChunk;
     pack_b<Lanes>(b, col, cols, k0 + k, chunk, packed_b);
@@ -287,7 +298,8 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
         p.b.type == Float::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
-    if ((plain || p.leaves > 0) && p.segments.count == 0 && rows <= Lanes::kDirectRows && p.b.row_stride == 1)
+    if ((p.leaves > 0 || p.block <= B::kDepthBlock) && p.segments.count == 0 && rows <= Lanes::kDirectRows &&
+        p.b.row_stride == 1)
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
   if constexpr (B::kWide) {
@@ -337,6 +349,13 @@ constexpr ChainKernels kernels_of(const char* isa, std::int64_t col_step) {
           col_step,
           &run_tile<F32>,
           &run_tile<F64>};
+}
+
+// Chains of one kind alone.
+template <class Lanes>
+constexpr ChainKernels kernels_of(const char* isa, std::int64_t col_step) {
+  using B = Blocking<Lanes>;
+  return {isa, B::kScratchBytes, B::kJoinedBytes, col_step, &run_tile<Lanes>, nullptr};
 }
 
 }  // namespace

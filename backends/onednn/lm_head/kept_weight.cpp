@@ -23,9 +23,11 @@ int32_t infer(const rlk_slot*, rlk_shape*, const rlk_host*) { return RLK_OK; }
 // Packed for the products that take such a weight here: the first of the implementations that may.
 Blocks blocks_of(const LmHeadWeight& a) {
   const Float type = float_of(a.weight.dtype());
-  const Rule first = type == Float::f32 ? Rule::kb1024 : Rule::k32;
-  Blocks blocks(first, type, a.weight.dim(1), a.weight.stride(0));
-  if (blocks.refusal().empty() || type == Float::f16) return blocks;
+  const auto by = [&](Rule rule) { return Blocks(rule, type, a.weight.dim(1), a.weight.stride(0)); };
+  const Blocks first = by(type == Float::f32 ? Rule::kb1024 : Rule::k32);
+  if (first.refusal().empty() || type == Float::f16) return first;
+  if (type == Float::bf16)
+    if (const Blocks pairs = by(Rule::pairs); pairs.refusal().empty()) return pairs;
   return Blocks(Rule::kb256, type, a.weight.dim(1), a.weight.stride(0));
 }
 

@@ -1,0 +1,89 @@
+// VDPBF16PS by two fused multiply-adds on processors that lack it: what it does whatever the mode, they do in
+// the mode that flushes.
+#include <algorithm>
+#include <cstring>
+
+#include "native/lm_head/pairs.hpp"
+
+#if defined(__x86_64__)
+#  include <immintrin.h>
+
+#  define RLK_ISA __attribute__((target("avx2,fma,f16c")))
+#  define RLK_INLINE RLK_ISA __attribute__((always_inline)) static inline
+#  include "native/lm_head/chain_kernels.hpp"
+
+namespace rlk::native {
+namespace {
+
+// Subnormal operands and results are zero.
+class Flushing {
+ public:
+  Flushing() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0u); }
+  ~Flushing() { _mm_setcsr(saved_); }
+  Flushing(const Flushing&) = delete;
+  Flushing& operator=(const Flushing&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+struct PairLanes {
+  using Scalar = float;
+  using Vec = __m256;
+  using ChainMode = Flushing;
+  static constexpr int kLanes = 8;
+  static constexpr int kVecs = 2;
+  static constexpr int kRows = 4;
+  static constexpr int kTile = 8;
+  static constexpr int kDirectRows = 0;
+  static constexpr int kLaneRows = 0;
+
+  RLK_INLINE Vec zero() { return _mm256_setzero_ps(); }
+  RLK_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
+  RLK_INLINE Vec broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+  RLK_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+  RLK_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  RLK_INLINE Vec odd(Vec pair) {
+    return _mm256_and_ps(pair, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  RLK_INLINE Vec even(Vec pair) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pair), 16));
+  }
+  RLK_INLINE Vec fma(Vec a, Vec b, Vec sum) {
+    return _mm256_fmadd_ps(even(a), even(b), _mm256_fmadd_ps(odd(a), odd(b), sum));
+  }
+
+  RLK_ISA static void upcast_run(const void* src, Float, std::int64_t count, float* dst) {
+    std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float));
+  }
+
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float, std::int64_t k, std::int64_t count,
+                                        float* dst, std::int64_t dst_stride) {
+    const std::int64_t depth = std::min<std::int64_t>(count, 8);
+    // A step's excess lies where the next step begins.
+    for (std::int64_t i = 0; i < depth; ++i)
+      for (int j = 0; j < 8; ++j) dst[i * dst_stride + j] = reinterpret_cast<const float*>(rows[j])[k + i];
+    return depth;
+  }
+  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const float*,
+                                const void*) {
+    return 0;
+  }
+};
+
+}  // namespace
+
+const ChainKernels* pair_kernels_avx2() {
+  static constexpr ChainKernels kernels = kernels_of<PairLanes>("avx2", 16);
+  return &kernels;
+}
+
+}  // namespace rlk::native
+
+#else
+
+namespace rlk::native {
+const ChainKernels* pair_kernels_avx2() { return nullptr; }
+}  // namespace rlk::native
+
+#endif

@@ -1,0 +1,166 @@
+// VDPBF16PS itself: 12 x 32 register tiles of pairs. Up to four rows skip packing, as fp32 chains do
+// (chain_avx512.cpp): tiles of the weight are transposed in registers and used at once.
+#include <algorithm>
+#include <cstring>
+
+#include "native/lm_head/pairs.hpp"
+
+#if defined(__x86_64__)
+#  define RLK_ISA __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#  include "native/lm_head/avx512.hpp"
+#  include "native/lm_head/chain_kernels.hpp"
+
+namespace rlk::native {
+namespace {
+
+RLK_INLINE __m512 dot(__m512 a, __m512 b, __m512 sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
+}
+
+struct PairLanes {
+  using Scalar = float;
+  using Vec = __m512;
+  static constexpr int kLanes = 16;
+  static constexpr int kVecs = 2;
+  static constexpr int kRows = 12;
+  static constexpr int kTile = 16;
+  static constexpr int kDirectRows = 4;
+  static constexpr int kLaneRows = 0;
+
+  RLK_INLINE Vec zero() { return _mm512_setzero_ps(); }
+  RLK_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+  RLK_INLINE Vec broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  RLK_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+  RLK_INLINE Vec fma(Vec a, Vec b, Vec sum) { return dot(a, b, sum); }
+  RLK_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+
+  RLK_ISA static void upcast_run(const void* src, Float, std::int64_t count, float* dst) {
+    std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float));
+  }
+  RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float, std::int64_t k, std::int64_t count,
+                                        float* dst, std::int64_t dst_stride) {
+    __m512 tile[16];
+    if (count >= 16) {
+      load_tile<Float::bf16, true>(rows, 2 * k, 32, tile);
+#  pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
+      return 16;
+    }
+    load_tile<Float::f32, false>(rows, k, count, tile);
+    for (int i = 0; i < static_cast<int>(count); ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
+    return count;
+  }
+  RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
+                                        const float* sums, const void* residual) {
+    if (p.out_col_stride != 1 || (p.bias != nullptr && p.bias_stride != 1)) return 0;
+    store_sums(p, out, col, cols, sums, residual);
+    return cols;
+  }
+  RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                             std::int64_t cols, float*, float* sums);
+};
+
+// 16 columns over one block. Blocks are whole tiles: K is filled up to 16 pairs. (Two groups of columns in turn, whose
+// chains would hide each other's latency, are a quarter slower: too many streams.)
+template <int Rows>
+RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* const* a, float* sums,
+                         const Piece& piece) {
+  __m512 sum[Rows];
+#  pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) sum[r] = _mm512_setzero_ps();
+  for (std::int64_t k = 0; k < depth; k += 16) {
+    __m512 tile[16];
+    load_tile<Float::bf16, true>(columns, 2 * k, 32, tile);
+#  pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+#  pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) sum[r] = dot(_mm512_set1_ps(a[r][k + i]), tile[i], sum[r]);
+  }
+#  pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+    float* at = sums + r * Blocking<PairLanes>::kColBlock;
+    _mm512_storeu_ps(at, joined<PairLanes>(sum[r], at, piece.meets));
+  }
+}
+
+RLK_ISA void PairLanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                               std::int64_t cols, float*, float* sums) {
+  using Run = void (*)(const char* const*, std::int64_t, const float* const*, float*, const Piece&);
+  constexpr Run kOf[] = {direct_rows<1>, direct_rows<2>, direct_rows<3>, direct_rows<4>};
+  for (std::int64_t j = 0; j < cols; j += 16)
+    for_pieces(p, p.block, [&](const Piece& piece) RLK_ISA {
+      const char* columns[16];
+      for (int c = 0; c < 16; ++c)
+        columns[c] = element_address(p.b, piece.first, col + std::min(j + c, cols - 1));
+      const float* lines[kDirectRows];
+      for (std::int64_t i = 0; i < rows; ++i)
+        lines[i] = reinterpret_cast<const float*>(element_address(p.a, row + i, piece.first));
+      kOf[rows - 1](columns, piece.depth, lines, sums + j, piece);
+    });
+  for (std::int64_t i = 0; i < rows; ++i)
+    finish_row<PairLanes>(p, row + i, col, cols, sums + i * Blocking<PairLanes>::kColBlock);
+}
+
+// Pairs and sums of every kind: any bits, sums that cancel, products and sums around 2^-126.
+RLK_ISA bool dot_is_pair_step() {
+  std::uint32_t state = 1;
+  const auto random = [&] {
+    state = state * 1664525u + 1013904223u;
+    return state ^ state >> 15;
+  };
+  for (int n = 0; n < 1024; ++n) {
+    alignas(64) std::uint32_t a[16], b[16], sum[16], result[16];
+    for (int i = 0; i < 16; ++i) {
+      a[i] = random(), b[i] = random(), sum[i] = random();
+      if (n % 4 != 0) {  // exponents about the middle, or about half of the least
+        const std::uint32_t exponent = n % 4 == 1 ? 0x7e : 0x3f;
+        for (std::uint32_t* x : {&a[i], &b[i]}) *x = (*x & 0x81ff81ffu) | (exponent << 7 | exponent << 23);
+        sum[i] = (sum[i] & 0x81ffffffu) | (n % 4 == 1 ? 0x3f000000u : 0u);
+      }
+      if (n % 4 == 3) sum[i] = (sum[i] & 0x80000007u) + 0x007ffffcu;
+      if (n % 8 == 5) {  // the even product takes the odd one away
+        a[i] = a[i] << 16 | (a[i] & 0xffffu);
+        b[i] = (b[i] << 16 | (b[i] & 0xffffu)) ^ 0x8000u;
+      }
+    }
+    _mm512_store_ps(reinterpret_cast<float*>(result),
+                    dot(_mm512_load_ps(reinterpret_cast<const float*>(a)),
+                        _mm512_load_ps(reinterpret_cast<const float*>(b)),
+                        _mm512_load_ps(reinterpret_cast<const float*>(sum))));
+    for (int i = 0; i < 16; ++i) {
+      const float expected = pair_step(a[i], b[i], std::bit_cast<float>(sum[i]));
+      const float got = std::bit_cast<float>(result[i]);
+      if (std::isnan(expected) ? !std::isnan(got) : std::bit_cast<std::uint32_t>(expected) != result[i])
+        return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+const ChainKernels* pair_kernels_avx512() {
+  static constexpr ChainKernels kernels = kernels_of<PairLanes>("avx512", 32);
+  return &kernels;
+}
+
+const char* pairs_refusal() {
+  static const char* const refusal = [] {
+    if (!__builtin_cpu_supports("avx512bf16")) return "needs AVX512-BF16, which this processor lacks";
+    const DefaultFloatMode mode;
+    return dot_is_pair_step() ? nullptr
+                              : "VDPBF16PS of this processor keeps another rule than avx512bf16/kb1024";
+  }();
+  return refusal;
+}
+
+}  // namespace rlk::native
+
+#else
+
+namespace rlk::native {
+const ChainKernels* pair_kernels_avx512() { return nullptr; }
+const char* pairs_refusal() { return "this build lacks AVX512-BF16"; }
+}  // namespace rlk::native
+
+#endif
