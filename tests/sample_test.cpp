@@ -121,6 +121,31 @@ TEST_CASE("what a part found is written with one NaN, whichever an instruction s
   CHECK(out[7] == out[5]);
 }
 
+TEST_CASE("sample_merge takes a part whose sum is 0 for one without entries, whatever its maximum") {
+  // score, id, logit, count, maximum and sum of what stays, of all
+  const auto bits = [](float x) { return int64_t{std::bit_cast<uint32_t>(x)}; };
+  const std::vector<int64_t> one{bits(1), 3, bits(1), 2, bits(2), bits(1.5f), bits(2), bits(1.5f)};
+  const auto merged = [](std::vector<int64_t> partials) {
+    std::vector<float> logp(1), raw(1);
+    std::vector<int64_t> token(1);
+    const Tensor p(partials.data(), {static_cast<int64_t>(partials.size()) / 8, 1, 8}, DType::i64),
+        t = view(token), l = view(logp), r = view(raw);
+    rlk::SampleMerge a{.partials = p, .token = t, .logp = l, .logp_raw = r};
+    a.step = rlk::SampleMerge::Step::token;
+    const rlk::Status status = rlk::sample_merge(a, {.backend = "native.rows"});
+    REQUIRE_MESSAGE(status, status.message());
+    CHECK(token[0] == 3);
+    return std::array{logp[0], raw[0]};
+  };
+  const auto alone = merged(one);
+  std::vector<int64_t> two = one;
+  two.insert(two.end(), {0, -1, 0, 0, bits(7), 0, bits(7), 0});
+  CHECK(merged(two) == alone);
+  std::vector<int64_t> nothing = one;
+  nothing[5] = nothing[7] = 0;
+  CHECK(merged(nothing) == std::array{-INFINITY, -INFINITY});
+}
+
 TEST_CASE("Philox4x32-10 gives its authors' vectors") {
   using rlk::philox::Counter;
   const auto words = [](Counter c, uint32_t k0, uint32_t k1) {

@@ -249,7 +249,8 @@ struct PlainMerge {
   }
 
   struct Answer {
-    int64_t token = -1, count = 0;
+    int64_t token = -1;
+    uint64_t count = 0;
     float logp = NAN, logp_raw = NAN;
   };
   Answer token() const {
@@ -258,7 +259,7 @@ struct PlainMerge {
     for (int64_t t = 0; t < parts; ++t) {
       const int64_t id = partial(t, 1);
       const float score = float_of(partial(t, 0));
-      out.count += partial(t, 3);
+      out.count += static_cast<uint64_t>(partial(t, 3));
       if (id < 0 || (out.token >= 0 && !(score > best) && !(score == best && id < out.token))) continue;
       best = score, out.token = id, z = float_of(partial(t, 2));
     }
@@ -293,7 +294,10 @@ inline void write_merged(const SampleMerge& a) {
     const auto put = [&](const Out& to, double x) {
       if (to) store(to.dtype(), to.template data<char>(), m * to.stride(0), x);
     };
-    put(a.token, static_cast<double>(out.token));
+    if (a.token && a.token.dtype() == DType::i64)
+      a.token.data<int64_t>()[m * a.token.stride(0)] = out.token;
+    else if (a.token)
+      a.token.data<int32_t>()[m * a.token.stride(0)] = static_cast<int32_t>(out.token);
     put(a.logp, canonical(out.logp));
     put(a.logp_raw, canonical(out.logp_raw));
     put(a.count, static_cast<double>(static_cast<int32_t>(out.count)));

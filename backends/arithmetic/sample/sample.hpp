@@ -213,13 +213,13 @@ RLK_HD std::uint64_t wanted(float p, std::uint64_t total) {
 
 // ---- the log-probability (rule lse128/l8)
 
-// A tile's or more tiles' maximum, and the sum of exp2 of the distances to it; none: no entry.
+// A tile's or more tiles' maximum, and the sum of exp2 of the distances to it, at least 1; 0: no entry.
 struct Part {
   float most = -__builtin_inff(), sum = 0;
 };
 RLK_HD Part joined(Part a, Part b, float c) {
-  if (a.most == -__builtin_inff()) return b;
-  if (b.most == -__builtin_inff()) return a;
+  if (b.sum == 0) return a;
+  if (a.sum == 0) return b;
   const float most = a.most > b.most ? a.most : b.most;
   const float left = simt::exp2<float>((a.most - most) * c), right = simt::exp2<float>((b.most - most) * c);
   return {most, simt::fused(a.sum, left, b.sum * right)};
@@ -233,7 +233,7 @@ RLK_HD Part joined(const Part* leaves, float c, int count = kLeaves) {
   return level[0];
 }
 RLK_HD float log_probability(float z, Part all, float tau) {
-  return (z - all.most) * tau - simt::ln<float>(all.sum);
+  return all.sum == 0 ? -__builtin_inff() : (z - all.most) * tau - simt::ln<float>(all.sum);
 }
 
 // ---- parts of a vocabulary
@@ -440,12 +440,13 @@ RLK_HD void write(const Problem& p, std::int64_t row, const Drawn& d) {
 RLK_HD bool merge_token(const MergeProblem& p, std::int64_t row) {
   const Scales s = scales_of(p, row);
   float best = 0, z = 0;
-  std::int64_t id = -1, count = 0;
+  std::int64_t id = -1;
+  std::uint64_t count = 0;  // of whatever a caller gives
   Part kept[kLeaves], all[kLeaves];
   for (std::int64_t t = 0; t < p.parts; ++t) {
     const std::int64_t* part = p.partial(t, row);
     const float score = float_of(part[0]);
-    count += part[3];
+    count += static_cast<std::uint64_t>(part[3]);
     kept[t] = {float_of(part[4]), float_of(part[5])}, all[t] = {float_of(part[6]), float_of(part[7])};
     if (part[1] < 0 || (id >= 0 && !(score > best) && !(score == best && part[1] < id))) continue;
     best = score, id = part[1], z = float_of(part[2]);
