@@ -15,7 +15,7 @@ const rlk_host& host() {
       [](int32_t level, const char* text) noexcept {
         if (text) log(static_cast<LogLevel>(level), text);
       },
-      [](int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) noexcept {
+      [](int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) {
         parallel_for(threads, n, body, context);
       },
       []() noexcept { return cpu_level(); }};

@@ -7,8 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "rlk/float_guard.hpp"
 #include "rlk/machine.hpp"
@@ -112,19 +114,45 @@ class Pool {
 // threads and makes a pool of its own.
 std::atomic<Pool*> pool_of_process{nullptr};
 
-Pool& pool() {
-  if (Pool* made = pool_of_process.load(std::memory_order_acquire)) return *made;
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { pool_of_process.store(nullptr, std::memory_order_relaxed); });
-  (void)registered;
-  auto fresh = std::make_unique<Pool>();
+// Null where there is no memory for one.
+Pool* pool() noexcept {
+  if (Pool* made = pool_of_process.load(std::memory_order_acquire)) return made;
+  static std::atomic<bool> told{false};
+  const auto forget = [] { pool_of_process.store(nullptr, std::memory_order_relaxed); };
+  if (!told && pthread_atfork(nullptr, nullptr, forget) != 0) return nullptr;
+  told = true;
+  std::unique_ptr<Pool> fresh(new (std::nothrow) Pool);
   Pool* current = nullptr;
-  if (pool_of_process.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel))
+  if (fresh && pool_of_process.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel))
     current = fresh.release();
-  return *current;
+  return current;
 }
 
 thread_local bool inside = false;
+
+// What a body throws on a worker belongs to the caller: the first of it, after all threads have come back.
+class Carrier {
+ public:
+  Carrier(void (*body)(void*, int64_t), void* context) noexcept : body_(body), context_(context) {}
+  static void run(void* self, int64_t i) noexcept {
+    auto& c = *static_cast<Carrier*>(self);
+    if (c.thrown_.load(std::memory_order_relaxed)) return;
+    try {
+      c.body_(c.context_, i);
+    } catch (...) {
+      if (!c.thrown_.exchange(true)) c.first_ = std::current_exception();
+    }
+  }
+  void hand_over() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  void (*body_)(void*, int64_t);
+  void* context_;
+  std::atomic<bool> thrown_{false};
+  std::exception_ptr first_;
+};
 
 }  // namespace
 
@@ -133,11 +161,13 @@ int32_t most_threads() noexcept { return std::max(2 * processors(), 64); }
 void parallel_for(int32_t threads, int64_t n, void (*body)(void*, int64_t), void* context) {
   if (threads <= 0) threads = processors();
   const auto helpers = static_cast<int32_t>(std::min<int64_t>(std::min(threads, most_threads()), n) - 1);
-  if (helpers > 0 && !inside) {
+  Pool* const workers = helpers > 0 && !inside ? pool() : nullptr;
+  if (workers) {
+    Carrier carrier(body, context);
     inside = true;
-    const bool done = pool().try_run(std::min(helpers, kMostHelpers), n, body, context);
+    const bool done = workers->try_run(std::min(helpers, kMostHelpers), n, &Carrier::run, &carrier);
     inside = false;
-    if (done) return;
+    if (done) return carrier.hand_over();
   }
   for (int64_t i = 0; i < n; ++i) body(context, i);
 }

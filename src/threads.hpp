@@ -12,7 +12,7 @@ int32_t most_threads() noexcept;
 
 // Runs body(context, i) for every i in [0, n) on at most `threads` threads (0: all), the caller among them.
 // Nested or concurrent calls are fine: a call that finds the pool busy, or gets no threads from the system,
-// runs alone. Results must not depend on the split.
+// runs alone. Results must not depend on the split. What a body throws ends the loop and is thrown from here.
 void parallel_for(int32_t threads, int64_t n, void (*body)(void* context, int64_t i), void* context);
 
 }  // namespace rlk
