@@ -111,7 +111,7 @@ class Parser {
     if (name == "*") return;
     if (is_glob(name)) {
       if (std::none_of(ops_.begin(), ops_.end(), [&](std::string_view op) { return glob_match(name, op); }))
-        fail(offset(name), fmt::format("{} matches no op.  Known ops: {}", quoted(name), listed(ops_)));
+        fail(offset(name), fmt::format("{} matches no op.{}", quoted(name), known_names("op", ops_)));
       return;
     }
     for (const auto& [alias, op] : names_.aliases)

@@ -44,6 +44,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+bool few(const std::vector<std::string_view>& names) noexcept { return names.size() <= 24; }
+
 }  // namespace
 
 std::string quoted(std::string_view word) {
@@ -82,8 +84,14 @@ std::string_view nearest_name(std::string_view word, const std::vector<std::stri
 std::string unknown_name(std::string_view kind, std::string_view word,
                          const std::vector<std::string_view>& names) {
   const std::string_view near = nearest_name(word, names);
-  return fmt::format("unknown {} {}{}  Known {}s: {}", kind, quoted(word),
-                     near.empty() ? "." : fmt::format(", did you mean '{}'?", near), kind, listed(names));
+  const std::string begin = fmt::format("unknown {} {}", kind, quoted(word));
+  if (near.empty()) return begin + "." + known_names(kind, names);
+  return fmt::format("{}, did you mean '{}'?{}", begin, near, few(names) ? known_names(kind, names) : "");
+}
+
+std::string known_names(std::string_view kind, const std::vector<std::string_view>& names) {
+  if (few(names)) return fmt::format("  Known {}s: {}", kind, listed(names));
+  return fmt::format("  rlk-dispatch --list shows the {}s there are", kind);
 }
 
 bool glob_match(std::string_view glob, std::string_view name) noexcept {

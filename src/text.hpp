@@ -50,9 +50,12 @@ std::string listed(std::vector<std::string_view> names);
 // The nearest of the names by edit distance (a swap counts once); empty when none is near.
 std::string_view nearest_name(std::string_view word, const std::vector<std::string_view>& names);
 
-// "unknown op 'lm_hed', did you mean 'lm_head'?  Known ops: ..." for any kind of name.
+// "unknown op 'lm_hed', did you mean 'lm_head'?" for any kind of name, and the known ones where they are few.
 std::string unknown_name(std::string_view kind, std::string_view word,
                          const std::vector<std::string_view>& names);
+
+// "  Known levels: a, b", or where to find them if there are too many for a message.
+std::string known_names(std::string_view kind, const std::vector<std::string_view>& names);
 
 // Whether a name matches a glob of '*' and '?'.
 bool glob_match(std::string_view glob, std::string_view name) noexcept;

@@ -75,7 +75,6 @@ enum class Record::Event : int {
   over_refused,
   note,
   transform_known,
-  transform_near,
   complete,
   finish
 };
@@ -184,10 +183,6 @@ void Record::transform_known(const std::string& name) {
   knows_transform = true;
   tell(Event::transform_known, name);
 }
-void Record::transform_near(const std::string& name) {
-  near_transform = name;
-  tell(Event::transform_near, name);
-}
 void Record::complete() {
   entry.complete = true;
   tell(Event::complete);
@@ -263,9 +258,6 @@ bool Record::replay(std::string_view text) {
     case Event::transform_known:
       line(name);
       return line.good() && (transform_known(name), true);
-    case Event::transform_near:
-      line(name);
-      return line.good() && (transform_near(name), true);
     case Event::complete:
       return line.good() && (complete(), true);
     case Event::finish:

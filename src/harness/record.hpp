@@ -55,8 +55,7 @@ class Record {
   void over_refused(const std::string& text);
   void note(const std::string& text);  // something that was not covered
   void transform_known(const std::string& name);
-  void transform_near(const std::string& name);  // to the one that was asked for
-  void complete();                               // the first pass is done
+  void complete();  // the first pass is done
   void finish();
 
   // What a line of a child means; false: it is none of ours.
@@ -66,7 +65,6 @@ class Record {
   std::vector<Failure> failures;
   std::vector<std::string> notes;
   bool finished = false, knows_transform = false;
-  std::string near_transform;
   Step now;
   Resume resume;
   std::FILE* mirror = nullptr;

@@ -11,6 +11,8 @@
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
 #include "src/harness/derived.hpp"
+#include "src/harness/isolation.hpp"
+#include "src/harness/transforms.hpp"
 #include "src/identity.hpp"
 #include "src/machine.hpp"
 #include "src/resolve.hpp"
@@ -110,6 +112,77 @@ std::string check_case(const Plan& plan, const std::vector<const registry::Op*>&
                      near.empty() ? "" : fmt::format(", did you mean '{}'?", near));
 }
 
+// Of a transform that no call will have: before the first one, whatever the time they would take.
+class TransformCheck {
+ public:
+  TransformCheck(const Plan& plan, const std::vector<Target>& targets) : plan_(plan), targets_(targets) {}
+
+  std::string error() {
+    if (plan_.transform.empty() || targets_.empty() || !surroundings(plan_).empty()) return {};
+    // Streams are the device's to make; what is not there is found when it was not tried.
+    if (plan_.transform.starts_with("streams ") || plan_.transform.starts_with("graphs ")) return {};
+    for (const char* name : {kAnotherOrder, kOrderOfAddition}) offer(name);
+    all_cases(false);
+    // The many others have other numbers in their transforms, and no other kinds of them.
+    if (!found_ && (tried_ == 0 || of_a_known_kind())) all_cases(true);
+    if (found_) return {};
+    const std::string_view near = nearest_name(plan_.transform, {offered_.begin(), offered_.end()});
+    return fmt::format("{} has no transform {}{}", plan_.op, quoted(plan_.transform),
+                       near.empty() ? "" : fmt::format(", did you mean '{}'?", near));
+  }
+
+ private:
+  bool offer(const std::string& name) {
+    offered_.insert(name);
+    found_ = found_ || name == plan_.transform;
+    return false;  // none is made
+  }
+  bool of_a_known_kind() const {
+    const auto kind = [](std::string_view name) { return name.substr(0, name.find(' ')); };
+    return std::any_of(offered_.begin(), offered_.end(),
+                       [&](const std::string& name) { return kind(name) == kind(plan_.transform); });
+  }
+  void all_cases(bool others) {
+    std::set<std::pair<std::string, DType>> seen;
+    for (const Target& t : targets_)
+      if (!found_ && seen.emplace(t.entry.op, t.dtype).second) cases_of(t, others);
+  }
+  // The op's own of common sizes, or all the others.
+  void cases_of(const Target& first, bool others) {
+    const registry::Op& op = *registry::find(first.entry.op);
+    const std::string only = plain_name(plan_.case_name);
+    const auto take = [&](const registry::Case& c) {
+      if (found_ || !c.order_probe.empty() || dtype_of_case(c, *op.schema) != first.dtype) return;
+      if (others != (c.large || is_derived(c.name)) || (!only.empty() && c.name != only)) return;
+      const auto p = materialise(op, c, plan_.seed);
+      if (!p) return;
+      ++tried_;
+      variants_of(first, *p);
+      if (const auto wide = with_fp32_results(*p)) variants_of(first, *wide);
+    };
+    if (!is_derived(only)) op.cases({take, plan_.seed});
+    if (others && (only.empty() || is_derived(only)))
+      derived_cases(op, first.dtype, plan_.seed, [&](const Derived& d) { take(d.given); }, only);
+  }
+  // By every implementation of the op and dtype: they promise different things.
+  void variants_of(const Target& first, const Problem& p) {
+    for (const Target& t : targets_) {
+      if (found_ || t.entry.op != first.entry.op || t.dtype != first.dtype) continue;
+      Subject subject = t.subject;
+      subject.services = nullptr;  // nothing of a device is touched
+      for_variants(
+          p, subject, true,
+          {[&](const std::string& name) { return offer(name); }, [](const Variant&) { return true; }});
+    }
+  }
+
+  const Plan& plan_;
+  const std::vector<Target>& targets_;
+  std::set<std::string> offered_;
+  int64_t tried_ = 0;
+  bool found_ = false;
+};
+
 }  // namespace
 
 std::string plain_name(const std::string& name) {
@@ -135,6 +208,7 @@ Chosen choose(const Plan& plan) {
     if (known && any) ops.push_back(known);
   }
   out.error = check_case(plan, ops);
+  if (out.error.empty()) out.error = TransformCheck(plan, out.targets).error();
   return out;
 }
 

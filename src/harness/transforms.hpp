@@ -28,6 +28,8 @@ struct Variant {
 
 // Not of one problem but of all calls of an op, one after another.
 inline constexpr const char* kAnotherOrder = "calls in another order";
+// Of a case that shows it.
+inline constexpr const char* kOrderOfAddition = "order of addition";
 
 // What to do with each variant of a problem.
 struct VariantVisitor {

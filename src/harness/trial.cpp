@@ -297,11 +297,6 @@ void Trial::run() {
   look();
   if (seen == items_.size() && going()) again();
   if (seen == items_.size() && going()) transforms();
-  if (!missed_.empty() && !record_.knows_transform) {
-    const std::vector<std::string_view> names(missed_.begin(), missed_.end());
-    if (const auto near = nearest_name(plan_.transform, names); !near.empty())
-      record_.transform_near(std::string(near));
-  }
   if (isolated_ && plan_.transform.empty())
     for (const auto& [problem, reason] : refusals_)
       if (going()) try_refused(*this, problem, reason);
@@ -365,7 +360,7 @@ void Trial::call_and_judge(const Problem& p) {
 void Trial::again() {
   const std::string transform = kAnotherOrder;
   if (!plan_.case_name.empty()) return;
-  if (!wants(transform)) return missed(transform);
+  if (!wants(transform)) return;
   std::vector<Item*> order;
   for (Item& item : items_)
     if (item.given.order_probe.empty() && !item.given.large && !item.invalid && !is_derived(item.given.name))

@@ -44,8 +44,6 @@ class Trial {
   bool wants(const std::string& transform) const {
     return plan_.transform.empty() || plan_.transform == transform;
   }
-  // A transform that there is and that is not the wanted one.
-  void missed(const std::string& transform) { missed_.insert(transform); }
   bool thorough() const { return (plan_.passes == 0 && plan_.budget == 0) || !plan_.transform.empty(); }
   // Nothing of what was named is left out.
   bool wants_all() const { return thorough() && (!plan_.case_name.empty() || !plan_.transform.empty()); }
@@ -96,7 +94,6 @@ class Trial {
   std::vector<Item> items_;
   std::vector<std::pair<Problem, std::string>> refusals_;
   std::map<std::string, Outcome> outcomes_;  // by case and shapes
-  std::set<std::string> missed_;
 };
 
 // Small problems of the target, the same in every process, one after another: at most `count`, and until told to stop.

@@ -128,7 +128,6 @@ class Verification {
     report_.failures.insert(report_.failures.end(), record.failures.begin(), record.failures.end());
     report_.not_covered.insert(report_.not_covered.end(), record.notes.begin(), record.notes.end());
     knows_transform_ |= record.knows_transform;
-    if (!record.near_transform.empty()) near_transform_ = record.near_transform;
   }
 
   void elsewhere() {
@@ -165,11 +164,10 @@ class Verification {
     });
   }
 
+  // One that choose() took for possible, and that no problem had.
   void check_transform() {
     if (plan_.transform.empty() || knows_transform_ || !report_.complete || stopped()) return;
-    report_.error =
-        fmt::format("{} has no transform {}{}", plan_.op, rlk::quoted(plan_.transform),
-                    near_transform_.empty() ? "" : fmt::format(", did you mean '{}'?", near_transform_));
+    report_.error = fmt::format("{} has no transform {}", plan_.op, rlk::quoted(plan_.transform));
   }
 
   void progress(std::size_t i, std::size_t count, const Target& t) {
@@ -186,7 +184,6 @@ class Verification {
   std::vector<Target> targets_;
   References references_;  // of targets that are tried one after another
   bool knows_transform_ = false;
-  std::string near_transform_;
 };
 
 }  // namespace

@@ -76,7 +76,6 @@ bool vary(Trial& t, const Problem& p, const Turn& turn) {
   std::size_t count = 0;
   const auto wants = [&](const std::string& transform) {
     if (count++ % turn.stride != turn.phase) return false;
-    if (!t.wants(transform)) t.missed(transform);
     return t.wants(transform);
   };
   const auto take = [&](const Variant& v) {
@@ -89,15 +88,15 @@ bool vary(Trial& t, const Problem& p, const Turn& turn) {
 }
 
 void judge_order(Trial& t, const Problem& p, const std::vector<std::string>& arguments) {
-  constexpr const char* kTransform = "order of addition";
-  if (!t.wants(kTransform) || !t.record().begin(p, kTransform, Step::judged, t.patience(p, 100))) return;
-  t.record().transform_known(kTransform);
+  const std::string transform = kOrderOfAddition;
+  if (!t.wants(transform) || !t.record().begin(p, transform, Step::judged, t.patience(p, 100))) return;
+  t.record().transform_known(transform);
   const auto order = probe_order(p, arguments, t.subject());
   if (!order) return;
   t.record().tried(Promise::batch_invariance);
-  t.record().covered(kTransform);
+  t.record().covered(transform);
   if (!order->equal)
-    t.fail(Promise::batch_invariance, p, kTransform, order->result, nullptr,
+    t.fail(Promise::batch_invariance, p, transform, order->result, nullptr,
            "the tree of additions changes with the number of rows");
   t.record().order(*order);
 }
