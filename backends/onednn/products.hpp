@@ -137,8 +137,8 @@ class Products {
   std::array<Product, kHeights.size()> packed_;
   std::array<Product, kHeights.size()> plain_;    // on the weight as it lies
   std::array<bool, kHeights.size()> in_place_{};  // which of those reproduced the rule
-  // A panel turned quickly is worth it from so many rows on.
-  static constexpr std::int64_t kInPlace = 4;
+  // Beyond so many rows a panel turned by our own code is worth it.
+  static constexpr std::int64_t kInPlace = 48;
   std::int64_t turned_ = 0;  // width of the columns of a panel that turn() makes; 0: it has another layout
   bool pairs_ = false;       // pack_columns knows the layout of a panel
   dnnl::memory::desc rows_, dense_rows_, dense_columns_;
