@@ -9,10 +9,10 @@ namespace {
 
 // What was measured on an H100, per microsecond: bytes from memory by all SMs and by one, from L2 by all and by one, and
 // multiply-adds of one.
-constexpr double kMemory = 2.9e6, kMemoryOfOne = 60e3, kL2 = 9.5e6, kL2OfOne = 95e3, kMultiplyAdds = 2.6e6;
-// Microseconds of 64 columns of a tile beside its products, and where its sums meet: once, and for every four columns of a
-// thread.
-constexpr double kTile = 0.7, kMeet = 0.5, kMeetFour = 0.8;
+constexpr double kMemory = 2.6e6, kMemoryOfOne = 45e3, kL2 = 9.5e6, kL2OfOne = 68e3, kMultiplyAdds = 2.4e6;
+// Microseconds of 64 columns of a tile beside its products, and where its sums meet: once, in clusters of eight, and for
+// every four columns of a thread.
+constexpr double kTile = 0.7, kMeet = 0.5, kMeetOfEight = 2.5, kMeetFour = 1;
 
 // Clusters that run at once: one stays inside a group of SMs, and not all groups are whole.
 std::int64_t together(const Cut& cut, int multiprocessors) {
@@ -35,7 +35,8 @@ double time_of(const Product& g, const Cut& cut, int multiprocessors) {
   const double all = 2 * static_cast<double>(n) * static_cast<double>(g.k) / kMemory;
   const double fours = std::ceil(real_rows * cut.columns / (4.0 * cut.split * cut.rows * 2));
   return std::max(all, rounds * unit) +
-         rounds * (kTile * cut.columns / 64 + (cut.split > 1 ? kMeet + kMeetFour * fours : 0));
+         rounds * (kTile * cut.columns / 64 +
+                   (cut.split > 1 ? (cut.split == 8 ? kMeetOfEight : kMeet) + kMeetFour * fours : 0));
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 // leaves of a block are taken depth first, so that no more than three finished sums wait for their partner: two in
 // registers, the oldest in shared memory.
 //
-// Where every leaf is whole stages (K a multiple of 512, for all eight), the next leaf begins in other registers before
-// a leaf is complete, and sums are joined while the tensor cores go on. Three sets of sums, which live as long as the
-// block, are what keeps the compiler from copying them at every leaf: 192 moves a thread, three times the additions.
+// The next leaf begins in other registers before a leaf is complete, and sums are joined while the tensor cores go on.
+// Three sets of sums, which live as long as the block, are what keeps the compiler from copying them at every leaf: 192
+// moves a thread, three times the additions.
 //
 // The tree is the split-K: where tiles are too few to occupy the GPU, the blocks of a cluster take 1, 2 or 4 leaves each.
 // They leave their subtree's sums in their shared memory, and each block adds its share of the tile's rows from all of
@@ -15,8 +15,9 @@
 //
 // With swiglu a tile has the same 64 columns of gate and of up, which a thread then holds side by side.
 //
-// A stage that reaches over its leaf's end brings the next leaf's first numbers too; they are not multiplied. What lies
-// over the end of k comes as zeros, which are neutral.
+// Every leaf has as many stages as the first. What lies over the end of k comes as zeros, which are neutral. The last
+// stage of a leaf may reach into the next one: its groups of 16 behind the end take their operands from a place that
+// holds zeros, for a branch round a product would make the compiler wait for every one.
 #pragma once
 
 #include "cuda/hopper/barrier.cuh"
@@ -37,20 +38,22 @@ inline constexpr int kMaxStages = 32;
 inline constexpr int kMostShared = 227 * 1024;  // of a block
 inline constexpr int kBandRows = 2048;          // of the m operand: stay in L2 while a band crosses n
 
-// Gated: the first half of a tile's columns are gates, the second their ups, and it leaves half as many.
-template <class T, int Groups, int Columns, bool KA, bool KB, int Pair, bool Gated, bool Ahead>
+// Gated: the first half of a tile's columns are gates, the second their ups, and it leaves half as many. Tail: leaves end
+// within a stage.
+template <class T, int Groups, int Columns, bool KA, bool KB, int Pair, bool Gated, bool Tail>
 struct Traits {
   using Element = T;
   static constexpr int kGroups = Groups, kBM = 64 * Groups, BN = Columns, kPair = Pair;
-  static constexpr bool kGated = Gated, kAhead = Ahead;
+  static constexpr bool kGated = Gated, kTail = Tail;
   static constexpr int kLeaving = Gated ? Columns / 2 : Columns;
   static constexpr bool kAContiguous = KA, kBContiguous = KB;  // along k
   using A = lm_head::Staged<kBM, KA>;
   using B = lm_head::Staged<BN, KB>;
   static constexpr int kMultipliers = 128 * Groups, kThreads = kMultipliers + 128;
-  static constexpr int kFloats = BN / 2;                       // of a tile's sums, per thread
-  static constexpr int kRunning = BN <= 64 && !Ahead ? 3 : 1;  // stages whose products may still be running
+  static constexpr int kFloats = BN / 2;  // of a tile's sums, per thread
+  static constexpr int kRunning = 1;      // stages whose products may still be running
   static constexpr int kSlotBytes = kBM * BN * 4;
+  static constexpr int kZeroBytes = Tail ? 1024 : 0;  // what 16 of k read again and again, of either operand
   static constexpr bool kSplits = KA && Pair == 1;
 };
 
@@ -58,6 +61,7 @@ struct Params {
   Product product;
   std::int64_t tiles_m, tiles_n;  // of pairs, where blocks are paired
   int split, stages, a_bytes, band;
+  int steps, last;        // stages of a leaf, and groups of 16 in its last
   bool aligned;           // lines of c, bias and residual, for stores of four
   bool lines;             // nothing is added, and lines of 16 bytes may leave whole:
   lm_head::Gemm outputs;  // their place
@@ -68,7 +72,7 @@ struct Params {
 template <class P>
 struct Block {
   const Params& p;
-  unsigned char *ring_b, *ring_a, *slot;
+  unsigned char *zeros, *ring_b, *ring_a, *slot;
   std::uint64_t *full, *empty, *landed, *taken;
   int a_bytes, warp, rank, first_leaf, leaves;
   std::int64_t tiles, first, stride;
@@ -78,8 +82,9 @@ struct Block {
   __device__ __forceinline__ Block(const Params& params, unsigned char* shared_raw) : p(params) {
     unsigned char* const shared = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
     a_bytes = p.a_bytes;
-    ring_b = shared;
-    ring_a = shared + p.stages * P::B::kBytes;
+    zeros = shared;
+    ring_b = shared + P::kZeroBytes;
+    ring_a = ring_b + p.stages * P::B::kBytes;
     // Behind the rings, so that reading past the last real rows stays inside.
     slot = ring_a + (p.stages - 1) * a_bytes + P::A::kBytes;
     full = reinterpret_cast<std::uint64_t*>(slot + P::kSlotBytes);
@@ -98,6 +103,11 @@ struct Block {
   __device__ __forceinline__ std::int64_t start(int leaf) const {
     const std::int64_t at = leaf * p.product.width;
     return at < p.product.k ? at : p.product.k;
+  }
+  // Stages of a leaf. Sums in order have as many leaves as they need, which end where k does.
+  __device__ __forceinline__ int steps(int leaf) const {
+    if constexpr (P::kAContiguous) return p.steps;
+    return static_cast<int>((start(leaf + 1) - start(leaf) + kStep - 1) / kStep);
   }
   __device__ __forceinline__ int after(int s) const { return s + 1 == p.stages ? 0 : s + 1; }
   __device__ __forceinline__ void advance() {
@@ -175,13 +185,13 @@ __device__ __forceinline__ void produce(Block<P>& b, const CUtensorMap& map_a, c
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
     const auto at = b.place(tile);
     for (int leaf = b.first_leaf; leaf < b.first_leaf + b.leaves; ++leaf)
-      for (std::int64_t k = b.start(leaf), end = b.start(leaf + 1); k < end; k += kStep, b.advance()) {
+      for (int step = 0, steps = b.steps(leaf); step < steps; ++step, b.advance()) {
         barrier_wait(b.empty + b.stage, b.phase ^ 1);
         barrier_expect(b.full + b.stage, b.a_bytes + P::B::kBytes);
-        int from = static_cast<int>(k);
+        int from = static_cast<int>(leaf * b.p.product.width) + step * kStep;
         if constexpr (P::kAContiguous && !P::kBContiguous)
           if (b.p.product.segments.count > 0)
-            from = static_cast<int>(place_of(b.p.product.segments, leaf, k - b.start(leaf)));
+            from = static_cast<int>(place_of(b.p.product.segments, leaf, step * kStep));
         load_b(b, map_b, from, static_cast<int>(at.column0));
         load_a(b, map_a, from, static_cast<int>(at.row0));
       }
@@ -241,44 +251,27 @@ __device__ __forceinline__ void add_to(float (&acc)[Floats], const float (&left)
 #pragma unroll
   for (int i = 0; i < Floats; ++i) acc[i] = __fadd_rn(left[i], acc[i]);
 }
-template <int Floats>
-__device__ __forceinline__ void keep(float (&to)[Floats], const float (&acc)[Floats]) {
-#pragma unroll
-  for (int i = 0; i < Floats; ++i) to[i] = acc[i];
+
+// Of 16 of k in lines of 128 bytes: the eight lines at `base` again and again.
+__device__ __forceinline__ std::uint64_t same_lines(const void* base) {
+  return Descriptor(shared_address(base) >> 4 & 0x3fff, 0, 0, Swizzle::bytes128).at(0);
 }
 
-// acc = the tree over `Leaves` leaves, depth first: the left half's sum waits for the right's.
-template <int Leaves, class P>
-__device__ __forceinline__ void multiply_tree(Block<P>& b, float (&acc)[P::kFloats], int group, int leaf) {
-  if constexpr (Leaves == 1) {
-    multiply_leaf(b, acc, group, leaf);
-  } else {
-    multiply_tree<Leaves / 2>(b, acc, group, leaf);
-    if constexpr (Leaves == 8) {
-      const Waiting<P::kFloats> left(b.slot, b.warp);
-      left.keep(acc);
-      multiply_tree<Leaves / 2>(b, acc, group, leaf + Leaves / 2);
-      left.add_to(acc);
-    } else {
-      float left[P::kFloats];
-      keep(left, acc);
-      multiply_tree<Leaves / 2>(b, acc, group, leaf + Leaves / 2);
-      add_to(acc, left);
-    }
-  }
-}
-
-// A step of a leaf begins: acc (+)= its products, which are under way.
+// A step of a leaf begins, its last or not: acc (+)= its products, which are under way.
 template <class P>
-__device__ __forceinline__ void begin_step(Block<P>& b, float (&acc)[P::kFloats], bool more) {
+__device__ __forceinline__ void begin_step(Block<P>& b, float (&acc)[P::kFloats], bool more, bool last) {
   barrier_wait(b.full + b.stage, b.phase);
   const auto a_tile = P::A::descriptor(shared_address(b.ring_a + b.stage * b.a_bytes), b.warp / 4 * 64);
   const auto b_tile = P::B::descriptor(shared_address(b.ring_b + b.stage * P::B::kBytes), 0);
+  static_assert(P::A::kLineBytes == 128 && P::B::kLineBytes == 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kStep; i += 16)
-    wgmma<typename P::Element, !P::kAContiguous, !P::kBContiguous>(acc, a_tile.at(P::A::steps(i)),
-                                                                   b_tile.at(P::B::steps(i)), more || i > 0);
+  for (int i = 0; i < kStep / 16; ++i) {
+    std::uint64_t a_group = a_tile.at(P::A::steps(i * 16)), b_group = b_tile.at(P::B::steps(i * 16));
+    if constexpr (P::kTail)
+      if (last && i >= b.p.last) a_group = b_group = same_lines(b.zeros);
+    wgmma<typename P::Element, !P::kAContiguous, !P::kBContiguous>(acc, a_group, b_group, more || i > 0);
+  }
   wgmma_commit();
   b.advance();
   ++b.running;
@@ -292,11 +285,19 @@ __device__ __forceinline__ void finish_steps(Block<P>& b) {
     release(b, oldest < 0 ? oldest + b.p.stages : oldest);
   }
 }
+template <class P>
+__device__ __forceinline__ void begin_leaf(Block<P>& b, float (&acc)[P::kFloats]) {
+  begin_step(b, acc, false, b.p.steps == 1);
+}
 // acc = a leaf whose first step has begun; its last is under way.
 template <class P>
 __device__ __forceinline__ void rest_of_leaf(Block<P>& b, float (&acc)[P::kFloats]) {
-  for (int left = static_cast<int>(b.p.product.width / kStep) - 1; left > 0; --left) {
-    begin_step(b, acc, true);
+  for (int step = 1; step < b.p.steps - (P::kTail ? 1 : 0); ++step) {
+    begin_step(b, acc, true, false);
+    finish_steps<P::kRunning>(b);
+  }
+  if (P::kTail && b.p.steps > 1) {
+    begin_step(b, acc, true, true);
     finish_steps<P::kRunning>(b);
   }
 }
@@ -307,45 +308,45 @@ template <bool More, class P>
 __device__ __forceinline__ void multiply_four(Block<P>& b, float (&x)[P::kFloats], float (&y)[P::kFloats],
                                               float (&z)[P::kFloats]) {
   rest_of_leaf(b, x);
-  begin_step(b, z, false), finish_steps<1>(b);
+  begin_leaf(b, z), finish_steps<1>(b);
   rest_of_leaf(b, z);
-  begin_step(b, y, false), finish_steps<1>(b);
+  begin_leaf(b, y), finish_steps<1>(b);
   wgmma_fence_operand(x), wgmma_fence_operand(z);
   add_to(z, x);
   rest_of_leaf(b, y);
-  begin_step(b, x, false), finish_steps<1>(b);
+  begin_leaf(b, x), finish_steps<1>(b);
   rest_of_leaf(b, x);
   finish_steps<0>(b);
   wgmma_fence_operand(x), wgmma_fence_operand(y);
   add_to(x, y);
-  if constexpr (More) begin_step(b, y, false);
+  if constexpr (More) begin_leaf(b, y);
   add_to(x, z);
 }
 
-// y = the tree over a block's leaves, each of whole steps.
+// y = the tree over a block's leaves.
 template <class P>
 __device__ __forceinline__ void multiply_ahead(Block<P>& b, float (&x)[P::kFloats], float (&y)[P::kFloats],
                                                float (&z)[P::kFloats]) {
   if (b.leaves == 8) {
     const Waiting<P::kFloats> left(b.slot, b.warp);
-    begin_step(b, x, false);
+    begin_leaf(b, x);
     multiply_four<true>(b, x, y, z);
     left.keep(x);
     multiply_four<false>(b, y, x, z);
     left.add_to(y);
   } else if (b.leaves == 4) {
-    begin_step(b, y, false);
+    begin_leaf(b, y);
     multiply_four<false>(b, y, x, z);
   } else if (b.leaves == 2) {
-    begin_step(b, x, false);
+    begin_leaf(b, x);
     rest_of_leaf(b, x);
-    begin_step(b, y, false), finish_steps<1>(b);
+    begin_leaf(b, y), finish_steps<1>(b);
     rest_of_leaf(b, y);
     finish_steps<0>(b);
     wgmma_fence_operand(x), wgmma_fence_operand(y);
     add_to(y, x);
   } else {
-    begin_step(b, y, false);
+    begin_leaf(b, y);
     rest_of_leaf(b, y);
     finish_steps<0>(b);
     wgmma_fence_operand(y);
@@ -361,27 +362,6 @@ __device__ __forceinline__ void multiply_in_order(Block<P>& b, float (&acc)[P::k
     if (leaf > 0) total.add_to(acc);
     if (leaf + 1 == b.leaves) return;
     total.keep(acc);
-  }
-}
-
-template <class P>
-__device__ __forceinline__ void multiply(Block<P>& b, float (&acc)[P::kFloats], int group) {
-  if constexpr (!P::kAContiguous) {
-    multiply_in_order(b, acc, group);
-  } else {
-    switch (b.leaves) {
-      case 8:
-        multiply_tree<8>(b, acc, group, b.first_leaf);
-        break;
-      case 4:
-        multiply_tree<4>(b, acc, group, b.first_leaf);
-        break;
-      case 2:
-        multiply_tree<2>(b, acc, group, b.first_leaf);
-        break;
-      default:
-        multiply_tree<1>(b, acc, group, b.first_leaf);
-    }
   }
 }
 
@@ -480,16 +460,15 @@ __device__ __forceinline__ void store_tile(const Block<P>& b, const float (&acc)
 }
 
 template <class P>
-__device__ __forceinline__ void consume(Block<P>& b) {
+__device__ __forceinline__ void consume_in_order(Block<P>& b) {
   float acc[P::kFloats];
-  int turn = 0;
-  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
-    multiply(b, acc, b.warp / 4);
-    store_tile(b, acc, b.place(tile), turn);
+  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
+    multiply_in_order(b, acc, b.warp / 4);
+    store_alone(b, acc, b.place(tile).row0, b.place(tile).column0);
   }
 }
 template <class P>
-__device__ __forceinline__ void consume_ahead(Block<P>& b) {
+__device__ __forceinline__ void consume(Block<P>& b) {
   // Alive from tile to tile, or the compiler copies them; each leaf's first product overwrites them.
   float x[P::kFloats] = {}, y[P::kFloats] = {}, z[P::kFloats] = {};
   int turn = 0;
@@ -515,6 +494,11 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     barrier_init(b.landed, p.split), barrier_init(b.taken, p.split);
     fence_barrier_init();
   }
+  if constexpr (P::kTail) {
+    for (int i = static_cast<int>(threadIdx.x); i < P::kZeroBytes / 16; i += P::kThreads)
+      reinterpret_cast<uint4*>(b.zeros)[i] = uint4{};
+    fence_async_proxy();
+  }
   __syncthreads();
   // The other blocks' barriers are needed by pairs at once, by split sums when the first are finished.
   if (cluster) cluster_arrive();
@@ -530,10 +514,10 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     if (P::kPair == 1 && cluster) cluster_wait();
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if constexpr (P::kAhead)
-      consume_ahead(b);
-    else
+    if constexpr (P::kAContiguous)
       consume(b);
+    else
+      consume_in_order(b);
   }
   // No block may leave while another still reads or signals in it.
   if (cluster) cluster_sync();
@@ -541,20 +525,15 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 
 // ---- the launch
 
-template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated, bool Ahead>
-cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
-  using P = Traits<T, Groups, BN, KA, KB, Pair, Gated, Ahead>;
+template <class P>
+Params params_of(const Product& g, int split) {
   Params p{};
   p.product = g, p.split = split;
-  p.tiles_m = (g.m + P::kBM * Pair - 1) / (P::kBM * Pair), p.tiles_n = (g.n + P::kLeaving - 1) / P::kLeaving;
-  p.band = kBandRows / (P::kBM * Pair);
-  // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
-  const int a_rows = KA && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
-  p.a_bytes = a_rows * 128;
-  const int stage_bytes = p.a_bytes + P::B::kBytes + 16,
-            fixed = 1024 + 16 + P::kSlotBytes + P::A::kBytes - p.a_bytes;
-  p.stages = (kMostShared - fixed) / stage_bytes;
-  if (p.stages > kMaxStages) p.stages = kMaxStages;
+  constexpr int rows = P::kBM * P::kPair;
+  p.tiles_m = (g.m + rows - 1) / rows, p.tiles_n = (g.n + P::kLeaving - 1) / P::kLeaving;
+  p.band = kBandRows / rows;
+  p.steps = static_cast<int>((g.width + kStep - 1) / kStep);
+  p.last = static_cast<int>((g.width + 15) / 16) - (p.steps - 1) * (kStep / 16);
   const auto even = [](const void* data, std::int64_t ld, Float type) {
     const auto four = 4 * bytes_of(type);
     return reinterpret_cast<std::uintptr_t>(data) % four == 0 && ld % 4 == 0;
@@ -564,20 +543,35 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   p.lines = g.bias == nullptr && g.residual == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
             (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
   p.outputs.b.type = g.b.type, p.outputs.c = g.c, p.outputs.ldc = g.ldc, p.outputs.m = g.m, p.outputs.n = g.n;
+  return p;
+}
+
+template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated, bool Tail>
+cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
+  using P = Traits<T, Groups, BN, KA, KB, Pair, Gated, Tail>;
+  Params p = params_of<P>(g, split);
+  // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
+  const int a_rows = P::kAContiguous && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
+  p.a_bytes = a_rows * 128;
+  const int stage_bytes = p.a_bytes + P::B::kBytes + 16,
+            fixed = 1024 + 16 + P::kZeroBytes + P::kSlotBytes + P::A::kBytes - p.a_bytes;
+  p.stages = (kMostShared - fixed) / stage_bytes;
+  if (p.stages > kMaxStages) p.stages = kMaxStages;
 
   const auto kernel = tree<P>;
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
       e != cudaSuccess)
     return e;
   CUtensorMap a, b;
-  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, a_rows)
-                           : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) &&
-                       (KB ? encode(&b, g.b.data, g.b.type, g.k, Gated ? 2 * g.n : g.n, g.b.ld, kStep,
-                                    Gated ? BN / 2 : BN / Pair)
-                           : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
+  const bool encoded =
+      (P::kAContiguous ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, a_rows)
+                       : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) &&
+      (P::kBContiguous ? encode(&b, g.b.data, g.b.type, g.k, P::kGated ? 2 * g.n : g.n, g.b.ld, kStep,
+                                P::kGated ? P::BN / 2 : P::BN / P::kPair)
+                       : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
   if (!encoded) return cudaErrorInvalidValue;
 
-  const int blocks = split * Pair;
+  const int blocks = split * P::kPair;
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(P::kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(fixed + p.stages * stage_bytes);
@@ -601,23 +595,22 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   return cudaLaunchKernelEx(&config, kernel, p, a, b);
 }
 
-template <class T, bool KB, bool Gated, bool Ahead>
+template <class T, bool KB, bool Gated, bool Tail>
 cudaError_t start_as(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
   const int split = cut.split < g.leaves ? cut.split : g.leaves;
   const auto with = [&](auto start) { return start(g, split, multiprocessors, stream); };
   if constexpr (!Gated)  // swiglu has wide tiles alone, of which 64 columns leave
     if (cut.columns == 64)
-      return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false, Ahead>
-                                 : start_tree<T, 2, 64, true, KB, 1, false, Ahead>);
-  if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated, Ahead>);
-  return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated, Ahead>
-                       : start_tree<T, 2, 128, true, KB, 1, Gated, Ahead>);
+      return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false, Tail>
+                                 : start_tree<T, 2, 64, true, KB, 1, false, Tail>);
+  if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated, Tail>);
+  return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated, Tail>
+                       : start_tree<T, 2, 128, true, KB, 1, Gated, Tail>);
 }
 template <class T, bool KB, bool Gated>
 cudaError_t start_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
-  const bool whole_steps = g.width % kStep == 0 && g.k == g.leaves * g.width;
-  return whole_steps ? start_as<T, KB, Gated, true>(g, cut, multiprocessors, stream)
-                     : start_as<T, KB, Gated, false>(g, cut, multiprocessors, stream);
+  return g.width % kStep == 0 ? start_as<T, KB, Gated, false>(g, cut, multiprocessors, stream)
+                              : start_as<T, KB, Gated, true>(g, cut, multiprocessors, stream);
 }
 
 }  // namespace rlk::cuda::linear
