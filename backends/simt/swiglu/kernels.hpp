@@ -1,5 +1,5 @@
 // The portable GPU kernels of swiglu (arithmetic act32): the bits of the native backend on every GPU. A block has a tile of
-// a row, a thread one pack of it.
+// a row, a thread some packs of it, which it reads before it computes.
 #pragma once
 
 #include "arithmetic/swiglu/swiglu.hpp"
@@ -11,20 +11,27 @@ using act32::Problem;
 using rows::kPack;
 using rows::RowOf;
 
-inline constexpr int kThreads = 128, kTile = kThreads * kPack;
+inline constexpr int kThreads = 128, kStride = kThreads * kPack;
+// Packs of a thread: two at a time hide more of the memory's latency where there are many, and are late where there are few.
+inline constexpr int kFew = 1, kMany = 2;
+inline constexpr std::int64_t kManyTiles = 1024;
 
-RLK_HD std::int64_t tiles(const Problem& p) { return (p.width + kTile - 1) / kTile; }
+template <int Each>
+RLK_HD std::int64_t tiles(const Problem& p) {
+  return (p.width + Each * kStride - 1) / (Each * kStride);
+}
 
-// The pack of this thread: a row, its first column, and how many columns there are.
+// The packs of this thread: a row, and the first column of each.
+template <int Each>
 struct Place {
-  std::int64_t row, column;
-  int n;
-  __device__ __forceinline__ explicit Place(const Problem& p) {
-    const auto across = static_cast<unsigned>(tiles(p));
+  std::int64_t row, first, width;
+  __device__ __forceinline__ explicit Place(const Problem& p) : width(p.width) {
+    const auto across = static_cast<unsigned>(tiles<Each>(p));
     row = blockIdx.x / across;
-    column = std::int64_t{blockIdx.x % across} * kTile + threadIdx.x * kPack;
-    n = rows::pack_at(column, p.width);
+    first = std::int64_t{blockIdx.x % across} * (Each * kStride) + threadIdx.x * kPack;
   }
+  __device__ __forceinline__ std::int64_t column(int c) const { return first + c * kStride; }
+  __device__ __forceinline__ int count(int c) const { return rows::pack_at(column(c), width); }
 };
 
 // What the arithmetic of an element asks of the call; a kernel for silu alone knows that it is.
@@ -45,66 +52,89 @@ __device__ __forceinline__ void activate(const Problem& p, const Problem& a, con
   if (p.twice) rows::round_pack<T>(p.gate.type, to);
 }
 
-template <class T, bool Silu>
+template <class T, bool Silu, int Each>
 __global__ void __launch_bounds__(kThreads) forward(Problem p) {
-  const Place at(p);
-  if (at.n == 0) return;
+  const Place<Each> at(p);
   const Problem a = attributes<Silu>(p);
-  const RowOf gates(p.axes, p.gate, at.row), ups(p.axes, p.up, at.row);
-  const rows::Raw<T> raw_gate = gates.fetch<T>(at.column, at.n), raw_up = ups.fetch<T>(at.column, at.n);
-  float gate[kPack], up[kPack], out[kPack];
-  gates.unpack<T>(raw_gate, gate);
-  ups.unpack<T>(raw_up, up);
-  activate<T>(p, a, gate, out);
+  const RowOf gates(p.axes, p.gate, at.row), ups(p.axes, p.up, at.row), outs(p.axes, p.out, at.row);
+  rows::Raw<T> raw_gate[Each], raw_up[Each];
 #pragma unroll
-  for (int k = 0; k < kPack; ++k) out[k] = out[k] * act32::held_up(a, up[k]);
-  RowOf(p.axes, p.out, at.row).set<T>(at.column, at.n, out);
+  for (int c = 0; c < Each; ++c) {
+    raw_gate[c] = gates.fetch<T>(at.column(c), at.count(c));
+    raw_up[c] = ups.fetch<T>(at.column(c), at.count(c));
+  }
+#pragma unroll
+  for (int c = 0; c < Each; ++c) {
+    if (at.count(c) == 0) return;
+    float gate[kPack], up[kPack], out[kPack];
+    gates.unpack<T>(raw_gate[c], gate);
+    ups.unpack<T>(raw_up[c], up);
+    activate<T>(p, a, gate, out);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) out[k] = out[k] * act32::held_up(a, up[k]);
+    outs.set<T>(at.column(c), at.count(c), out);
+  }
 }
 
-template <class T, bool Silu>
+template <class T, bool Silu, int Each>
 __global__ void __launch_bounds__(kThreads) backward(Problem p) {
-  const Place at(p);
-  if (at.n == 0) return;
+  const Place<Each> at(p);
   const Problem a = attributes<Silu>(p);
   const RowOf gates(p.axes, p.gate, at.row), ups(p.axes, p.up, at.row), d_outs(p.axes, p.d_out, at.row),
       d_gates(p.axes, p.d_gate, at.row), d_ups(p.axes, p.d_up, at.row);
-  const rows::Raw<T> raw_gate = gates.fetch<T>(at.column, at.n), raw_up = ups.fetch<T>(at.column, at.n),
-                     raw_d = d_outs.fetch<T>(at.column, at.n);
-  float gate[kPack], up[kPack], d[kPack], out[kPack];
-  gates.unpack<T>(raw_gate, gate);
-  ups.unpack<T>(raw_up, up);
-  d_outs.unpack<T>(raw_d, d);
-  if (d_gates) {
+  rows::Raw<T> raw_gate[Each], raw_up[Each], raw_d[Each];
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) out[k] = act32::d_gate(a, d[k], gate[k], up[k]);
-    d_gates.set<T>(at.column, at.n, out);
+  for (int c = 0; c < Each; ++c) {
+    raw_gate[c] = gates.fetch<T>(at.column(c), at.count(c));
+    raw_up[c] = ups.fetch<T>(at.column(c), at.count(c));
+    raw_d[c] = d_outs.fetch<T>(at.column(c), at.count(c));
   }
-  if (d_ups) {
-    activate<T>(p, a, gate, out);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) out[k] = act32::d_up(a, d[k], out[k], up[k]);
-    d_ups.set<T>(at.column, at.n, out);
+  for (int c = 0; c < Each; ++c) {
+    if (at.count(c) == 0) return;
+    float gate[kPack], up[kPack], d[kPack], out[kPack];
+    gates.unpack<T>(raw_gate[c], gate);
+    ups.unpack<T>(raw_up[c], up);
+    d_outs.unpack<T>(raw_d[c], d);
+    if (d_gates) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) out[k] = act32::d_gate(a, d[k], gate[k], up[k]);
+      d_gates.set<T>(at.column(c), at.count(c), out);
+    }
+    if (d_ups) {
+      activate<T>(p, a, gate, out);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) out[k] = act32::d_up(a, d[k], out[k], up[k]);
+      d_ups.set<T>(at.column(c), at.count(c), out);
+    }
   }
 }
 
-inline dim3 grid(const Problem& p) { return dim3(static_cast<unsigned>(p.axes.rows * tiles(p))); }
+template <int Each>
+dim3 grid(const Problem& p) {
+  return dim3(static_cast<unsigned>(p.axes.rows * tiles<Each>(p)));
+}
 
-inline void launch_forward(const Problem& p, hipStream_t stream) {
+// f(T{}, whether it is silu, packs of a thread), as constants.
+template <class F>
+void for_kernel(const Problem& p, F f) {
   if (p.axes.rows * p.width == 0) return;
+  const bool silu = p.act == act32::Act::silu, many = p.axes.rows * tiles<kMany>(p) >= kManyTiles;
   rows::for_type(p.gate.type == rows::Type::bf16, [&]<class T>(T) {
-    if (p.act == act32::Act::silu)
-      hipLaunchKernelGGL((forward<T, true>), grid(p), dim3(kThreads), 0, stream, p);
-    else
-      hipLaunchKernelGGL((forward<T, false>), grid(p), dim3(kThreads), 0, stream, p);
+    const auto with = [&]<bool Silu>() {
+      many ? f.template operator()<T, Silu, kMany>() : f.template operator()<T, Silu, kFew>();
+    };
+    silu ? with.template operator()<true>() : with.template operator()<false>();
+  });
+}
+inline void launch_forward(const Problem& p, hipStream_t stream) {
+  for_kernel(p, [&]<class T, bool Silu, int Each>() {
+    hipLaunchKernelGGL((forward<T, Silu, Each>), grid<Each>(p), dim3(kThreads), 0, stream, p);
   });
 }
 inline void launch_backward(const Problem& p, hipStream_t stream) {
-  if (p.axes.rows * p.width == 0) return;
-  rows::for_type(p.gate.type == rows::Type::bf16, [&]<class T>(T) {
-    if (p.act == act32::Act::silu)
-      hipLaunchKernelGGL((backward<T, true>), grid(p), dim3(kThreads), 0, stream, p);
-    else
-      hipLaunchKernelGGL((backward<T, false>), grid(p), dim3(kThreads), 0, stream, p);
+  for_kernel(p, [&]<class T, bool Silu, int Each>() {
+    hipLaunchKernelGGL((backward<T, Silu, Each>), grid<Each>(p), dim3(kThreads), 0, stream, p);
   });
 }
 
