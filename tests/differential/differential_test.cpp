@@ -245,6 +245,15 @@ std::string check_refusal(const rlk::Status& status, const char* op) {
   return {};
 }
 
+// Whether an open chunk's rows are read from a cache that no call left. Such rows may hold anything where an inverse has
+// zeros, which some instruction sets read and others do not: bits and distances are promised for what a call left.
+bool reads_strange_rows(const Call& c) {
+  if (std::string_view(c.schema().name) != "kda_step") return false;
+  const int64_t chunk = c.attribute("chunk_size");
+  return std::ranges::any_of(c.argument("rows").values.numbers,
+                             [&](int64_t n) { return n > 0 && n < chunk; });
+}
+
 // The first thing that is wrong about the case, or nothing.
 std::string check_case(Case& c, int32_t threads) {
   const rlk_op_schema& s = c.call.schema();
@@ -273,6 +282,7 @@ std::string check_case(Case& c, int32_t threads) {
     const auto [known, is_first] = first_of.try_emplace(arithmetic, candidate.id, result);
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
       if (s.arguments[i].role == RLK_READ || !c.call.arguments[i].present) continue;
+      if (reads_strange_rows(c.call)) continue;
       // Inside a chunk of KDA a product with zero stands for what is not there: with an infinite factor it is NaN, and
       // how much of a chunk shares it is the vector's width; nor are NaNs of states canonical. Its id promises bits for finite
       // operands, and for any to the gates.
