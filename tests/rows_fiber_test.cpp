@@ -23,8 +23,8 @@ const rlk::Options kRows{.backend = "native.rows"};
 TEST_CASE("rms_norm on fibers is native's bits, with every option") {
   std::mt19937 random(7);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}, Shape{2, 5003}})
-      for (int form = 0; form < 4; ++form) {
+    for (const Shape& shape : {Shape{5, 70}, Shape{67, 40}, Shape{2, 3, 1100}, Shape{2, 5003}})
+      for (int form = 0; form < 5; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
         const Shape width{shape.back()};
@@ -37,10 +37,10 @@ TEST_CASE("rms_norm on fibers is native's bits, with every option") {
         rlk::RmsNorm a{.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor};
         std::vector<Owned*> results{&y, &rstd};
         if (form != 3) a.weight = weight.tensor;
-        if (form >= 1) a.residual = residual.tensor, a.sum = sum.tensor, results.push_back(&sum);
+        if (form >= 1 && form <= 3) a.residual = residual.tensor, a.sum = sum.tensor, results.push_back(&sum);
         if (form == 0) a.weight_offset = true, a.gate = gate.tensor;
         if (form == 1) a.cast = rlk::RmsNorm::Cast::early;
-        if (form == 3) a.gate = gate.tensor, a.gate_act = rlk::RmsNorm::GateAct::sigmoid;
+        if (form >= 3) a.gate = gate.tensor, a.gate_act = rlk::RmsNorm::GateAct::sigmoid;
         REQUIRE(rlk::rms_norm(a, kRows));
         same_on_fibers(results, copies(results),
                        [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
@@ -52,7 +52,7 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
   for (DType t : kTypes)
     for (const Shape& shape :
          {Shape{131, 40}, Shape{2, 3, 1100}, Shape{5, 264}, Shape{3, 4104}, Shape{2, 5003}, Shape{0, 40}})
-      for (int form = 0; form < 7; ++form) {
+      for (int form = 0; form < 8; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
         const Shape width{shape.back()};
@@ -72,12 +72,13 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
           results.push_back(&d_gate);
         }
         if (form >= 1) a.d_sum = d_sum.tensor;
-        if (form >= 4) {
+        if (form >= 4 && form <= 6) {
           a.residual = residual.tensor, a.d_residual = d_residual.tensor;
           results.push_back(&d_residual);
         }
         if (form == 6) a.sum = sum.tensor;
-        if (form == 2) a.weight_offset = true, a.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
+        if (form == 2) a.weight_offset = true;
+        if (form == 2 || form == 7) a.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
         REQUIRE(rlk::rms_norm_bwd(a, kRows));
         same_on_fibers(results, copies(results), [&] {
           const rlk::rms32::Problem p = rlk::rms32::problem_of(a);

@@ -130,8 +130,8 @@ TEST_CASE("short_conv on fibers has the same bits in runs of any length") {
       REQUIRE(rlk::short_conv(a, kNative));
       REQUIRE(rlk::short_conv_bwd(b, kNative));
       same_on_fibers({&y, &d_x}, copies({&y, &d_x}), [&] {
-        rlk::simt::short_conv::whole::launch_forward<8>(p, run, nullptr);
-        rlk::simt::short_conv::whole::launch_backward<4>(q, run, nullptr, nullptr);
+        rlk::simt::short_conv::whole::launch_forward(p, run, nullptr);
+        rlk::simt::short_conv::whole::launch_backward(q, run, nullptr, nullptr);
       });
     }
 }

@@ -5,156 +5,13 @@
 //              read first stays in registers
 // shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
 //              the block adds to d_weight. The last rows come first: they are still in the cache
-// narrow       rows of whole packs of up to 128 that give d_weight: both in one pass, a block of threads for a block of rows
+// narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
 // d_weight     one thread a channel adds the shares ascending in fp64, which the others of its block bring
 #pragma once
 
-#include <type_traits>
-
-#include "arithmetic/rms_norm/norm.hpp"
-#include "simt/rows.hpp"
+#include "simt/rms_norm/narrow.hpp"
 
 namespace rlk::simt::rms_norm {
-
-using namespace rlk::rms32;
-using rows::kPack;
-using rows::RowOf;
-
-inline constexpr int kThreads = 128;
-inline constexpr int kWave = 32;
-
-// The sum of eight neighbours in each of `Lanes` lanes by halves: from four times as many to 1. Every lane gets it. A lane and
-// its partner share the work: each goes on with one half of the values.
-template <int Lanes>
-__device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
-#pragma unroll
-  for (int step = Lanes / 2, n = 4; n > 0; step /= 2, n /= 2) {
-    const bool upper = (lane & step) != 0;
-#pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const float mine = upper ? v[k + n] : v[k], other = upper ? v[k] : v[k + n];
-      v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
-    }
-  }
-  float sum = v[0];
-#pragma unroll
-  for (int step = Lanes / 16; step > 0; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
-#pragma unroll
-  for (int step = Lanes / 2; step > Lanes / 16; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
-  return sum;
-}
-
-// A row's threads, and how many packs of it each keeps.
-template <int Threads, int Held>
-struct Team {
-  static constexpr int kThreadsOf = Threads, kHeld = Held;
-  static constexpr int kLanesOf = Threads < kWave ? Threads : kWave;  // of a wave
-  static constexpr int kRows = kThreads / kThreadsOf;
-  static constexpr int kStride = kThreadsOf * kPack;        // from one pack of a thread to its next
-  static constexpr int kSums = Threads > kWave ? 1 : Held;  // lanes beyond stay +0
-  std::int64_t row;
-  bool there;  // rows past the end repeat the last one, since every lane must reach the shuffles
-  int first, lane;
-
-  __device__ __forceinline__ explicit Team(const Problem& p) {
-    const std::int64_t mine = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kThreadsOf;
-    there = mine < p.axes.rows;
-    row = there ? mine : p.axes.rows - 1;
-    first = static_cast<int>(threadIdx.x) % kThreadsOf * kPack;
-    lane = static_cast<int>(threadIdx.x) % kLanesOf;
-  }
-
-  // rms32 from the sums of all threads: lane j of its 1024 is sums[j / kStride] of the thread that has j % kStride.
-  __device__ __forceinline__ float total(float (&sums)[kSums][kPack]) const {
-    float v[kPack];
-    if constexpr (kSums == 1 && Threads <= kWave) {
-      for (int k = 0; k < kPack; ++k) v[k] = sums[0][k];
-      return add_rn(fold<kLanesOf>(v, lane), 0.0f);  // as with the empty lanes: no -0
-    } else if constexpr (Threads == kWave) {
-      for (int k = 0; k < kPack; ++k)
-        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
-    } else {
-      float* all = dynamic_shared<float>();
-      __syncthreads();  // what lies there was read
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) all[k * kThreadsOf + static_cast<int>(threadIdx.x)] = sums[0][k];
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        const float* of = all + k * kThreadsOf + lane;
-        v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
-      }
-    }
-    return fold<kWave>(v, lane);
-  }
-
-  // body(number, first element, how many) for kHeld packs of this thread, the first at `i`.
-  template <class Body>
-  __device__ __forceinline__ void for_some(std::int64_t i, std::int64_t width, Body body) const {
-#pragma unroll
-    for (int c = 0; c < kHeld; ++c) body(c, i + c * kStride, rows::pack_at(i + c * kStride, width));
-  }
-  // read(number, first element, how many) for kHeld packs at a time, then body(lane, number, first element, how many) for
-  // each. Nothing is read again by a later pass over a row of no more than kHeld packs a thread.
-  template <class Read, class Body>
-  __device__ __forceinline__ void for_packs(std::int64_t width, bool again, Read read, Body body) const {
-    for (std::int64_t i = first; i < width; i += kHeld * kStride) {
-      if (!again || width > kHeld * kStride) for_some(i, width, read);
-      for_some(i, width, [&](int c, std::int64_t at, int n) {
-        if (n > 0) body(c % kSums, c, at, n);
-      });
-    }
-  }
-};
-using Sixteen = Team<16, 1>;
-using Wave = Team<kWave, 4>;
-using Waves = Team<4 * kWave, 4>;
-static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
-
-struct Eight {
-  float at[kPack];
-};
-// What the gate multiplies by, and its slope: out of line, for calls with a gate only.
-RLK_DEVICE_CALL Eight gate_values(Gate act, Eight gate) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::value(act, gate.at[k]);
-  return gate;
-}
-RLK_DEVICE_CALL Eight gate_slopes(Gate act, Eight gate) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::slope(act, gate.at[k]);
-  return gate;
-}
-
-__device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kPack]) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) v[k] = v[k] * by[k];
-}
-// Whether a kernel for T knows of gates and residuals, and takes weights of any dtype.
-template <class T>
-inline constexpr bool kGeneral = !__is_same(T, rows::Whole);
-
-// The weight's part of a pack.
-template <class T>
-__device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n, float (&w)[kPack]) {
-  using W = std::conditional_t<kGeneral<T>, rows::Any, rows::Whole>;
-  rows::get_pack<W>(p.weight_type, p.weight, i, n, w);
-  if (!p.offset) return;
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
-}
-
-// What is normalised, from x in `a`: with a residual, its sum with it as a tensor holds it.
-template <class T>
-__device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t i, int n,
-                                             float (&a)[kPack]) {
-  if (!kGeneral<T> || !residual) return;
-  float r[kPack];
-  residual.get<T>(i, n, r);
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
-  rows::round_pack<T>(residual.type, a);
-}
 
 template <class T, class Of>
 __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 6) forward(Problem p) {
@@ -372,77 +229,6 @@ __global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const flo
   out[block * p.width + i] = low, out[block * p.width + i + 1] = high;
 }
 
-// d_x, d_residual and shares of rows of whole packs of up to 128, in one pass: a block has the 128 rows, eight at a time, and
-// while they are there a thread a channel goes on with its chain.
-struct Eights {
-  rows::Bytes16 x[Sixteen::kRows][Sixteen::kThreadsOf], d_y[Sixteen::kRows][Sixteen::kThreadsOf];
-  float r[Sixteen::kRows];
-};
-__device__ __forceinline__ float bf16_at(const rows::Bytes16* row, int i) {
-  return simt::to_float(reinterpret_cast<const simt::bf16*>(row)[i]);
-}
-__global__ void __launch_bounds__(kThreads, 6) narrow_backward(Problem p, float* out) {
-  using Raw = rows::Raw<rows::Whole>;
-  __shared__ Eights tiles[2];
-  const Sixteen at(p);
-  const int team = static_cast<int>(threadIdx.x) / Sixteen::kThreadsOf,
-            channel = static_cast<int>(threadIdx.x);
-  const int n = rows::pack_at(at.first, p.width);
-  const std::int64_t first = std::int64_t{blockIdx.x} * kBlock;
-  const int count = static_cast<int>(p.axes.rows - first < kBlock ? p.axes.rows - first : kBlock);
-  float w[kPack], sum = 0;
-  if (p.weight) weights<rows::Whole>(p, at.first, n, w);
-  Raw x, d_y;
-  const auto row_of = [&](int step) {  // rows past the end repeat the last one
-    const int row = step + team;
-    return first + (row < count ? row : count - 1);
-  };
-  const auto fetch = [&](int step) {
-    x = RowOf(p.axes, p.x, row_of(step)).fetch<rows::Whole>(at.first, n);
-    d_y = RowOf(p.axes, p.d_y, row_of(step)).fetch<rows::Whole>(at.first, n);
-  };
-  fetch(0);
-  for (int step = 0; step < count; step += Sixteen::kRows) {
-    Eights& tile = tiles[step / Sixteen::kRows % 2];
-    const std::int64_t row = row_of(step);
-    float a[kPack], d[kPack], sums[1][kPack];
-    rows::unpack<rows::Whole>(p.x.type, x, a);
-    rows::unpack<rows::Whole>(p.d_y.type, d_y, d);
-    tile.x[team][at.lane] = x.part[0], tile.d_y[team][at.lane] = d_y.part[0];
-    if (step + Sixteen::kRows < count) fetch(step + Sixteen::kRows);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) sums[0][k] = fused(a[k], a[k], 0.0f);
-    const RowOf rstd(p.axes, p.rstd, row);
-    const float r = rstd ? rstd.get(0) : reciprocal(at.total(sums), p.width, p.eps);
-    if (at.lane == 0) tile.r[team] = r;
-    if (p.weight) multiply(d, w);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      a[k] = a[k] * r;
-      sums[0][k] = k < n ? fused(d[k], a[k], 0.0f) : 0.0f;
-    }
-    const float mean = at.total(sums) / static_cast<float>(p.width);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) d[k] = gradient(r, a[k], mean, d[k]);
-    if (step + team < count) {
-      if (const RowOf d_sum(p.axes, p.d_sum, row); d_sum) {
-        d_sum.get<rows::Whole>(at.first, n, a);
-#pragma unroll
-        for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
-      }
-      if (const RowOf d_x(p.axes, p.d_x, row); d_x) d_x.set<rows::Whole>(at.first, n, d);
-      if (const RowOf d_residual(p.axes, p.d_residual, row); d_residual)
-        d_residual.set<rows::Whole>(at.first, n, d);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < Sixteen::kRows; ++k)
-      if (step + k < count)
-        sum = fused(bf16_at(tile.d_y[k], channel), bf16_at(tile.x[k], channel) * tile.r[k], sum);
-  }
-  if (channel < p.width) out[std::int64_t{blockIdx.x} * p.width + channel] = sum;
-}
-
 // A chain of fp64 additions a channel is short work for few threads; the others bring what it needs, a chunk ahead.
 inline constexpr int kJoinThreads = 256, kJoinChannels = 8, kJoinAhead = 8;
 inline constexpr int kJoinRows = kJoinThreads / kJoinChannels, kJoinChunk = kJoinRows * kJoinAhead;
@@ -484,12 +270,13 @@ inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, int by) { return (n + by - 1) / by; }
 
 inline bool narrow(const Problem& p) { return p.width <= kLanes; }
+// A gate only where rows are narrow.
 template <class... Tensors>
 bool whole(const Problem& p, const Tensors&... tensors) {
   const bool weight = p.weight == nullptr || (p.weight_type == rows::Type::bf16 &&
                                               reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0);
-  return p.width % kPack == 0 && weight && !p.gate && !p.residual &&
-         (rows::lies_whole(p.axes, tensors) && ...);
+  return p.width % kPack == 0 && weight && (!p.gate || p.width <= Sixteen::kStride) && !p.residual &&
+         rows::lies_whole(p.axes, p.gate) && (rows::lies_whole(p.axes, tensors) && ...);
 }
 inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
 
@@ -516,7 +303,9 @@ void launch_rows(const Problem& p, hipStream_t stream) {
 }
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
-  if (!p.sum && whole(p, p.x, p.y)) return launch_rows<rows::Whole>(p, stream);
+  if (!p.sum && whole(p, p.x, p.y))
+    return p.width <= Sixteen::kStride ? launch_narrow_forward(p, stream)
+                                       : launch_rows<rows::Whole>(p, stream);
   rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum),
                  [&]<class T>(T) { launch_rows<T>(p, stream); });
 }
@@ -535,9 +324,9 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
   if (p.axes.rows > 0) {
-    const bool in_packs = whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual);
-    if (in_packs && p.d_weight && p.width <= Sixteen::kStride) {
-      hipLaunchKernelGGL(narrow_backward, grid(p.blocks()), dim3(kThreads), 0, stream, p, kept);
+    const bool in_packs = whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate);
+    if (in_packs && (p.d_weight || p.gate) && p.width <= Sixteen::kStride) {
+      launch_narrow_backward(p, kept, stream);
     } else if (in_packs) {
       launch_row_gradients<rows::Whole>(p, r, stream);
       if (!p.d_weight) return;

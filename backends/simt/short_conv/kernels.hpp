@@ -312,10 +312,10 @@ void for_taps(const Problem& p, bool bf16, F f) {
 }
 
 // Rows that a thread of whole.hpp goes through: runs short enough for two blocks on each of an H100's schedulers.
-inline int whole_run_of(const Problem& p, int channels) {
+inline int whole_run_of(const Problem& p) {
   constexpr std::int64_t kEnough = std::int64_t{1} << 16;
   int run = kBlock;
-  while (run > 1 && over(p.axes.rows, run) * (p.width / channels) < kEnough) run /= 2;
+  while (run > 1 && over(p.axes.rows, run) * (p.width / whole::kCount) < kEnough) run /= 2;
   return run;
 }
 // Rows that a thread goes through: more of them read less twice, as long as there are threads enough for any GPU.
@@ -327,7 +327,7 @@ inline int run_of(const Problem& p) {
 }
 
 inline void launch_rows(const Problem& p, bool bf16, hipStream_t stream) {
-  if (whole::serves(p)) return whole::launch_forward<8>(p, whole_run_of(p, 8), stream);
+  if (whole::serves(p)) return whole::launch_forward(p, whole_run_of(p), stream);
   const int run = run_of(p);
   for_taps(p, bf16, [&]<class T, int Taps>() {
     hipLaunchKernelGGL((forward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0, stream,
@@ -349,8 +349,7 @@ inline std::int64_t backward_bytes(const Problem& p) {
   return p.sums() && p.width != 0 ? p.blocks() * p.share() * std::int64_t{sizeof(float)} : 0;
 }
 inline void launch_gradients(const Problem& p, bool bf16, float* shares, hipStream_t stream) {
-  if (whole::serves(p))
-    return whole::launch_backward<4>(p, shares ? kBlock : whole_run_of(p, 4), shares, stream);
+  if (whole::serves(p)) return whole::launch_backward(p, shares ? kBlock : whole_run_of(p), shares, stream);
   const int run = shares ? kBlock : run_of(p);
   for_taps(p, bf16, [&]<class T, int Taps>() {
     hipLaunchKernelGGL((backward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0,

@@ -19,17 +19,18 @@ using conv32::Span;
 using conv32::State;
 
 inline constexpr int kThreads = 128;
-// Rows that are fetched together. A ring of as many rows holds what the longest filter needs, at places known when it is compiled.
-inline constexpr int kStep = 4;
-static_assert(kStep >= conv32::kMostTaps);
+// Rows that are fetched together, and channels of a thread. A ring of as many rows holds what the longest filter needs, at places
+// known when it is compiled.
+inline constexpr int kStep = 8, kStepBack = 4, kCount = 4;
+static_assert(kStepBack >= conv32::kMostTaps);
 
 // Channels of one thread.
 template <int Count>
 struct alignas(2 * Count) Halves {
   std::uint32_t word[Count / 2];
 };
-template <int Count>
-using Ring = float[kStep][Count];
+template <int Count, int Step>
+using Ring = float[Step][Count];
 
 template <int Count>
 __device__ __forceinline__ Halves<Count> fetch(const char* at) {
@@ -87,15 +88,15 @@ struct Filter {
     if (p.bias) numbers<Count>(p.bias, channel, bias);
   }
   // The argument of silu, whose newest input is at `newest` of the ring.
-  template <bool Bias>
-  __device__ __forceinline__ Numbers<Count> sum(const Ring<Count>& x, int newest) const {
+  template <bool Bias, int Step>
+  __device__ __forceinline__ Numbers<Count> sum(const Ring<Count, Step>& x, int newest) const {
     Numbers<Count> z;
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
       z.at[k] = 0;
 #pragma unroll
       for (int t = 0; t < Taps; ++t)
-        z.at[k] = fused(w[t][k], x[(newest + kStep - (Taps - 1) + t) % kStep][k], z.at[k]);
+        z.at[k] = fused(w[t][k], x[(newest + Step - (Taps - 1) + t) % Step][k], z.at[k]);
       if constexpr (Bias) z.at[k] = add_rn(z.at[k], bias[k]);
     }
     return z;
@@ -111,14 +112,14 @@ struct Column {
   }
 };
 
-// Rows of a column from its first on, `count` of them: each is asked for kStep rows before it is taken.
-template <int Count>
+// Rows of a column from its first on, `count` of them: each is asked for Step rows before it is taken.
+template <int Count, int Step>
 struct Feed {
   Column from;
-  Halves<Count> row[kStep] = {};
+  Halves<Count> row[Step] = {};
   __device__ __forceinline__ Feed(const Column& column, int count) : from(column) {
 #pragma unroll
-    for (int a = 0; a < kStep; ++a) ask(a, a < count);
+    for (int a = 0; a < Step; ++a) ask(a, a < count);
   }
   __device__ __forceinline__ void ask(int a, bool more) {
     if (more) row[a] = fetch<Count>(from.at);
@@ -131,12 +132,12 @@ struct Feed {
 };
 
 // The inputs before `row`, placed as if the ring's next were its first.
-template <int Taps, int Count>
+template <int Taps, int Count, int Step>
 __device__ __forceinline__ void recall(const Problem& p, const Span& s, std::int64_t row,
-                                       std::int64_t channel, Ring<Count>& x) {
+                                       std::int64_t channel, Ring<Count, Step>& x) {
 #pragma unroll
   for (int t = 0; t < Taps - 1; ++t) {
-    float(&to)[Count] = x[kStep - (Taps - 1) + t];
+    float(&to)[Count] = x[Step - (Taps - 1) + t];
     const void* from = p.input(s, row - s.begin - (Taps - 1) + t);
 #pragma unroll
     for (int k = 0; k < Count; ++k) to[k] = 0;
@@ -159,9 +160,9 @@ __global__ void __launch_bounds__(kThreads, 4) forward(Problem p, int run) {
   for (std::int64_t row = first; row < last;) {
     const Span s = p.sequence_of(row);
     const int count = static_cast<int>(smaller(s.end, last) - row);
-    Feed<Count> x(Column(p.x, channel, row), count);
+    Feed<Count, kStep> x(Column(p.x, channel, row), count);
     Column y(p.y, channel, row);
-    Ring<Count> ring;
+    Ring<Count, kStep> ring;
     recall<Taps>(p, s, row, channel, ring);
     for (int i = 0; i < count; i += kStep) {
 #pragma unroll
@@ -182,12 +183,12 @@ __global__ void __launch_bounds__(kThreads, 4) forward(Problem p, int run) {
 template <int Taps, int Count, bool Bias>
 struct Share {
   float sum[Taps + Bias][Count] = {};
-  __device__ __forceinline__ void add(const Ring<Count>& x, int newest, const float (&g)[Count]) {
+  __device__ __forceinline__ void add(const Ring<Count, kStepBack>& x, int newest, const float (&g)[Count]) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
 #pragma unroll
       for (int t = 0; t < Taps; ++t)
-        sum[t][k] = fused(g[k], x[(newest + kStep - (Taps - 1) + t) % kStep][k], sum[t][k]);
+        sum[t][k] = fused(g[k], x[(newest + kStepBack - (Taps - 1) + t) % kStepBack][k], sum[t][k]);
       if constexpr (Bias) sum[Taps][k] = add_rn(sum[Taps][k], g[k]);
     }
   }
@@ -203,19 +204,19 @@ struct Share {
 
 // The gradient of an input: of its outputs the last one's is at `newest` of the ring, and the first `outputs` of them exist.
 template <int Taps, int Count>
-__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count>& g, int newest,
-                                               std::int64_t outputs, float (&sum)[Count]) {
+__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count, kStepBack>& g,
+                                               int newest, std::int64_t outputs, float (&sum)[Count]) {
 #pragma unroll
   for (int j = Taps - 1; j >= 0; --j)
     if (j < outputs)
 #pragma unroll
       for (int k = 0; k < Count; ++k)
-        sum[k] = fused(f.w[Taps - 1 - j][k], g[(newest + kStep - (Taps - 1) + j) % kStep][k], sum[k]);
+        sum[k] = fused(f.w[Taps - 1 - j][k], g[(newest + kStepBack - (Taps - 1) + j) % kStepBack][k], sum[k]);
 }
 // The same among a sequence's last inputs, where `missing` outputs come after its end.
 template <int Taps, int Count>
 __device__ __forceinline__ void last_gradient(const Problem& p, const Span& s, const Filter<Taps, Count>& f,
-                                              const Ring<Count>& g, int newest, int missing,
+                                              const Ring<Count, kStepBack>& g, int newest, int missing,
                                               std::int64_t channel, float (&sum)[Count]) {
   if (p.d_final) {
     const Parameter row{p.d_final.row(s.number, missing - 1), p.d_final.type};
@@ -233,13 +234,14 @@ struct Descent {
   std::int64_t channel;
   int count,
       left;  // rows of the run, and of the sequence, from the first one on; no more of them than matter
-  Ring<Count> x = {}, g = {};
+  Ring<Count, kStepBack> x = {}, g = {};
 
   // Row i, whose place in the rings is a: the gradient of its sum.
-  __device__ __forceinline__ void output(Feed<Count>& xs, Feed<Count>& d_ys, int i, int a) {
-    xs.take(a, i + kStep < left, x[a]);
+  __device__ __forceinline__ void output(Feed<Count, kStepBack>& xs, Feed<Count, kStepBack>& d_ys, int i,
+                                         int a) {
+    xs.take(a, i + kStepBack < left, x[a]);
     Numbers<Count> d;
-    d_ys.take(a, i + kStep < left, d.at);
+    d_ys.take(a, i + kStepBack < left, d.at);
     d_silu_of(d, f.template sum<Bias>(x, a));
 #pragma unroll
     for (int k = 0; k < Count; ++k) g[a][k] = d.at[k];
@@ -268,12 +270,12 @@ __global__ void __launch_bounds__(kThreads, 4) backward(Problem p, int run, floa
     const int count = static_cast<int>(smaller(s.end, last) - row), until = p.d_x ? count + Taps - 1 : count,
               left = static_cast<int>(smaller(s.end - row, until));
     Descent<Taps, Count, Bias> d{p, f, s, channel, count, left};
-    Feed<Count> xs(Column(p.x, channel, row), left), d_ys(Column(p.d_y, channel, row), left);
+    Feed<Count, kStepBack> xs(Column(p.x, channel, row), left), d_ys(Column(p.d_y, channel, row), left);
     Column d_x(p.d_x, channel, row);
     recall<Taps>(p, s, row, channel, d.x);
-    for (int i = 0; i < until; i += kStep) {
+    for (int i = 0; i < until; i += kStepBack) {
 #pragma unroll
-      for (int a = 0; a < kStep; ++a) {
+      for (int a = 0; a < kStepBack; ++a) {
         if (i + a >= until) break;
         if (i + a < left) d.output(xs, d_ys, i + a, a);
         if (shares && i + a < count) share.add(d.x, a, d.g[a]);
@@ -325,18 +327,16 @@ struct Launch {
   }
 };
 
-template <int Count>
-void launch_forward(const Problem& p, int run, hipStream_t stream) {
-  const Launch l(p, run, Count);
+inline void launch_forward(const Problem& p, int run, hipStream_t stream) {
+  const Launch l(p, run, kCount);
   for_filter(p.taps, static_cast<bool>(p.bias), [&]<int Taps, bool Bias>() {
-    hipLaunchKernelGGL((forward<Taps, Count, Bias>), l.grid, l.block, 0, stream, p, run);
+    hipLaunchKernelGGL((forward<Taps, kCount, Bias>), l.grid, l.block, 0, stream, p, run);
   });
 }
-template <int Count>
-void launch_backward(const Problem& p, int run, float* shares, hipStream_t stream) {
-  const Launch l(p, run, Count);
+inline void launch_backward(const Problem& p, int run, float* shares, hipStream_t stream) {
+  const Launch l(p, run, kCount);
   for_filter(p.taps, p.bias || p.d_bias, [&]<int Taps, bool Bias>() {
-    hipLaunchKernelGGL((backward<Taps, Count, Bias>), l.grid, l.block, 0, stream, p, run, shares);
+    hipLaunchKernelGGL((backward<Taps, kCount, Bias>), l.grid, l.block, 0, stream, p, run, shares);
   });
 }
 

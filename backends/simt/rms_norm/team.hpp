@@ -1,0 +1,151 @@
+// What the kernels of rms_norm share: the threads of a row and its sum, gates, weights.
+#pragma once
+
+#include <type_traits>
+
+#include "arithmetic/rms_norm/norm.hpp"
+#include "simt/rows.hpp"
+
+namespace rlk::simt::rms_norm {
+
+using namespace rlk::rms32;
+using rows::kPack;
+using rows::RowOf;
+
+inline constexpr int kThreads = 128;
+inline constexpr int kWave = 32;
+
+// The sum of eight neighbours in each of `Lanes` lanes by halves: from four times as many to 1. Every lane gets it. A lane and
+// its partner share the work: each goes on with one half of the values.
+template <int Lanes>
+__device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
+#pragma unroll
+  for (int step = Lanes / 2, n = 4; n > 0; step /= 2, n /= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float mine = upper ? v[k + n] : v[k], other = upper ? v[k] : v[k + n];
+      v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
+    }
+  }
+  float sum = v[0];
+#pragma unroll
+  for (int step = Lanes / 16; step > 0; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+#pragma unroll
+  for (int step = Lanes / 2; step > Lanes / 16; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+  return sum;
+}
+
+// A row's threads, and how many packs of it each keeps.
+template <int Threads, int Held>
+struct Team {
+  static constexpr int kThreadsOf = Threads, kHeld = Held;
+  static constexpr int kLanesOf = Threads < kWave ? Threads : kWave;  // of a wave
+  static constexpr int kRows = kThreads / kThreadsOf;
+  static constexpr int kStride = kThreadsOf * kPack;        // from one pack of a thread to its next
+  static constexpr int kSums = Threads > kWave ? 1 : Held;  // lanes beyond stay +0
+  std::int64_t row;
+  bool there;  // rows past the end repeat the last one, since every lane must reach the shuffles
+  int first, lane;
+
+  __device__ __forceinline__ explicit Team(const Problem& p) {
+    const std::int64_t mine = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kThreadsOf;
+    there = mine < p.axes.rows;
+    row = there ? mine : p.axes.rows - 1;
+    first = static_cast<int>(threadIdx.x) % kThreadsOf * kPack;
+    lane = static_cast<int>(threadIdx.x) % kLanesOf;
+  }
+
+  // rms32 from the sums of all threads: lane j of its 1024 is sums[j / kStride] of the thread that has j % kStride.
+  __device__ __forceinline__ float total(float (&sums)[kSums][kPack]) const {
+    float v[kPack];
+    if constexpr (kSums == 1 && Threads <= kWave) {
+      for (int k = 0; k < kPack; ++k) v[k] = sums[0][k];
+      return add_rn(fold<kLanesOf>(v, lane), 0.0f);  // as with the empty lanes: no -0
+    } else if constexpr (Threads == kWave) {
+      for (int k = 0; k < kPack; ++k)
+        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
+    } else {
+      float* all = dynamic_shared<float>();
+      __syncthreads();  // what lies there was read
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) all[k * kThreadsOf + static_cast<int>(threadIdx.x)] = sums[0][k];
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const float* of = all + k * kThreadsOf + lane;
+        v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
+      }
+    }
+    return fold<kWave>(v, lane);
+  }
+
+  // body(number, first element, how many) for kHeld packs of this thread, the first at `i`.
+  template <class Body>
+  __device__ __forceinline__ void for_some(std::int64_t i, std::int64_t width, Body body) const {
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) body(c, i + c * kStride, rows::pack_at(i + c * kStride, width));
+  }
+  // read(number, first element, how many) for kHeld packs at a time, then body(lane, number, first element, how many) for
+  // each. Nothing is read again by a later pass over a row of no more than kHeld packs a thread.
+  template <class Read, class Body>
+  __device__ __forceinline__ void for_packs(std::int64_t width, bool again, Read read, Body body) const {
+    for (std::int64_t i = first; i < width; i += kHeld * kStride) {
+      if (!again || width > kHeld * kStride) for_some(i, width, read);
+      for_some(i, width, [&](int c, std::int64_t at, int n) {
+        if (n > 0) body(c % kSums, c, at, n);
+      });
+    }
+  }
+};
+using Sixteen = Team<16, 1>;
+using Wave = Team<kWave, 4>;
+using Waves = Team<4 * kWave, 4>;
+static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
+
+struct Eight {
+  float at[kPack];
+};
+// What the gate multiplies by, and its slope: out of line, for calls with a gate only.
+RLK_DEVICE_CALL Eight gate_values(Gate act, Eight gate) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::value(act, gate.at[k]);
+  return gate;
+}
+RLK_DEVICE_CALL Eight gate_slopes(Gate act, Eight gate) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) gate.at[k] = activation::slope(act, gate.at[k]);
+  return gate;
+}
+
+__device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kPack]) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) v[k] = v[k] * by[k];
+}
+// Whether a kernel for T knows of gates and residuals, and takes weights of any dtype.
+template <class T>
+inline constexpr bool kGeneral = !__is_same(T, rows::Whole);
+
+// The weight's part of a pack.
+template <class T>
+__device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n, float (&w)[kPack]) {
+  using W = std::conditional_t<kGeneral<T>, rows::Any, rows::Whole>;
+  rows::get_pack<W>(p.weight_type, p.weight, i, n, w);
+  if (!p.offset) return;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
+}
+
+// What is normalised, from x in `a`: with a residual, its sum with it as a tensor holds it.
+template <class T>
+__device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t i, int n,
+                                             float (&a)[kPack]) {
+  if (!kGeneral<T> || !residual) return;
+  float r[kPack];
+  residual.get<T>(i, n, r);
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
+  rows::round_pack<T>(residual.type, a);
+}
+
+}  // namespace rlk::simt::rms_norm
