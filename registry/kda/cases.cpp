@@ -298,6 +298,7 @@ void kda_step_cases(const CaseSink& sink) {
     sink(step_case({2, 3, 2, 4, 16, 16, {14, 32}}, t,
                    {.gating = kBounded, .norm = true, .sigmoid = true, .chunk = 32}));
     sink(step_case({2, 1, 1, 2, 16, 20, {40, 63}}, t, {.v_first = true}));
+    sink(step_case({2, 1, 1, 2, 128, 128, {47, 64}}, t, {.gating = kBounded, .norm = true, .sigmoid = true}));
   }
   const std::pair<StepShape, Config> brief[] = {
       {{1, 64, 1, 1, 16, 16, {64}}, {}},

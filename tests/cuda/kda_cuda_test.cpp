@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "kda_promises.hpp"
 #include "kda_seeds.hpp"
+#include "kda_steps.hpp"
 #include "rlk/rlk.hpp"
 
 namespace {
@@ -122,6 +124,58 @@ Run forward_on_gpu(const std::string& implementation) {
     Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
     const rlk::Status status = views.forward(
         {.backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace});
+    REQUIRE_MESSAGE(status, status.message());
+    mirror.bring_back();
+  };
+}
+
+// One call of kda_step on the device.
+RunStep step_on_gpu(const std::string& implementation) {
+  return [implementation](const Step& p) {
+    Mirror mirror;
+    std::deque<rlk::Tensor> kept;
+    const auto place = [&](void* data, Float type, std::initializer_list<std::int64_t> shape) {
+      rlk::Tensor& t = kept.emplace_back(data, shape,
+                                         type == Float::f32    ? rlk::DType::f32
+                                         : type == Float::bf16 ? rlk::DType::bf16
+                                                               : rlk::DType::f16);
+      mirror.place(t);
+      return rlk::Tensor(t);
+    };
+    const std::int64_t B = p.batch, H = p.heads, HV = p.value_heads, K = p.k_dim, V = p.v_dim;
+    rlk::Tensor& rows = kept.emplace_back(const_cast<void*>(p.rows), std::initializer_list<std::int64_t>{B},
+                                          p.wide_rows ? rlk::DType::i64 : rlk::DType::i32);
+    mirror.place(rows);
+    const auto given = [&](const rlk::kda::Tensor& t, std::initializer_list<std::int64_t> shape) {
+      return place(t.data, t.type, shape);
+    };
+    const rlk::Tensor q = given(p.q, {B, 1, H, K}), k = given(p.k, {B, 1, H, K}),
+                      v = given(p.v, {B, 1, HV, V}), g = given(p.g, {B, 1, HV, K}),
+                      beta = given(p.beta, {B, 1, HV}), out = given(p.out, {B, 1, HV, V}),
+                      state = place(p.initial.data, Float::f32, {B, HV, K, V}),
+                      cache = place(p.cache.data, Float::f32, {B, HV, p.layout.size});
+    rlk::KdaStep a{.q = q,
+                   .k = k,
+                   .v = v,
+                   .g = g,
+                   .beta = beta,
+                   .rows = rows,
+                   .state = state,
+                   .cache = cache,
+                   .out = out};
+    rlk::Tensor rate, bias;
+    if (p.a_log) {
+      rate = place(const_cast<float*>(p.a_log), Float::f32, {HV});
+      a.a_log = rate;
+    }
+    if (p.dt_bias) {
+      bias = place(const_cast<float*>(p.dt_bias), Float::f32, {HV, K});
+      a.dt_bias = bias;
+    }
+    a.scale = p.scale, a.qk_l2norm = p.l2norm, a.beta_sigmoid = p.beta_sigmoid;
+    a.allow_neg_eigval = p.neg_eigval, a.gate = static_cast<rlk::KdaStep::Gate>(p.gate);
+    a.lower_bound = p.lower_bound, a.chunk_size = p.chunk;
+    const rlk::Status status = rlk::kda_step(a, {.backend = implementation});
     REQUIRE_MESSAGE(status, status.message());
     mirror.bring_back();
   };
@@ -354,6 +408,43 @@ TEST_CASE("kda on Hopper: a sequence packed alone has the bits of a batch of one
     for (Float type : {Float::f32, Float::bf16}) check(plain, type), check(gated, type);
     gated.tokens = 33000;
     check(gated, Float::f32);
+  }
+}
+
+// By few, some and many heads: they decide how many blocks share one.
+TEST_CASE("kda_step on Hopper: one token after the other has the bits of a prefill, whatever the batch") {
+  if (!gpu(90)) return;
+  const Shape shapes[] = {
+      {.tokens = 130, .heads = 2, .value_heads = 4, .gate = Gate::bounded, .norm = true, .sigmoid = true},
+      {.batch = 5, .tokens = 70, .value_heads = 8, .gate = Gate::softplus, .negative = true},
+      {.batch = 38, .tokens = 66, .value_heads = 8, .masked = 0.05},
+  };
+  for (Shape shape : shapes)
+    for (Float type : {Float::f32, Float::bf16}) {
+      shape.k = shape.v = 128, shape.type = type;
+      CAPTURE(shape.batch);
+      const Run prefill = [](Case& c) {
+        Views views(c);
+        REQUIRE(views.forward({.backend = "native.fma32"}));
+      };
+      check_tokens(shape, prefill, step_on_gpu("cuda.sm90"));
+    }
+}
+
+TEST_CASE("kda_step on Hopper: rows that are none give NaN and write nothing else") {
+  if (!gpu(90)) return;
+  for (int heads : {2, 20, 100}) {
+    Decoded d({.batch = 3, .tokens = 4, .value_heads = heads, .k = 128, .v = 128}, 25);
+    d.rows = {-1, 65, 0};
+    const Buffer state = d.state;
+    const std::vector<std::int64_t> one(3, 1);
+    Case c = d.next(one, one, false);
+    d.run(c, step_on_gpu("cuda.sm90"));
+    CAPTURE(heads);
+    const std::size_t row = std::size_t(heads) * 128, kept = std::size_t(heads * d.layout.size);
+    for (std::size_t i = 0; i < 3 * row; ++i) REQUIRE(std::isnan(c.out.at("o")[i]) == (i < 2 * row));
+    CHECK(d.state == state);
+    for (std::size_t i = 0; i < 2 * kept; ++i) REQUIRE(std::isnan(d.cache[i]));
   }
 }
 

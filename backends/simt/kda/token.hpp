@@ -17,50 +17,70 @@ struct SharedToken {
   float sums[32], norm[2];
 };
 
-// Threads are (32, 8); `t` is filled by all of them and may be read when this returns.
-__device__ inline void read_token(const Problem& p, std::int64_t b, int hv, SharedToken& t) {
-  const int thread = int(threadIdx.y) * 32 + int(threadIdx.x), K = p.k_dim, h = hv / p.group();
-  std::uint32_t q_bits = 0, k_bits = 0, g_bits = 0, v_bits = 0;
-  if (thread < K) {
-    q_bits = load_bits(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
-    k_bits = load_bits(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
-    g_bits = load_bits(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
+// A token as memory has it, a channel a thread.
+struct TokenBits {
+  std::uint32_t q = 0, k = 0, g = 0, v = 0, beta = 0;
+  float a_log = 0, bias = 0;
+};
+__device__ __forceinline__ TokenBits fetch_token(const Problem& p, std::int64_t b, int hv, int thread) {
+  TokenBits x;
+  const int h = hv / p.group();
+  if (thread < p.k_dim) {
+    x.q = load_bits(p.q.data, p.q.type, at(p.q, b, 0, h) + thread);
+    x.k = load_bits(p.k.data, p.k.type, at(p.k, b, 0, h) + thread);
+    x.g = load_bits(p.g.data, p.g.type, at(p.g, b, 0, hv) + thread);
+    if (p.gate != Gate::none && p.dt_bias) x.bias = p.dt_bias[std::int64_t(hv) * p.k_dim + thread];
   }
-  if (thread < p.v_dim) v_bits = load_bits(p.v.data, p.v.type, at(p.v, b, 0, hv) + thread);
-  const std::uint32_t beta_bits = load_bits(p.beta.data, p.beta.type, at(p.beta, b, 0, hv));
-  const GateParameters<float> gate = gate_parameters<float>(p, hv, thread < K ? thread : 0);
-  float q = from_bits(p.q.type, q_bits), k = from_bits(p.k.type, k_bits);
-  t.v[thread] = from_bits(p.v.type, v_bits);
+  if (thread < p.v_dim) x.v = load_bits(p.v.data, p.v.type, at(p.v, b, 0, hv) + thread);
+  x.beta = load_bits(p.beta.data, p.beta.type, at(p.beta, b, 0, hv));
+  if (p.gate != Gate::none && p.a_log) x.a_log = p.a_log[hv];
+  return x;
+}
+
+// `t` is filled by kThreads threads, `thread` among them, and may be read when this returns; `sync` is a barrier of these.
+template <class Sync>
+__device__ inline void read_token(const Problem& p, const TokenBits& x, SharedToken& t, int thread,
+                                  Sync sync) {
+  const int K = p.k_dim;
+  GateParameters<float> gate{p.gate, 1, x.bias, float(p.lower_bound)};
+  if (p.gate != Gate::none && p.a_log) gate.rate = simt::exp<float>(x.a_log);
+  float q = from_bits(p.q.type, x.q), k = from_bits(p.k.type, x.k);
+  t.v[thread] = from_bits(p.v.type, x.v);
   if (p.l2norm) {
     t.q[thread] = q;
     t.k[thread] = k;
-    __syncthreads();
+    sync();
     if (thread < 32) {
-      const float* x = thread < 16 ? t.q : t.k;
+      const float* row = thread < 16 ? t.q : t.k;
       float sum = 0;
-      for (int d = thread % 16; d < chunked::padded(K); d += 16) sum = simt::fused(x[d], x[d], sum);
+      for (int d = thread % 16; d < chunked::padded(K); d += 16) sum = simt::fused(row[d], row[d], sum);
       t.sums[thread] = sum;
     }
-    __syncthreads();
+    sync();
     if (thread < 2) {
       float sum = 0;
       for (int l = 0; l < 16; ++l) sum += t.sums[thread * 16 + l];
       t.norm[thread] = 1.0f / simt::root(sum + float(kNormEps));
     }
-    __syncthreads();
+    sync();
     q = round_to(p.q.type, q * t.norm[0]);
     k = round_to(p.k.type, k * t.norm[1]);
   }
   if (thread < K) {
-    const float beta = write_strength<float>(p, from_bits(p.beta.type, beta_bits));
+    const float beta = write_strength<float>(p, from_bits(p.beta.type, x.beta));
     t.q[thread] = q * float(p.scale);
     t.k[thread] = k;
     t.write_k[thread] = beta * k;
-    t.decay[thread] = chunked::flushed(simt::exp<float>(gate.value(from_bits(p.g.type, g_bits))));
+    t.decay[thread] = chunked::flushed(simt::exp<float>(gate.value(from_bits(p.g.type, x.g))));
   } else {
     t.q[thread] = t.k[thread] = t.write_k[thread] = t.decay[thread] = 0;
   }
-  __syncthreads();
+  sync();
+}
+// Threads are (32, 8).
+__device__ inline void read_token(const Problem& p, std::int64_t b, int hv, SharedToken& t) {
+  const int thread = int(threadIdx.y) * 32 + int(threadIdx.x);
+  read_token(p, fetch_token(p, b, hv, thread), t, thread, [] { __syncthreads(); });
 }
 
 }  // namespace rlk::simt::kda

@@ -1,0 +1,196 @@
+// kda_step on Hopper: what a block has in shared memory, and how numbers get there. The chains are those of
+// arithmetic/kda/step.hpp; the arithmetic is fma32/kda.
+//
+// A block takes one (sequence, value head) after the other, a token each. One warp of it, the producer, orders bulk copies
+// of what lies in one piece in memory: the keys and decays of the row's own block of 16 rows, the state, y and n. They go
+// through a ring of slots, so that the next state is on its way while this row's short chains run. Eight warps compute, in
+// two halves of a thread a column:
+//
+//              columns of V ("low")                              pairs ("high")
+//   decays     of the row                                        keys of the row's block, decayed to it
+//   products   x and (s q eg) S, the state read once             M_ij and P_ij, a thread a column j of one of them
+//   rows       row i of A, then n_i                              (s q eg) S + P n as far as row i - 1
+//
+// Rows of A and decayed keys of earlier blocks are scattered in memory: 16 bytes at a time, asked for by those who use them
+// as soon as what lay there for the token before is used, as are the next token's numbers.
+#pragma once
+
+#include "arithmetic/kda/step.hpp"
+#include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/copy.cuh"
+#include "cuda/hopper/tma.cuh"
+#include "simt/kda/token.hpp"
+
+namespace rlk::cuda::kda::step {
+
+using namespace hopper;
+using ::rlk::kda::Step;
+using ::rlk::kda::chunked::flushed;
+using ::rlk::kda::chunked::kBlock;
+using ::rlk::kda::chunked::kRows;
+using ::rlk::simt::fused;
+using ::rlk::simt::mul_rn;
+
+inline constexpr int kDim = 128;  // K and V
+inline constexpr int kHalf = 128, kConsumers = 2 * kHalf, kThreads = kConsumers + 32;
+// A slot has the 16 rows of a block, and one more: with keys and decays come, in their last two, the decay before the block and
+// those over the two blocks between the first and it.
+inline constexpr int kTile = kBlock * kDim, kSlots = 6;
+inline constexpr int kBefore = (kBlock - 1) * kDim,
+                     kWhole = kBefore;  // places in the slots of keys and decays
+
+struct Shared {
+  alignas(128) float slots[kSlots][kTile + kDim];
+  // Keys of a 16-row block: [channel][row]. Channels of odd blocks are swapped in pairs, so that a warp whose columns lie
+  // in two blocks meets 32 banks. Where a chunk ends: [row][channel], keys decayed to its end.
+  alignas(128) float keys[kRows / kBlock][kTile];
+  alignas(128) float A[kRows][kRows];
+  simt::kda::SharedToken token;
+  alignas(16) float k_start[kDim], q_start[kDim], k_block[kDim], q_block[kDim];
+  alignas(16) float to_A[kRows], P[kRows], row[kRows];  // -beta M, P, row i of A
+  float o[kDim], n[kDim];
+  alignas(8) std::uint64_t full[kSlots], empty[kSlots], closed;
+};
+
+// Where a thread stands.
+struct Here {
+  int thread, half;  // half: the thread in its half
+  bool low;
+};
+
+// A (sequence, value head), and the row that its token is.
+struct Row {
+  ::rlk::kda::chunked::OpenChunk c;
+  float* state;
+  int n, hv, i;
+
+  __device__ Row(const Step& p, int task)
+      : Row(p, static_cast<int>(static_cast<unsigned>(task) / static_cast<unsigned>(p.value_heads)), task) {}
+  __device__ Row(const Step& p, int sequence, int task)
+      : c(p.layout, nullptr), n(sequence), hv(task - sequence * p.value_heads), i(0) {
+    c = {p.layout, static_cast<float*>(p.cache.data) + n * p.cache.row + hv * p.cache.head};
+    state = static_cast<float*>(p.initial.data) + n * p.initial.row + hv * p.initial.head;
+  }
+  __device__ int own() const { return i % kBlock; }   // rows of its block before it
+  __device__ int first() const { return i - own(); }  // that block's first row
+  __device__ int block() const { return i / kBlock; }
+};
+
+// Whether a call may give this many rows.
+__device__ __forceinline__ bool fits(std::int64_t rows) { return rows >= 0 && rows <= kRows; }
+
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+// Each half among itself, both as often: racecheck counts barriers, not their names.
+__device__ __forceinline__ void sync_half(bool low) {
+  if (low) {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 3, 128;" ::: "memory");
+  }
+}
+
+// Neighbours, aligned to as many bytes (16 at most).
+template <int Count>
+__device__ __forceinline__ void read(const float* from, float (&x)[Count]) {
+  if constexpr (Count % 4 == 0) {
+#pragma unroll
+    for (int a = 0; a < Count; a += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + a);
+      x[a] = v.x, x[a + 1] = v.y, x[a + 2] = v.z, x[a + 3] = v.w;
+    }
+  } else {
+    static_assert(Count == 2);
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    x[0] = v.x, x[1] = v.y;
+  }
+}
+template <int Count>
+__device__ __forceinline__ void write(float* to, const float (&x)[Count]) {
+  if constexpr (Count % 4 == 0) {
+#pragma unroll
+    for (int a = 0; a < Count; a += 4)
+      *reinterpret_cast<float4*>(to + a) = make_float4(x[a], x[a + 1], x[a + 2], x[a + 3]);
+  } else {
+    static_assert(Count == 2);
+    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+  }
+}
+
+// The slot with piece `piece` of all that the producer brings, once it is there.
+__device__ __forceinline__ const float* wait_for(Shared& s, unsigned piece) {
+  barrier_wait(&s.full[piece % kSlots], piece / kSlots & 1);
+  return s.slots[piece % kSlots];
+}
+// By every warp of the half that reads the piece.
+__device__ __forceinline__ void release(Shared& s, unsigned piece, const Here& h) {
+  __syncwarp();
+  if (h.thread % 32 == 0) barrier_arrive(&s.empty[piece % kSlots]);
+}
+
+// The producer's next piece: a slot, and the bytes that copies will bring to it.
+__device__ __forceinline__ float* next_slot(Shared& s, unsigned piece, int floats) {
+  const int slot = static_cast<int>(piece % kSlots);
+  barrier_wait(&s.empty[slot], (piece / kSlots & 1) ^ 1);
+  barrier_expect(&s.full[slot], static_cast<std::uint32_t>(floats * 4));
+  return s.slots[slot];
+}
+__device__ __forceinline__ void bring(Shared& s, unsigned piece, int at, const float* from, int floats) {
+  if (floats > 0)
+    bulk_load(s.slots[piece % kSlots] + at, from, static_cast<std::uint32_t>(floats * 4),
+              &s.full[piece % kSlots]);
+}
+__device__ __forceinline__ void bring_rows(Shared& s, unsigned& piece, const float* from, int rows) {
+  next_slot(s, piece, rows * kDim);
+  bring(s, piece++, 0, from, rows * kDim);
+}
+
+// Pieces of a row, in the order of the ring.
+struct Pieces {
+  unsigned block, state, rows, end;  // the first of: own block's keys and decays, state, n and y in turn
+
+  __device__ Pieces(unsigned piece, const Row& r)
+      : block(piece),
+        state(block + (r.i > 0 ? 2 : 0)),
+        rows(state + kDim / kBlock),
+        end(rows + 2 * static_cast<unsigned>((r.i + kBlock - 1) / kBlock)) {}
+};
+
+// The keys and decays of the row's own block, and what else its decays take.
+__device__ inline void bring_block(Shared& s, unsigned& piece, const Row& r) {
+  const int own = r.own() * kDim, b = r.block(), whole = b > 1 ? (b - 1) * kDim : 0;
+  next_slot(s, piece, own + (b > 0 ? kDim : 0));
+  bring(s, piece, 0, r.c.k + r.first() * kDim, own);
+  bring(s, piece++, kBefore, r.c.start + b * kDim, b > 0 ? kDim : 0);
+  next_slot(s, piece, own + whole);
+  bring(s, piece, 0, r.c.decay + r.first() * kDim, own);
+  bring(s, piece++, kWhole, r.c.whole + kDim, whole);
+}
+
+// What the producer does, one thread.
+__device__ inline void produce(const Step& p, Shared& s, int task, int step) {
+  unsigned piece = 0, closings = 0;
+  for (; task < p.sequences * p.value_heads; task += step) {
+    Row r(p, task);
+    const std::int64_t rows = p.cached(r.n);
+    if (!fits(rows)) continue;
+    r.i = static_cast<int>(rows);
+    if (r.i == kRows) {
+      for (int b = kRows / kBlock - 1; b >= 0; --b) {
+        bring_rows(s, piece, r.c.k + b * kTile, kBlock);
+        bring_rows(s, piece, r.c.decay + b * kTile, kBlock);
+      }
+      for (int m = 0; m < kRows; m += kBlock) bring_rows(s, piece, r.c.n + m * kDim, kBlock);
+      barrier_wait(&s.closed, closings++ & 1);
+      r.i = 0;
+    }
+    if (r.i > 0) bring_block(s, piece, r);
+    for (int d = 0; d < kDim; d += kBlock) bring_rows(s, piece, r.state + d * kDim, kBlock);
+    for (int m = 0; m < r.i; m += kBlock) {
+      const int some = r.i - m < kBlock ? r.i - m : kBlock;
+      bring_rows(s, piece, r.c.n + m * kDim, some);
+      bring_rows(s, piece, r.c.y + m * kDim, some);
+    }
+  }
+}
+
+}  // namespace rlk::cuda::kda::step

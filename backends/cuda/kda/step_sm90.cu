@@ -1,0 +1,52 @@
+// kda_step on Hopper: the kernel of step/.
+#include <algorithm>
+
+#include "cuda/kda/step.h"
+#include "cuda/kda/step/row.cuh"
+
+namespace rlk::cuda::kda {
+namespace {
+
+using namespace step;
+
+__global__ void __launch_bounds__(step::kThreads, 2) step_kernel(const __grid_constant__ Step p) {
+  extern __shared__ __align__(128) char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      barrier_init(&s.full[slot], 1);
+      barrier_init(&s.empty[slot], kHalf / 32);
+    }
+    barrier_init(&s.closed, 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (thread < kConsumers) {
+    consume(p, s, blockIdx.x, gridDim.x, {thread, thread % kHalf, thread < kHalf});
+  } else if (thread == kConsumers) {
+    produce(p, s, blockIdx.x, gridDim.x);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
+  constexpr int kBytes = static_cast<int>(sizeof(Shared));
+  static_assert(2 * (kBytes + 1024) <= 228 * 1024, "two blocks a multiprocessor");
+  const std::int64_t tasks = p.sequences * p.value_heads;
+  if (tasks == 0) return cudaSuccess;
+  int multiprocessors = 0;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      e != cudaSuccess)
+    return e;
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      e != cudaSuccess)
+    return e;
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tasks, 2 * multiprocessors));
+  step_kernel<<<blocks, step::kThreads, kBytes, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace rlk::cuda::kda
