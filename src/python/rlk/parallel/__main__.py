@@ -20,9 +20,6 @@ import rlk
 import rlk.model
 from rlk import parallel, sampler, verify_model
 
-#: The smallest shape whose heads are whole leaves on eight ranks, with an MLP that is not cut evenly.
-TINY = rlk.model.Config(128, 64, 2, 16, 8, 16, 176, theta=1e4, max_length=4096)
-
 
 def digest(tensors):
     h = hashlib.sha256()
@@ -32,8 +29,7 @@ def digest(tensors):
 
 
 def build(given):
-    shape = TINY if given.model == "tiny" else rlk.model.config(given.model)
-    shape = rlk.model.config(shape, **({"layers": given.layers} if given.layers else {}))
+    shape = rlk.model.config(given.model, **({"layers": given.layers} if given.layers else {}))
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype]
     return rlk.model.Decoder(shape, seed=given.seed, dtype=dtype, device=given.device)
 
@@ -76,7 +72,7 @@ def report(given, degrees):
 
 def options(arguments):
     parser = argparse.ArgumentParser(prog="python -m rlk.parallel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", choices=("tiny", *sorted(rlk.model.CONFIGS)))
+    parser.add_argument("--model", default="tiny-ranks", choices=sorted(rlk.model.CONFIGS))
     parser.add_argument("--layers", type=int, help="only so many")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--device", default="cpu")
