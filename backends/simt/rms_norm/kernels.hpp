@@ -1,8 +1,8 @@
 // The portable GPU kernels of rms_norm (arithmetic rms32): the bits of the native backend on every GPU.
 //
-// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row, and one of 16 a row of whole packs of
-//              up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024 lanes, or 32; what it
-//              read first stays in registers
+// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 16 a row
+//              of whole packs of up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024
+//              lanes, or 32; what it read first stays in registers
 // shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
 //              the block adds to d_weight. The last rows come first: they are still in the cache
 // narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
@@ -295,11 +295,16 @@ dim3 grid_of(const Problem& p) {
   return grid(over(p.axes.rows, Of::kRows));
 }
 
+// Rows that leave most of a GPU idle, as when decoding: more threads each, for the time of one row.
+inline constexpr std::int64_t kFewRows = 256;
+
 template <class T>
 void launch_rows(const Problem& p, hipStream_t stream) {
-  for_team<T>(p, [&]<class Of>() {
+  const auto with = [&]<class Of>() {
     hipLaunchKernelGGL((forward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
-  });
+  };
+  if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return with.template operator()<Waves>();
+  for_team<T>(p, with);
 }
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
