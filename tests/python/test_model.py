@@ -86,6 +86,34 @@ def test_captured_steps_draw_what_eager_ones_draw(filters):
     assert not eager._steady and {rows for rows, _ in sizes} == {1, 2, 4, 8} and len({width for _, width in sizes}) > 1
 
 
+def test_a_step_that_is_begun_early_changes_nothing(monkeypatch):
+    """Sequences that end by a token of their own, or come while the next step is under way; and who looks at a step sees that one."""
+    model, begun = decoder(), []
+    plain = sampler._Steady._begin
+    monkeypatch.setattr(sampler._Steady, "_begin", lambda self: begun.append(self) or plain(self))
+    first = [sampler.Request(p, most=30, seed=4, stream=i) for i, p in enumerate(prompts(7, 20, 33))]
+    whole = sampler.Sampler(model, pages=200, page_size=8, graphs=False).run(first)
+    stops = [a.tokens[n] for a, n in zip(whole, (4, 17, 29))]
+    first = [sampler.Request(r.prompt, most=30, seed=4, stream=r.stream, stop=t) for r, t in zip(first, stops)]
+    late = sampler.Request(prompts(5)[0], most=9, seed=4, stream=9)
+
+    def run(**options):
+        found, rows = sampler.Sampler(model, pages=200, page_size=8, **options), {}
+        answers = [found.add(r) for r in first]
+        for step in range(12):
+            assert found.step() and (step or found.step())
+        answers.append(found.add(late))
+        while found.step():
+            pass
+        assert not found.running and found.cache.free == 200
+        return [(a.tokens, a.logp) for a in answers]
+
+    eager = run(graphs=False)
+    assert not begun and [len(t) for t, _ in eager] == [t.index(s) + 1 for (t, _), s in zip(eager, stops)] + [9]
+    assert run(graphs=True) == eager
+    assert sum(s.ahead for s in begun) == 0 and len(begun) > 20
+
+
 @pytest.mark.parametrize("name, most", [("tiny-qwen3", 2), ("tiny-kimi", 3)])
 def test_a_captured_step_leaves_what_the_next_one_needs(name, most, monkeypatch):
     """The host writes for the first step, where a page is full, and where a chunk of KDA begins."""

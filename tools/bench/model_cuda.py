@@ -19,6 +19,14 @@ import rlk.model
 import rlk.sampler
 
 
+#: Steps of decoding in a row, as a server takes them: the sampler begins the next one before the host looks at the last.
+MANY = 10
+
+
+def many(step):
+    return lambda: [step() for _ in range(MANY)]
+
+
 def seconds(run, rounds):
     """Of each of `rounds` runs, the GPU done."""
     found = []
@@ -189,14 +197,14 @@ def main():
     peer = Peer(model, not given.eager_peer)
     print(f"{'':34}{'tokens/s':>12}{'torch':>12}{'ratio':>8}{'ms':>10}{'torch ms':>10}")
     for batch in (1, 16, 128):
-        steps = 4 * given.rounds + 8
-        ours, theirs = decoding(model, batch, given.length, 2 * steps), PeerDecode(peer, batch, given.length, steps)
+        steps = MANY * (given.rounds + 1) + 8
+        ours, theirs = decoding(model, batch, given.length, steps + 2 * batch), PeerDecode(peer, batch, given.length, steps)
         for run in (ours.step, theirs.step):
-            seconds(run, 3)
-        a, b = zip(*((x, y) for _ in range(3) for x, y in zip(seconds(ours.step, given.rounds), seconds(theirs.step, given.rounds))))
-        report(f"decode, {batch} x {given.length} cached", batch, a, b)
+            seconds(many(run), 1)
+        report(f"decode, {batch} x {given.length} cached", MANY * batch,
+               *zip(*((seconds(many(ours.step), 1)[0], seconds(many(theirs.step), 1)[0]) for _ in range(given.rounds))))
         if given.profile and batch != 16:
-            profile(ours.step)
+            profile(ours._last.graph.replay)
         del ours, theirs
     with torch.no_grad():
         tokens = torch.randint(shape.vocab, (8192,), device="cuda")

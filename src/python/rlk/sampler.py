@@ -9,6 +9,7 @@ sequence alone. The noise of a token is that of (seed, stream, position), so a r
 rows of a request are those of the sequence `stream`.
 """
 
+import operator
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ import torch
 import rlk
 from rlk import _errors
 from rlk._hybrid import Resident, Stepped, copied
+from rlk.model import branch
 
 
 @dataclass(frozen=True)
@@ -183,15 +185,17 @@ class Sampler:
 
     def step(self):
         """One pass over the model for all that run: a chunk of a prompt, or one more token. False when nothing is left to do."""
-        self._admit()
+        ahead = self._last is not None and self._last.ahead
+        if not ahead:
+            self._admit()
         if not self.running:
             return False
-        work = [(s, self._rows_of(s)) for s in self.running]
+        work = [(s, 1 if ahead else self._rows_of(s)) for s in self.running]
         for s, n in work:
             while len(s.table) * self.cache.page_size < s.cached + n:
                 s.table.append(self.cache.take())
         drawn = [s for s, n in work if s.cached + n == len(s.tokens)]
-        if self.graphs and not rlk.tracing() and all(len(s.tokens) - s.cached == 1 for s in self.running):
+        if ahead or self.graphs and not rlk.tracing() and all(len(s.tokens) - s.cached == 1 for s in self.running):
             found = self._steady_step(drawn)
         else:
             hidden = self._forward(work)
@@ -256,7 +260,10 @@ class Sampler:
 
         def attend(layer, q, k, v):
             pages_k, pages_v = cache.k[cache.layers[layer]], cache.v[cache.layers[layer]]
-            pages_k.flatten(0, 1)[slots], pages_v.flatten(0, 1)[slots] = k, v
+            with branch(v) as values:
+                pages_v.flatten(0, 1)[slots] = v
+            pages_k.flatten(0, 1)[slots] = k
+            values.join()
             return ops.attention(q, pages_k, pages_v, cu_q, kv_len=lengths, block_table=table)
 
         with torch.no_grad():
@@ -315,15 +322,14 @@ class Sampler:
     def _steady_step(self, sequences):
         """One more token for every sequence, by the captured step of the next size."""
         step = self._last
-        if step is None or not step.goes_on(sequences):
+        if step is None or not (step.ahead or step.goes_on(sequences)):
             step = self._last = self._captured(sequences)
-        count = len(sequences)
         token, logp = step.run(sequences)
         if self.note is not None:
             keys = [(s.request, s.cached) for s in sequences]
             for layer, name, found in step.noted:
-                self.note(layer, name, found[:count], keys)
-        return token[:count], logp[:count]
+                self.note(layer, name, found[:len(sequences)], keys)
+        return token, logp
 
     def _captured(self, sequences):
         widest = max(len(s.table) for s in sequences)
@@ -339,7 +345,8 @@ class Sampler:
 class _Steady:
     """A step of one token for each of `rows` sequences whose pages fit a table of `width`: the same kernels on the same memory, so
     that a GPU replays it as one graph. It leaves that memory as the next token needs it, so the host writes there only where other
-    sequences come or one has a new page. Rows beyond the sequences compute with the cache's spare page, and nobody reads them."""
+    sequences come or one has a new page; and where none can end, the next token is begun before the host looks at this one. Rows
+    beyond the sequences compute with the cache's spare page, and nobody reads them."""
 
     def __init__(self, sampler, rows, width, whole, real):
         self.sampler, self.rows, self.width, device = sampler, rows, width, sampler.model.device
@@ -355,6 +362,8 @@ class _Steady:
         self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self.bounds = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.graph, self.noted, self.found, self.next = None, [], None, []
+        # Whether the next step is begun; how many more have room, with those of now; and what ends a sequence.
+        self.ahead, self.left, self.stops = False, 0, []
         self.host = [torch.empty(rows, dtype=dtype, pin_memory=True) for dtype in (torch.int64, torch.float32)] if device.type == "cuda" else None
 
     def fill(self, sequences, whole, real):
@@ -369,6 +378,8 @@ class _Steady:
             t.copy_(torch.tensor([own[name] for name in names], dtype=t.dtype))
         for t in self.live:
             t.copy_(torch.tensor([1] * len(sequences) + [0] * spare, dtype=t.dtype))
+        self.left = min(min(len(s.table) * size - s.cached, s.request.most - len(s.answer.tokens)) for s in sequences)
+        self.stops = [s.request.stop for s in sequences]
         tables = [s.table + [cache.count] * (self.width - len(s.table)) for s in sequences]
         self.table.copy_(torch.tensor(tables + [[cache.count] * self.width] * spare, dtype=torch.int32))
 
@@ -397,20 +408,35 @@ class _Steady:
         return self.host
 
     def run(self, sequences):
-        self.next = []
-        found = self.compute() if self.host is None else self._replayed()
+        if not self.ahead:
+            self._begin()
+        self.ahead, self.next = False, []
+        if self.host is not None:
+            torch.cuda.current_stream().synchronize()
+        found = [t[:len(sequences)].clone() for t in self.found]
         if self.recur is not None:
             self.recur.step(sequences)
         if self.recur is None or not self.recur.began(sequences):
             self.next = [(s, s.cached + 1, len(s.table)) for s in sequences]
+        self.left -= 1
+        if self._may_go_ahead(found[0].tolist()):
+            self._begin()
+            self.ahead = True
         return found
 
-    def _replayed(self):
+    def _may_go_ahead(self, tokens):
+        """Not where the next step is another one, or somebody looks at what this one left: notes, a trace, prefixes of recurrent layers."""
+        return (self.left > 0 and self.recur is None and self.sampler.note is None and not rlk.tracing() and min(tokens) >= 0
+                and not any(map(operator.eq, tokens, self.stops)))
+
+    def _begin(self):
+        if self.host is None:
+            self.found = self.compute()
+            return
         if self.graph is None:
             self._capture()
         self.graph.replay()
-        torch.cuda.current_stream().synchronize()
-        return self.host
+        self.found = self.host
 
     def _capture(self):
         """What is done once must not be captured, so the step is first computed, and then all that it changed is as before."""
