@@ -81,6 +81,39 @@ TEST_CASE("kda_bwd: leaving out any of the gradients changes no bit of the other
   }
 }
 
+TEST_CASE("kda_bwd: a key head that no value head reads has gradients of zero, whatever the workspace held") {
+  std::vector<float> q(40 * 2 * 16, 0.5f), none(1);
+  const auto view = [](std::vector<float>& x, std::initializer_list<std::int64_t> shape) {
+    return rlk::Tensor(x.data(), shape, rlk::DType::f32);
+  };
+  const rlk::Tensor rows = view(q, {1, 40, 2, 16}), v = view(none, {1, 40, 0, 8}),
+                    g = view(none, {1, 40, 0, 16}), beta = view(none, {1, 40, 0});
+  for (const char* implementation : {"native.fma32.scalar", "native.fma32", "native.golden"}) {
+    for (const bool norm : {false, true}) {
+      CAPTURE(implementation);
+      CAPTURE(norm);
+      std::vector<float> dq(q.size(), NAN), dk(q.size(), NAN);
+      const rlk::Tensor d_q = view(dq, {1, 40, 2, 16}), d_k = view(dk, {1, 40, 2, 16});
+      const rlk::KdaBwd a{.q = rows,
+                          .k = rows,
+                          .v = v,
+                          .g = g,
+                          .beta = beta,
+                          .d_out = v,
+                          .d_q = d_q,
+                          .d_k = d_k,
+                          .qk_l2norm = norm};
+      rlk::Options options{.backend = implementation};
+      std::vector<float> workspace(*rlk::workspace(a, options) / sizeof(float) + 1, NAN);
+      options.workspace = workspace.data();
+      options.workspace_bytes = workspace.size() * sizeof(float);
+      REQUIRE(rlk::kda_bwd(a, options).message() == "");
+      for (const float x : dq) CHECK(x == 0);
+      for (const float x : dk) CHECK(x == 0);
+    }
+  }
+}
+
 TEST_CASE("kda_bwd on fibers: leaving out gradients changes no bit of the others") {
   const Case full = on_fibers({});
   const unsigned all = (1u << kGradients.size()) - 1;

@@ -745,6 +745,10 @@ RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* s
   team.sync();
   for (std::int64_t c = chunks - 1; c >= 0; --c) {
     const Place place = place_of(p, n, c);
+    if (group == 0) {  // no value head reads the key head
+      team.cells(place.rows, K, [=](int i, int d) { b.sum_q[i * K + d] = b.sum_k[i * K + d] = 0; });
+      team.sync();
+    }
     for (int m = 0; m < group; ++m) {
       const int hv = first + m;
       if (p.chunk_states) {

@@ -78,6 +78,7 @@ rlk_verdict check_problem(const Problem& p) {
     return refuse("K={0}, V={1}: the tiles are cut for K = V = 64 or 128", {p.k_dim, p.v_dim},
                   "pad both with zeros to 64 or 128: same results");
   if (p.tokens == 0 || p.batch == 0 || p.sequences == 0) return refuse("no tokens", {}, "nothing to compute");
+  if (p.value_heads == 0) return refuse("v has no heads", {}, "nothing to compute");
   if (p.chunk != 64) return refuse("chunk_size {0}", {p.chunk}, "chunk_size 64");
   if (!is_real(p.g) || !is_real(p.beta)) return refuse("g or beta in fp16", {}, "give them in fp32 or bf16");
   if (!is_16(p.out) || !is_16(p.d_out) || !is_16(p.d_q) || !is_16(p.d_k) || !is_16(p.d_v))

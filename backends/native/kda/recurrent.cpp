@@ -286,7 +286,7 @@ void backward(const Problem& p, std::int64_t task, void* scratch, double* partia
     backward_head(p, n, hv, s, s.token, partial);
   }
   for (std::int64_t t = 0; t < length; ++t) {
-    if (p.l2norm) {
+    if (p.l2norm && p.group() > 0) {
       read_token(p, row, first + t, h * p.group(), s.token);
       unnormalise(s.d_q + t * K, s.token.q, s.token.q_norm, K);
       unnormalise(s.d_k + t * K, s.token.k, s.token.k_norm, K);
