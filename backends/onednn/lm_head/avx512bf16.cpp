@@ -9,7 +9,7 @@ const rlk_implementation lm_head_avx512bf16 =
               Forward<Rule::pairs>::workspace>(
         {.id = "onednn.avx512bf16",
          .doc = "oneDNN matmul on AVX512-BF16, checked against its rule",
-         .priority = 149,
+         .priority = 99,
          .arithmetic = "avx512bf16/kb1024",
          .dtypes = RLK_BF16,
          .traits = kPinned,
