@@ -921,7 +921,7 @@ def test_trainer_and_sampler_may_have_different_degrees(degree, trainers, tmp_pa
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"heads": 4, "kv_heads": 2}, "4 heads of 16 over 2 ranks: heads divided by ranks and heads * head_dim=64 divided by 128 must leave nothing"),
+    ({"heads": 4, "kv_heads": 2}, "4 heads of 16 over 2 ranks: heads divided by ranks and heads * 16=64 divided by 128 must leave nothing"),
     ({"heads": 9, "kv_heads": 9, "head_dim": 128}, "9 heads of 128 over 2 ranks")])
 def test_heads_that_are_no_leaves_are_refused(changes, words):
     said = refusals(2, lambda group: decoder(group, **changes))
