@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "registry/op.hpp"
+#include "rlk/harness.hpp"
 #include "rlk/plugin.h"
 #include "src/host.hpp"
 
@@ -367,6 +368,18 @@ TEST_CASE("a backend's namespaces are its folders: rlk::<backend>, rlk::<backend
       ++count;
     }
   CHECK(count > 300);
+}
+
+TEST_CASE("every promise has its file") {
+  std::set<std::string> expected{"promises.hpp"}, files;
+  for (const rlk::harness::Promise p : rlk::harness::kPromises) {
+    std::string name = rlk::harness::name_of(p);
+    std::replace(name.begin(), name.end(), ' ', '_');
+    expected.insert(name + ".cpp");
+  }
+  for (const auto& file : fs::directory_iterator(kRoot / "src/harness/promises"))
+    files.insert(file.path().filename().string());
+  CHECK(files == expected);
 }
 
 TEST_CASE("the machinery names no op and no implementation") {

@@ -17,6 +17,8 @@
 #  include <sys/prctl.h>
 #endif
 
+#include "src/harness/elsewhere.hpp"
+#include "src/harness/promises/promises.hpp"
 #include "src/harness/trial.hpp"
 #include "src/registry.hpp"
 
@@ -66,22 +68,6 @@ End follow(Child& child, const Plan& plan, std::span<Record> records, std::size_
     }
     if (plan.stop && plan.stop->load()) return End::stopped;
   }
-}
-
-Failure died(const Plan& plan, const Entry& e, const Step& at, std::string text) {
-  Failure f;
-  f.promise = Promise::returns;
-  f.op = e.op;
-  f.implementation = e.implementation;
-  f.level = e.level;
-  f.device = plan.device;
-  f.dtype = e.dtype;
-  f.case_name = at.case_name;
-  f.shape = at.shape;
-  f.transform = at.transform;
-  f.seed = plan.seed;
-  f.text = std::move(text);
-  return f;
 }
 
 std::vector<std::string> words_for(const Plan& plan, std::span<Target* const> targets, double seconds,
@@ -138,9 +124,10 @@ std::size_t try_in_children(const Plan& plan, std::span<Target* const> targets, 
     record.resume.from = std::max(record.resume.from, at.number + 1);
     ++(end == End::hung ? hangs : deaths);
     if (at.kind != Step::forced)
-      record.fail(died(plan, e, at,
-                       end == End::hung ? fmt::format("did not come back within {:.0f} s", at.patience)
-                                        : "the process " + child.ending()));
+      record.fail(did_not_return(e, plan, at,
+                                 end == End::hung
+                                     ? fmt::format("did not come back within {:.0f} s", at.patience)
+                                     : "the process " + child.ending()));
     if (hangs < kMostHangs && deaths < kMostDeaths) continue;
     record.note(fmt::format("{} {} {}: given up after {} crashes and {} hangs", e.op, e.implementation,
                             e.dtype, deaths, hangs));

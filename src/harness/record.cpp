@@ -94,6 +94,19 @@ void Record::tell(Event e, const T&... values) {
   std::fprintf(mirror, "%s\n", line.text().c_str());
 }
 
+Failure failure_of(const Entry& target, const Plan& plan, Promise promise, std::string text) {
+  Failure f;
+  f.promise = promise;
+  f.op = target.op;
+  f.implementation = target.implementation;
+  f.level = target.level;
+  f.device = plan.device;
+  f.dtype = target.dtype;
+  f.seed = plan.seed;
+  f.text = std::move(text);
+  return f;
+}
+
 bool Record::begin(const Problem& p, std::string transform, Step::Kind kind, double patience) {
   const int64_t number = now.number + 1;
   now = {number, kind, p.name, p.shape_text(), std::move(transform), patience};

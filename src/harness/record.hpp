@@ -34,6 +34,9 @@ struct Resume {
   std::set<int64_t> dead;  // steps that killed a process
 };
 
+// A failure of this target, with no case yet.
+Failure failure_of(const Entry& target, const Plan& plan, Promise promise, std::string text);
+
 class Record {
  public:
   // False: this step is not to be done (again).

@@ -11,7 +11,7 @@
 #include "rlk/machine.hpp"
 #include "src/check.hpp"
 #include "src/harness/derived.hpp"
-#include "src/harness/isolation.hpp"
+#include "src/harness/elsewhere.hpp"
 #include "src/harness/transforms.hpp"
 #include "src/identity.hpp"
 #include "src/machine.hpp"
@@ -118,7 +118,7 @@ class TransformCheck {
   TransformCheck(const Plan& plan, const std::vector<Target>& targets) : plan_(plan), targets_(targets) {}
 
   std::string error() {
-    if (plan_.transform.empty() || targets_.empty() || !surroundings(plan_).empty()) return {};
+    if (plan_.transform.empty() || targets_.empty() || !all_elsewhere(plan_).empty()) return {};
     // Streams are the device's to make; what is not there is found when it was not tried.
     if (plan_.transform.starts_with("streams ") || plan_.transform.starts_with("graphs ")) return {};
     for (const char* name : {kAnotherOrder, kOrderOfAddition}) offer(name);

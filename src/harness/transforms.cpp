@@ -155,7 +155,10 @@ class Maker {
     if (traits & RLK_WORKSPACE_OPTIONAL)
       for (int64_t percent : {0, 50})
         same("workspace", fmt::format("{}% of it", percent), {.workspace_percent = percent});
-    same("repeats", "again", {}, 1, thorough_ && row_cost(p_) < 50000 ? 100 : 3);
+    offer({"repeats", "again", {}, {}, {}, 1, thorough_ && row_cost(p_) < 50000 ? 100 : 3}, [&](Variant& v) {
+      v.promise = Promise::repeats;
+      return put(v, p_);
+    });
     if (traits & RLK_STRICT) same("policy", "strict", {.precision = Precision::strict});
     if (traits & RLK_GOLDEN) same("policy", "golden", {.precision = Precision::golden});
     if (traits & RLK_DETERMINISTIC) same("policy", "deterministic", {.deterministic = true});
@@ -191,7 +194,7 @@ class Maker {
                                                            {"round down", 0x2000}};
     for (const auto& [text, bits] : kModes)
       offer({"float environment", text, {}, {}, {.float_mode = bits}}, [&](Variant& v) {
-        v.hostile = true;
+        v.promise = Promise::strict;
         return put(v, p_);
       });
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "rlk/harness.hpp"
 #include "src/harness/execute.hpp"
 
 namespace rlk::harness {
@@ -20,10 +21,10 @@ struct Variant {
   Problem problem;
   std::vector<int64_t> source;
   Manner manner;
-  int32_t users = 1;     // threads that call at once
-  int32_t repeats = 1;   // every run must agree
-  bool hostile = false;  // the caller's floating-point environment is another: only strict ones promise it
-  std::shared_ptr<const Problem> beside{};  // what every other one of them computes; null: the same
+  int32_t users = 1;                            // threads that call at once
+  int32_t repeats = 1;                          // every run must agree
+  Promise promise = Promise::batch_invariance;  // that it tries
+  std::shared_ptr<const Problem> beside{};      // what every other one of them computes; null: the same
 };
 
 // Not of one problem but of all calls of an op, one after another.

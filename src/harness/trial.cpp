@@ -186,36 +186,19 @@ bool Trial::overflows(const Problem& p) {
 
 void Trial::fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
                  const Difference* where, std::string text) {
-  Failure f;
-  f.promise = promise;
-  f.op = target_.entry.op;
-  f.implementation = target_.entry.implementation;
-  f.level = target_.entry.level;
-  f.device = plan_.device;
-  f.dtype = target_.entry.dtype;
+  Failure f = failure_of(target_.entry, plan_, promise, std::move(text));
   f.case_name = p.name;
   f.shape = p.shape_text();
   f.transform = transform;
-  f.seed = plan_.seed;
   f.result = result;
   if (where) f.index = where->index, f.expected = where->expected, f.got = where->got, f.bits = where->bits;
-  f.text = std::move(text);
   record_.fail(f);
 }
 
 bool Trial::healthy(const Problem& p, const std::string& transform, const Outcome& out) {
-  record_.tried(Promise::returns);
-  if (out.code == RLK_NO_IMPLEMENTATION) {
-    record_.refused(Promise::predicate);
-    return false;
-  }
-  record_.tried(Promise::predicate);
-  if (out.code != RLK_OK) {
-    fail(Promise::predicate, p, transform, {}, nullptr, out.text);
-    return false;
-  }
-  record_.tried(Promise::purity);
-  if (!out.broken.empty()) fail(Promise::purity, p, transform, {}, nullptr, out.broken);
+  judge_returns(*this);
+  if (!judge_predicate(*this, p, transform, out)) return false;
+  judge_purity(*this, p, transform, out);
   return true;
 }
 
@@ -370,14 +353,7 @@ void Trial::again() {
       const Problem* p = problem_of(*item);
       if (!p || !going() || !record_.begin(*p, transform, Step::judged, patience(*p))) continue;
       record_.transform_known(transform);
-      const auto first = record_.entry.corpus.find(p->name);
-      if (first == record_.entry.corpus.end()) continue;  // refused, or of a process that has died
-      const Outcome out = execute(*p, target_.subject);
-      if (!healthy(*p, transform, out)) continue;
-      record_.tried(Promise::repeats);
-      record_.covered("repeats");
-      if (fmt::format("{:016x}", hash_of(out)) != first->second)
-        fail(Promise::repeats, *p, transform, {}, nullptr, "other bits after other calls");
+      judge_again(*this, *p, transform);
     }
   };
   turn();

@@ -96,6 +96,10 @@ class Trial {
   std::map<std::string, Outcome> outcomes_;  // by case and shapes
 };
 
+// vary.cpp: the transforms of a problem that have their turn, each judged by the promise it tries. False when the target
+// does not take the problem.
+bool vary(Trial& t, const Problem& p, const Turn& turn);
+
 // Small problems of the target, the same in every process, one after another: at most `count`, and until told to stop.
 void first_problems(const Target& target, const Plan& plan, std::size_t count,
                     const std::function<bool(const Problem&)>& goes_on);

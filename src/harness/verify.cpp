@@ -139,7 +139,7 @@ class Verification {
     std::map<std::string, std::vector<Target*>> backends;
     for (Target& t : targets_) backends[t.entry.backend].push_back(&t);
     Tasks tasks;
-    for (const Elsewhere& where : surroundings(plan_))
+    for (const Elsewhere& where : all_elsewhere(plan_))
       for (const auto& [name, of_backend] : backends) tasks.emplace_back(where, &of_backend);
     knows_transform_ |= !tasks.empty();
     run_elsewhere(tasks);
@@ -153,9 +153,6 @@ class Verification {
     run_elsewhere(tasks);
   }
   using Tasks = std::vector<std::pair<Elsewhere, const std::vector<Target*>*>>;
-  static bool refused_all_hostile(const Target& t) {
-    return t.entry.promises[Promise::strict].promised && !t.entry.covered.contains("hostile variables");
-  }
   void run_elsewhere(const Tasks& tasks) {
     side_by_side(tasks.size(), [&](std::size_t i, std::size_t) {
       if (!stopped())

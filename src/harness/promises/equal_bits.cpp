@@ -28,17 +28,10 @@ bool judge_equal_bits(Trial& t, const Problem& p, const Outcome& out) {
 namespace {
 
 Failure other_bits(const Target& t, const Target& other, const std::string& case_name, const Plan& plan) {
-  Failure f;
-  f.promise = Promise::equal_bits;
-  f.op = t.entry.op;
-  f.implementation = t.entry.implementation;
-  f.level = t.entry.level;
-  f.device = plan.device;
-  f.dtype = t.entry.dtype;
+  Failure f = failure_of(
+      t.entry, plan, Promise::equal_bits,
+      fmt::format("{} declares {} too and gives other bits", other.entry.implementation, t.entry.arithmetic));
   f.case_name = case_name;
-  f.seed = plan.seed;
-  f.text =
-      fmt::format("{} declares {} too and gives other bits", other.entry.implementation, t.entry.arithmetic);
   f.beside_others = true;
   return f;
 }

@@ -4,6 +4,16 @@
 
 namespace rlk::harness {
 
+bool judge_predicate(Trial& t, const Problem& p, const std::string& transform, const Outcome& out) {
+  if (out.code == RLK_NO_IMPLEMENTATION) {
+    t.record().refused(Promise::predicate);
+    return false;
+  }
+  t.record().tried(Promise::predicate);
+  if (out.code != RLK_OK) t.fail(Promise::predicate, p, transform, {}, nullptr, out.text);
+  return out.code == RLK_OK;
+}
+
 // A right answer there is a refusal too many. Only on the CPU, and only in a process of its own: what was
 // refused may end it.
 void try_refused(Trial& t, const Problem& p, const std::string& reason) {

@@ -1,16 +1,11 @@
 #include <algorithm>
 #include <thread>
 
-#include "src/harness/order.hpp"
 #include "src/harness/promises/promises.hpp"
+#include "src/harness/trial.hpp"
 
 namespace rlk::harness {
 namespace {
-
-Promise promise_of(const Variant& v) {
-  if (v.hostile) return Promise::strict;
-  return v.dimension == "repeats" ? Promise::repeats : Promise::batch_invariance;
-}
 
 std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
   std::vector<Outcome> outs(static_cast<std::size_t>(v.users));
@@ -30,23 +25,16 @@ std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
   return outs;
 }
 
-void compare_rows(Trial& t, const Problem& p, const Variant& v, const Outcome& base, const Outcome& out) {
+void compare(Trial& t, const Problem& p, const Variant& v, const Outcome& base, const Outcome& out) {
   const std::string transform = v.name();
   if (!t.healthy(v.problem, transform, out)) return;
-  const Promise promise = promise_of(v);
-  t.record().tried(promise);
-  std::vector<int64_t> mine, theirs;
-  for (std::size_t r = 0; r < v.source.size(); ++r)
-    if (v.source[r] >= 0) mine.push_back(v.source[r]), theirs.push_back(static_cast<int64_t>(r));
+  t.record().tried(v.promise);
   for (std::size_t i = 0; i < out.results.size(); ++i) {
     if (out.results[i].dtype == DType::none) continue;
-    const int32_t axis = v.problem.batch_axis[i];
-    if (!v.source.empty() && axis == -1) continue;  // a sum over rows: no row of its own
     const auto d = v.source.empty() ? first_difference(base.results[i], out.results[i])
-                                    : first_difference(take_rows(base.results[i], axis, mine),
-                                                       take_rows(out.results[i], axis, theirs));
+                                    : first_change_of_a_row(v, i, base, out);
     if (!d) continue;
-    t.fail(promise, p, transform, p.schema().arguments[i].name, &*d, "bits changed");
+    t.fail(v.promise, p, transform, p.schema().arguments[i].name, &*d, "bits changed");
     return;
   }
 }
@@ -60,7 +48,7 @@ double work_of(const Problem& p, const Variant& v) {
 void try_variant(Trial& t, const Problem& p, const Variant& v, const Outcome& base) {
   if (!t.record().begin(p, v.name(), Step::judged, t.patience(p, work_of(p, v)))) return;
   for (int32_t repeat = 0; repeat < v.repeats; ++repeat)
-    for (const Outcome& out : run_variant(t.subject(), v)) compare_rows(t, p, v, base, out);
+    for (const Outcome& out : run_variant(t.subject(), v)) compare(t, p, v, base, out);
   t.record().covered(v.dimension);
   t.count_sizes(v.problem);
 }
@@ -85,20 +73,6 @@ bool vary(Trial& t, const Problem& p, const Turn& turn) {
   };
   for_variants(p, t.subject(), turn.wide, {wants, take});
   return true;
-}
-
-void judge_order(Trial& t, const Problem& p, const std::vector<std::string>& arguments) {
-  const std::string transform = kOrderOfAddition;
-  if (!t.wants(transform) || !t.record().begin(p, transform, Step::judged, t.patience(p, 100))) return;
-  t.record().transform_known(transform);
-  const auto order = probe_order(p, arguments, t.subject());
-  if (!order) return;
-  t.record().tried(Promise::batch_invariance);
-  t.record().covered(transform);
-  if (!order->equal)
-    t.fail(Promise::batch_invariance, p, transform, order->result, nullptr,
-           "the tree of additions changes with the number of rows");
-  t.record().order(*order);
 }
 
 }  // namespace rlk::harness
