@@ -13,7 +13,7 @@ using namespace kda_test;
 using rlk::kda::Gate;
 using rlk::native::Isa;
 using rlk::native::widest;
-namespace chunked = rlk::kda::chunked;
+namespace native = rlk::native::kda;
 namespace kernels = rlk::simt::kda;
 
 // 64-byte aligned memory full of NaN.
@@ -26,13 +26,13 @@ struct Scratch {
   }
 };
 
-void run_engine(Case& c, const chunked::Engine& engine) {
-  Scratch forward(chunked::forward_scratch_bytes(c.p)), backward(chunked::backward_scratch_bytes(c.p));
-  std::vector<double> partials(chunked::partials_bytes(c.p) / sizeof(double), NAN);
-  for (std::int64_t i = 0; i < chunked::forward_task_count(c.p); ++i) {
+void run_engine(Case& c, const native::Engine& engine) {
+  Scratch forward(native::forward_scratch_bytes(c.p)), backward(native::backward_scratch_bytes(c.p));
+  std::vector<double> partials(native::partials_bytes(c.p) / sizeof(double), NAN);
+  for (std::int64_t i = 0; i < native::forward_task_count(c.p); ++i) {
     engine.forward(c.p, i, static_cast<float*>(forward.data()));
   }
-  for (std::int64_t i = 0; i < chunked::backward_task_count(c.p); ++i) {
+  for (std::int64_t i = 0; i < native::backward_task_count(c.p); ++i) {
     engine.backward(c.p, i, static_cast<float*>(backward.data()), partials.data());
   }
   engine.finish(c.p, partials.data());
@@ -47,12 +47,12 @@ void run_fibers(Case& c) {
   c.collect();
 }
 
-bool runs_here(const chunked::Engine& engine) {
+bool runs_here(const native::Engine& engine) {
   for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
-    if (&chunked::engine_for(isa) == &engine) return isa <= widest(rlk_cpu_level());
+    if (&native::engine_for(isa) == &engine) return isa <= widest(rlk_cpu_level());
   return false;
 }
-const chunked::Engine& best_engine() { return chunked::engine_for(widest(rlk_cpu_level())); }
+const native::Engine& best_engine() { return native::engine_for(widest(rlk_cpu_level())); }
 
 const Shape kShapes[] = {
     {.tokens = 1, .k = 16, .v = 16},
@@ -81,8 +81,8 @@ void same_bits(const Case& a, const Case& b) {
 TEST_CASE("kda chunked: every instruction set gives the same bits") {
   for (const Shape& shape : kShapes) {
     Case portable = random_case(shape, 31);
-    run_engine(portable, chunked::kPortable);
-    for (const chunked::Engine* engine : {&chunked::kAvx2, &chunked::kAvx512}) {
+    run_engine(portable, native::kPortable);
+    for (const native::Engine* engine : {&native::kAvx2, &native::kAvx512}) {
       if (!runs_here(*engine)) continue;
       CAPTURE(engine->isa);
       Case wide = random_case(shape, 31);
@@ -127,8 +127,8 @@ TEST_CASE(
     kernels::launch_step(p, scratch.data(), nullptr);
   };
   const Run prefill = [](Case& c) {
-    Scratch scratch(chunked::forward_scratch_bytes(c.p));
-    for (std::int64_t i = 0; i < chunked::forward_task_count(c.p); ++i)
+    Scratch scratch(native::forward_scratch_bytes(c.p));
+    for (std::int64_t i = 0; i < native::forward_task_count(c.p); ++i)
       best_engine().forward(c.p, i, static_cast<float*>(scratch.data()));
   };
   rlk_fiber::order = rlk_fiber::Order::shuffled;
@@ -189,11 +189,11 @@ TEST_CASE("kda kernels on fibers: decode has the bits of the native backend in b
                         .norm = v_first,
                         .type = v_first ? Float::bf16 : Float::f32};
       Case native = random_case(shape, 33);
-      for (const chunked::Engine* engine : {&chunked::kPortable, &chunked::kAvx2, &chunked::kAvx512}) {
+      for (const native::Engine* engine : {&native::kPortable, &native::kAvx2, &native::kAvx512}) {
         if (!runs_here(*engine)) continue;
         Case again = random_case(shape, 33);
         for (std::int64_t i = 0; i < 4; ++i) engine->decode(again.p, i);
-        if (engine == &chunked::kPortable) {
+        if (engine == &native::kPortable) {
           native = std::move(again);
           continue;
         }
@@ -227,9 +227,9 @@ TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of th
     std::vector<float> parameters[2];
     p.batch = p.sequences = 1;
     const auto dense = [&](std::vector<float>& x) { return Tensor{x.data(), Float::f32, 0, 2 * k, k}; };
-    const chunked::Engine& engine = best_engine();
+    const native::Engine& engine = best_engine();
     p.out = dense(y_native);
-    for (std::int64_t i = 0; i < chunked::gate_block_count(p); ++i) engine.gate(p, i);
+    for (std::int64_t i = 0; i < native::gate_block_count(p); ++i) engine.gate(p, i);
     p.out = dense(y_fiber);
     kernels::launch_gate(p, nullptr);
     CHECK(std::memcmp(y_native.data(), y_fiber.data(), n * 4) == 0);
@@ -242,8 +242,8 @@ TEST_CASE("kda kernels on fibers: the gate and its gradients have the bits of th
       p.d_g = dense(which ? dx_fiber : dx_native);
       if (which == 0) {
         Problem blocks = p;
-        blocks.sequences = chunked::gate_block_count(p);
-        std::vector<double> partials(chunked::partials_bytes(blocks) / sizeof(double), NAN);
+        blocks.sequences = native::gate_block_count(p);
+        std::vector<double> partials(native::partials_bytes(blocks) / sizeof(double), NAN);
         for (std::int64_t i = 0; i < blocks.sequences; ++i) engine.gate_backward(blocks, i, partials.data());
         engine.finish(blocks, partials.data());
       } else {

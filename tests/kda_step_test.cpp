@@ -14,7 +14,7 @@ namespace {
 using namespace kda_test;
 using rlk::kda::Gate;
 using rlk::native::Isa;
-namespace chunked = rlk::kda::chunked;
+namespace native = rlk::native::kda;
 
 // 64-byte aligned memory full of NaN.
 struct Scratch {
@@ -26,24 +26,23 @@ struct Scratch {
   }
 };
 
-Run prefill_by(const chunked::Engine& engine) {
+Run prefill_by(const native::Engine& engine) {
   return [&engine](Case& c) {
-    Scratch scratch(chunked::forward_scratch_bytes(c.p));
-    for (std::int64_t i = 0; i < chunked::forward_task_count(c.p); ++i)
-      engine.forward(c.p, i, scratch.data());
+    Scratch scratch(native::forward_scratch_bytes(c.p));
+    for (std::int64_t i = 0; i < native::forward_task_count(c.p); ++i) engine.forward(c.p, i, scratch.data());
   };
 }
-RunStep step_by(const chunked::Engine& engine) {
+RunStep step_by(const native::Engine& engine) {
   return [&engine](const Step& p) {
-    Scratch scratch(chunked::step_scratch_bytes(p));
-    for (std::int64_t i = 0; i < chunked::forward_task_count(p); ++i) engine.step(p, i, scratch.data());
+    Scratch scratch(native::step_scratch_bytes(p));
+    for (std::int64_t i = 0; i < native::forward_task_count(p); ++i) engine.step(p, i, scratch.data());
   };
 }
 
 void golden_step(const Step& p) {
-  Scratch scratch(rlk::kda::recurrent::step_scratch(p));
-  for (std::int64_t i = 0; i < chunked::forward_task_count(p); ++i)
-    rlk::kda::recurrent::step(p, i, scratch.data());
+  Scratch scratch(native::recurrent::step_scratch(p));
+  for (std::int64_t i = 0; i < native::forward_task_count(p); ++i)
+    native::recurrent::step(p, i, scratch.data());
 }
 
 template <class Check>
@@ -51,7 +50,7 @@ void by_every_engine(Check check) {
   for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
     if (isa > rlk::native::widest(rlk_cpu_level())) continue;
     CAPTURE(rlk::native::kIsaWords[int(isa)]);
-    check(chunked::engine_for(isa));
+    check(native::engine_for(isa));
   }
 }
 
@@ -119,7 +118,7 @@ TEST_CASE("kda_step: tokens in any pieces, with refused drafts, have the bits of
       {.tokens = 65, .masked = 0.1},
       {.tokens = 70, .gate_scale = 0.005f, .collinear = true},
   };
-  by_every_engine([&](const chunked::Engine& engine) {
+  by_every_engine([&](const native::Engine& engine) {
     for (Shape shape : shapes)
       for (Float type : {Float::f32, Float::bf16, Float::f16}) {
         CAPTURE(shape.tokens);
@@ -130,7 +129,7 @@ TEST_CASE("kda_step: tokens in any pieces, with refused drafts, have the bits of
 }
 
 TEST_CASE("kda_step: sequences of a batch go on at their own pace, packed or side by side") {
-  by_every_engine([&](const chunked::Engine& engine) {
+  by_every_engine([&](const native::Engine& engine) {
     for (bool packed : {false, true})
       check_steps({.batch = 3, .tokens = 128, .value_heads = 2, .k = 16, .v = 20}, packed, prefill_by(engine),
                   step_by(engine));
@@ -138,13 +137,13 @@ TEST_CASE("kda_step: sequences of a batch go on at their own pace, packed or sid
 }
 
 TEST_CASE("kda_step: what a decoder must not do shows") {
-  by_every_engine([&](const chunked::Engine& engine) {
+  by_every_engine([&](const native::Engine& engine) {
     check_step_errors({.tokens = 130}, prefill_by(engine), step_by(engine));
   });
 }
 
 TEST_CASE("kda_step: golden vectors token by token") {
-  const RunStep forms[] = {step_by(chunked::engine_for(rlk::native::widest(rlk_cpu_level()))), golden_step};
+  const RunStep forms[] = {step_by(native::engine_for(rlk::native::widest(rlk_cpu_level()))), golden_step};
   for (const char* name :
        {"base_t64", "bf16_d128_t130", "gate_lower_bound", "gate_softplus", "gva_h2_hv4", "kimi_like_d128",
         "l2norm_sigmoid_neg", "masked_gates", "strong_gates", "slow_gates_collinear", "tail_t100_kv"})

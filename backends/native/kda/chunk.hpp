@@ -8,7 +8,9 @@
 #include "arithmetic/kda/problem.hpp"
 #include "native/levels.hpp"
 
-namespace rlk::kda::chunked {
+namespace rlk::native::kda {
+
+using namespace rlk::kda;
 
 // Tasks may run in any order on any number of threads, each with its own scratch, 64-byte aligned. `partials`
 // holds partials_bytes() for the whole call; finish() runs once per value head after all backward tasks are
@@ -26,8 +28,8 @@ struct Engine {
 
 extern const Engine kPortable, kAvx2, kAvx512;
 
-constexpr const Engine& engine_for(native::Isa isa) {
-  return isa == native::Isa::avx512 ? kAvx512 : isa == native::Isa::avx2 ? kAvx2 : kPortable;
+constexpr const Engine& engine_for(Isa isa) {
+  return isa == Isa::avx512 ? kAvx512 : isa == Isa::avx2 ? kAvx2 : kPortable;
 }
 
 std::int64_t forward_task_count(const Problem& p);
@@ -39,4 +41,4 @@ std::size_t partials_bytes(const Problem& p);
 // The gate's backward has a partial per block of tokens, and finish() takes them as sequences.
 std::int64_t gate_block_count(const Problem& p);
 
-}  // namespace rlk::kda::chunked
+}  // namespace rlk::native::kda

@@ -1,22 +1,24 @@
 #include "native/kda/chunk.hpp"
 #include "native/kda/engine.hpp"
 
-namespace rlk::kda::chunked {
+namespace rlk::native::kda {
 
 constinit const Engine kPortable = engine<float, 1>("portable");
 
-std::int64_t forward_task_count(const Problem& p) { return forward_tasks(p); }
-std::int64_t backward_task_count(const Problem& p) { return backward_tasks(p); }
-std::size_t forward_scratch_bytes(const Problem& p) { return std::size_t(forward_floats(p)) * sizeof(float); }
-std::size_t backward_scratch_bytes(const Problem& p) {
-  return std::size_t(backward_floats(p)) * sizeof(float);
+std::int64_t forward_task_count(const Problem& p) { return chunked::forward_tasks(p); }
+std::int64_t backward_task_count(const Problem& p) { return chunked::backward_tasks(p); }
+std::size_t forward_scratch_bytes(const Problem& p) {
+  return std::size_t(chunked::forward_floats(p)) * sizeof(float);
 }
-std::size_t step_scratch_bytes(const Step& p) { return std::size_t(step_floats(p)) * sizeof(float); }
+std::size_t backward_scratch_bytes(const Problem& p) {
+  return std::size_t(chunked::backward_floats(p)) * sizeof(float);
+}
+std::size_t step_scratch_bytes(const Step& p) { return std::size_t(chunked::step_floats(p)) * sizeof(float); }
 
-std::int64_t gate_block_count(const Problem& p) { return decode::gate_blocks(p); }
+std::int64_t gate_block_count(const Problem& p) { return rlk::kda::decode::gate_blocks(p); }
 
 std::size_t partials_bytes(const Problem& p) {
   return sizeof(double) * 2 * std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim);
 }
 
-}  // namespace rlk::kda::chunked
+}  // namespace rlk::native::kda

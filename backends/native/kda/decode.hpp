@@ -5,7 +5,10 @@
 #include "arithmetic/kda/decode.hpp"
 #include "native/kda/team.hpp"
 
-namespace rlk::kda::decode {
+namespace rlk::native::kda::decode {
+
+using namespace rlk::kda;
+using namespace rlk::kda::decode;
 
 // What a token brings, in fp32.
 struct Token {
@@ -19,7 +22,7 @@ void read_token(const Problem& p, std::int64_t b, int hv, Token& t) {
   const Place place{b, 0, 1};
   alignas(64) float sums[16], norm[1], rows[16 * 256], bias[256];
   const int K = padded(p.k_dim), h = hv / p.group();
-  const auto take = [&](const kda::Tensor& from, int head, int width, float* to, bool norms) {
+  const auto take = [&](const rlk::kda::Tensor& from, int head, int width, float* to, bool norms) {
     read_rows(team, from, place, head, width, rows, padded(width));
     if (norms) normalise(team, from.type, 1, padded(width), rows, sums, norm);
     for (int d = 0; d < padded(width); ++d) to[d] = rows[d];
@@ -136,4 +139,4 @@ void gate_backward(const Problem& p, std::int64_t block, double* partials) {
   }
 }
 
-}  // namespace rlk::kda::decode
+}  // namespace rlk::native::kda::decode

@@ -6,7 +6,7 @@
 #include "native/kda/decode.hpp"
 #include "native/kda/team.hpp"
 
-namespace rlk::kda::chunked {
+namespace rlk::native::kda {
 
 template <class L, int Width>
 constexpr Engine engine(const char* isa) {
@@ -14,23 +14,23 @@ constexpr Engine engine(const char* isa) {
   return {isa,
           [](const Problem& p, std::int64_t task, float* scratch) {
             Team team;
-            forward(team, p, task, scratch);
+            chunked::forward(team, p, task, scratch);
           },
           [](const Problem& p, std::int64_t task, float* scratch, double* partials) {
             Team team;
-            backward(team, p, task, scratch, partials);
+            chunked::backward(team, p, task, scratch, partials);
           },
           [](const Problem& p, const double* partials) {
             Team team;
-            for (int hv = 0; hv < p.value_heads; ++hv) finish(team, p, hv, partials);
+            for (int hv = 0; hv < p.value_heads; ++hv) chunked::finish(team, p, hv, partials);
           },
           decode::step<Team>,
           [](const Step& p, std::int64_t task, float* scratch) {
             Team team;
-            step(team, p, task, scratch);
+            chunked::step(team, p, task, scratch);
           },
           decode::gate<Team>,
           decode::gate_backward<Team>};
 }
 
-}  // namespace rlk::kda::chunked
+}  // namespace rlk::native::kda

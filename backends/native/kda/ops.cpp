@@ -11,6 +11,7 @@ namespace rlk::native {
 namespace {
 
 using namespace rlk::kda;
+using namespace kda;
 
 template <class Args>
 rlk_verdict supports(const Args& a, const rlk_request&) {
@@ -33,34 +34,33 @@ constexpr Facts golden(const char* doc) {
 // ---- fma32/kda
 
 template <Isa I>
-constexpr const chunked::Engine& kEngine = chunked::engine_for(I);
+constexpr const Engine& kEngine = engine_for(I);
 
 std::uint64_t forward_bytes(const KdaFwd& a, const rlk_request& request) {
   const Problem p = problem_of(a);
-  return workspace_for(request.threads, chunked::forward_task_count(p), chunked::forward_scratch_bytes(p));
+  return workspace_for(request.threads, forward_task_count(p), forward_scratch_bytes(p));
 }
 template <Isa I>
 rlk_code forward(const KdaFwd& a, const Call& call) {
   if (const rlk_code code = check_bounds(a, call)) return code;
   const Problem p = problem_of(a);
-  run_tasks(
-      call, chunked::forward_task_count(p), chunked::forward_scratch_bytes(p), 0,
-      [&](std::int64_t task, void* scratch) { kEngine<I>.forward(p, task, static_cast<float*>(scratch)); });
+  run_tasks(call, forward_task_count(p), forward_scratch_bytes(p), 0, [&](std::int64_t task, void* scratch) {
+    kEngine<I>.forward(p, task, static_cast<float*>(scratch));
+  });
   return RLK_OK;
 }
 
 std::uint64_t backward_bytes(const KdaBwd& a, const rlk_request& request) {
   const Problem p = problem_of(a);
-  return workspace_for(request.threads, chunked::backward_task_count(p), chunked::backward_scratch_bytes(p),
-                       chunked::partials_bytes(p));
+  return workspace_for(request.threads, backward_task_count(p), backward_scratch_bytes(p), partials_bytes(p));
 }
 template <Isa I>
 rlk_code backward(const KdaBwd& a, const Call& call) {
   if (const rlk_code code = check_bounds(a, call)) return code;
   const Problem p = problem_of(a);
   double* partials = shared_part(call);
-  run_tasks(call, chunked::backward_task_count(p), chunked::backward_scratch_bytes(p),
-            chunked::partials_bytes(p), [&](std::int64_t task, void* scratch) {
+  run_tasks(call, backward_task_count(p), backward_scratch_bytes(p), partials_bytes(p),
+            [&](std::int64_t task, void* scratch) {
               kEngine<I>.backward(p, task, static_cast<float*>(scratch), partials);
             });
   kEngine<I>.finish(p, partials);
@@ -91,7 +91,7 @@ rlk_code check_rows(const Step& p, const Call& call) {
 }
 std::uint64_t step_bytes(const KdaStep& a, const rlk_request& request) {
   const Step p = step_of(a);
-  return workspace_for(request.threads, p.sequences * p.value_heads, chunked::step_scratch_bytes(p));
+  return workspace_for(request.threads, p.sequences * p.value_heads, step_scratch_bytes(p));
 }
 template <Isa I>
 rlk_code step(const KdaStep& a, const Call& call) {
@@ -99,7 +99,7 @@ rlk_code step(const KdaStep& a, const Call& call) {
   const Step p = step_of(a);
   if (const rlk_code code = check_rows(p, call)) return code;
   run_tasks(
-      call, p.sequences * p.value_heads, chunked::step_scratch_bytes(p), 0,
+      call, p.sequences * p.value_heads, step_scratch_bytes(p), 0,
       [&](std::int64_t task, void* scratch) { kEngine<I>.step(p, task, static_cast<float*>(scratch)); });
   return RLK_OK;
 }
@@ -107,18 +107,18 @@ rlk_code step(const KdaStep& a, const Call& call) {
 template <Isa I>
 rlk_code gate(const KdaGate& a, const Call& call) {
   const Problem p = gate_problem_of(a);
-  call.parallel_for(chunked::gate_block_count(p), [&](std::int64_t block) { kEngine<I>.gate(p, block); });
+  call.parallel_for(gate_block_count(p), [&](std::int64_t block) { kEngine<I>.gate(p, block); });
   return RLK_OK;
 }
 
 // The partials of the gate's backward are one per block of tokens.
 Problem gate_blocks_of(const KdaGateBwd& a) {
   Problem p = gate_problem_of(a);
-  p.sequences = chunked::gate_block_count(p);
+  p.sequences = gate_block_count(p);
   return p;
 }
 std::uint64_t gate_backward_bytes(const KdaGateBwd& a, const rlk_request&) {
-  return 64 + chunked::partials_bytes(gate_blocks_of(a));
+  return 64 + partials_bytes(gate_blocks_of(a));
 }
 template <Isa I>
 rlk_code gate_backward(const KdaGateBwd& a, const Call& call) {

@@ -6,7 +6,7 @@
 
 #include "arithmetic/kda/gate.hpp"
 
-namespace rlk::kda::recurrent {
+namespace rlk::native::kda::recurrent {
 namespace {
 
 constexpr std::int64_t kSegment = 64;
@@ -37,7 +37,7 @@ double normalise(double* x, int n, Float type) {
   return r;
 }
 
-void read_vector(const Tensor& t, std::int64_t row, std::int64_t token, std::int64_t head, int n,
+void read_vector(const rlk::kda::Tensor& t, std::int64_t row, std::int64_t token, std::int64_t head, int n,
                  double* out) {
   const std::int64_t base = at(t, row, token, head);
   for (int d = 0; d < n; ++d) out[d] = load(t.data, t.type, base + d);
@@ -345,4 +345,4 @@ void gate_backward(const Problem& p, int hv) {
   if (p.d_a_log) store(p.d_a_log, Float::f32, hv, static_cast<float>(a_log));
 }
 
-}  // namespace rlk::kda::recurrent
+}  // namespace rlk::native::kda::recurrent

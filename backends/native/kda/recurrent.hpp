@@ -11,7 +11,9 @@
 #include "arithmetic/bump.hpp"
 #include "arithmetic/kda/problem.hpp"
 
-namespace rlk::kda::recurrent {
+namespace rlk::native::kda::recurrent {
+
+using namespace rlk::kda;
 
 // Work comes in independent tasks: forward one per (sequence, value head), backward one per (sequence, q/k
 // head). Tasks may run in any order on any number of threads, each with its own scratch (8-byte aligned).
@@ -50,4 +52,4 @@ void read_state(const Problem& p, const States& s, std::int64_t n, int hv, doubl
 void write_state(const Problem& p, const States& s, std::int64_t n, int hv, const double* in);
 void store64(void* p, Float type, std::int64_t i, double x);
 
-}  // namespace rlk::kda::recurrent
+}  // namespace rlk::native::kda::recurrent

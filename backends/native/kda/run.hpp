@@ -6,7 +6,7 @@
 #include "arithmetic/kda/bind.hpp"
 #include "rlk/workers.hpp"
 
-namespace rlk::kda {
+namespace rlk::native::kda {
 
 inline constexpr std::uint32_t kTypes = RLK_F32 | RLK_BF16 | RLK_F16;
 inline constexpr std::uint32_t kTraits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_STRICT;
@@ -38,4 +38,4 @@ rlk_code check_bounds(const Args& a, const Call& call) {
   return RLK_OK;
 }
 
-}  // namespace rlk::kda
+}  // namespace rlk::native::kda

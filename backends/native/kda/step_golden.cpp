@@ -6,7 +6,7 @@
 #include "arithmetic/kda/step.hpp"
 #include "native/kda/recurrent.hpp"
 
-namespace rlk::kda::recurrent {
+namespace rlk::native::kda::recurrent {
 namespace {
 
 using chunked::kBlock;
@@ -177,4 +177,4 @@ void step(const Step& p, std::int64_t task, void* scratch) {
   }
 }
 
-}  // namespace rlk::kda::recurrent
+}  // namespace rlk::native::kda::recurrent

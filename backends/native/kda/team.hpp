@@ -4,7 +4,13 @@
 
 #include "arithmetic/kda/chunk.hpp"
 
-namespace rlk::kda::chunked {
+namespace rlk::native::kda {
+
+using rlk::kda::chunked::Gemm;
+using rlk::kda::chunked::Init;
+using rlk::kda::chunked::kBlock;
+using rlk::kda::chunked::kRows;
+using rlk::kda::chunked::Span;
 
 template <class L, int Width>
 struct CpuTeam {
@@ -226,4 +232,4 @@ struct CpuTeam {
   }
 };
 
-}  // namespace rlk::kda::chunked
+}  // namespace rlk::native::kda

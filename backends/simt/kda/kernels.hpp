@@ -28,7 +28,7 @@ inline constexpr int kChunkThreads = 512;
 inline constexpr std::int64_t kMaxBlocks = 528;
 
 __global__ void __launch_bounds__(kChunkThreads) forward(Problem p, float* scratch, std::int64_t floats) {
-  chunked::BlockTeam team;
+  BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::forward_tasks(p); task += gridDim.x) {
     chunked::forward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats);
   }
@@ -36,21 +36,21 @@ __global__ void __launch_bounds__(kChunkThreads) forward(Problem p, float* scrat
 
 __global__ void __launch_bounds__(kChunkThreads)
     backward(Problem p, float* scratch, std::int64_t floats, double* partials) {
-  chunked::BlockTeam team;
+  BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::backward_tasks(p); task += gridDim.x) {
     chunked::backward(team, p, task, scratch + std::int64_t(blockIdx.x) * floats, partials);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) step(Step p, float* scratch, std::int64_t floats) {
-  chunked::BlockTeam team;
+  BlockTeam team;
   for (std::int64_t task = blockIdx.x; task < chunked::forward_tasks(p); task += gridDim.x) {
     chunked::step(team, p, task, scratch + std::int64_t(blockIdx.x) * floats);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) finish(Problem p, const double* partials) {
-  chunked::BlockTeam team;
+  BlockTeam team;
   chunked::finish(team, p, int(blockIdx.x), partials);
 }
 

@@ -234,13 +234,13 @@ __device__ inline void step_row(const Step& p, const OpenRow& r, const SharedTok
 }
 
 // The state after a full chunk, as many channels at a time as shared memory holds keys of.
-__device__ inline void close_chunk(chunked::BlockTeam& team, const OpenRow& r, SharedRow& s) {
+__device__ inline void close_chunk(BlockTeam& team, const OpenRow& r, SharedRow& s) {
   constexpr int kChannels = chunked::kRows;
   float *k_end = &s.A[0][0], *total = s.k_start;
   for (int first = 0; first < r.K; first += kChannels) {
     const int channels = r.K - first < kChannels ? r.K - first : kChannels;
     team.lanes(channels, [=](int d) {
-      chunked::end_channel<chunked::BlockTeam>(r.c, r.K, first + d, total + d, k_end + d, kChannels);
+      chunked::end_channel<BlockTeam>(r.c, r.K, first + d, total + d, k_end + d, kChannels);
     });
     team.sync();
     float* state = r.state + first * r.V;
@@ -253,7 +253,7 @@ __device__ inline void close_chunk(chunked::BlockTeam& team, const OpenRow& r, S
 __global__ void __launch_bounds__(kThreads, 3) step_token(Step p) {
   __shared__ SharedToken t;
   __shared__ SharedRow s;
-  chunked::BlockTeam team;
+  BlockTeam team;
   const int thread = team.thread = int(threadIdx.y) * 32 + int(threadIdx.x);
   team.threads = kThreads;
   const std::int64_t n = blockIdx.x / unsigned(p.value_heads);

@@ -6,7 +6,13 @@
 #include "arithmetic/kda/chunk.hpp"
 #include "simt/simt.hpp"
 
-namespace rlk::kda::chunked {
+namespace rlk::simt::kda {
+
+using rlk::kda::chunked::Gemm;
+using rlk::kda::chunked::Init;
+using rlk::kda::chunked::kBlock;
+using rlk::kda::chunked::kRows;
+using rlk::kda::chunked::Span;
 
 struct BlockTeam {
   using Lane = float;
@@ -160,4 +166,4 @@ struct BlockTeam {
   }
 };
 
-}  // namespace rlk::kda::chunked
+}  // namespace rlk::simt::kda
