@@ -113,7 +113,9 @@ namespace {
 
 // What the gradients' products are by, beside lm_head's of this name. A processor with AMX would take its own for bf16.
 const char* linear_of(const std::string& backend) {
-  return backend == "native.amx" ? "amx/k32/tree8" : "fma32/tree8";
+  return backend == "native.amx"           ? "amx/k32/tree8"
+         : backend == "native.replay_sm90" ? "sm90/t25k16/tree8"
+                                           : "fma32/tree8";
 }
 
 // The gradients as they come one after another, of logits whose gradient is of type `slope`.
@@ -154,12 +156,14 @@ struct Composed {
 TEST_CASE("linear_logp_bwd is linear_bwd of logp_bwd, with every chain, across runs of rows and columns") {
   std::mt19937 random(22);
   int tried = 0;
-  for (const char* backend : {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx"})
+  for (const char* backend :
+       {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx", "native.replay_sm90"})
     for (DType t : {DType::f32, DType::bf16})
       for (DType wide : t == DType::f32 ? std::vector{t} : std::vector{DType::f32, t})
         for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}})
           for (bool given : {false, true}) {
-            if (s.n > 5 && (given || wide != t)) continue;  // slow
+            const std::string by = backend;
+            if (s.n > 5 && (given || wide != t || by == "native.replay_sm90")) continue;  // slow
             CAPTURE(backend);
             CAPTURE(rlk::name_of(t));
             CAPTURE(rlk::name_of(wide));
@@ -178,8 +182,8 @@ TEST_CASE("linear_logp_bwd is linear_bwd of logp_bwd, with every chain, across r
             if (wide == DType::bf16) a.logits_round = rlk::LinearLogpBwd::LogitsRound::bf16;
             const rlk::Options with{.backend = backend};
             if (!rlk::resolve(a, with)) continue;
-            // The matrix unit takes two operands of one 16-bit type.
-            const DType slope = std::string(backend) == "native.amx" ? t : wide;
+            // A matrix unit takes two operands of one 16-bit type.
+            const DType slope = by == "native.amx" || by == "native.replay_sm90" ? t : wide;
             const Composed expected(in, s, t, wide, slope, backend);
             if (given) a.stats = expected.stats.tensor;
             REQUIRE(rlk::linear_logp_bwd(a, with));

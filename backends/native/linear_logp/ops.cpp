@@ -3,7 +3,7 @@
 //   native              fma32/kb1024/lse128/l8
 //   native.kb256        fma32/kb256/lse128/l8
 //   native.amx          amx/k32/lse128/l8
-//   native.replay_sm90  sm90/t25k16/lse128/l8, forward alone
+//   native.replay_sm90  sm90/t25k16/lse128/l8
 //
 // The gradients' ids end in /tree8: their products are linear_bwd's.
 #include "native/linear_logp/composed.hpp"
@@ -12,7 +12,7 @@ namespace rlk::native {
 
 extern const Levels lm_head_fma32, lm_head_kb256, linear_bwd_tree;
 extern const rlk_implementation lm_head_amx, linear_bwd_amx, lm_head_replay_sm90_avx512,
-    lm_head_replay_sm90_scalar;
+    lm_head_replay_sm90_scalar, linear_bwd_replay_sm90_avx512, linear_bwd_replay_sm90_scalar;
 
 namespace {
 
@@ -87,12 +87,16 @@ constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, kPanels),
                 kKb256Bwd = facts("", "fma32/kb256/lse128/l8/tree8", 20, kBlocks);
 constexpr Facts kAmx = amx_facts(kUnit, "amx/k32/lse128/l8"),
                 kAmxBwd = amx_facts(kUnit, "amx/k32/lse128/l8/tree8");
-constexpr Facts kReplay{.id = "",
-                        .doc = "a Hopper tensor core's logits on the CPU",
-                        .priority = 10,
-                        .arithmetic = "sm90/t25k16/lse128/l8",
-                        .dtypes = RLK_BF16 | RLK_F16,
-                        .traits = kPinned};
+constexpr Facts replay_facts(const char* arithmetic) {
+  return {.id = "",
+          .doc = "a Hopper tensor core's products on the CPU",
+          .priority = 10,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16 | RLK_F16,
+          .traits = kPinned};
+}
+constexpr Facts kReplay = replay_facts("sm90/t25k16/lse128/l8"),
+                kReplayBwd = replay_facts("sm90/t25k16/lse128/l8/tree8");
 
 }  // namespace
 
@@ -112,7 +116,7 @@ constinit const Levels linear_logp_bwd_kb256 = by_level([]<Isa I>() {
 });
 
 extern const rlk_implementation linear_logp_amx, linear_logp_bwd_amx, linear_logp_replay_sm90_scalar,
-    linear_logp_replay_sm90_avx512;
+    linear_logp_replay_sm90_avx512, linear_logp_bwd_replay_sm90_scalar, linear_logp_bwd_replay_sm90_avx512;
 constinit const rlk_implementation linear_logp_amx = Forms<Isa::avx512, only<&lm_head_amx>>::forward(kAmx);
 constinit const rlk_implementation linear_logp_bwd_amx =
     Forms<Isa::avx512, only<&lm_head_amx>, only<&linear_bwd_amx>, true>::backward(kAmxBwd);
@@ -122,5 +126,12 @@ constinit const rlk_implementation linear_logp_replay_sm90_scalar =
 constinit const rlk_implementation linear_logp_replay_sm90_avx512 =
     Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>>::forward(
         facts_at<"native.replay_sm90", Isa::avx512>(kReplay));
+
+constinit const rlk_implementation linear_logp_bwd_replay_sm90_scalar =
+    Forms<Isa::scalar, only<&lm_head_replay_sm90_scalar>, only<&linear_bwd_replay_sm90_scalar>,
+          true>::backward(facts_at<"native.replay_sm90", Isa::scalar>(kReplayBwd));
+constinit const rlk_implementation linear_logp_bwd_replay_sm90_avx512 =
+    Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>, only<&linear_bwd_replay_sm90_avx512>,
+          true>::backward(facts_at<"native.replay_sm90", Isa::avx512>(kReplayBwd));
 
 }  // namespace rlk::native
