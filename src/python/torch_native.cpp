@@ -39,7 +39,8 @@ Py_ssize_t place_of(PyObject* objects, PyObject* words) {
     bool all = true;
     for (Py_ssize_t i = 0; i < count && all; ++i) {
       void* word;
-      std::memcpy(&word, reinterpret_cast<const char*>(PyTuple_GetItem(objects, i)) + at, sizeof word);
+      std::memcpy(static_cast<void*>(&word), reinterpret_cast<const char*>(PyTuple_GetItem(objects, i)) + at,
+                  sizeof word);
       all = word && word == PyLong_AsVoidPtr(PyTuple_GetItem(words, i));
     }
     if (all && place) return 0;

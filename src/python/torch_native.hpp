@@ -16,7 +16,9 @@ class TorchNative {
  public:
   explicit operator bool() const { return found_; }
   bool is_neg(PyObject* tensor) const { return is_neg_(at(tensor)); }
-  bool requires_grad(PyObject* tensor) const { return requires_grad_(*at(tensor)); }
+  bool requires_grad(PyObject* tensor) const {
+    return requires_grad_(*static_cast<void* const*>(at(tensor)));
+  }
   // What the exchange API's view is made of, by the same function. False: the exchange API says why not.
   bool view(PyObject* tensor, DLTensor& out) const;
   // What saved it before must not use it. Inference tensors have no version: nothing is to be done.
@@ -33,9 +35,7 @@ class TorchNative {
 
  private:
   static constexpr int8_t kCpu = 0, kCuda = 1;  // c10::DeviceType; AMD's are its CUDA
-  void* const* at(PyObject* tensor) const {
-    return reinterpret_cast<void* const*>(reinterpret_cast<const char*>(tensor) + place_);
-  }
+  const void* at(PyObject* tensor) const { return reinterpret_cast<const char*>(tensor) + place_; }
   bool found_ = false;  // all of them
   Py_ssize_t place_ = 0;
   uint16_t tracer_ = 0, transforms_ = 0;
