@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ops of the dense chain on a GPU beside PyTorch's, eager and compiled, in one run.
+"""Ops of the dense chain, and those beside linear attention, on a GPU beside PyTorch's, eager and compiled, in one run.
 
     PYTHONPATH=build/release/python python tools/bench/chain_gpu.py [--json FILE] [--only PATTERN...] [--rounds N] [--no-compile]
 
@@ -30,10 +30,10 @@ def size(*tensors):
 
 
 class Row:
-    """A name, what the operands weigh, and candidates: functions that compute the same."""
+    """A name, what the operands of a call weigh, and candidates: functions that compute the same, each `calls` calls."""
 
-    def __init__(self, name, moved, **candidates):
-        self.name, self.moved, self.candidates = name, moved, candidates
+    def __init__(self, name, moved, calls=1, **candidates):
+        self.name, self.moved, self.calls, self.candidates = name, moved, calls, candidates
 
 
 def rms_norm_rows(tokens, width):
@@ -57,6 +57,50 @@ def rms_norm_rows(tokens, width):
     yield Row(f"rms_norm backward {shape}", size(x, dy, dx, w, dw),
               rlk=lambda: ops.rms_norm_bwd(dy, x, w, d_x=dx, d_weight=dw, eps=1e-6),
               compiled=("backward", norm, (leaf_x, leaf_w), dy))
+
+
+    yield Row(f"rms_norm backward, d_x {shape}", size(x, dy, dx, w), rlk=lambda: ops.rms_norm_bwd(dy, x, w, d_x=dx, eps=1e-6))
+
+
+def gated_norm_rows(heads, width):
+    """Norms of heads, with a gate behind them."""
+    x, gate, dy, w = normal(heads, width), normal(heads, width), normal(heads, width), normal(width)
+    y, dx, dg, dw = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x), torch.empty_like(w)
+    shape = f"[{heads}, {width}]"
+    yield Row(f"rms_norm, gate {shape}", size(x, gate, y, w), rlk=lambda: ops.rms_norm(x, w, gate=gate, y=y, eps=1e-6))
+    yield Row(f"rms_norm, gate, backward, d_x and d_gate {shape}", size(dy, x, gate, dx, dg, w),
+              rlk=lambda: ops.rms_norm_bwd(dy, x, w, gate=gate, d_x=dx, d_gate=dg, eps=1e-6))
+    yield Row(f"rms_norm, gate, backward, all {shape}", size(dy, x, gate, dx, dg, w, dw),
+              rlk=lambda: ops.rms_norm_bwd(dy, x, w, gate=gate, d_x=dx, d_gate=dg, d_weight=dw, eps=1e-6))
+
+
+def short_conv_rows(tokens, width):
+    """One sequence, four taps."""
+    x, dy, w = normal(1, tokens, width), normal(1, tokens, width), normal(width, 4)
+    y, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty_like(w)
+    shape = f"[{tokens}, {width}]"
+    yield Row(f"short_conv {shape}", size(x, y, w), rlk=lambda: ops.short_conv(x, w, y=y))
+    yield Row(f"short_conv backward {shape}", size(x, dy, dx, w, dw),
+              rlk=lambda: ops.short_conv_bwd(x, w, d_y=dy, d_x=dx, d_weight=dw))
+
+
+def kda_step_rows(batch, heads=32, width=128):
+    """One token of every sequence; sequences are spread over the chunk of 64, and 64 calls take each around it once."""
+    q, k, v = (F.normalize(normal(batch, 1, heads, width), dim=-1) for _ in range(3))
+    g, beta = -torch.rand(batch, 1, heads, width, device="cuda") / 10, torch.rand(batch, 1, heads, device="cuda")
+    state = normal(batch, heads, width, width, dtype=FP32)
+    row = rlk.Spec([1, 1, heads, width], "bf16")
+    kept = rlk._C.infer("kda_step", row, row, row, rlk.Spec([1, 1, heads, width], "fp32"), rlk.Spec([1, 1, heads], "fp32"),
+                        rlk.Spec([1], "int64"), rlk.Spec([1, heads, width, width], "fp32"))
+    floats = kept["cache"][0][2]
+    cache, out = torch.zeros(batch, heads, floats, device="cuda"), torch.empty_like(v)
+    start = torch.arange(batch, device="cuda") * 64 // batch
+    turns = [(start + turn) % 64 + (64 if turn else 0) * ((start + turn) % 64 == 0) for turn in range(64)]
+    moved = size(q, k, v, g, beta, out) + 2 * size(state)
+    yield Row(f"kda_step of {batch}", moved, calls=64,
+              rlk=lambda: [ops.kda_step(q, k, v, g, beta, rows, state=state, cache=cache, out=out) for rows in turns])
+    one = [t[:, 0] for t in (q, k, v, g, beta)]
+    yield Row(f"kda_decode of {batch}", moved, rlk=lambda: ops.kda_decode(*one, state=state, out=out[:, 0]))
 
 
 def swiglu_rows(tokens, width):
@@ -173,8 +217,15 @@ def all_rows():
     for tokens in (1, 64, 1000, 8192, 32768):
         yield from rms_norm_rows(tokens, 4096)
     yield from rms_norm_rows(262144, 128)
+    for heads in (32768, 262144):
+        yield from gated_norm_rows(heads, 128)
     for tokens in (1, 64, 1000, 8192):
         yield from swiglu_rows(tokens, 12288)
+    yield from swiglu_rows(8192, 4096)
+    for tokens in (64, 8192, 32768):
+        yield from short_conv_rows(tokens, 4096)
+    for batch in (1, 16, 64, 256):
+        yield from kda_step_rows(batch)
     yield from embedding_rows(8192, 4096, 151936)
     yield from logp_rows(512, 151936)
     yield from logp_rows(2048, 151936)
@@ -222,7 +273,7 @@ def captured(run, calls):
 
 
 def measure(row, rounds, compiles):
-    calls = 1 if row.moved > 2**30 else 4
+    calls = 1 if row.calls * row.moved > 2**30 else 4
     half = row.moved // 2
     source, target = (torch.empty(half, device="cuda", dtype=torch.uint8) for _ in range(2))
     graphs, failures = {}, {}
@@ -243,7 +294,7 @@ def measure(row, rounds, compiles):
             end.record()
             end.synchronize()
             if turn >= 2:
-                times[kind].append(start.elapsed_time(end) * 1000 / calls)
+                times[kind].append(start.elapsed_time(end) * 1000 / calls / (1 if kind == "copy" else row.calls))
     return {kind: statistics.median(t) for kind, t in times.items()}, failures
 
 
