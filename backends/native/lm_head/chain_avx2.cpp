@@ -2,10 +2,7 @@
 #include "native/lm_head/chain.hpp"
 
 #if defined(__x86_64__)
-#  include <immintrin.h>
-
-#  define RLK_ISA __attribute__((target("avx2,fma,f16c")))
-#  define RLK_INLINE RLK_ISA __attribute__((always_inline)) static inline
+#  include "native/lm_head/avx2.hpp"
 #  include "native/lm_head/chain_kernels.hpp"
 
 namespace rlk::native {
@@ -50,22 +47,10 @@ RLK_INLINE void load_tile(const char* const* rows, Float type, std::int64_t k, _
   transpose_8x8(tile);
 }
 
-struct F32Lanes {
-  using Scalar = float;
-  using Vec = __m256;
-  static constexpr int kLanes = 8;
-  static constexpr int kVecs = 2;
+struct F32Lanes : Lanes8 {
   static constexpr int kRows = 6;
-  static constexpr int kTile = 8;
-  static constexpr int kDirectRows = 0;
-  static constexpr int kLaneRows = 0;
 
-  RLK_INLINE Vec zero() { return _mm256_setzero_ps(); }
-  RLK_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
-  RLK_INLINE Vec broadcast(const float* p) { return _mm256_broadcast_ss(p); }
-  RLK_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-  RLK_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 
   RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, float* dst) {
     std::int64_t i = 0;

@@ -42,22 +42,10 @@ RLK_INLINE std::int64_t pack_tile_of(const char* const* rows, Float type, std::i
   }
 }
 
-struct F32Lanes {
-  using Scalar = float;
-  using Vec = __m512;
-  static constexpr int kLanes = 16;
-  static constexpr int kVecs = 2;
-  static constexpr int kRows = 12;
-  static constexpr int kTile = 16;
-  static constexpr int kDirectRows = 4;
+struct F32Lanes : Lanes16 {
   static constexpr int kLaneRows = 64;
 
-  RLK_INLINE Vec zero() { return _mm512_setzero_ps(); }
-  RLK_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
-  RLK_INLINE Vec broadcast(const float* p) { return _mm512_set1_ps(*p); }
-  RLK_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-  RLK_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 
   RLK_ISA static void upcast_run(const void* src, Float type, std::int64_t count, float* dst) {
     for (std::int64_t i = 0; i < count; i += 16)
@@ -71,15 +59,6 @@ struct F32Lanes {
   RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, float* dst, std::int64_t dst_stride) {
     return pack_tile_of<F32Lanes>(rows, type, k, count, dst, dst_stride);
-  }
-
-  // The bias is rare and sits next to 16 finished sums, so one masked vector path serves every case with unit
-  // strides.
-  RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
-                                        const float* sums, const void* residual) {
-    if (p.out_col_stride != 1 || (p.bias != nullptr && p.bias_stride != 1)) return 0;
-    store_sums(p, out, col, cols, sums, residual);
-    return cols;
   }
 
   RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,

@@ -6,10 +6,7 @@
 #include "native/lm_head/pairs.hpp"
 
 #if defined(__x86_64__)
-#  include <immintrin.h>
-
-#  define RLK_ISA __attribute__((target("avx2,fma,f16c")))
-#  define RLK_INLINE RLK_ISA __attribute__((always_inline)) static inline
+#  include "native/lm_head/avx2.hpp"
 #  include "native/lm_head/chain_kernels.hpp"
 
 namespace rlk::native {
@@ -27,22 +24,10 @@ class Flushing {
   unsigned saved_;
 };
 
-struct PairLanes {
-  using Scalar = float;
-  using Vec = __m256;
+struct PairLanes : Lanes8 {
   using ChainMode = Flushing;
-  static constexpr int kLanes = 8;
-  static constexpr int kVecs = 2;
   static constexpr int kRows = 4;
-  static constexpr int kTile = 8;
-  static constexpr int kDirectRows = 0;
-  static constexpr int kLaneRows = 0;
 
-  RLK_INLINE Vec zero() { return _mm256_setzero_ps(); }
-  RLK_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
-  RLK_INLINE Vec broadcast(const float* p) { return _mm256_broadcast_ss(p); }
-  RLK_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
-  RLK_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   RLK_INLINE Vec odd(Vec pair) {
     return _mm256_and_ps(pair, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }

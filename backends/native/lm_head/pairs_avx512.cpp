@@ -17,22 +17,10 @@ RLK_INLINE __m512 dot(__m512 a, __m512 b, __m512 sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
 
-struct PairLanes {
-  using Scalar = float;
-  using Vec = __m512;
-  static constexpr int kLanes = 16;
-  static constexpr int kVecs = 2;
-  static constexpr int kRows = 12;
-  static constexpr int kTile = 16;
-  static constexpr int kDirectRows = 4;
+struct PairLanes : Lanes16 {
   static constexpr int kLaneRows = 0;
 
-  RLK_INLINE Vec zero() { return _mm512_setzero_ps(); }
-  RLK_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
-  RLK_INLINE Vec broadcast(const float* p) { return _mm512_set1_ps(*p); }
-  RLK_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
   RLK_INLINE Vec fma(Vec a, Vec b, Vec sum) { return dot(a, b, sum); }
-  RLK_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 
   RLK_ISA static void upcast_run(const void* src, Float, std::int64_t count, float* dst) {
     std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float));
@@ -49,12 +37,6 @@ struct PairLanes {
     load_tile<Float::f32, false>(rows, k, count, tile);
     for (int i = 0; i < static_cast<int>(count); ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
     return count;
-  }
-  RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
-                                        const float* sums, const void* residual) {
-    if (p.out_col_stride != 1 || (p.bias != nullptr && p.bias_stride != 1)) return 0;
-    store_sums(p, out, col, cols, sums, residual);
-    return cols;
   }
   RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                              std::int64_t cols, float*, float* sums);
