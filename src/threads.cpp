@@ -39,6 +39,8 @@ class Pool {
     const NoCancel whole;
     std::unique_lock owner(owner_, std::try_to_lock);
     if (!owner) return false;
+    int32_t wanted = 0;
+    bool all = false;
     {
       const std::lock_guard lock(mutex_);
       // Where the system gives no more threads, those that are there do all the work.
@@ -47,9 +49,15 @@ class Pool {
       context_ = context;
       n_ = n;
       next_.store(0, std::memory_order_relaxed);
-      open_ = running_ = std::min(helpers, alive_);
+      wanted = open_ = running_ = std::min(helpers, alive_);
+      all = wanted == alive_;
     }
-    wake_.notify_all();
+    // No more than have work: one wide call leaves many idle ones, and each that wakes for nothing costs as much as one
+    // that helps.
+    if (all)
+      wake_.notify_all();
+    else
+      for (int32_t i = 0; i < wanted; ++i) wake_.notify_one();
     drain(body, context, n);
     std::unique_lock lock(mutex_);
     running_ -= open_;  // the work is done: who has not come need not come
