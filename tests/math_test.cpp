@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "registry/exp32.hpp"
 #include "rlk/float_guard.hpp"
@@ -118,4 +119,40 @@ TEST_CASE("what rules have written out is what kernels compute, bit for bit") {
     CHECK(equal(rule::ln32(x), ln(x)));
     if (!(x >= 0x1p126f)) CHECK(equal(rule::log1p32(x), log1p_of(x)));
   }
+}
+
+namespace {
+// Exact products and their neighbours, both ends of the range, subnormals and what is no number.
+template <class T>
+std::vector<T> hard_numbers() {
+  using Limits = std::numeric_limits<T>;
+  const T one_up = 1 + Limits::epsilon();
+  std::vector<T> all;
+  for (T x : {T(0), T(1), one_up, T(3), Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::min(),
+              Limits::max(), Limits::infinity(), Limits::quiet_NaN(), Limits::epsilon() / 2,
+              std::sqrt(Limits::denorm_min()), std::sqrt(Limits::min()) * one_up, std::sqrt(Limits::max())})
+    all.insert(all.end(), {x, -x});
+  return all;
+}
+template <class T>
+std::int64_t other_bits_than_the_library() {
+  std::int64_t wrong = 0;
+  const std::vector<T> all = hard_numbers<T>();
+  const auto same = [](T x, T y) {
+    return std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y);
+  };
+  for (T a : all)
+    for (T b : all) {
+      for (T c : all) wrong += !same(simt::fused(a, b, c), std::fma(a, b, c));
+      // The product with every bit, and the two beside its rounded value: ties, and sums that cancel to a rest.
+      for (T c : {a * b, std::nextafter(a * b, T(0)), std::nextafter(a * b, std::numeric_limits<T>::max())})
+        wrong += !same(simt::fused(a, b, -c), std::fma(a, b, -c));
+    }
+  return wrong;
+}
+}  // namespace
+
+TEST_CASE("fused multiply-adds have the bits of the C library's, whichever code computes them") {
+  CHECK(other_bits_than_the_library<float>() == 0);
+  CHECK(other_bits_than_the_library<double>() == 0);
 }

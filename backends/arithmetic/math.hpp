@@ -9,8 +9,8 @@
 
 #include "arithmetic/half.hpp"
 
-#if defined(__FMA__) && !defined(__CUDACC__) && !defined(__HIP__)
-#  include <immintrin.h>
+#if !defined(__CUDACC__) && !defined(__HIP__)
+#  include "arithmetic/fma.hpp"
 #endif
 
 #if defined(__CUDACC__) || defined(__clang__)
@@ -39,7 +39,7 @@ RLK_HD float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 RLK_HD double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 RLK_HD float root(float x) { return __fsqrt_rn(x); }
 RLK_HD double root(double x) { return __dsqrt_rn(x); }
-#else
+#elif defined(__CUDACC__) || defined(__HIP__)
 RLK_HD float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 RLK_HD double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
 RLK_HD float root(float x) { return __builtin_sqrtf(x); }

@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t kSegment = 64;
 
 using Bump = simt::Bump<double>;
+using simt::fused;
 
 // The value rounded to odd in fp32, so that a second rounding to 16 bits equals one rounding.
 float to_odd(double x) {
@@ -24,7 +25,7 @@ float to_odd(double x) {
 
 double chain(const double* a, const double* b, std::int64_t n) {
   double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum = std::fma(a[i], b[i], sum);
+  for (std::int64_t i = 0; i < n; ++i) sum = fused(a[i], b[i], sum);
   return sum;
 }
 
@@ -104,14 +105,14 @@ void step(const Problem& p, const Token& token, double* state, double* r) {
     const double decay = token.decay[d], k = token.k[d];
     for (int j = 0; j < V; ++j) {
       row[j] *= decay;
-      r[j] = std::fma(row[j], k, r[j]);
+      r[j] = fused(row[j], k, r[j]);
     }
   }
   for (int j = 0; j < V; ++j) r[j] = token.v[j] - r[j];
   for (int d = 0; d < K; ++d) {
     double* row = state + std::int64_t(d) * V;
     const double write = token.beta * token.k[d];
-    for (int j = 0; j < V; ++j) row[j] = std::fma(write, r[j], row[j]);
+    for (int j = 0; j < V; ++j) row[j] = fused(write, r[j], row[j]);
   }
 }
 
@@ -147,7 +148,7 @@ struct BackwardScratch {
 // The gradient through x -> x * r(x): dx = r (dy - y (dy . y)).
 void unnormalise(double* dy, const double* y, double r, int n) {
   const double along = chain(dy, y, n);
-  for (int d = 0; d < n; ++d) dy[d] = r * std::fma(-along, y[d], dy[d]);
+  for (int d = 0; d < n; ++d) dy[d] = r * fused(-along, y[d], dy[d]);
 }
 
 // One token of the reverse recurrence (d_state goes from after the token to before it).
@@ -159,15 +160,15 @@ void reverse_step(const Problem& p, std::int64_t row, std::int64_t t, int hv, co
   read_vector(p.d_out, row, t, hv, V, s.d_out);
   for (int d = 0; d < K; ++d) {
     const std::int64_t line = std::int64_t(d) * V;
-    dq[d] = std::fma(p.scale, chain(after + line, s.d_out, V), dq[d]);
+    dq[d] = fused(p.scale, chain(after + line, s.d_out, V), dq[d]);
     const double qs = p.scale * token.q[d];
-    for (int j = 0; j < V; ++j) s.d_state[line + j] = std::fma(qs, s.d_out[j], s.d_state[line + j]);
+    for (int j = 0; j < V; ++j) s.d_state[line + j] = fused(qs, s.d_out[j], s.d_state[line + j]);
   }
   std::fill_n(s.dr, V, 0.0);
   for (int d = 0; d < K; ++d) {
     const double* line = s.d_state + std::int64_t(d) * V;
     s.dk_read[d] = chain(line, r, V);
-    for (int j = 0; j < V; ++j) s.dr[j] = std::fma(line[j], token.k[d], s.dr[j]);
+    for (int j = 0; j < V; ++j) s.dr[j] = fused(line[j], token.k[d], s.dr[j]);
   }
   for (int j = 0; j < V; ++j) {
     s.dr[j] *= token.beta;
@@ -183,12 +184,12 @@ void reverse_step(const Problem& p, std::int64_t row, std::int64_t t, int hv, co
     for (int j = 0; j < V; ++j) {
       const double decayed = before[line + j] * token.decay[d];
       double& d_state = s.d_state[line + j];
-      d_state = std::fma(-token.k[d], s.dr[j], d_state);
-      through_read = std::fma(decayed, s.dr[j], through_read);
-      d_gate = std::fma(decayed, d_state, d_gate);
+      d_state = fused(-token.k[d], s.dr[j], d_state);
+      through_read = fused(decayed, s.dr[j], through_read);
+      d_gate = fused(decayed, d_state, d_gate);
       d_state *= token.decay[d];
     }
-    dk[d] += std::fma(token.beta, s.dk_read[d], -through_read);
+    dk[d] += fused(token.beta, s.dk_read[d], -through_read);
     const auto gate = gate_parameters<double>(p, hv, d);
     const double raw = load(p.g.data, p.g.type, at(p.g, row, t, hv) + d);
     const double d_raw = gate.grad(raw, d_gate);
@@ -252,7 +253,7 @@ void forward(const Problem& p, std::int64_t task, void* scratch) {
     std::fill_n(s.r, p.v_dim, 0.0);
     for (int d = 0; d < p.k_dim; ++d) {
       const double* line = s.state + std::int64_t(d) * p.v_dim;
-      for (int j = 0; j < p.v_dim; ++j) s.r[j] = std::fma(line[j], s.token.q[d], s.r[j]);
+      for (int j = 0; j < p.v_dim; ++j) s.r[j] = fused(line[j], s.token.q[d], s.r[j]);
     }
     const std::int64_t base = at(p.out, row, first + t, hv);
     for (int j = 0; j < p.v_dim; ++j) store64(p.out.data, p.out.type, base + j, p.scale * s.r[j]);

@@ -1,8 +1,7 @@
 // One number as the lanes of a chain product (chain_kernels.hpp), for any processor.
 #pragma once
 
-#include <cmath>
-
+#include "arithmetic/fma.hpp"
 #include "native/lm_head/chain.hpp"
 
 namespace rlk::native {
@@ -23,7 +22,7 @@ struct ScalarLanes {
   static Vec load(const T* p) { return *p; }
   static Vec broadcast(const T* p) { return *p; }
   static void store(T* p, Vec v) { *p = v; }
-  static Vec fma(Vec a, Vec b, Vec c) { return std::fma(a, b, c); }
+  static Vec fma(Vec a, Vec b, Vec c) { return simt::fused(a, b, c); }
   static Vec add(Vec a, Vec b) { return a + b; }
 
   static void upcast_run(const void* src, Float type, std::int64_t count, T* dst) {
