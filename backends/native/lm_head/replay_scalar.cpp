@@ -1,5 +1,6 @@
-// The replay in integers, one output at a time: the rule as written, and what the vector kernel falls back
-// to.
+// The replay in integers: the rule as written, one group at a time, which is what the vector kernel falls back to; and
+// blocks of outputs that share what is decoded.
+#include <algorithm>
 #include <bit>
 
 #include "native/lm_head/float.hpp"
@@ -95,24 +96,100 @@ std::uint32_t replay_group(std::uint32_t acc, const std::uint16_t* a, const std:
 
 namespace {
 
-void run_scalar(const ReplayProduct& p, const ChainTile& tile, void*) {
-  const DefaultFloatMode mode;
-  for (std::int64_t i = tile.row_begin; i < tile.row_end; ++i)
-    for (std::int64_t j = tile.col_begin; j < tile.col_end; ++j) {
-      const std::uint16_t* a = p.hidden_row(i);
-      const std::uint16_t* b = p.weight + p.weight_row(j) * p.weight_stride;
-      auto acc = std::bit_cast<std::uint32_t>(p.initial_at(i, j));
-      for (std::int64_t k = 0; k < p.depth; k += 16)
-        acc = replay_group(acc, a + k, b + k, static_cast<int>(p.depth - k < 16 ? p.depth - k : 16), p.type);
-      finish_element(p.out, p.out_type, i * p.out_stride + j, std::bit_cast<float>(acc), p.bias, p.bias_type,
-                     p.weight_row(j));
+constexpr std::int64_t kRows = 16, kColumns = 64, kDepth = 256;  // 16 x 64 sums over panels that stay in L2
+constexpr std::int16_t kZero = -8000;                            // exponent of a zero: loses every comparison
+
+// Numbers of one operand, decoded once for all that they meet: signed significands and exponents, a short last group
+// filled with zeros, and which groups hold an infinity or a NaN.
+struct Panel {
+  std::int16_t significand[kDepth], exponent[kDepth];
+  bool special[kDepth / 16];
+
+  void decode_row(const std::uint16_t* from, std::int64_t count, Float type) {
+    for (std::int64_t k = 0; k < (count + 15) / 16 * 16; k += 16) {
+      special[k / 16] = false;
+      for (std::int64_t i = k; i < k + 16; ++i) {
+        const Decoded x = i < count ? decode(from[i], type) : Decoded{};
+        significand[i] = static_cast<std::int16_t>(x.negative ? -static_cast<int>(x.significand)
+                                                              : static_cast<int>(x.significand));
+        exponent[i] = x.significand == 0 ? kZero : static_cast<std::int16_t>(x.exponent);
+        special[k / 16] |= x.infinite || x.nan;
+      }
     }
+  }
+};
+struct Scratch {
+  Panel rows[kRows], columns[kColumns];
+  std::uint32_t sums[kRows][kColumns];
+};
+
+// replay_group without infinities and NaNs.
+std::uint32_t finite_group(std::uint32_t acc, const Panel& a, const Panel& b, std::int64_t k, int up) {
+  const Decoded sum = decode(acc, 23, 8);
+  const std::int16_t *const x = a.exponent + k, *const y = b.exponent + k;
+  std::int16_t exponent[16], most = 2 * kZero;
+  for (int i = 0; i < 16; ++i) {
+    exponent[i] = static_cast<std::int16_t>(x[i] + y[i]);
+    most = exponent[i] > most ? exponent[i] : most;
+  }
+  if (most < kZero / 2) return sum.significand == 0 ? 0 : acc;  // no product but zeros: the sum as it is
+  const int largest = sum.significand != 0 && sum.exponent > most ? sum.exponent : most;
+  std::int64_t total = cut(sum.significand, 23, largest - sum.exponent, sum.negative);
+  for (int i = 0; i < 16; ++i) {
+    const std::int32_t product = a.significand[k + i] * b.significand[k + i], sign = product >> 31;
+    const int below = largest - exponent[i] < 31 ? largest - exponent[i] : 31;
+    const std::int32_t magnitude = (((product ^ sign) - sign) << up) >> below;
+    total += (magnitude ^ sign) - sign;
+  }
+  return truncate(total, largest);
+}
+
+void add_panels(const ReplayProduct& p, const ChainTile& t, std::int64_t k0, Scratch& s) {
+  const std::int64_t depth = p.depth - k0 < kDepth ? p.depth - k0 : kDepth;
+  const int up = kFractionBits - (p.type == Float::bf16 ? 14 : 20);
+  for (std::int64_t i = t.row_begin; i < t.row_end; ++i)
+    s.rows[i - t.row_begin].decode_row(p.hidden_row(i) + k0, depth, p.type);
+  for (std::int64_t j = t.col_begin; j < t.col_end; ++j) {
+    const std::uint16_t* column = p.weight + p.weight_row(j) * p.weight_stride + k0;
+    Panel& right = s.columns[j - t.col_begin];
+    right.decode_row(column, depth, p.type);
+    for (std::int64_t i = t.row_begin; i < t.row_end; ++i) {
+      const Panel& left = s.rows[i - t.row_begin];
+      std::uint32_t acc = s.sums[i - t.row_begin][j - t.col_begin];
+      for (std::int64_t k = 0; k < depth; k += 16)
+        acc = left.special[k / 16] || right.special[k / 16] || (acc & kInfinity) == kInfinity
+                  ? replay_group(acc, p.hidden_row(i) + k0 + k, column + k,
+                                 static_cast<int>(depth - k < 16 ? depth - k : 16), p.type)
+                  : finite_group(acc, left, right, k, up);
+      s.sums[i - t.row_begin][j - t.col_begin] = acc;
+    }
+  }
+}
+
+void run_block(const ReplayProduct& p, const ChainTile& t, Scratch& s) {
+  for (std::int64_t i = t.row_begin; i < t.row_end; ++i)
+    for (std::int64_t j = t.col_begin; j < t.col_end; ++j)
+      s.sums[i - t.row_begin][j - t.col_begin] = std::bit_cast<std::uint32_t>(p.initial_at(i, j));
+  for (std::int64_t k = 0; k < p.depth; k += kDepth) add_panels(p, t, k, s);
+  for (std::int64_t i = t.row_begin; i < t.row_end; ++i)
+    for (std::int64_t j = t.col_begin; j < t.col_end; ++j)
+      finish_element(p.out, p.out_type, i * p.out_stride + j,
+                     std::bit_cast<float>(s.sums[i - t.row_begin][j - t.col_begin]), p.bias, p.bias_type,
+                     p.weight_row(j));
+}
+
+void run_scalar(const ReplayProduct& p, const ChainTile& tile, void* scratch) {
+  const DefaultFloatMode mode;
+  for (std::int64_t i = tile.row_begin; i < tile.row_end; i += kRows)
+    for (std::int64_t j = tile.col_begin; j < tile.col_end; j += kColumns)
+      run_block(p, {i, std::min(i + kRows, tile.row_end), j, std::min(j + kColumns, tile.col_end)},
+                *static_cast<Scratch*>(scratch));
 }
 
 }  // namespace
 
 const ReplayKernels& replay_kernels_scalar() {
-  static constexpr ReplayKernels kernels{"scalar", 0, &run_scalar};
+  static constexpr ReplayKernels kernels{"scalar", sizeof(Scratch), &run_scalar};
   return kernels;
 }
 
