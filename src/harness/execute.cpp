@@ -177,7 +177,14 @@ std::vector<int64_t> drawn_strides(const rlk_argument& a, const std::vector<int6
   int64_t elements = 1;
   for (int64_t d : shape) elements *= d;
   const int64_t choices = elements > (1 << 18) && shape.back() < 64 ? 5 : 6;
-  const auto gap = [&] { return gaps ? kGaps[draw.below(choices)] : 0; };
+  // Nor for those whose pages would take longer to clear than the call that uses them.
+  constexpr int64_t kReach = 1 << 20;
+  const auto gap = [&] {
+    const int64_t drawn = gaps ? kGaps[draw.below(choices)] : 0;
+    return drawn <= 1 || shape.back() <= 0 || elements / shape.back() * (shape.back() + drawn) <= kReach
+               ? drawn
+               : 1;
+  };
   strides.back() = 1;
   int64_t step = std::max<int64_t>(1, shape.back()) + gap();
   for (std::size_t i : order) {

@@ -147,10 +147,8 @@ WatchedMemory::WatchedMemory(std::size_t bytes, std::size_t offset, std::size_t 
     : bytes_(bytes) {
   const std::size_t page = page_size();
   const std::size_t around = edge == apart ? kGuard + 256 + offset + kGuard : alignment;
-  // In powers of two while small, in eighths of them when large, so that few sizes serve all arrays.
-  std::size_t open = pages(std::max<std::size_t>(1, bytes + around));
-  const std::size_t step = open < (std::size_t{1} << 20) ? std::bit_ceil(open) : std::bit_floor(open) / 8;
-  open = (open + step - 1) / step * step;
+  // In powers of two, so that few sizes serve all arrays: the kernel clears the pages of every new one.
+  const std::size_t open = std::bit_ceil(pages(std::max<std::size_t>(1, bytes + around)));
   mapped_ = open + 2 * page;
   slot_ = mappings().take(mapped_);
   if (slot_ < 0) return;
@@ -162,9 +160,10 @@ WatchedMemory::WatchedMemory(std::size_t bytes, std::size_t offset, std::size_t 
     body_ = high_ - (bytes + alignment - 1) / alignment * alignment;
   else
     body_ = edge == start ? low_ : low_ + (kGuard + 255) / 256 * 256 + offset;
-  // What a stray read finds is not a number.
-  std::fill(low_, body_, kFill);
-  std::fill(body_ + bytes_, high_, kFill);
+  // What a stray read finds is not a number; far from a large array it is whatever was there.
+  constexpr std::ptrdiff_t kFar = 1 << 20;
+  std::fill(body_ - std::min(body_ - low_, kFar), body_, kFill);
+  std::fill(body_ + bytes_, body_ + bytes_ + std::min(high_ - (body_ + bytes_), kFar), kFill);
   Watched& w = table[slot_];
   w.before = w.behind = w.inside = 0;
   w.body = reinterpret_cast<uintptr_t>(body_), w.body_end = w.body + bytes_;
