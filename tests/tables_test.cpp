@@ -372,6 +372,14 @@ TEST_CASE("a backend's namespaces are its folders: rlk::<backend>, rlk::<backend
   CHECK(count > 300);
 }
 
+TEST_CASE("every page has a plot of its present figures") {
+  for (const auto& folder : fs::directory_iterator(kRoot / "registry"))
+    if (fs::exists(folder.path() / "README.md")) {
+      const bool shown = text_of(folder.path() / "README.md").find("](figures.svg)") != std::string::npos;
+      CHECK_MESSAGE((shown && fs::exists(folder.path() / "figures.json")), folder.path().string());
+    }
+}
+
 TEST_CASE("every promise has its file") {
   std::set<std::string> expected{"promises.hpp"}, files;
   for (const rlk::harness::Promise p : rlk::harness::kPromises) {
