@@ -182,10 +182,18 @@ void kda_fwd_cases(const CaseSink& sink) {
     c.results = {{"out", DType::f32}, {"final_state", DType::f32}};
     sink(std::move(c));
   }
-  every_case([&](Case c, const Shape&, DType t, const Config&) {
+  const auto emit = [&](Case c, DType t) {
     c.results = {{"out", t}, {"final_state", DType::f32}};
     sink(std::move(c));
-  });
+  };
+  every_case([&](Case c, const Shape&, DType t, const Config&) { emit(std::move(c), t); });
+  // Beyond 4096 tokens, where an arithmetic may cut a sequence; the state at the cut must matter behind it.
+  const std::vector<double> faint{0.004, 0, 0.01, 0.002};
+  const std::pair<Shape, Config> beyond[] = {
+      {{1, 8256, 1, 1, 16, 16}, {.gating = kZero, .brief = true, .strengths = faint}},
+      {{1, 4200, 1, 1, 16, 16},
+       {.gating = kZero, .v_first = true, .bounds = {0, 4096, 4200}, .brief = true, .strengths = faint}}};
+  for (const auto& [s, o] : beyond) emit(make(s, DType::f32, o), DType::f32);
 }
 
 void kda_bwd_cases(const CaseSink& sink) {

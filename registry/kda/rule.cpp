@@ -1,4 +1,4 @@
-// fma32/kda of kda_fwd, kda_decode, kda_step and kda_gate as the page has it, in plain loops.
+// fma32/kda of kda_fwd, kda_decode, kda_step and kda_gate, and fma32/kda/seg4096 of kda_fwd, as the page has them, in plain loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 using namespace kda;
 using Floats = std::vector<float>;
 
-constexpr int64_t kBlock = 16;
+constexpr int64_t kBlock = 16, kSegment = 4096;
 
 // Decays below 2^-100 count as zero.
 float flushed(float x) { return x < 0x1p-100f ? 0.0f : x; }
@@ -193,12 +193,39 @@ void set(const Out& t, int64_t row, int64_t i, float x) {
   Rows(t).set(row, i, t.dtype() == DType::f32 ? canonical(x) : x);
 }
 
-void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv) {
+// The state behind a whole segment that begins at `row`: T S + U, T what the chunks make of the unit matrix without values, U of zeros
+// with them.
+RLK_FUSED Grid joined(const KdaFwd& a, const Sizes& z, int64_t row, int64_t hv, const Grid& state) {
+  Grid t(z.k, z.k), u(z.k, z.v), out(z.k, z.v);
+  for (int64_t d = 0; d < z.k; ++d) t(d, d) = 1;
+  for (int64_t at = row; at < row + kSegment; at += a.chunk_size) {
+    Chunk c(a, z, at, a.chunk_size, hv);
+    const Pairs pairs(c);
+    const Grid inverted = inverse(c, pairs);
+    advance(c, pairs, inverted, u);
+    c.v = Grid(c.rows, z.k);
+    advance(c, pairs, inverted, t);
+  }
+  for (int64_t d = 0; d < z.k; ++d)
+    for (int64_t j = 0; j < z.v; ++j) {
+      float x = 0;
+      for (int64_t m = 0; m < z.k; ++m) x = std::fma(t(d, m), state(m, j), x);
+      out(d, j) = x + u(d, j);
+    }
+  return out;
+}
+
+void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv, bool segments) {
   const auto [first, last] = range_of(a, n);
   Grid state(z.k, z.v);
   if (a.initial_state)
     Matrix(a.initial_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).read(state.values);
+  Grid next;  // behind the open segment, if it is whole
   for (int64_t row = first; row < last; row += a.chunk_size) {
+    if (segments && (row - first) % kSegment == 0) {
+      if (row > first) state = next;
+      if (last - row >= kSegment) next = joined(a, z, row, hv, state);
+    }
     if (a.chunk_states)
       Matrix(a.chunk_states, slot_of(a, n, row) * z.value_heads + hv, z.k, z.v, a.state_v_first)
           .write(state.values);
@@ -212,6 +239,7 @@ void forward(const KdaFwd& a, const Sizes& z, int64_t n, int64_t hv) {
         set(a.chunk_inverses, at, j, j <= i ? inverted(i, j) : 0.0f);
     }
   }
+  if (segments && last > first && (last - first) % kSegment == 0) state = next;
   if (a.final_state)
     Matrix(a.final_state, n * z.value_heads + hv, z.k, z.v, a.state_v_first).write(state.values);
 }
@@ -269,12 +297,13 @@ struct Single {
 }  // namespace
 
 bool kda_fwd_rule(const RuleQuery& q) {
-  if (q.arithmetic != "fma32/kda") return false;
+  const bool segments = q.arithmetic == "fma32/kda/seg4096";
+  if (!segments && q.arithmetic != "fma32/kda") return false;
   const FloatGuard guard;
   const auto& a = *reinterpret_cast<const KdaFwd*>(q.slots);
   const Sizes z = sizes_of(a);
   for (int64_t n = 0; n < z.sequences; ++n)
-    for (int64_t hv = 0; hv < z.value_heads; ++hv) forward(a, z, n, hv);
+    for (int64_t hv = 0; hv < z.value_heads; ++hv) forward(a, z, n, hv, segments);
   return true;
 }
 

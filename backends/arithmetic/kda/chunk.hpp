@@ -447,16 +447,12 @@ RLK_HD std::int64_t backward_floats(const Problem& p) {
   return bump.used;
 }
 
-// One (sequence, value head), forward.
+// Chunks first .. last - 1 of sequence n and value head hv, from the state in scratch to the one behind them.
 template <class Team>
-RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* scratch) {
-  Bump bump{scratch};
-  const ForwardScratch s(p, bump);
-  const std::int64_t n = task / p.value_heads;
-  const int hv = int(task % p.value_heads), V = s.V;
-  read_state(team, p, p.initial, n, hv, s.state);
-  team.sync();
-  for (std::int64_t c = 0; c < chunks_of(p, n); ++c) {
+RLK_TEAM void forward_chunks(Team& team, const Problem& p, std::int64_t n, int hv, std::int64_t first,
+                             std::int64_t last, const ForwardScratch& s) {
+  const int V = s.V;
+  for (std::int64_t c = first; c < last; ++c) {
     const Place place = place_of(p, n, c);
     write_state(team, p, p.chunk_states, p.slot(n) + c, hv, s.state);
     prepare(team, p, place, hv, s, true);
@@ -478,6 +474,18 @@ RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* sc
     write_rows(team, p.out, place, hv, p.v_dim, s.o, V);
     team.sync();
   }
+}
+
+// One (sequence, value head), forward.
+template <class Team>
+RLK_TEAM void forward(Team& team, const Problem& p, std::int64_t task, float* scratch) {
+  Bump bump{scratch};
+  const ForwardScratch s(p, bump);
+  const std::int64_t n = task / p.value_heads;
+  const int hv = int(task % p.value_heads);
+  read_state(team, p, p.initial, n, hv, s.state);
+  team.sync();
+  forward_chunks(team, p, n, hv, 0, chunks_of(p, n), s);
   write_state(team, p, p.final, n, hv, s.state);
   team.sync();
 }

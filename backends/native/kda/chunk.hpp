@@ -24,6 +24,10 @@ struct Engine {
   void (*step)(const Step& p, std::int64_t task, float* scratch);  // likewise
   void (*gate)(const Problem& p, std::int64_t block);              // one per block of tokens
   void (*gate_backward)(const Problem& p, std::int64_t block, double* partials);
+  // fma32/kda/seg4096, each when all tasks of the one before are done (arithmetic/kda/segments.hpp).
+  void (*map_segment)(const Problem& p, std::int64_t task, float* scratch, float* maps);
+  void (*join_segments)(const Problem& p, std::int64_t task, float* scratch, float* maps);
+  void (*run_segment)(const Problem& p, std::int64_t task, float* scratch, const float* maps);
 };
 
 extern const Engine kPortable, kAvx2, kAvx512;
@@ -40,5 +44,12 @@ std::size_t step_scratch_bytes(const Step& p);
 std::size_t partials_bytes(const Problem& p);
 // The gate's backward has a partial per block of tokens, and finish() takes them as sequences.
 std::int64_t gate_block_count(const Problem& p);
+
+// Of calls by segments: tasks of the first and the last step, scratch of any, and what the steps leave each other.
+struct SegmentSizes {
+  std::int64_t maps = 0, pieces = 0;
+  std::size_t scratch_bytes = 0, map_bytes = 0;
+};
+SegmentSizes segment_sizes(const Problem& p);
 
 }  // namespace rlk::native::kda

@@ -17,6 +17,13 @@ std::size_t step_scratch_bytes(const Step& p) { return std::size_t(chunked::step
 
 std::int64_t gate_block_count(const Problem& p) { return rlk::kda::decode::gate_blocks(p); }
 
+SegmentSizes segment_sizes(const Problem& p) {
+  const chunked::Segments all{p};
+  return {all.maps() * p.value_heads, all.pieces() * p.value_heads,
+          std::size_t(chunked::segment_floats(p)) * sizeof(float),
+          std::size_t(chunked::all_map_floats(p)) * sizeof(float)};
+}
+
 std::size_t partials_bytes(const Problem& p) {
   return sizeof(double) * 2 * std::size_t(p.sequences) * std::size_t(p.value_heads) * std::size_t(p.k_dim);
 }

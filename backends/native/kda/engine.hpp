@@ -1,6 +1,7 @@
 // The body of each chunk_<isa>.cpp: an Engine on packs of the given type.
 #pragma once
 
+#include "arithmetic/kda/segments.hpp"
 #include "arithmetic/kda/step.hpp"
 #include "native/kda/chunk.hpp"
 #include "native/kda/decode.hpp"
@@ -30,7 +31,19 @@ constexpr Engine engine(const char* isa) {
             chunked::step(team, p, task, scratch);
           },
           decode::gate<Team>,
-          decode::gate_backward<Team>};
+          decode::gate_backward<Team>,
+          [](const Problem& p, std::int64_t task, float* scratch, float* maps) {
+            Team team;
+            chunked::map_segment(team, p, task, scratch, maps);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, float* maps) {
+            Team team;
+            chunked::join_segments(team, p, task, scratch, maps);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, const float* maps) {
+            Team team;
+            chunked::run_segment(team, p, task, scratch, maps);
+          }};
 }
 
 }  // namespace rlk::native::kda
