@@ -52,7 +52,8 @@ struct Forms {
     const rlk_verdict v = verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
     if (v.code != RLK_OK) return v;
     const linear_logp::BackwardCut cut(a);
-    const Tensor d_logits(nullptr, {a.hidden.dim(0), 0}, products().slope(cut));
+    std::int64_t shape[] = {a.hidden.dim(0), 0};
+    const DLTensor d_logits{nullptr, {kDLCPU, 0}, 2, dl_type(products().slope(cut)), shape, nullptr, 0};
     return verdict(Gradients(), LinearBwd{.d_y = d_logits, .x = a.hidden, .weight = a.weight}, r);
   }
   static std::uint64_t workspace_bwd(const LinearLogpBwd& a, const rlk_request& r) {
