@@ -121,7 +121,9 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
   h.q = Array(with(q, s.d), s.type), h.k = Array(with(keys, s.d), s.type),
   h.v = Array(with(keys, s.dv), s.type);
   h.out = Array(with(q, s.dv), s.out), h.lse = Array(q, DType::f32);
-  h.q.draw(random);
+  // At times all scores of a row are positive, and far apart.
+  const double mean = random() % 4 == 0 ? 1 : 0;
+  h.q.draw(random, 0, h.q.count(), 1, 1, mean);
   for (int64_t n = 0; n < s.sequences; ++n)
     for (int64_t j = 0; j < lengths[static_cast<std::size_t>(n)]; ++j) {
       int64_t row = n * s.keys + j;
@@ -129,7 +131,7 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
       if (s.layout == Layout::paged)
         row = pages[static_cast<std::size_t>(n * most + j / s.page)] * s.page + j % s.page;
       const double scale = random() % 50 == 0 ? 40 : 1;  // weights far below the smallest normal number
-      h.k.draw(random, row, row + 1, s.heads * s.d, scale);
+      h.k.draw(random, row, row + 1, s.heads * s.d, scale, scale * mean);
       h.v.draw(random, row, row + 1, s.heads * s.dv);
     }
   if (sinks) h.sinks = Array({all}, DType::f32), h.sinks.draw(random);

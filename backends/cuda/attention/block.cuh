@@ -93,17 +93,17 @@ __device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::in
 // What block (x, y) does; false: nothing. The last rows of sequences, which see the most keys, come first.
 template <class S>
 __device__ inline bool find_work(const Problem& p, Work& w) {
-  const auto x = static_cast<std::int64_t>(blockIdx.x), heads = static_cast<std::int64_t>(p.heads);
-  w.h = static_cast<int>(x % heads);
-  const std::int64_t rest = x / heads, all = gridDim.x / heads;
+  const unsigned heads = static_cast<unsigned>(p.heads), rest = blockIdx.x / heads, all = gridDim.x / heads;
+  w.h = static_cast<int>(blockIdx.x % heads);
   int tile;
   if (p.cu_q) {
     tile = static_cast<int>(all - 1 - rest);
     const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   } else {
-    w.n = rest % p.sequences;
-    tile = static_cast<int>(all / p.sequences - 1 - rest / p.sequences);
+    const auto sequences = static_cast<unsigned>(p.sequences);
+    w.n = rest % sequences;
+    tile = static_cast<int>(all / sequences - 1 - rest / sequences);
   }
   const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);

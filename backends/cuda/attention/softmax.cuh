@@ -1,50 +1,44 @@
-// From a tile's scores to its weights, as a warp holds them: of 16 rows by 128 keys a lane has rows lane / 4 and that + 8,
-// keys 8 i + 2 (lane % 4) and the next: s[4 i] and s[4 i + 1] of the first row, s[4 i + 2] and s[4 i + 3] of the second.
+// From a tile's scores to its weights, as a warp holds them: of 16 rows by 128 keys a lane has rows lane / 4
+// and that + 8, keys 8 i + 2 (lane % 4) and the next: s[4 i] and s[4 i + 1] of the first row, s[4 i + 2] and
+// s[4 i + 3] of the second.
 //
-// exp2 is what the kernel spends its time on: 12 operations of the FMA pipes for every weight, beside 4 D of the tensor
-// cores'. Where all of a warp's exponents are in range, as nearly always, its clamps are left out and 2^n is added to the
-// exponent at once: the same bits.
+// exp2 is what the kernel spends its time on: 12 operations of the FMA pipes for every weight, beside 4 D of
+// the tensor cores'. Where all of a warp's exponents are in range, as nearly always, its clamps are left out
+// and 2^n is added to the exponent at once: the same bits. Its steps are written eight chains abreast, which
+// is what ptxas needs to keep a warp busy: 491 cycles for 476 instructions, where a chain after another took
+// twice as long.
 #pragma once
+
+#include <climits>
 
 #include "cuda/attention/block.cuh"
 
 namespace rlk::cuda::attention {
 
-__device__ __forceinline__ float least_or_nan(float a, float b) {
-  float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
-// simt::exp2 of x in [-125, 1].
+// simt::exp2 of x in [-125, 1], chains abreast.
 inline constexpr float kLeastExponent = -125, kMostExponent = 1;
-__device__ __forceinline__ float exp2_inside(float x) {
+template <int N>
+__device__ __forceinline__ void exp2_inside(float (&x)[N]) {
   using C = simt::ExpConstants<float>;
-  const float shifted = __fadd_rn(x, C::kShift);
-  const float r = __fmul_rn(__fsub_rn(x, __fsub_rn(shifted, C::kShift)), C::kLn2);
-  const float y = __fadd_rn(__fmaf_rn(__fmul_rn(simt::exp_tail(r), r), r, r), 1.0f);
-  return __uint_as_float(__float_as_uint(y) + (__float_as_uint(shifted) << 23));
+  float shifted[N], r[N], tail[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) shifted[i] = __fadd_rn(x[i], C::kShift);
+#pragma unroll
+  for (int i = 0; i < N; ++i) r[i] = __fsub_rn(shifted[i], C::kShift);
+#pragma unroll
+  for (int i = 0; i < N; ++i) r[i] = __fmul_rn(__fsub_rn(x[i], r[i]), C::kLn2);
+#pragma unroll
+  for (int i = 0; i < N; ++i) tail[i] = simt::exp_tail(r[i]);
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = __fadd_rn(__fmaf_rn(__fmul_rn(tail[i], r[i]), r[i], r[i]), 1.0f);
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    x[i] = __uint_as_float(__float_as_uint(x[i]) + (__float_as_uint(shifted[i]) << 23));
 }
-
-// Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5; every lane of a row gets the sum.
-__device__ __forceinline__ float tree(const float (&p)[64], int h) {
-  float v[2][2];
-#pragma unroll
-  for (int b5 = 0; b5 < 2; ++b5)
-#pragma unroll
-    for (int b4 = 0; b4 < 2; ++b4) {
-      float e[2];
-#pragma unroll
-      for (int b0 = 0; b0 < 2; ++b0) {
-        const int i = 4 * b5 + 2 * b4, at = 2 * h + b0;
-        e[b0] = __fadd_rn(__fadd_rn(p[4 * i + at], p[4 * (i + 8) + at]),
-                          __fadd_rn(p[4 * (i + 1) + at], p[4 * (i + 9) + at]));
-      }
-      float x = __fadd_rn(e[0], e[1]);
-      x = __fadd_rn(x, __shfl_xor_sync(~0u, x, 1));
-      v[b5][b4] = __fadd_rn(x, __shfl_xor_sync(~0u, x, 2));
-    }
-  return __fadd_rn(__fadd_rn(v[0][0], v[0][1]), __fadd_rn(v[1][0], v[1][1]));
+__device__ __forceinline__ float exp2_inside(float x) {
+  float one[1] = {x};
+  exp2_inside(one);
+  return one[0];
 }
 
 // Two rows of a thread: what they see, and their sums so far.
@@ -57,10 +51,52 @@ struct Rows {
   }
 };
 
-// Scores of the tile from key `at` on become weights; m and l move on. True where O has to be multiplied by `a`, else
-// it is 1 for the whole warp.
+// What a tile's exponents are counted from, and whether all of a warp's are in range.
+struct Bases {
+  float minus[2];
+  bool inside;
+};
+
+// Of a thread's two rows: the greatest score of the row, and a number that none of this thread's is below:
+// the least, or 0 where none is negative. Three numbers at once by integer maxima, where floats take two: as
+// integers, those that are not negative are in the order of floats, and negative ones in the opposite order.
+// NaN, which tensor cores give without a sign, comes out as the greatest.
+__device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], float (&least)[2]) {
+  int most[2] = {INT_MIN, INT_MIN};
+  unsigned far[2] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int a = __float_as_int(s[4 * i + 2 * h]), b = __float_as_int(s[4 * i + 2 * h + 1]);
+      most[h] = __vimax3_s32(most[h], a, b), far[h] = __vimax3_u32(far[h], a, b);
+    }
+#pragma unroll
+  for (int step = 1; step <= 2; ++step)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], step));
+  if (__any_sync(~0u, most[0] < 0 || most[1] < 0)) {  // a row of negative ones
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int small = INT_MAX;
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        small = __vimin3_s32(small, __float_as_int(s[4 * i + 2 * h]), __float_as_int(s[4 * i + 2 * h + 1]));
+      small = min(small, __shfl_xor_sync(~0u, small, 1));
+      small = min(small, __shfl_xor_sync(~0u, small, 2));
+      if (most[h] < 0) most[h] = small;
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    top[h] = __int_as_float(most[h]), least[h] = __int_as_float(min(static_cast<int>(far[h]), 0));
+}
+
+// Masks scores of the tile from key `at` on; m moves on from `before`. True where it did for any row of the
+// warp; else all sums so far would be multiplied by 1.
 template <bool Capped>
-__device__ __forceinline__ bool weigh(const Problem& p, float (&s)[64], Rows& rows, int at, float (&a)[2]) {
+__device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, float (&before)[2],
+                                     Bases& bases) {
   if constexpr (Capped) {
     if (p.cap != 0) {
 #pragma unroll
@@ -72,44 +108,82 @@ __device__ __forceinline__ bool weigh(const Problem& p, float (&s)[64], Rows& ro
   for (int h = 0; h < 2; ++h) whole = whole && rows.first[h] <= at && rows.last[h] >= at + kTile;
   if (!__all_sync(~0u, whole)) {
     const int j = at + static_cast<int>(threadIdx.x) % 4 * 2;
+    const int first[2] = {rows.first[0] - j, rows.first[1] - j};
+    const int last[2] = {rows.last[0] - j, rows.last[1] - j};
 #pragma unroll
     for (int e = 0; e < 64; ++e) {
-      const int key = j + e / 4 * 8 + e % 2, h = e / 2 % 2;
-      if (key < rows.first[h] || key >= rows.last[h]) s[e] = -__builtin_inff();
+      const int key = e / 4 * 8 + e % 2, h = e / 2 % 2;
+      s[e] = key < first[h] || key >= last[h] ? -__builtin_inff() : s[e];
     }
   }
-  float minus_base[2];
   bool inside = true, changed = false;
+  float top[2], least[2];
+  extremes(s, top, least);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float top = s[2 * h], least = s[2 * h];
-#pragma unroll
-    for (int e = 0; e < 64; ++e)
-      if (e / 2 % 2 == h && e != 2 * h) top = fmaxf(top, s[e]), least = least_or_nan(least, s[e]);
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float scaled = __fmul_rn(top, p.c), m = scaled > rows.m[h] ? scaled : rows.m[h];
+    const float scaled = __fmul_rn(top[h], p.c), m = scaled > rows.m[h] ? scaled : rows.m[h];
     const float base = attn128::base_of(m);
-    minus_base[h] = -base;
-    inside = inside && __fmaf_rn(least, p.c, -base) >= kLeastExponent &&
-             __fmaf_rn(top, p.c, -base) <= kMostExponent;
+    bases.minus[h] = -base;
+    inside = inside && __fmaf_rn(least[h], p.c, -base) >= kLeastExponent &&
+             __fmaf_rn(top[h], p.c, -base) <= kMostExponent;
     changed = changed || m != rows.m[h];
-    a[h] = rows.m[h], rows.m[h] = m;
+    before[h] = rows.m[h], rows.m[h] = m;
   }
-  if (__all_sync(~0u, inside)) {
+  bases.inside = __all_sync(~0u, inside);
+  return __any_sync(~0u, changed);
+}
+// What the sums so far are multiplied by.
+__device__ __forceinline__ void factors(const float (&before)[2], const Bases& bases, float (&a)[2]) {
 #pragma unroll
-    for (int e = 0; e < 64; ++e) s[e] = exp2_inside(__fmaf_rn(s[e], p.c, minus_base[e / 2 % 2]));
+  for (int h = 0; h < 2; ++h) a[h] = simt::exp2(__fadd_rn(before[h], bases.minus[h]));
+}
+
+// Of row H, keys 16 G .. 16 G + 15 and those 64 further on: weights in place of scores. What this thread has
+// of them is returned as a sum, bits 6, 3 and 0 of the index folded in this order.
+template <int G, int H, bool Inside>
+__device__ __forceinline__ float weigh_sixteen(float c, float (&s)[64], float minus_base) {
+  constexpr int kAt[4] = {8 * G + 2 * H, 8 * G + 4 + 2 * H, 8 * G + 32 + 2 * H, 8 * G + 36 + 2 * H};
+  float x[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = __fmaf_rn(s[kAt[i / 2] + i % 2], c, minus_base);
+  if constexpr (Inside) {
+    exp2_inside(x);
   } else {
 #pragma unroll
-    for (int e = 0; e < 64; ++e) s[e] = attn128::weight(s[e], p.c, minus_base[e / 2 % 2]);
+    for (float& y : x) y = simt::exp2(y);
   }
-  changed = __any_sync(~0u, changed);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    a[h] = changed ? simt::exp2(__fadd_rn(a[h], minus_base[h])) : 1.0f;
-    rows.l[h] = __fmaf_rn(rows.l[h], a[h], tree(s, h));
-  }
-  return changed;
+  for (int i = 0; i < 8; ++i) s[kAt[i / 2] + i % 2] = x[i];
+  return __fadd_rn(__fadd_rn(__fadd_rn(x[0], x[4]), __fadd_rn(x[2], x[6])),
+                   __fadd_rn(__fadd_rn(x[1], x[5]), __fadd_rn(x[3], x[7])));
+}
+template <bool Inside, int... G>
+__device__ __forceinline__ void weigh_some(float c, float (&s)[64], const Bases& bases, float (&sums)[2][4]) {
+  ((sums[0][G] = weigh_sixteen<G, 0, Inside>(c, s, bases.minus[0]),
+    sums[1][G] = weigh_sixteen<G, 1, Inside>(c, s, bases.minus[1])),
+   ...);
+}
+// The weights of keys 16 G .. for these G, of both rows.
+template <int... G>
+__device__ __forceinline__ void weigh(float c, float (&s)[64], const Bases& bases, float (&sums)[2][4]) {
+  if (bases.inside)
+    weigh_some<true, G...>(c, s, bases, sums);
+  else
+    weigh_some<false, G...>(c, s, bases, sums);
+}
+// The sum of all of a row's weights, for each of its lanes: bits 1, 2, 4 and 5 of the index.
+__device__ __forceinline__ void tree(const float (&sums)[2][4], float (&sum)[2]) {
+  float v[2][4];
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int g = 0; g < 4; ++g) v[h][g] = __fadd_rn(sums[h][g], __shfl_xor_sync(~0u, sums[h][g], 1));
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int g = 0; g < 4; ++g) v[h][g] = __fadd_rn(v[h][g], __shfl_xor_sync(~0u, v[h][g], 2));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sum[h] = __fadd_rn(__fadd_rn(v[h][0], v[h][1]), __fadd_rn(v[h][2], v[h][3]));
 }
 
 // Weights as the tensor core's operand A, four registers for every 16 keys.
