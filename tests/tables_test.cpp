@@ -372,12 +372,36 @@ TEST_CASE("a backend's namespaces are its folders: rlk::<backend>, rlk::<backend
   CHECK(count > 300);
 }
 
-TEST_CASE("every page has a plot of its present figures") {
+TEST_CASE("a page of measured figures has a plot of them") {
   for (const auto& folder : fs::directory_iterator(kRoot / "registry"))
-    if (fs::exists(folder.path() / "README.md")) {
-      const bool shown = text_of(folder.path() / "README.md").find("](figures.svg)") != std::string::npos;
+    if (const std::string page = text_of(folder.path() / "README.md");
+        page.find("bench") != std::string::npos) {
+      const bool shown = page.find("](figures.svg)") != std::string::npos;
       CHECK_MESSAGE((shown && fs::exists(folder.path() / "figures.json")), folder.path().string());
     }
+}
+
+// Of an op that no other is made of; what a new one takes is no more.
+TEST_CASE("an op with code for every backend is folders of its name, and a line in each table") {
+  const std::string op = "group_advantage";
+  std::map<std::string, int> lines;
+  const auto count = [&](const fs::path& file) {
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line);)
+      if (line.find(op) != std::string::npos) ++lines[file.lexically_relative(kRoot).string()];
+  };
+  for (const char* folder : {"include", "registry", "src", "backends", "tools/cmake", "tools/rlk-dispatch"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder))
+      if (entry.is_regular_file() && entry.path().parent_path().filename() != op &&
+          !lies_in(entry.path(), kRoot / "src/python/rlk"))
+        count(entry.path());
+  count(kRoot / "README.md"), count(kRoot / "CMakeLists.txt");
+  CHECK(lines ==
+        std::map<std::string, int>{{"README.md", 1},
+                                   {"backends/native/implementations.def", 1},
+                                   {"backends/simt/portable.def", 1},
+                                   {"registry/ops.def", 1},
+                                   {"registry/rules.def", 1}});  // its rule in plain loops, which it may lack
 }
 
 TEST_CASE("every promise has its file") {
