@@ -195,6 +195,7 @@ int main() {
     measure(1, 8192, 32);
     measure(8, 4096, 32);
     measure(1, 32768, 32);
+    measure(1, 131072, 8);
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;
