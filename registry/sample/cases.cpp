@@ -22,7 +22,7 @@ using List = std::vector<double>;  // from row to row, again from its start; emp
 
 struct Config {
   const char* name = "plain";
-  List temperature{}, top_k{}, top_p{}, min_p{};
+  List temperature{}, top_k{}, top_p{}, min_p{}, seed{};
   Fill logits{Fill::normal, 0, 3};
   const char* round = "fp32";
   double softcap = 0;
@@ -48,7 +48,11 @@ Case base(int64_t n, int64_t v, DType t, const Config& o) {
   column("top_k", o.top_k, DType::i32);
   column("top_p", o.top_p, DType::f32);
   column("min_p", o.min_p, DType::f32);
-  column("seed", o.brief ? List{1, 0x1p40 + 7, -5, 0x1p52 + 1, 0} : List{1, 7, -5, 123456789, 0}, DType::i64);
+  column("seed",
+         !o.seed.empty() ? o.seed
+         : o.brief       ? List{1, 0x1p40 + 7, -5, 0x1p52 + 1, 0}
+                         : List{1, 7, -5, 123456789, 0},
+         DType::i64);
   if (o.brief) column("stream", {0, 1, 77, -1}, DType::i32);
   column("position", o.brief ? List{0, 1, 0x1p33, 5, 6, 4096} : List{0, 1, 2, 3, 5, 6, 4096}, DType::i64);
   c.brief = o.brief;
@@ -90,6 +94,14 @@ Fill faint_tail() {
   return listed(x);
 }
 
+// Rows in which an entry that is far behind has a word of 54, 98 and 44 of 2^32: -ln(-ln u) of u = 1 - v in fp32 is infinite.
+Fill far_behind() {
+  List x(24);
+  x[1] = x[8 + 1] = x[16] = -24;
+  return listed(x);
+}
+const List kRareWords{10710051, 3390783, 17818769};  // seeds
+
 const Config kAll{.name = "all filters",
                   .temperature = {0.7, 1, 1.5, 0, 0.2},
                   .top_k = {50, 20, 0, 100, 7, 3},
@@ -98,6 +110,7 @@ const Config kAll{.name = "all filters",
 
 void filters(const CaseSink& sink, DType t) {
   one(sink, 7, 100, t, {});
+  one(sink, 3, 8, t, {.name = "rare words", .seed = kRareWords, .logits = far_behind()});
   one(sink, 6, 300, t, {.name = "temperatures", .temperature = {0.7, 1, 0, 2.5, 0.01, 100}});
   one(sink, 6, 300, t, {.name = "raw at one", .temperature = {0.7, 1, 0, 2.5}, .raw_at_one = true});
   one(sink, 6, 300, t, {.name = "top_k", .top_k = {1, 5, 0, 50, 1000, -1}});

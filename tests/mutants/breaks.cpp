@@ -1,7 +1,9 @@
 // Honest implementations with one break each: the library's own computes the call, then one thing is spoiled
 // where the break says. Every break is what a kernel with a bug of its class would show.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -14,6 +16,7 @@
 #include "mutants.hpp"
 #include "registry/lm_head/chains.hpp"
 #include "registry/logp/lse128.hpp"
+#include "registry/sample/plain.hpp"
 #include "rlk/backend.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
@@ -369,6 +372,30 @@ void draw_by_rank(const Sample& a) {
       token = ids[static_cast<std::size_t>(m)][static_cast<std::size_t>(token)];
 }
 
+// Draws by -ln(-ln u) of u = 1 - v, all in fp32, which is 1 for one word in 2^25.
+void draw_by_fp32_u(const Sample& a) {
+  const int64_t v = a.logits.dim(1);
+  if (a.top_k || a.top_p || a.min_p || a.temperature || a.softcap != 0 || a.vocab != 0 || v == 0) return;
+  for (int64_t m = 0; m < a.logits.dim(0); ++m) {
+    std::vector<float> z;
+    for (int64_t i = 0; i < v; ++i) z.push_back(static_cast<float>(get(a.logits, m * v + i)));
+    if (!std::all_of(z.begin(), z.end(), [](float x) { return std::isfinite(x); })) continue;
+    const float most = *std::max_element(z.begin(), z.end());
+    const auto seed = static_cast<uint64_t>(static_cast<int64_t>(get(a.seed, m))),
+               position = static_cast<uint64_t>(static_cast<int64_t>(get(a.position, m)));
+    const auto stream = a.stream ? static_cast<uint32_t>(static_cast<int64_t>(get(a.stream, m))) : 0;
+    std::vector<float> scores;
+    for (int64_t i = 0; i < v; ++i) {
+      uint32_t c[4] = {static_cast<uint32_t>(i >> 2), static_cast<uint32_t>(position),
+                       static_cast<uint32_t>(position >> 32), stream};
+      registry::sampling::philox(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+      const float u = 1 - static_cast<float>(c[i & 3] + 0.5) * 0x1p-32f;
+      scores.push_back(z[static_cast<std::size_t>(i)] - most - std::log(-std::log(u)));
+    }
+    integer<int64_t>(a.token, m) = std::max_element(scores.begin(), scores.end()) - scores.begin();
+  }
+}
+
 // What stays is what both filters leave of the whole row.
 void keep_of_whole_mass(const Sample& a) {
   if (!a.keep || !a.top_k || !a.top_p) return;
@@ -450,6 +477,8 @@ constinit const Entry kEntries[] = {
     // sample
     LIES(Sample, noise_by_rank, "sample/philox-g1", "plain [7,100] fp32",
          "noise belongs to the rank of an entry, not to its id", { draw_by_rank(a); }),
+    LIES(Sample, infinite_noise, "sample/philox-g1", "rare words [3,8] fp32",
+         "noise is -ln(-ln u) of an fp32 u, which may be infinite", { draw_by_fp32_u(a); }),
     LIES(Sample, whole_mass, "sample/philox-g1", "all filters [6,600] fp32",
          "top_p counts mass that top_k took away", { keep_of_whole_mass(a); }),
     LIES(Sample, fp32_sums, "sample/philox-g1", "faint tail [5,301] fp32", "top_p adds masses in fp32",
@@ -565,6 +594,37 @@ constinit const Entry kEntries[] = {
           Logp b = a;
           b.keep = keep, b.vocab = 0;
           (void)honest(b, "native.tiles");
+         }),
+    LIES(Logp, other_exponential, "lse128/l8", "plain n=5 v=1000 fp32",
+         "takes exponentials of 22 bits, as a GPU's ex2.approx gives them",
+         {
+          const int64_t v = a.logits.dim(1), width = (v + 127) / 128 * 16;
+          if (a.vocab || a.keep || a.temperatures || a.softcap != 0 || a.leaf_count != 8 || !a.logp) return;
+          if (a.logits_round != Logp::LogitsRound::fp32 || width > 128) return;
+          namespace lse = registry::lse128;
+          const lse::Scale scale = lse::scale_of(static_cast<float>(a.temperature));
+          for (int64_t n = 0; n < a.logits.dim(0); ++n) {
+            const auto t = static_cast<int64_t>(get(a.target, n));
+            if (t < 0 || t >= v) continue;
+            std::vector<lse::State> leaves(8);
+            for (int64_t c = 0; c < v; ++c) {
+              lse::State& leaf = leaves[static_cast<std::size_t>(c / width)];
+              leaf.m = std::max(leaf.m, static_cast<float>(get(a.logits, n * v + c)));
+            }
+            for (int64_t j = 0; j < 8; ++j) {
+              std::array<float, 128> e{};
+              lse::State& leaf = leaves[static_cast<std::size_t>(j)];
+              for (int64_t c = j * width; c < std::min(v, (j + 1) * width); ++c)
+                e[static_cast<std::size_t>(c - j * width)] = std::bit_cast<float>(
+                    std::bit_cast<uint32_t>(
+                        std::exp2((static_cast<float>(get(a.logits, n * v + c)) - leaf.m) * scale.c)) &
+                    ~3u);
+              leaf.s = lse::tree_of_128(e);
+            }
+            const lse::State all = lse::pairwise(leaves, scale);
+            put(a.logp, n, lse::Answer{all, static_cast<float>(get(a.logits, n * v + t)), scale}.logp());
+            if (a.stats) put(a.stats, 4 * n + 1, all.s);
+          }
          }),
     LIES(Logp, split_by_rows, "lse128/l8", "plain n=5 v=1000 fp32",
          "cuts the vocabulary by the number of rows: tiles in one run where there are four or more",
