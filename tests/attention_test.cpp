@@ -280,6 +280,38 @@ TEST_CASE("attention scores of -inf are as good as masked, NaN and +inf make the
   }
 }
 
+TEST_CASE("attention is as accurate as ever at scores up to 2^31, and finite") {
+  // Of row i, key i % 3 has a score of nearly 2^31 (times log2 e), another one half of it, and all others are far below.
+  constexpr int64_t kTokens = 200, kWide = 16;
+  const float largest = 0x1p31f / 1.4427f;
+  std::vector<float> q(kTokens * kWide), k(kTokens * kWide), v(kTokens * kWide), out(kTokens * kWide),
+      lse(kTokens);
+  for (int64_t i = 0; i < kTokens; ++i)
+    for (int64_t d = 0; d < kWide; ++d) {
+      const auto at = static_cast<std::size_t>(i * kWide + d);
+      q[at] = d == i % 3 ? largest * (1 - static_cast<float>(i) / 1024) : d == (i + 1) % 3 ? largest / 2 : 0;
+      k[at] = i < 3 ? d == i ? 4 : 0 : -1;  // scale is 1/4
+      v[at] = static_cast<float>(i * 16 + d) / 16;
+    }
+  const Tensor tq(q.data(), {1, kTokens, 1, kWide}, DType::f32),
+      tk(k.data(), {1, kTokens, 1, kWide}, DType::f32), tv(v.data(), {1, kTokens, 1, kWide}, DType::f32),
+      to(out.data(), {1, kTokens, 1, kWide}, DType::f32), tl(lse.data(), {1, kTokens, 1}, DType::f32);
+  Attention a;
+  a.q = tq, a.k = tk, a.v = tv, a.out = to, a.lse = tl, a.causal = false;
+  for (const char* implementation : {"native.tiles_s1024", "native.golden"}) {
+    CAPTURE(std::string(implementation));
+    REQUIRE(rlk::attention(a, {.backend = implementation}));
+    for (int64_t i = 0; i < kTokens; ++i) {
+      CAPTURE(i);
+      CHECK(lse[static_cast<std::size_t>(i)] ==
+            doctest::Approx(largest * (1 - static_cast<float>(i) / 1024)).epsilon(1e-6));
+      for (int64_t d = 0; d < kWide; ++d)
+        CHECK(out[static_cast<std::size_t>(i * kWide + d)] ==
+              doctest::Approx(v[static_cast<std::size_t>(i % 3 * kWide + d)]).epsilon(1e-6));
+    }
+  }
+}
+
 TEST_CASE("attention refuses bounds, lengths and pages outside the tensors, with both values") {
   std::mt19937 random(7);
   const Sequence s(20, DType::f32, random);
