@@ -148,6 +148,7 @@ class Deriver {
       }
       every_size(c, extents, fresh);
       pairs_of_sizes(c, extents, fresh);
+      joint_sizes(c, extents, fresh);
     }
   }
 
@@ -217,6 +218,52 @@ class Deriver {
       emit(std::move(d), "sizes " + shapes, large, true);
       ++made;
     }
+  }
+  // Any two dimensions as large together as the work of one call allows, along their whole trade; and any three, of one
+  // size or one of them longer: what differs where several are large differs nowhere that only one is.
+  void joint_sizes(const Case& c, const std::vector<Extent>& extents, const std::vector<Extent>& fresh) {
+    const Case little = least(c, extents, {});
+    const double most = op_.rule ? 0x1p21 : 0x1p18;
+    const auto draws = draws_for(c.name, 17);
+    const auto one = [&](const std::vector<std::pair<const Extent*, double>>& sizes, const Extent* rest) {
+      Case d = little;
+      for (const auto& [e, n] : sizes)
+        if (!grow(d, extents, *e, n, most, draws)) return;
+      if (rest && !grow(d, extents, *rest, most / work_of(d, extents, 1), most, draws)) return;
+      for (CaseTensor& t : d.inputs) quicken(t);
+      const std::string shapes = shapes_of(d);
+      emit(std::move(d), "joint " + shapes, true, true);
+    };
+    for (const Extent& x : fresh)
+      for (const Extent& y : fresh) {
+        if (&x >= &y) continue;
+        for (double n = 16; n <= 4096; n *= op_.rule ? 2 : 4) one({{&x, n}}, &y);
+        for (const Extent& z : fresh) {
+          if (&y >= &z) continue;
+          const double side = std::cbrt(most / work_of(little, extents, 1));
+          one({{&x, side}, {&y, side}}, &z);
+          one({{&x, side / 2}, {&y, side / 2}}, &z);
+        }
+      }
+  }
+  // To about this size, or to the largest below it that the call, the room and the work allow; in turn a multiple of 16.
+  bool grow(Case& c, const std::vector<Extent>& extents, const Extent& e, double n, double most,
+            const registry::CaseSink& draws) const {
+    constexpr double kLeastSize = 16;
+    const auto fits = [&](int64_t size) {
+      Case other = c;
+      resize(other, e, size);
+      if (work_of(other, extents, 8) > most || elements_in(other) > (1 << 22) || !admissible(other))
+        return false;
+      c = std::move(other);
+      return true;
+    };
+    const bool odd = draws.draw(0, 1);
+    for (; n >= kLeastSize; n *= 0.75) {
+      const auto size = static_cast<int64_t>(n), sixteen = size / 16 * 16;
+      if ((odd && fits(size - draws.draw(0, 3))) || fits(sixteen)) return true;
+    }
+    return false;
   }
   // Another of the op's cases, with these sizes: in turn those with other options and further operands.
   std::optional<Case> dressed(const Case& d, const Case& base, std::size_t turn) const {
