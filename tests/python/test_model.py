@@ -405,15 +405,41 @@ def test_the_program_verifies_a_model_with_certificate_and_page(tmp_path):
     assert all(d["arithmetic"] and len(d["digest"]) == 16 for d in found["digests"])
     text = page.read_text()
     assert "every path has the same bits" in text and found["digest"] in text and "rows differ</title>" in text
+    again = text[text.index("Computed again on the CPU"):]
+    assert all(f"<td>{f['op']}<td>{f['arithmetic']}<td>{f['calls']}<td>{f['rows']}<td class=good>" in again for f in found["replay"])
     # A page of a certificate that says otherwise says so, and so does the exit code.
     found["good"], found["paths"][0]["ops"][3]["differ"], found["paths"][0]["layers"]["layer 1"] = False, 5, "<mlp> 5/9"
+    found["replay"][0]["differ"], found["replay"][1]["refused"] = 77, "no <such> arithmetic"
     certificate.write_text(json.dumps(found))
     assert dispatch(certificate, "--report", page).returncode == 1
     text = page.read_text()
     assert "paths differ" in text and "5 of " in text and "&lt;mlp&gt; 5/9" in text
+    assert "<td class=bad>77" in text and "not computed: no &lt;such&gt; arithmetic" in text
+    found["replay"] = []
+    certificate.write_text(json.dumps(found))
+    assert dispatch(certificate, "--report", page).returncode == 1 and "Computed again" not in page.read_text()
     certificate.write_text("{}")
     assert dispatch(certificate, "--report", page).returncode == 2
     unknown = dispatch("tiny-nothing")
     assert unknown.returncode == 2 and unknown.stderr.startswith("error: model 'tiny-nothing' is unknown")
     without = dispatch("tiny-llama", path=str(tmp_path))
     assert without.returncode == 2 and "runs in Python, and python3 cannot be started: No such file" in without.stderr
+
+
+def test_the_module_verify_takes_ops_and_models():
+    import subprocess
+    import sys
+
+    def verify(*words):
+        return subprocess.run([sys.executable, "-m", "rlk.verify", *words], capture_output=True, text=True)
+
+    model = verify("tiny-qwen3", "--layers", "1", "--sequences", "2", "--longest", "12")
+    assert model.returncode == 0 and "every path has the same bits" in model.stdout, model.stderr
+    op = verify("tp_sum", "--budget", "short")
+    assert op.returncode == 0 and "tp_sum" in op.stdout, op.stderr
+    unknown = verify("tiny-nothing")
+    assert unknown.returncode == 2 and "model 'tiny-nothing' is unknown" in unknown.stderr
+    assert verify().returncode == 2 and "python -m rlk.verify" in verify("--help").stdout
+    # The function of that name stays, whoever imports the module.
+    done = subprocess.run([sys.executable, "-c", "import rlk, rlk.verify; from rlk import verify; assert rlk.verify is verify and callable(verify)"])
+    assert done.returncode == 0

@@ -74,6 +74,28 @@ std::string digests(const Json& c) {
   return out + "</table></div>";
 }
 
+// Every op of a packed forward, computed again on the CPU by the same arithmetic; none where that was not tried.
+std::string replayed(const Json& c) {
+  const auto found = c.find("replay");
+  if (found == c.end() || found->empty()) return {};
+  std::string out =
+      "<h2>Computed again on the CPU</h2><p class=quiet>Every call of a packed forward, by the same "
+      "arithmetic.</p><div class=scroll><table><tr><th>op<th>arithmetic<th>calls<th>rows<th>rows that "
+      "differ</tr>\n";
+  for (const Json& op : *found) {
+    const double differ = real(op.at("differ"));
+    const auto refused = op.at("refused").get<std::string>();
+    out += "<tr><td>" + text(op, "op") + "<td>" + text(op, "arithmetic") + "<td>" +
+           number(real(op.at("calls")), "%.0f") + "<td>" + number(real(op.at("rows")), "%.0f");
+    if (!refused.empty())
+      out += "<td class=bad>not computed: " + escaped(refused);
+    else
+      out += differ > 0 ? "<td class=bad>" + number(differ, "%.0f") : "<td class=good>&#10003; none";
+    out += "</tr>\n";
+  }
+  return out + "</table></div>";
+}
+
 }  // namespace
 
 std::string model_report_page(const std::string& certificate) {
@@ -89,7 +111,7 @@ std::string model_report_page(const std::string& certificate) {
   out += table(c, "Paths");
   if (const Json& peer = c.at("peer"); !peer.is_null())
     out += table(peer, "The control: the same model on PyTorch's own ops");
-  return out + digests(c) + "</html>\n";
+  return out + replayed(c) + digests(c) + "</html>\n";
 }
 
 }  // namespace rlk::cli
