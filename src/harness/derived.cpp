@@ -776,6 +776,7 @@ class Deriver {
   // All equal, ascending, descending; and far from 1.
   void orders(const Case& c, std::size_t tensor, const Array& x) {
     std::vector<double> numbers;
+    numbers.reserve(static_cast<std::size_t>(x.numel()));
     for (int64_t n = 0; n < x.numel(); ++n) numbers.push_back(registry::load(x.dtype, x.bytes.data(), n));
     if (std::any_of(numbers.begin(), numbers.end(), [](double y) { return !std::isfinite(y); })) return;
     const auto one = [&](const char* what, std::vector<double> list) {
