@@ -129,7 +129,8 @@ bool Trial::going() const {
 }
 
 double Trial::patience(const Problem& p, double times) const {
-  return (plan_.patience + 100 * references_.seconds_of(p)) * std::max(1.0, times);
+  // However many calls one step stands for: what hangs is not waited for hours.
+  return plan_.patience * (times > 1 ? 2 : 1) + 100 * references_.seconds_of(p) * std::max(1.0, times);
 }
 
 registry::Bound Trial::bound_of(const Problem& p, const char* result, DType dtype) const {

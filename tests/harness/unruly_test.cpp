@@ -13,12 +13,12 @@ using rlk::harness::Report;
 
 constexpr const char* kCase = "m=33 k=96 v=48 fp32->fp32 normal";
 
-Report examine(const char* id, double patience = 60, int passes = 0) {
+Report examine(const char* id, double patience = 60, int passes = 0, const char* name = kCase) {
   static const bool loaded = rlk_load_plugin(RLK_UNRULY) == RLK_OK;
   REQUIRE_MESSAGE(loaded, std::string(rlk_last_error()));
   return rlk::harness::verify({.op = "lm_head",
                                .implementation = id,
-                               .case_name = kCase,
+                               .case_name = name,
                                .passes = passes,
                                .patience = patience,
                                .child = {"/proc/self/exe"}});
@@ -75,4 +75,12 @@ TEST_CASE("so is an exception that nothing catches") {
 
 TEST_CASE("a call that never ends is ended, whatever the budget") {
   expect_one_death(examine("unruly.hang", 20), "did not come back");
+}
+
+TEST_CASE("a step of many calls is waited for as long as a few, not as long as all of them") {
+  const Report r = examine("unruly.hang", 3, 1, "order of addition fp32");
+  REQUIRE(r.failures.size() == 1);
+  INFO(r.failures[0].line());
+  CHECK(r.failures[0].transform == "order of addition");
+  CHECK(r.failures[0].text == "did not come back within 6 s");
 }
