@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -139,12 +140,12 @@ class Deriver {
         const auto larger = enlarged(little, extents, e, 0x1p20);
         if (!larger) continue;
         for (const auto& p : e.places) seen.insert(key(p));
-        const auto emit_larger = [&](const Case& d, bool large) {
+        const auto emit_larger = [&](const Case& d, bool large, bool alone = false) {
           const CaseTensor& t = d.inputs[e.places[0].tensor];
-          emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large);
+          emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large, alone);
         };
         emit_larger(*larger, false);
-        if (const auto largest = enlarged(little, extents, e, 0x1p24)) emit_larger(*largest, true);
+        if (const auto largest = enlarged(little, extents, e, 0x1p24)) emit_larger(*largest, true, true);
       }
       every_size(c, extents, fresh);
       pairs_of_sizes(c, extents, fresh);
@@ -220,16 +221,22 @@ class Deriver {
     }
   }
   // Any two dimensions as large together as the work of one call allows, along their whole trade; and any three, of one
-  // size or one of them longer: what differs where several are large differs nowhere that only one is.
+  // size or one of them longer: what differs where several are large differs nowhere that only one is. Each of the two
+  // 16-bit dtypes has every second of them.
   void joint_sizes(const Case& c, const std::vector<Extent>& extents, const std::vector<Extent>& fresh) {
     const Case little = least(c, extents, {});
     const double most = op_.rule ? 0x1p21 : 0x1p18;
+    const double side = std::cbrt(most / 2 / work_of(little, extents, 1));
     const auto draws = draws_for(c.name, 17);
-    const auto one = [&](const std::vector<std::pair<const Extent*, double>>& sizes, const Extent* rest) {
+    const DType dtype = little.inputs[0].dtype;
+    int made = 0;
+    const auto one = [&](const std::vector<std::pair<const Extent*, double>>& sizes, const Extent& rest) {
+      ++made;
+      if ((dtype == DType::f16 && made % 2) || (dtype == DType::bf16 && made % 2 == 0)) return;
       Case d = little;
       for (const auto& [e, n] : sizes)
         if (!grow(d, extents, *e, n, most, draws)) return;
-      if (rest && !grow(d, extents, *rest, most / work_of(d, extents, 1), most, draws)) return;
+      if (!grow(d, extents, rest, most / work_of(d, extents, 1), most, draws)) return;
       for (CaseTensor& t : d.inputs) quicken(t);
       const std::string shapes = shapes_of(d);
       emit(std::move(d), "joint " + shapes, true, true);
@@ -237,12 +244,11 @@ class Deriver {
     for (const Extent& x : fresh)
       for (const Extent& y : fresh) {
         if (&x >= &y) continue;
-        for (double n = 16; n <= 4096; n *= op_.rule ? 2 : 4) one({{&x, n}}, &y);
+        for (double n : {32, 128, 512, 2048}) one({{&x, n}}, y);
         for (const Extent& z : fresh) {
           if (&y >= &z) continue;
-          const double side = std::cbrt(most / work_of(little, extents, 1));
-          one({{&x, side}, {&y, side}}, &z);
-          one({{&x, side / 2}, {&y, side / 2}}, &z);
+          one({{&x, side}, {&y, side}}, z);
+          one({{&x, side / 2}, {&y, side / 2}}, z);
         }
       }
   }
@@ -340,10 +346,13 @@ class Deriver {
       emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large, true);
       return true;
     };
-    for (int64_t n = 1; n < 128; ++n) one(n, true);
+    // Each length to 127 was tried beside others: alone, by every third behind 32, other ones in each dtype.
+    const int third = std::countr_zero(static_cast<uint32_t>(little.inputs[0].dtype)) % 3;
+    for (int64_t n = 1; n < 128; ++n)
+      if (n <= 32 || n % 3 == third) one(n, true);
     int64_t from = 128, step = 0;
     for (int64_t to = from; to < (1 << 17); from = to) {
-      to = from + from / 24;
+      to = from + from / (op_.rule ? 24 : 8);
       // Most kernels ask for multiples of 16, and every other kernel is for all else.
       const int64_t n = draws.draw(from, to - 1), sixteen = n / 16 * 16;
       const bool large = ++step % 2;

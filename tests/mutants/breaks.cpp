@@ -1634,12 +1634,12 @@ constinit const Entry kEntries[] = {
           for (int64_t n = 1 << 20; n <= a.y.numel(); n += 1 << 20)
             put(a.y, n - 1, std::nextafter(static_cast<float>(get(a.y, n - 1)), 100.f));
          }),
-    WRONG(ShortConv, long_and_wide, "accuracy", "plain b=2 t=37 d=40 w=2 fp32; joint [1,256,4096] [4096,2]",
+    WRONG(ShortConv, long_and_wide, "accuracy", "plain b=2 t=37 d=40 w=2 fp32; joint [1,126,8320] [8320,2]",
           "wrong from 100 tokens and 2048 channels on together",
           {
           if (a.x.dim(1) >= 100 && a.x.dim(2) >= 2048) spoil(a.y, a.y.numel() - 1);
           }),
-    WRONG(LinearBwd, all_three, "accuracy", "m=1 k=1 n=1 fp32->fp32 normal; joint [128,128] [128,128] [128,128]",
+    WRONG(LinearBwd, all_three, "accuracy", "m=1 k=1 n=1 fp32->fp32 normal; joint [96,100] [96,216] [100,216]",
           "wrong where rows, columns and depth are all 80 or more",
           {
           if (a.d_weight && a.weight.dim(0) >= 80 && a.weight.dim(1) >= 80 &&
@@ -1647,7 +1647,7 @@ constinit const Entry kEntries[] = {
             spoil(a.d_weight, 79);
           }),
     LIES(Attention, many_heads_and_keys, "fma32/attn128/s1024",
-         "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 fp32; joint [1,1,32,16] [1,254,1,16] [1,254,1,16]",
+         "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 fp32; joint [1,1,29,16] [1,272,1,16] [1,272,1,16]",
          "an ulp off from 24 heads and 200 keys on together",
          {
           if (a.q.dim(-2) < 24 || a.k.dim(-3) < 200) return;
