@@ -12,6 +12,7 @@ import torch
 import rlk
 import rlk.torch as ops
 from rlk import _errors, _scopes
+from rlk._add_norm import AddNorm
 from rlk._hybrid import over_heads
 from rlk.parallel.transport import as_group, cut
 
@@ -85,15 +86,14 @@ def join(partial, group, dtype, bias=None, residual=None, spread=False, to=None)
     """[M, N] of this rank's fp32 part of a sum, in the order of the tree; bias and residual, of `dtype`, are added once. With `spread` only
     this rank's rows come back, and `residual` has those rows alone. `to`: where the result goes."""
     rows, size, mine = len(partial), group.size, rows_of(group, len(partial))
+    if group.peers is not None and size > 1 and group.peers.takes(partial, dtype):
+        return group.peers.sum(partial, dtype, bias, residual, spread, to)
     few = partial.numel() * 4 <= GATHERED and not spread
 
     def add(parts, some, to=None):
         h = residual if residual is None or spread else residual[some]
-        first, others = (parts[0], {f"p{r}": t for r, t in enumerate(parts) if r}) if isinstance(parts, list) else (parts, {})
-        return ops.tp_sum(first, **others, bias=bias, residual=h, y=dtype if to is None else to)
+        return ops.tp_sum(parts, bias=bias, residual=h, y=dtype if to is None else to)
 
-    if _by_peers(group, partial, rows, partial.shape[1], dtype):
-        return group.peers.sum(partial, add, mine, dtype, few, spread, to)
     if size == 1 or few:
         return add(group.gather(partial), slice(None), to)
     each = -(-rows // size)
@@ -108,15 +108,15 @@ def _pieces(group, rows, spread):
 
 
 def _summed(group, op, words, make, shape, dtype, bias=None, residual=None, spread=False):
-    """The sum over ranks of make(rows, room), where ranks agree on it; what make gives where this rank is alone."""
+    """The sum over ranks of make(rows), where ranks agree on it; what make gives where this rank is alone."""
     pieces = _pieces(group, shape[0], spread)
     if len(pieces) == 1:
-        partial = _tried(group, op, words, lambda: make(pieces[0], True))
+        partial = _tried(group, op, words, lambda: make(pieces[0]))
         return partial if group.size == 1 else join(partial, group, dtype, bias, residual, spread)
-    partial = _tried(group, op, words, lambda: make(pieces[0], False))
+    partial = _tried(group, op, words, lambda: make(pieces[0]))
     y, beside = partial.new_empty(shape, dtype=dtype), _Beside(partial)
     for i, some in enumerate(pieces):
-        partial = partial if i == 0 else make(some, False)
+        partial = partial if i == 0 else make(some)
         with beside.after(partial):
             join(partial, group, dtype, bias, None if residual is None else residual[some], to=y[some])
     beside.wait()
@@ -145,16 +145,6 @@ class _Beside:
     def wait(self):
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-
-
-def _by_peers(group, like, rows, width, dtype):
-    peers = group.peers
-    return peers is not None and group.size > 1 and like.is_cuda == peers.memory.cuda and peers.fits(rows, width, dtype.itemsize)
-
-
-def _room(group, name, like, rows, width):
-    """Where a part of a sum is best written, as the result `name` of the op that makes it; in new memory if this says nothing."""
-    return {name: group.peers.room(rows, width)} if _by_peers(group, like, rows, width, like.dtype) else {}
 
 
 def _leaves(group):
@@ -220,7 +210,7 @@ def _leaf_order(sizes, first, count, device):
 
 
 def _d_x(d_y, x, weight, group, segments, options):
-    """make(rows, room) of these rows of this rank's part of d_y * weight, in fp32; whole and in x's dtype where it is alone."""
+    """make(rows) of these rows of this rank's part of d_y * weight, in fp32; whole and in x's dtype where it is alone."""
     total = sum(segments)
     if len(segments) > 1:
         order = _leaf_order(segments, *_leaves(group), weight.device)
@@ -229,9 +219,8 @@ def _d_x(d_y, x, weight, group, segments, options):
         total = sum(8 * 16 * -(-n // 128) for n in segments)
     first, count = _leaves(group)
 
-    def make(some, room):
-        result = {"d_x": True} | (_room(group, "d_x", x, *x.shape) if room else {})
-        return ops.linear_bwd(d_y[some], x[some], weight, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **result, **options)
+    def make(some):
+        return ops.linear_bwd(d_y[some], x[some], weight, d_x=True, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **options)
 
     return make
 
@@ -313,7 +302,7 @@ class _Row(torch.autograd.Function):
         first, count = _leaves(group)
         flat = None if residual is None else _flat(residual)
 
-        def make(some, room):
+        def make(some):
             if rows is not None and len(x) != rows:
                 raise _errors.InvalidArgument(f"parallel.row_linear: x has {len(x)} rows, rows is {rows}")
             if flat is not None and rows is not None:
@@ -323,8 +312,7 @@ class _Row(torch.autograd.Function):
             for name, t in (("bias", bias), ("residual", flat)):
                 if t is not None and (t.dtype != x.dtype or t.shape[-1] != weight.shape[0]):
                     raise _errors.InvalidArgument(f"parallel.row_linear: {name} is {list(t.shape)} of {t.dtype}, y has N={weight.shape[0]} of {x.dtype}")
-            result = _room(group, "y", x, len(x), len(weight)) if room else {}
-            return ops.linear(x[some], weight, leaf_first=first, leaf_count=count, k_total=k_total, **result, **options.forward)
+            return ops.linear(x[some], weight, leaf_first=first, leaf_count=count, k_total=k_total, **options.forward)
 
         def words():
             more = {} if group.size == 1 else {"leaf_first": first, "leaf_count": count, "k_total": k_total}
@@ -438,6 +426,28 @@ def rms_norm(x, weight, *, gate=None, group=None, dim=0, rows=None, **options):
     """rms_norm where ranks have different rows: with `rows`, this rank's of so many; else as many of dimension `dim` (heads) each. The
     gradient of `weight`, which all ranks have, is that of all rows."""
     return _Norm.apply(x, weight, gate, as_group(group), dim, rows, _Options(options))
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, added, stream, weight, eps, group, rows):
+        ctx.spread = group, rows
+        return AddNorm.forward(ctx, added, stream, weight, eps)
+
+    @staticmethod
+    def backward(ctx, d_y, d_stream):
+        group, rows = ctx.spread
+
+        def others(d_y, stream):
+            group.agree("parallel.add_norm's gradient", _words(d_y[:0], rows))
+            return gather_rows(d_y, group, rows), gather_rows(stream, group, rows)
+
+        return *AddNorm.backward(ctx, d_y, d_stream, others), None, None
+
+
+def add_norm(added, stream, weight, eps, *, group=None, rows):
+    """rms_norm of added + stream, and that sum, of this rank's rows of so many. The gradient of `weight` is that of all rows."""
+    return _AddNorm.apply(added, stream, weight, eps, as_group(group), rows)
 
 
 # ---- heads that are spread, of what all ranks have
@@ -621,8 +631,6 @@ class _Logp(torch.autograd.Function):
         if not given or not wanted:
             return (None,) * 11
         names = dict.fromkeys(wanted, True)
-        if "d_hidden" in names:
-            names |= _room(group, "d_hidden", hidden, *hidden.shape)
         with options.within():
             found = dict(zip(wanted, ops._as_tuple(ops.linear_logp_bwd(
                 hidden, weight, bias, target=target, temperatures=temperatures, keep=keep, stats=stats, **given, **attributes, **names,

@@ -9,7 +9,7 @@ import threading
 import torch
 
 from rlk import _errors
-from rlk.parallel.peers import Peers, Symmetric
+from rlk.parallel.peers import Peers
 
 #: How many ranks may share a sum: what cuts eight leaves evenly.
 DEGREES = (1, 2, 4, 8)
@@ -103,7 +103,7 @@ class Process(Group):
             self.teller = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo",
                                          use_local_synchronization=True, **more)
         if peers and self.size > 1:
-            self.peers = Peers(Symmetric(self.group, peers, timeout), self.size, self.rank, peers)
+            self.peers = Peers.of_group(self.group, self.size, self.rank, 256 << 20 if peers is True else peers, timeout)
 
     def _gather(self, whole, part):
         self.dist.all_gather_into_tensor(whole, part, group=self.group)
@@ -124,13 +124,11 @@ class Threads(Group):
         super().__init__(rank, shared.size, check)
         self.shared = shared
         self.overlap = shared.overlap
-        if shared.memory is not None:
-            self.peers = Peers(shared, shared.size, rank, len(shared.memory[0]))
 
     @staticmethod
-    def run(size, work, timeout=60.0, check="always", peers=0, overlap=False):
+    def run(size, work, timeout=60.0, check="always", overlap=False):
         """[work(group) of every rank]. The first failure that is not another's consequence is raised."""
-        shared = _Shared(size, timeout, peers, overlap)
+        shared = _Shared(size, timeout, overlap)
         found, failed = [None] * size, [None] * size
 
         def rank(r):
@@ -170,23 +168,12 @@ class Threads(Group):
 
 
 class _Shared:
-    cuda = False
-
-    def __init__(self, size, timeout, peers, overlap):
+    def __init__(self, size, timeout, overlap):
         self.size, self.slots, self.overlap = size, [None] * size, overlap
         self.meeting = threading.Barrier(size, timeout=timeout)
-        self.memory = [torch.full((peers,), 255, dtype=torch.uint8) for _ in range(size)] if peers and size > 1 else None  # NaN
-
-    def view(self, rank, at, shape, dtype):
-        n = torch.Size(shape).numel()
-        return self.memory[rank][at:at + n * dtype.itemsize].view(dtype).view(shape)
 
     def barrier(self):
         self.meeting.wait()
-
-    @staticmethod
-    def replayed():
-        return False
 
 
 _groups = {}
@@ -195,7 +182,7 @@ _groups = {}
 def as_group(group=None, **options):
     """A Group of a Group, a process group, a DeviceMesh of one dimension, or None for all processes. ``check``: 'always' compares what
     ranks are about to do before each step, 'first' once for each shape, 'never' trusts them. ``timeout``: of the comparison on GPUs, and of ``peers``:
-    bytes of symmetric memory on each GPU of one host, from which sums are read directly. ``overlap``: products of many rows are summed in
+    bytes of symmetric memory on each GPU of one host, through which sums go in one kernel (``True``: 256 MiB). ``overlap``: products of many rows are summed in
     pieces on a second stream, each beside the next one's product."""
     if isinstance(group, Group):
         return group
