@@ -1,13 +1,15 @@
 """Tokens per second of rlk.model on a GPU: training, prefill, decode, beside the same model on PyTorch's kernels, in one run.
 
-    PYTHONPATH=build/release/python python3 tools/bench/model_cuda.py --model qwen3-0.6b [--layers N] [--check]
+    PYTHONPATH=build/release/python python3 tools/bench/model_cuda.py --model qwen3-0.6b qwen3-8b [--layers N] [--check]
 
 The peer has the same shapes, bf16 and packed weights: F.linear (cuBLAS), scaled_dot_product_attention (the fastest of its kernels),
 everything between them compiled by torch.compile (one block, for all layers), its decode step captured in a CUDA graph over a dense
-cache, its loss by F.cross_entropy on logits. Medians of --rounds runs that take turns. --check first compares the sampler's eager and
+cache, its loss by F.cross_entropy on logits, its training step as it comes or captured as ours is, whichever is faster. Medians of --rounds
+runs that take turns; training steps of a model whose gradients do not fit twice run one after the other. --check first compares the sampler's eager and
 captured steps, bit for bit, and what it drew with what the trainer scores."""
 
 import argparse
+import gc
 import statistics
 import time
 
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 import rlk
 import rlk.model
 import rlk.sampler
+import rlk.trainer
 
 
 #: Steps of decoding in a row, as a server takes them: the sampler begins the next one before the host looks at the last.
@@ -146,15 +149,45 @@ def decoding(model, batch, length, steps, **options):
     return sampler
 
 
-def ours_train(model, tokens, cu):
-    loss = -model.score(tokens, cu).sum() / len(tokens)
-    loss.backward()
+def train(model, peer, tokens, cu, rounds, profiled):
+    """Seconds of ours and of the peer's forward and backward, captured; the peer's also as it comes."""
+    ours = rlk.trainer.Step(model, lambda tokens, cu: -model.score(tokens, cu).sum() / len(tokens))
+    theirs = {"captured": rlk.trainer.Step(model, peer.loss), "as it comes": rlk.trainer.Step(model, peer.loss, graphs=0)}
+    dense = tokens.view(len(cu) - 1, -1)
+    runs = {"ours": lambda: ours(tokens, cu)} | {name: lambda step=step: step(dense) for name, step in theirs.items()}
+    small = sum(p.numel() for p in model.parameters()) < 2e9
+    found = {}
+    for name in runs if not small else ("as it comes", "ours", "captured"):
+        try:
+            seconds(runs[name], 2)
+            if not small:
+                found[name] = seconds(runs[name], rounds)
+                print(f"    {name}: {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB", flush=True)
+                ours._captured.clear(), theirs["captured"]._captured.clear()
+                clean(model)
+        except torch.OutOfMemoryError as error:
+            print(f"    {name}: {str(error).splitlines()[0][:100]}", flush=True)
+            clean(model)
+    if small:
+        found = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                found[name] += seconds(run, 1)
+    if profiled:
+        profile(runs["ours"])
+    peers = {name: found[name] for name in theirs if name in found}
+    for name, times in peers.items():
+        print(f"    torch {name}: {statistics.median(times) * 1e3:.2f} ms", flush=True)
+    best = min(peers.values(), key=statistics.median, default=None)
+    if "ours" in found and best:
+        report(f"training step, {len(cu) - 1} x {len(tokens) // (len(cu) - 1)}", len(tokens), found["ours"], best)
+
+
+def clean(model):
     model.zero_grad(set_to_none=True)
-
-
-def peers_train(peer, tokens):
-    peer.loss(tokens).backward()
-    peer.model.zero_grad(set_to_none=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 def check(model):
@@ -181,7 +214,8 @@ def report(name, tokens, ours, peers):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--model", nargs="+", default=["qwen3-0.6b"])
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 128], help="sequences that decode")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=1024, help="cached tokens of a sequence that decodes")
@@ -189,38 +223,43 @@ def main():
     parser.add_argument("--profile", action="store_true", help="what a decode step and a training step spend their time on")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    shape = rlk.model.config(given.model, **({"layers": given.layers} if given.layers else {}))
-    model = rlk.model.Decoder(shape, dtype=torch.bfloat16, device="cuda")
-    print(f"{given.model}: {torch.cuda.get_device_name()}, torch {torch.__version__}, {shape.layers} layers, bf16", flush=True)
+    for name in given.model:
+        measure(name, given)
+
+
+def measure(name, given):
+    shape = rlk.model.config(name, **({"layers": given.layers} if given.layers else {}))
+    model = rlk.model.Decoder(shape, seed=None, dtype=torch.bfloat16, device="cuda")
+    print(f"{name}: {torch.cuda.get_device_name()}, torch {torch.__version__}, {shape.layers} layers, bf16", flush=True)
     if given.check:
         check(model)
     peer = Peer(model, not given.eager_peer)
     print(f"{'':34}{'tokens/s':>12}{'torch':>12}{'ratio':>8}{'ms':>10}{'torch ms':>10}")
-    for batch in (1, 16, 128):
-        steps = MANY * (given.rounds + 1) + 8
-        ours, theirs = decoding(model, batch, given.length, steps + 2 * batch), PeerDecode(peer, batch, given.length, steps)
-        for run in (ours.step, theirs.step):
-            seconds(many(run), 1)
-        report(f"decode, {batch} x {given.length} cached", MANY * batch,
-               *zip(*((seconds(many(ours.step), 1)[0], seconds(many(theirs.step), 1)[0]) for _ in range(given.rounds))))
-        if given.profile and batch != 16:
-            profile(ours._last.graph.replay)
-        del ours, theirs
+    for batch in given.batch:
+        decode(model, peer, batch, given)
+        clean(model)
+    tokens = torch.randint(shape.vocab, (8192,), device="cuda")
     with torch.no_grad():
-        tokens = torch.randint(shape.vocab, (8192,), device="cuda")
         cu = torch.tensor([0, 8192], dtype=torch.int32, device="cuda")
         runs = lambda: model.packed(tokens, cu), lambda: peer.dense(tokens[None])  # noqa: E731
         for run in runs:
             seconds(run, 2)
-        report("prefill, 1 x 8192", 8192, *(seconds(run, given.rounds) for run in runs))
-    rows = tokens[:4096]
-    cu = torch.arange(0, 4097, 1024, dtype=torch.int32, device="cuda")
-    runs = lambda: ours_train(model, rows, cu), lambda: peers_train(peer, rows.view(4, 1024))  # noqa: E731
-    for run in runs:
-        seconds(run, 2)
-    report("training step, 4 x 1024", 4096, *(seconds(run, given.rounds) for run in runs))
+        report("prefill, 1 x 8192", 8192, *zip(*((seconds(runs[0], 1)[0], seconds(runs[1], 1)[0]) for _ in range(given.rounds))))
+        if given.profile:
+            profile(runs[0])
+    clean(model)
+    train(model, peer, tokens[:4096], torch.arange(0, 4097, 1024, dtype=torch.int32, device="cuda"), given.rounds, given.profile)
+
+
+def decode(model, peer, batch, given):
+    steps = MANY * (given.rounds + 1) + 8
+    ours, theirs = decoding(model, batch, given.length, steps + 2 * batch), PeerDecode(peer, batch, given.length, steps)
+    for run in (ours.step, theirs.step):
+        seconds(many(run), 1)
+    report(f"decode, {batch} x {given.length} cached", MANY * batch,
+           *zip(*((seconds(many(ours.step), 1)[0], seconds(many(theirs.step), 1)[0]) for _ in range(given.rounds))))
     if given.profile:
-        profile(runs[0])
+        profile(ours._last.graph.replay)
 
 
 def profile(run):
@@ -230,8 +269,9 @@ def profile(run):
         torch.cuda.synchronize()
     kernels = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     total = sum(e.self_device_time_total for e in kernels)
-    print(f"    kernels {total / 1e3:.2f} ms; " + "; ".join(
-        f"{e.key[:44]} x{e.count} {e.self_device_time_total / 1e3:.2f}" for e in kernels[:10] if e.self_device_time_total))
+    named = [f"{e.key.replace('void ', '').replace('rlk::', '')[:52]} x{e.count} {e.self_device_time_total / 1e3:.2f}"
+             for e in kernels[:24] if e.self_device_time_total]
+    print(f"    kernels {total / 1e3:.2f} ms; " + "; ".join(named))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """rlk.parallel on the GPUs of one host: its bits beside those of one GPU, then its times beside NCCL's all-reduce and cuBLAS.
 
-    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--one-gpu] [--no-peers] [--overlap]
+    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--one-gpu] [--no-peers] [--overlap] [--layers 8] [--only sums linears scaling]
 
 Starts a process for each GPU. First a decoder is run at degree 1 on each GPU and over all: rows of every layer, log-probabilities, gradients
 of all weights and sampled tokens are compared by digest. Then, microseconds, medians over rounds in which candidates take turns, the
 slowest rank's: the sum over ranks of [M, N]; a row-parallel linear with its sum, from bf16 operands to a bf16 result on all ranks; and
-layers of a model on one GPU and on all. --one-gpu starts all ranks on one GPU, sums through symmetric memory and the rest over gloo: the bits
+layers of qwen3-8b with attention, decoding and training, on one GPU and on all. Everything is captured, so none waits for Python. --one-gpu starts all ranks on one GPU, sums through symmetric memory and the rest over gloo: the bits
 alone, where there is no second GPU.
 """
 
@@ -26,6 +26,7 @@ import rlk
 import rlk.model
 import rlk.parallel as parallel
 import rlk.torch
+import rlk.trainer
 from rlk import _peer, sampler, verify_model
 from rlk.parallel import ops
 
@@ -118,7 +119,7 @@ def sums(group, rounds, say):
                     ops.GATHERED, group.peers = before, kept
             return call
 
-        ways = {"all_reduce": lambda: dist.all_reduce(wide), "exchanged": by(0)}
+        ways = {"all_reduce": lambda: dist.all_reduce(wide), "exchanged": by(0)}  # NCCL's result is of bf16, and grows: only its time counts
         if m <= 1024:
             ways["gathered"] = by(1 << 40)
         if getattr(group, "peers", None):
@@ -189,37 +190,75 @@ class Vendor:
         return torch.nn.functional.embedding(ids % len(weight), weight)  # of that size and no more is asked
 
 
+KEYS, PAGE = 1024, 64
+
+
+class Attend:
+    """Attention of one kind of step, by rlk and by PyTorch: `tokens` of sequences of KEYS, or one more for each of `tokens` sequences."""
+
+    def __init__(self, config, tokens, decode):
+        self.decode, device = decode, "cuda"
+        heads, dim = config.kv_heads, config.head_dim
+        if decode:
+            self.k, self.v = (torch.randn(config.layers, tokens * KEYS // PAGE, PAGE, heads, dim, device=device).to(torch.bfloat16) for _ in range(2))
+            self.table = torch.arange(tokens * KEYS // PAGE, dtype=torch.int32, device=device).view(tokens, -1)
+            self.lengths = torch.full((tokens,), KEYS, dtype=torch.int32, device=device)
+            self.cu = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+        else:
+            self.cu = torch.arange(0, tokens + 1, KEYS, dtype=torch.int32, device=device)
+
+    def ours(self, layer, q, k, v):
+        if not self.decode:
+            return rlk.torch.attention(q, k, v, self.cu, self.cu)
+        self.k[layer, self.table[:, -1].long(), -1], self.v[layer, self.table[:, -1].long(), -1] = k, v
+        return rlk.torch.attention(q, self.k[layer], self.v[layer], self.cu, kv_len=self.lengths, block_table=self.table)
+
+    def theirs(self, layer, q, k, v):
+        attention = torch.nn.functional.scaled_dot_product_attention
+        if not self.decode:
+            q, k, v = (t.unflatten(0, (-1, KEYS)).transpose(1, 2) for t in (q, k, v))
+            return attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(0, 1)
+        self.k[layer, self.table[:, -1].long(), -1], self.v[layer, self.table[:, -1].long(), -1] = k, v
+        keys, values = (t[layer].view(len(q), KEYS, *t.shape[-2:]).transpose(1, 2) for t in (self.k, self.v))
+        return attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+
+
 def scaling(group, rounds, say):
-    """Layers of qwen3-8b without attention, which does not meet other ranks: on one GPU and on all."""
-    layers = 4
-    say(f"{layers} layers of qwen3-8b without attention, us: {'torch, 1 GPU':>14} {f'torch, {group.size}':>10} {'rlk, 1':>10} {f'rlk, {group.size}':>10}"
-        "   torch / rlk, rlk's speed-up")
-    shape = rlk.model.config("qwen3-8b", layers=layers, vocab=2048, max_length=8192)
+    """Layers of qwen3-8b: on one GPU and on all."""
+    shape = rlk.model.config("qwen3-8b", layers=group.layers, vocab=2048, max_length=8192)
+    say(f"{shape.layers} layers of qwen3-8b, us; training is forward and backward: {'torch, 1 GPU':>14} {f'torch, {group.size}':>10} {'rlk, 1':>10} "
+        f"{f'rlk, {group.size}':>10}   torch / rlk, rlk's speed-up")
     models = {}
     for name, spread_over in (("1", parallel.Group(0, 1)), (str(group.size), group)):
-        model = parallel.decoder(rlk.model.Decoder(shape, seed=1, dtype=torch.bfloat16, device="cuda"), spread_over)
+        model = parallel.decoder(rlk.model.Decoder(shape, seed=None, dtype=torch.bfloat16, device="cuda"), spread_over)
         models[name] = model, model.ops, Vendor(model)
-    for tokens, learn in ((1, False), (16, False), (128, False), (4096, False), (4096, True)):
-        ids, at = torch.randint(2048, (tokens,), device="cuda"), torch.arange(tokens, device="cuda", dtype=torch.int32)
+    for tokens, learn in ((1, False), (16, False), (128, False), (4096, True)):
+        ids = torch.randint(2048, (tokens,), device="cuda")
+        at = (torch.arange(tokens, device="cuda") % KEYS if learn else torch.full((tokens,), KEYS - 1, device="cuda")).to(torch.int32)
         cotangent = torch.randn(tokens, shape.width, device="cuda").to(torch.bfloat16)
-        ways = {}
+        found = {}
         for n, (model, ours, theirs) in models.items():
-            for who, by in (("torch", theirs), ("rlk", ours)):
-                def call(model=model, by=by):
+            attend = Attend(model.config, tokens, not learn)
+            ways = {}
+            for who, by, sees in (("torch", theirs, attend.theirs), ("rlk", ours, attend.ours)):
+                def call(model=model, by=by, sees=sees):
                     model.ops = by
                     with torch.set_grad_enabled(learn):
-                        hidden = model(ids, at, lambda layer, q, k, v: q)
-                    if learn:
-                        hidden.backward(cotangent)
-                    model.ops = ours
-                ways[f"{who}, {n}"] = call if learn else captured(call)
-        found = times(ways, rounds, inner=2 if tokens > 1000 else 10)
+                        hidden = model(ids, at, sees)
+                        loss = (hidden * cotangent).sum() if learn else hidden
+                    model.ops = ours  # noqa: B023
+                    return loss
+                ways[f"{who}, {n}"] = rlk.trainer.Step(model, lambda call=call: call()) if learn else captured(call)
+            found |= times(ways, rounds, inner=2 if learn else 10)
+            del ways
+            torch.cuda.empty_cache()
         one, all_, ours, ours_all = (found[f"{who}, {n}"] for who in ("torch", "rlk") for n in models)
-        say(f"{f'{tokens} tokens' + (', forward and backward' if learn else ''):>40} {one:18.0f} {all_:10.0f} {ours:10.0f} {ours_all:10.0f}"
+        say(f"{f'training, {tokens} tokens' if learn else f'decoding, {tokens} x {KEYS} cached':>40} {one:18.0f} {all_:10.0f} {ours:10.0f} {ours_all:10.0f}"
             f"   {all_ / ours_all:.2f}x, {ours / ours_all:.2f}x")
 
 
 def rank(r, given, port):
+    """What one process does."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     device, timeout = 0 if given.one_gpu else r, datetime.timedelta(seconds=60)
     os.environ.update(TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NCCL_NVLS_ENABLE="0")
@@ -236,9 +275,10 @@ def rank(r, given, port):
             print(text, flush=True)
 
     say(f"{given.ranks} {'ranks on one' if given.one_gpu else 'x'} {torch.cuda.get_device_name()}, torch {torch.__version__}, rlk {rlk.__version__}")
-    good = compare(group, say)
+    good = given.no_bits or compare(group, say)
     if not given.bits_only and not given.one_gpu:
-        for part in (sums, linears, scaling):
+        group.layers = given.layers
+        for part in [globals()[name] for name in given.only]:
             try:
                 part(group, given.rounds, say)
             except Exception as error:  # the same on all ranks, or theirs time out; what was found before is printed
@@ -256,6 +296,9 @@ def main():
     parser.add_argument("--bits-only", action="store_true")
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU; the bits alone")
     parser.add_argument("--no-peers", action="store_true", help="NCCL alone, no memory of other GPUs")
+    parser.add_argument("--layers", type=int, default=8, help="of qwen3-8b")
+    parser.add_argument("--only", nargs="+", choices=("sums", "linears", "scaling"), default=["sums", "linears", "scaling"])
+    parser.add_argument("--no-bits", action="store_true", help="times alone")
     parser.add_argument("--overlap", action="store_true", help="sums of many rows beside the product")
     given = parser.parse_args()
     with socket.socket() as s:

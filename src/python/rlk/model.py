@@ -18,6 +18,7 @@ from torch import nn
 
 import rlk.torch
 from rlk import _errors
+from rlk._add_norm import AddNorm
 from rlk._hybrid import Latent, Packed, Recurrent
 
 
@@ -159,20 +160,30 @@ def norm(ops, added, weight, stream, eps):
     """The norm of stream + added, and that sum."""
     if stream is None:
         return ops.rms_norm(added, weight, eps=eps), added
-    if torch.is_grad_enabled():  # the same bits, and the backward keeps the sum alone
-        stream = stream + added
-        return ops.rms_norm(stream, weight, eps=eps), stream
-    return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
+    if not torch.is_grad_enabled():
+        return ops.rms_norm(added, weight, stream, sum=True, eps=eps)
+    if ops is rlk.torch:
+        return AddNorm.apply(added, stream, weight, eps)
+    if hasattr(ops, "add_norm"):
+        return ops.add_norm(added, stream, weight, eps)
+    stream = stream + added
+    return ops.rms_norm(stream, weight, eps=eps), stream
+
+
+def places(cu_seqlens, rows):
+    """Which token of its sequence each row is, without a look at the lengths by the host."""
+    row = torch.arange(rows, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    return (row - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)]).to(torch.int32)
 
 
 class branch:
-    """``with branch(x) as b:`` while a GPU's graph is captured, what is inside runs beside what follows, up to b.join(). Else in turn."""
+    """``with branch(x) as b:`` while a GPU's graph without gradients is captured, what is inside runs beside what follows, up to b.join(). Else in turn."""
 
     _streams = {}
 
     def __init__(self, like):
         self.stream = None
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        if like.is_cuda and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing():
             self.stream = self._streams.get(like.device) or self._streams.setdefault(like.device, torch.cuda.Stream(like.device))
             self.scope = torch.cuda.stream(self.stream)
 
@@ -207,15 +218,16 @@ def gated(ops, x, weight, tag):
 
 
 class Decoder(nn.Module):
-    """A model of the Qwen3 or Llama kind. Weights are random by seed until they are loaded."""
+    """A model of the Qwen3 or Llama kind. Weights are random by seed until they are loaded; without a seed they are drawn on the device, quickly, and
+    not the same on another kind of it."""
 
     def __init__(self, shape="tiny-qwen3", *, seed=0, dtype=torch.float32, device="cpu", ops=rlk.torch):
         super().__init__()
         self.config, self.ops, self._chain = config(shape), ops, None
-        c, draw = self.config, torch.Generator().manual_seed(seed)
+        c, draw = self.config, torch.Generator(device if seed is None else "cpu").manual_seed(seed or 0)
 
         def make(*size, ones=False):
-            data = torch.ones(size) if ones else torch.randn(size, generator=draw) * (size[-1] ** -0.5)
+            data = torch.ones(size) if ones else torch.randn(size, generator=draw, device=draw.device) * (size[-1] ** -0.5)
             return nn.Parameter(data.to(device=device, dtype=dtype))
 
         self.embed = make(c.vocab, c.width)
@@ -262,14 +274,11 @@ class Decoder(nn.Module):
     def packed(self, tokens, cu_seqlens, sequences=None, **options):
         """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]. In a trace its rows are those of
         sequences[b], or of b; they stay so until the caller says otherwise."""
-        bounds = cu_seqlens.tolist()
-        longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
-        if longest > self.config.max_length:
-            raise _errors.InvalidArgument(
-                f"model: a sequence has {longest} tokens, max_length is {self.config.max_length}")
-        positions = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:])]).to(tokens.device, torch.int32)
-
+        if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):  # whose lengths are another's when it is replayed
+            self._expect_lengths(cu_seqlens)
+        positions = places(cu_seqlens, len(tokens))
         if rlk.tracing():
+            bounds = cu_seqlens.tolist()
             names = range(len(bounds) - 1) if sequences is None else sequences
             rlk.trace_rows([name for name, a, b in zip(names, bounds, bounds[1:]) for _ in range(b - a)], positions.tolist())
 
@@ -280,12 +289,19 @@ class Decoder(nn.Module):
             options["recur"] = Packed(self.ops, cu_seqlens)
         return self.forward(tokens, positions, attend, **options)
 
+    def _expect_lengths(self, cu_seqlens):
+        bounds = cu_seqlens.tolist()
+        longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
+        if longest > self.config.max_length:
+            raise _errors.InvalidArgument(
+                f"model: a sequence has {longest} tokens, max_length is {self.config.max_length}")
+
     def score(self, tokens, cu_seqlens, temperature=1.0, entropy=False, **options):
         """[T]: the log-probability of every token after those before it; 0 for the first of a sequence. With entropy, also that of
         the distribution the token was drawn from."""
         hidden = self.packed(tokens, cu_seqlens, **options)
-        last = (cu_seqlens[1:] - 1)[cu_seqlens[1:] > cu_seqlens[:-1]]
-        target = tokens.roll(-1).to(torch.int32).index_fill(0, last.long(), -100)
+        begins = torch.zeros(len(tokens) + 1, dtype=torch.bool, device=tokens.device).index_fill(0, cu_seqlens.long(), True)
+        target = tokens.roll(-1).to(torch.int32).masked_fill(begins[1:], -100)
         if rlk.tracing():
             rlk.trace_tag("score")
         found = self.ops.linear_logp(hidden, self.head_weight, target=target, temperature=temperature, logp=True,

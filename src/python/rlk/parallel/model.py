@@ -16,6 +16,7 @@ import rlk
 import rlk.model
 import rlk.torch
 from rlk import _errors
+from rlk._add_norm import AddNorm
 from rlk.parallel import ops
 from rlk.parallel.transport import as_group, cut
 
@@ -83,6 +84,11 @@ class Ops:
         if (heads or self.rows is not None and kind != "whole norm") and not more and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
             return ops.rms_norm(x, weight, dim=1, rows=None if heads else self.rows, group=self.group, **options)
         return rlk.torch.rms_norm(x, weight, *more, **options)
+
+    def add_norm(self, added, stream, weight, eps):
+        if self.rows is None:
+            return AddNorm.apply(added, stream, weight, eps)
+        return ops.add_norm(added, stream, weight, eps, group=self.group, rows=self.rows)
 
     def to_heads(self, x, heads):
         return ops.to_heads(x, heads, group=self.group)
