@@ -1,6 +1,6 @@
 // Launches a sum over ranks: librlk_peers.so, which Python loads where symmetric memory serves a group.
-#include "src/python/peers/kernels.hpp"
 #include "simt/on_device.hpp"
+#include "src/python/peers/kernels.hpp"
 
 extern "C" {
 

@@ -23,10 +23,10 @@ namespace rlk::peers {
 
 inline constexpr int kMost = tree8::kMost;  // ranks
 inline constexpr int kWordRing = 4;
-inline constexpr int kLag = 2, kRing = 8;                       // of `shared`
+inline constexpr int kLag = 1, kRing = 4;                       // of `shared`
 static_assert(kRing > 2 * kLag && (kRing & (kRing - 1)) == 0);  // numbers go on past 2^32
 inline constexpr int kThreads = 512;
-inline constexpr int kChunk = 8 * kThreads;      // elements of a slot: a pack for each thread
+inline constexpr int kChunk = 16 * kThreads;     // elements of a slot: two packs for each thread
 inline constexpr int kWordChunk = 2 * kThreads;  // of `words`: two for each thread
 
 enum class Way : std::int32_t { words, shared };

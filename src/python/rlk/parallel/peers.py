@@ -19,7 +19,7 @@ WORDS = 1 << 20
 
 _WAYS = {"words": 0, "shared": 1}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SLOT, _WORD_SLOT = 4096, 1024  # elements
+_SLOT, _WORD_SLOT = 8192, 1024  # elements
 _BLOCKS = (256, 128, 64, 32, 16)
 
 
@@ -111,10 +111,12 @@ class Peers:
 
     def _grid(self, way, count):
         """Elements of a step and blocks: few elements are cut finer, so that more blocks move them."""
-        chunk = _WORD_SLOT if way == "words" else _SLOT
-        while way == "shared" and chunk > 1024 and -(-count // chunk) * 4 <= self.call.room:
+        if way == "words":
+            return _WORD_SLOT, min(self.call.room, -(-count // _WORD_SLOT))
+        chunk, most = _SLOT, min(self.call.room, 128)  # more gain nothing
+        while chunk > 1024 and -(-count // chunk) * 2 <= most:
             chunk //= 2
-        return chunk, min(self.call.room, -(-count // chunk))
+        return chunk, min(most, -(-count // chunk))
 
     def check(self):
         """Raises where a sum waited in vain; the GPU's own error comes where its stream is waited for."""
