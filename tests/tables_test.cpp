@@ -229,8 +229,11 @@ fs::path included(const std::string& name) {
   return {};
 }
 
-// "backends/cuda" of a backend's file, else the top-level folder.
+// "backends/cuda" of a backend's file, else the top-level folder. The Python package's sums over GPUs are kernels in a
+// library of their own, which may use what a backend's may.
 std::string room_of(const fs::path& file) {
+  const std::string kernels = "src/python/peers";
+  if (file.string().starts_with(kernels + "/")) return kernels;
   auto part = file.begin();
   const std::string top = (part++)->string();
   return top == "backends" && part != file.end() ? top + "/" + part->string() : top;
