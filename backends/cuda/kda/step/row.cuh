@@ -20,6 +20,7 @@ __device__ inline void ask_for(const Row& r, Shared& s, const Here& h) {
         copy16(&s.keys[b][(d ^ (b & 1)) * kBlock + m], from + d * kRows, 16);
     }
   }
+  copy_commit();
 }
 
 // What later blocks need of channel d of a block whose last row this is.
