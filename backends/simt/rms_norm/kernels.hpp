@@ -6,9 +6,10 @@
 // shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
 //              the block adds to d_weight. The last rows come first: they are still in the cache
 // narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
-// d_weight     one thread a channel adds the shares ascending in fp64, which the others of its block bring
+// d_weight     the shares of a channel are added, ascending in fp64
 #pragma once
 
+#include "simt/join.hpp"
 #include "simt/rms_norm/narrow.hpp"
 
 namespace rlk::simt::rms_norm {
@@ -229,41 +230,13 @@ __global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const flo
   out[block * p.width + i] = low, out[block * p.width + i + 1] = high;
 }
 
-// A chain of fp64 additions a channel is short work for few threads; the others bring what it needs, a chunk ahead.
-inline constexpr int kJoinThreads = 256, kJoinChannels = 8, kJoinAhead = 8;
-inline constexpr int kJoinRows = kJoinThreads / kJoinChannels, kJoinChunk = kJoinRows * kJoinAhead;
-__global__ void __launch_bounds__(kJoinThreads) d_weight(Problem p, const float* shares) {
-  __shared__ float chunks[2][kJoinChunk][kJoinChannels];
-  const int thread = static_cast<int>(threadIdx.x), row = thread / kJoinChannels,
-            channel = thread % kJoinChannels;
-  const std::int64_t i = std::int64_t{blockIdx.x} * kJoinChannels + channel;
-  const std::int64_t blocks = i < p.width ? p.blocks() : 0;
-  float ahead[kJoinAhead];
-  const auto fetch = [&](std::int64_t first) {
-#pragma unroll
-    for (int k = 0; k < kJoinAhead; ++k)
-      if (const std::int64_t block = first + k * kJoinRows + row; block < blocks)
-        ahead[k] = shares[block * p.width + i];
-  };
-  double sum = 0;
-  fetch(0);
-  int buffer = 0;
-  for (std::int64_t first = 0; first < p.blocks(); first += kJoinChunk) {
-    float(&chunk)[kJoinChunk][kJoinChannels] = chunks[buffer];
-#pragma unroll
-    for (int k = 0; k < kJoinAhead; ++k) chunk[k * kJoinRows + row][channel] = ahead[k];
-    __syncthreads();
-    fetch(first + kJoinChunk);
-    buffer = 1 - buffer;
-    if (row != 0) continue;
-    const int n = static_cast<int>(blocks - first < kJoinChunk ? blocks - first : kJoinChunk);
-    int at = 0;
-    for (; at + 16 <= n; at += 16)
-#pragma unroll
-      for (int k = 0; k < 16; ++k) sum += static_cast<double>(chunk[at + k][channel]);
-    for (; at < n; ++at) sum += static_cast<double>(chunk[at][channel]);
-  }
-  if (row == 0 && i < p.width) rows::store(p.d_weight_type, p.d_weight, i, sum);
+// Blocks of rows from which on few channels have more threads each.
+inline constexpr std::int64_t kManyBlocks = 512;
+template <int Threads>
+__global__ void __launch_bounds__(Threads) d_weight(Problem p, const float* shares) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kJoinChannels + threadIdx.x % kJoinChannels;
+  const double sum = ascending_sum<Threads>(shares + i, p.width, static_cast<int>(p.blocks()), i < p.width);
+  if (i < p.width && threadIdx.x < kJoinChannels) rows::store(p.d_weight_type, p.d_weight, i, sum);
 }
 
 inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
@@ -349,8 +322,11 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
                      });
     }
   }
-  if (p.d_weight)
-    hipLaunchKernelGGL(d_weight, grid(over(p.width, kJoinChannels)), dim3(kJoinThreads), 0, stream, p, kept);
+  if (!p.d_weight) return;
+  if (p.width <= Sixteen::kStride && p.blocks() > kManyBlocks)
+    hipLaunchKernelGGL((d_weight<1024>), grid(over(p.width, kJoinChannels)), dim3(1024), 0, stream, p, kept);
+  else
+    hipLaunchKernelGGL((d_weight<256>), grid(over(p.width, kJoinChannels)), dim3(256), 0, stream, p, kept);
 }
 
 }  // namespace rlk::simt::rms_norm

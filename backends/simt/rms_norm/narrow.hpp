@@ -2,7 +2,7 @@
 //
 // forward     16 lanes a row, two or four rows a thread, all asked for at once; each of as many lanes computes the reciprocal of
 //             one of them
-// backward    d_x, d_residual, d_gate and the shares of d_weight in one pass: a block has the 128 rows of a share, eight at a
+// backward    d_x, d_residual, d_gate and the shares of d_weight in one pass: a block has the 128 rows of a share, sixteen at a
 //             time, and while they are there a thread a channel goes on with its chain
 #pragma once
 
@@ -145,11 +145,14 @@ __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
   }
 }
 
-// Eight rows for the chains of d_weight: x, and the gradient of the weighted value.
-struct Eights {
-  alignas(16) float d[Sixteen::kRows][Sixteen::kStride];
-  rows::Bytes16 x[Sixteen::kRows][Sixteen::kThreadsOf];
-  float r[Sixteen::kRows];
+// The threads of a block of the backward, and the rows that they have at a time.
+inline constexpr int kBackThreads = 256, kBackRows = kBackThreads / Sixteen::kThreadsOf;
+
+// Rows for the chains of d_weight: x, and the gradient of the weighted value.
+struct Tile {
+  alignas(16) float d[kBackRows][Sixteen::kStride];
+  rows::Bytes16 x[kBackRows][Sixteen::kThreadsOf];
+  float r[kBackRows];
 };
 __device__ __forceinline__ float bf16_at(const rows::Bytes16* row, int i) {
   return simt::to_float(reinterpret_cast<const simt::bf16*>(row)[i]);
@@ -159,6 +162,7 @@ __device__ __forceinline__ float bf16_at(const rows::Bytes16* row, int i) {
 template <bool Gated>
 struct NarrowRow {
   const Problem& p;
+  const rows::Axes& axes;
   std::int64_t row;
   int first, n;
   bool there;
@@ -178,29 +182,31 @@ struct NarrowRow {
       if (p.weight) multiply(through, w);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) through[k] = d[k] * through[k] * slope.at[k];
-      RowOf(p.axes, p.d_gate, row).set<rows::Whole>(first, n, through);
+      RowOf(axes, p.d_gate, row).set<rows::Whole>(first, n, through);
     }
     multiply(d, value.at);
   }
   __device__ __forceinline__ void write(float (&d)[kPack]) const {
     if (!there) return;
-    if (const RowOf d_sum(p.axes, p.d_sum, row); d_sum) {
+    if (const RowOf d_sum(axes, p.d_sum, row); d_sum) {
       float a[kPack];
       d_sum.get<rows::Whole>(first, n, a);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
     }
-    if (const RowOf d_x(p.axes, p.d_x, row); d_x) d_x.set<rows::Whole>(first, n, d);
-    if (const RowOf d_residual(p.axes, p.d_residual, row); d_residual)
-      d_residual.set<rows::Whole>(first, n, d);
+    if (const RowOf d_x(axes, p.d_x, row); d_x) d_x.set<rows::Whole>(first, n, d);
+    if (const RowOf d_residual(axes, p.d_residual, row); d_residual) d_residual.set<rows::Whole>(first, n, d);
   }
 };
 
-// `out`: the shares of d_weight, if they are wanted.
-template <bool Gated>
-__global__ void __launch_bounds__(kThreads, Gated ? 5 : 6) narrow_backward(Problem p, float* out) {
+// `out`: the shares of d_weight, if they are wanted. Strided: rows have one stride, so that no division is compiled.
+template <bool Gated, bool Strided>
+__global__ void __launch_bounds__(kBackThreads, 3) narrow_backward(Problem p, float* out) {
   using Raw = rows::Raw<rows::Whole>;
-  __shared__ Eights tiles[2];
+  rows::Axes line;
+  line.count = 1;
+  const rows::Axes& axes = Strided ? line : p.axes;
+  __shared__ Tile tiles[2];
   const Sixteen at(p);
   const int channel = static_cast<int>(threadIdx.x), team = channel / Sixteen::kThreadsOf;
   const int n = rows::pack_at(at.first, p.width);
@@ -214,23 +220,23 @@ __global__ void __launch_bounds__(kThreads, Gated ? 5 : 6) narrow_backward(Probl
     return first + (row < count ? row : count - 1);
   };
   const auto fetch = [&](int step) {
-    x = RowOf(p.axes, p.x, row_of(step)).fetch<rows::Whole>(at.first, n);
-    d_y = RowOf(p.axes, p.d_y, row_of(step)).fetch<rows::Whole>(at.first, n);
-    if constexpr (Gated) gate = RowOf(p.axes, p.gate, row_of(step)).fetch<rows::Whole>(at.first, n);
+    x = RowOf(axes, p.x, row_of(step)).fetch<rows::Whole>(at.first, n);
+    d_y = RowOf(axes, p.d_y, row_of(step)).fetch<rows::Whole>(at.first, n);
+    if constexpr (Gated) gate = RowOf(axes, p.gate, row_of(step)).fetch<rows::Whole>(at.first, n);
   };
   fetch(0);
-  for (int step = 0; step < count; step += Sixteen::kRows) {
-    Eights& tile = tiles[step / Sixteen::kRows % 2];
-    const NarrowRow<Gated> row{p, row_of(step), at.first, n, step + team < count};
+  for (int step = 0; step < count; step += kBackRows) {
+    Tile& tile = tiles[step / kBackRows % 2];
+    const NarrowRow<Gated> row{p, axes, row_of(step), at.first, n, step + team < count};
     float a[kPack], d[kPack], sums[1][kPack];
     rows::unpack<rows::Whole>(p.x.type, x, a);
     rows::unpack<rows::Whole>(p.d_y.type, d_y, d);
     tile.x[team][at.lane] = x.part[0];
     [[maybe_unused]] const Raw of_gate = gate;
-    if (step + Sixteen::kRows < count) fetch(step + Sixteen::kRows);
+    if (step + kBackRows < count) fetch(step + kBackRows);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums[0][k] = fused(a[k], a[k], 0.0f);
-    const RowOf rstd(p.axes, p.rstd, row.row);
+    const RowOf rstd(axes, p.rstd, row.row);
     const float r = rstd ? rstd.get(0) : reciprocal(at.total(sums), p.width, p.eps);
     if (at.lane == 0) tile.r[team] = r;
 #pragma unroll
@@ -247,8 +253,9 @@ __global__ void __launch_bounds__(kThreads, Gated ? 5 : 6) narrow_backward(Probl
     row.write(d);
     if (!out) continue;
     __syncthreads();
+    if (channel >= Sixteen::kStride) continue;
 #pragma unroll
-    for (int k = 0; k < Sixteen::kRows; ++k)
+    for (int k = 0; k < kBackRows; ++k)
       if (step + k < count) sum = fused(tile.d[k][channel], bf16_at(tile.x[k], channel) * tile.r[k], sum);
   }
   if (out && channel < p.width) out[std::int64_t{blockIdx.x} * p.width + channel] = sum;
@@ -263,8 +270,11 @@ inline void launch_narrow_forward(const Problem& p, hipStream_t stream) {
   hipLaunchKernelGGL(kernel, narrow_grid(p, rows * Sixteen::kRows), dim3(kThreads), 0, stream, p);
 }
 inline void launch_narrow_backward(const Problem& p, float* shares, hipStream_t stream) {
-  const auto kernel = p.gate ? narrow_backward<true> : narrow_backward<false>;
-  hipLaunchKernelGGL(kernel, narrow_grid(p, kBlock), dim3(kThreads), 0, stream, p, shares);
+  const bool strided = p.axes.count == 1;
+  const auto kernel = p.gate    ? strided ? narrow_backward<true, true> : narrow_backward<true, false>
+                         : strided ? narrow_backward<false, true>
+                                : narrow_backward<false, false>;
+  hipLaunchKernelGGL(kernel, narrow_grid(p, kBlock), dim3(kBackThreads), 0, stream, p, shares);
 }
 
 }  // namespace rlk::simt::rms_norm

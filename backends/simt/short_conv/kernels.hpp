@@ -4,12 +4,13 @@
 //                      channels in registers: a row is read once, but for the W - 1 before a run. Neighbours in a wave have
 //                      neighbouring packs. What is ahead in the run is read before it is computed
 // states, d_states     a thread has a pack of a sequence's state
-// join                 a thread adds the shares of one sum over the blocks of rows, ascending in fp64
+// join                 the shares of a sum over the blocks of rows are added, ascending in fp64
 //
 // Rows of bf16 that lie on 16 bytes have kernels of their own, in whole.hpp. A run's length changes no bit; where sums over rows are wanted it is a block of them.
 #pragma once
 
 #include "arithmetic/short_conv/conv.hpp"
+#include "simt/join.hpp"
 #include "simt/rows.hpp"
 #include "simt/short_conv/silu.hpp"
 #include "simt/short_conv/whole.hpp"
@@ -279,18 +280,47 @@ __global__ void __launch_bounds__(kThreads) d_states(Problem p) {
 // Sums over rows: of every tap, and the bias' if its gradient is wanted.
 RLK_HD std::int64_t sums(const Problem& p) { return (p.taps + (p.d_bias ? 1 : 0)) * p.width; }
 
-// A thread has a channel of one tap, or of the bias.
-__global__ void __launch_bounds__(kThreads) join(Problem p, const float* shares) {
-  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (at >= sums(p)) return;
+// The sum of a channel of one tap, or of the bias; `at` among those of all.
+__device__ __forceinline__ const Parameter& result_of(const Problem& p, std::int64_t at) {
+  return at < p.taps * p.width ? p.d_weight : p.d_bias;
+}
+__device__ __forceinline__ void store_sum(const Problem& p, std::int64_t at, double sum) {
   const std::int64_t tap = at / p.width, channel = at - tap * p.width;
-  const Parameter& to = tap < p.taps ? p.d_weight : p.d_bias;
-  if (!to) return;
-  double sum = 0;
-#pragma unroll 16
-  for (std::int64_t block = 0; block < p.blocks(); ++block)
-    sum += static_cast<double>(shares[block * p.share() + at]);
+  const Parameter& to = result_of(p, at);
   rows::store(to.type, to.data, tap < p.taps ? channel * p.taps + tap : channel, sum);
+}
+// Few blocks: a thread a sum.
+__global__ void __launch_bounds__(kThreads) join(Problem p, const float* shares) {
+  constexpr int kShares = 64;  // that are read before they are added
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= sums(p) || !result_of(p, at)) return;
+  double sum = 0;
+  const int blocks = static_cast<int>(p.blocks());
+  const float* from = shares + at;
+  for (int first = 0; first < blocks; first += kShares) {
+    float share[kShares];
+#pragma unroll
+    for (int k = 0; k < kShares; ++k, from += p.share()) share[k] = first + k < blocks ? *from : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kShares; ++k)
+      if (first + k < blocks) sum += static_cast<double>(share[k]);
+  }
+  store_sum(p, at, sum);
+}
+// Many blocks: eight sums a block.
+inline constexpr int kJoinThreads = 256;
+__global__ void __launch_bounds__(kJoinThreads) join_many(Problem p, const float* shares) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kJoinChannels + threadIdx.x % kJoinChannels;
+  const bool there = at < sums(p) && result_of(p, at);
+  const double sum = ascending_sum<kJoinThreads>(shares + at, p.share(), static_cast<int>(p.blocks()), there);
+  if (there && threadIdx.x < kJoinChannels) store_sum(p, at, sum);
+}
+inline void launch_join(const Problem& p, const float* shares, hipStream_t stream) {
+  constexpr std::int64_t kMany = 256;
+  const bool many = p.blocks() > kMany;
+  const int each = many ? kJoinChannels : kThreads;
+  hipLaunchKernelGGL((many ? join_many : join), dim3(static_cast<unsigned>((sums(p) + each - 1) / each)),
+                     dim3(many ? kJoinThreads : kThreads), 0, stream, p, shares);
 }
 
 inline dim3 grid(std::int64_t threads) {
@@ -365,7 +395,7 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
     for_taps(p, false, [&]<class, int Taps>() {
       hipLaunchKernelGGL((d_states<Taps>), grid(p.sequences * packs(p)), dim3(kThreads), 0, stream, p);
     });
-  if (p.sums()) hipLaunchKernelGGL(join, grid(sums(p)), dim3(kThreads), 0, stream, p, shares);
+  if (p.sums()) launch_join(p, shares, stream);
 }
 
 }  // namespace rlk::simt::short_conv

@@ -226,39 +226,93 @@ __device__ __forceinline__ void last_gradient(const Problem& p, const Span& s, c
 }
 
 // A thread's way down the rows of one sequence that are its run's, and for the gradients of the last of them Taps - 1 further.
-template <int Taps, int Count, bool Bias>
+template <int Taps, int Count, bool Bias, bool Sums, bool Inputs>
 struct Descent {
   const Problem& p;
   const Filter<Taps, Count>& f;
+  Share<Taps, Count, Bias>& share;
   Span s;
   std::int64_t channel;
-  int count,
-      left;  // rows of the run, and of the sequence, from the first one on; no more of them than matter
+  int count;        // rows of the run
+  int until, left;  // rows that it needs, and those of them that the sequence has
+  Feed<Count, kStepBack> xs, d_ys;
+  Column d_x;
   Ring<Count, kStepBack> x = {}, g = {};
 
+  __device__ __forceinline__ Descent(const Problem& problem, const Filter<Taps, Count>& filter,
+                                     Share<Taps, Count, Bias>& sums, const Span& span, std::int64_t first,
+                                     std::int64_t last, std::int64_t at)
+      : p(problem),
+        f(filter),
+        share(sums),
+        s(span),
+        channel(at),
+        count(static_cast<int>(smaller(s.end, last) - first)),
+        until(Inputs ? count + Taps - 1 : count),
+        left(static_cast<int>(smaller(s.end - first, until))),
+        xs(Column(p.x, channel, first), left),
+        d_ys(Column(p.d_y, channel, first), left),
+        d_x(p.d_x, channel, first) {
+    recall<Taps>(p, s, first, channel, x);
+  }
+
   // Row i, whose place in the rings is a: the gradient of its sum.
-  __device__ __forceinline__ void output(Feed<Count, kStepBack>& xs, Feed<Count, kStepBack>& d_ys, int i,
-                                         int a) {
-    xs.take(a, i + kStepBack < left, x[a]);
+  __device__ __forceinline__ void output(int i, int a) {
+    const bool more = i + kStepBack < left;
+    xs.take(a, more, x[a]);
     Numbers<Count> d;
-    d_ys.take(a, i + kStepBack < left, d.at);
+    d_ys.take(a, more, d.at);
     d_silu_of(d, f.template sum<Bias>(x, a));
 #pragma unroll
     for (int k = 0; k < Count; ++k) g[a][k] = d.at[k];
   }
-  // The gradient of the input of row i - (Taps - 1).
-  __device__ __forceinline__ void input(Column& to, int i, int a) {
+  __device__ __forceinline__ void put(const float (&sum)[Count]) {
+    store(d_x.at, sum);
+    d_x.at += d_x.step;
+  }
+  // A row of the run, which the sequence has; then the gradient of the input of row i - (Taps - 1).
+  __device__ __forceinline__ void inner(int i, int a) {
+    output(i, a);
+    if constexpr (Sums) share.add(x, a, g[a]);
+    if constexpr (Inputs) {
+      float sum[Count] = {};
+      input_gradient<Taps>(f, g, a, Taps, sum);
+      if (i >= Taps - 1) put(sum);
+    }
+  }
+  // The same of a row that may be behind the run or the sequence.
+  __device__ __forceinline__ void outer(int i, int a) {
+    if (i < left) output(i, a);
+    if (Sums && i < count) share.add(x, a, g[a]);
+    if (!Inputs || i < Taps - 1) return;
     float sum[Count] = {};
     if (i < left)
       input_gradient<Taps>(f, g, a, Taps, sum);
     else
       last_gradient<Taps>(p, s, f, g, a, i - left + 1, channel, sum);
-    store(to.at, sum);
-    to.at += to.step;
+    put(sum);
+  }
+  // Rows are four at a time; those that may be outside have a loop of their own, since what asks for it is half the code.
+  __device__ __forceinline__ void run() {
+    const int steps = (left < count ? left : count) / kStepBack * kStepBack;
+    int i = 0;
+#pragma unroll 1
+    for (; i < steps; i += kStepBack) {
+#pragma unroll
+      for (int a = 0; a < kStepBack; ++a) inner(i + a, a);
+    }
+#pragma unroll 1
+    for (; i < until; i += kStepBack) {
+#pragma unroll
+      for (int a = 0; a < kStepBack; ++a) {
+        if (i + a >= until) break;
+        outer(i + a, a);
+      }
+    }
   }
 };
 
-template <int Taps, int Count, bool Bias>
+template <int Taps, int Count, bool Bias, bool Sums, bool Inputs>
 __global__ void __launch_bounds__(kThreads, 4) backward(Problem p, int run, float* shares) {
   const std::int64_t channel = channel_of(Count), first = std::int64_t{blockIdx.x} * run,
                      last = smaller(first + run, p.axes.rows);
@@ -266,25 +320,11 @@ __global__ void __launch_bounds__(kThreads, 4) backward(Problem p, int run, floa
   const Filter<Taps, Count> f(p, channel);
   Share<Taps, Count, Bias> share;
   for (std::int64_t row = first; row < last;) {
-    const Span s = p.sequence_of(row);
-    const int count = static_cast<int>(smaller(s.end, last) - row), until = p.d_x ? count + Taps - 1 : count,
-              left = static_cast<int>(smaller(s.end - row, until));
-    Descent<Taps, Count, Bias> d{p, f, s, channel, count, left};
-    Feed<Count, kStepBack> xs(Column(p.x, channel, row), left), d_ys(Column(p.d_y, channel, row), left);
-    Column d_x(p.d_x, channel, row);
-    recall<Taps>(p, s, row, channel, d.x);
-    for (int i = 0; i < until; i += kStepBack) {
-#pragma unroll
-      for (int a = 0; a < kStepBack; ++a) {
-        if (i + a >= until) break;
-        if (i + a < left) d.output(xs, d_ys, i + a, a);
-        if (shares && i + a < count) share.add(d.x, a, d.g[a]);
-        if (p.d_x && i + a >= Taps - 1) d.input(d_x, i + a, a);
-      }
-    }
-    row += count;
+    Descent<Taps, Count, Bias, Sums, Inputs> d(p, f, share, p.sequence_of(row), row, last, channel);
+    d.run();
+    row += d.count;
   }
-  if (shares) share.write(shares + blockIdx.x * p.share() + channel, p.width);
+  if constexpr (Sums) share.write(shares + blockIdx.x * p.share() + channel, p.width);
 }
 
 // Whether a call's rows are what these kernels are for.
@@ -336,7 +376,10 @@ inline void launch_forward(const Problem& p, int run, hipStream_t stream) {
 inline void launch_backward(const Problem& p, int run, float* shares, hipStream_t stream) {
   const Launch l(p, run, kCount);
   for_filter(p.taps, p.bias || p.d_bias, [&]<int Taps, bool Bias>() {
-    hipLaunchKernelGGL((backward<Taps, kCount, Bias>), l.grid, l.block, 0, stream, p, run, shares);
+    const auto kernel = !shares ? backward<Taps, kCount, Bias, false, true>
+                        : p.d_x ? backward<Taps, kCount, Bias, true, true>
+                                : backward<Taps, kCount, Bias, true, false>;
+    hipLaunchKernelGGL(kernel, l.grid, l.block, 0, stream, p, run, shares);
   });
 }
 
