@@ -350,9 +350,11 @@ class Deriver {
     const int third = std::countr_zero(static_cast<uint32_t>(little.inputs[0].dtype)) % 3;
     for (int64_t n = 1; n < 128; ++n)
       if (n <= 32 || n % 3 == third) one(n, true);
+    // Without a rule a case costs a truth and two more for every operand.
+    const bool dear = !op_.rule && little.inputs.size() >= 6;
     int64_t from = 128, step = 0;
     for (int64_t to = from; to < (1 << 17); from = to) {
-      to = from + from / (op_.rule ? 24 : 8);
+      to = from + from / (dear ? 8 : 24);
       // Most kernels ask for multiples of 16, and every other kernel is for all else.
       const int64_t n = draws.draw(from, to - 1), sixteen = n / 16 * 16;
       const bool large = ++step % 2;
