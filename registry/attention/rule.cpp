@@ -1,5 +1,6 @@
-// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/attn128/s<S> as the page has them, whole and in two steps, in plain
-// loops, independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in its last bit.
+// fma32/attn128/s<S>, amx/k32/attn128/s<S>, sm90/t25k16/attn128/s<S> and sm90/t25k16/ex2/attn128/s<S> as the page has
+// them, whole and in two steps, in plain loops, independent of every kernel. fma64 has no rule here: another
+// exponential in fp64 may differ in its last bit.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -7,6 +8,7 @@
 #include <optional>
 
 #include "registry/attention/reference.hpp"
+#include "registry/ex2_sm90.hpp"
 #include "registry/exp32.hpp"
 #include "registry/lm_head/chains.hpp"
 #include "registry/op.hpp"
@@ -80,6 +82,7 @@ enum class Chains { fma32, amx, sm90 };
 
 struct Id {
   Chains chains;
+  bool unit_exp2;  // weights as Hopper's special function unit has 2^x
   int64_t split;
 };
 
@@ -91,6 +94,7 @@ class Rule {
       : a_(a),
         all_(a),
         chains_(id.chains),
+        unit_exp2_(id.unit_exp2),
         split_(id.split),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
@@ -140,7 +144,8 @@ class Rule {
     const float base = finite_or_zero(m);
     for (int64_t j = first; j < last; ++j) {
       float& p = x[static_cast<std::size_t>(j % kTile)];
-      p = exp2_32(std::fma(p, c_, -base));
+      p = std::fma(p, c_, -base);
+      p = unit_exp2_ ? ex2_sm90(p) : exp2_32(p);
     }
     const float a = exp2_32(at.m - base);
     at.l = std::fma(at.l, a, tree(x));
@@ -182,24 +187,31 @@ class Rule {
   const Args& a_;
   const Sequences<Args> all_;
   const Chains chains_;
+  const bool unit_exp2_;
   const int64_t split_;
   const float scale_, cap_, c_;
 };
 
 // Nothing when it is none of ours.
 std::optional<Id> id_of(std::string_view id) {
-  constexpr std::pair<std::string_view, Chains> kFamilies[] = {{"fma32/attn128/s", Chains::fma32},
-                                                               {"amx/k32/attn128/s", Chains::amx},
-                                                               {"sm90/t25k16/attn128/s", Chains::sm90}};
+  struct Family {
+    std::string_view first;
+    Chains chains;
+    bool unit_exp2;
+  };
+  constexpr Family kFamilies[] = {{"fma32/attn128/s", Chains::fma32, false},
+                                  {"amx/k32/attn128/s", Chains::amx, false},
+                                  {"sm90/t25k16/attn128/s", Chains::sm90, false},
+                                  {"sm90/t25k16/ex2/attn128/s", Chains::sm90, true}};
   const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                     [&](const auto& f) { return id.starts_with(f.first); });
   if (family == std::end(kFamilies)) return {};
   id.remove_prefix(family->first.size());
-  if (id == "none") return Id{family->second, 0};
+  if (id == "none") return Id{family->chains, family->unit_exp2, 0};
   int64_t split = 0;
   const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), split);
   if (error != std::errc() || end != id.data() + id.size()) return {};
-  return Id{family->second, split};
+  return Id{family->chains, family->unit_exp2, split};
 }
 
 void put(const DLTensor& t, int64_t element, float x) {

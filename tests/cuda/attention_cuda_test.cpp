@@ -35,6 +35,7 @@ struct Held {
   Array q, k, v, cu_q, cu_k, kv_len, table, sinks, out, lse;
   Attention options{};
   int64_t values_of_keys = 0;  // v is so many first channels of k
+  bool unit = false;           // weights by the special function units' ex2
 
   // The first channels of k.
   Tensor channels(const Tensor& keys) const {
@@ -61,7 +62,7 @@ struct Held {
     return rlk::attention(a, how);
   }
   rlk::Status replay() {
-    const std::string id = id_of("native.replay_sm90_s", options.split);
+    const std::string id = id_of(unit ? "native.replay_sm90_ex2_s" : "native.replay_sm90_s", options.split);
     return call([](Array& a) { return a.on_cpu(); }, {.backend = id});
   }
   rlk::Status run(cudaStream_t stream = nullptr) {
@@ -70,7 +71,7 @@ struct Held {
       check(cudaMalloc(&data, kWorkspace));
       return std::shared_ptr<void>(data, [](void* p) { cudaFree(p); });
     }();
-    const std::string id = id_of("cuda.sm90_s", options.split);
+    const std::string id = id_of(unit ? "cuda.sm90_ex2_s" : "cuda.sm90_s", options.split);
     return call(
         [](Array& a) { return a.on_gpu(); },
         {.stream = stream, .backend = id, .workspace = workspace.get(), .workspace_bytes = kWorkspace});
@@ -147,15 +148,22 @@ T one_of(std::mt19937& random, std::initializer_list<T> list) {
 
 namespace {
 
-// The kernel's bits are its replay's.
+// The kernels' bits are their replays'.
+void same_as_replay(Held& h) {
+  for (const bool unit : {false, true}) {
+    CAPTURE(unit);
+    h.unit = unit;
+    const rlk::Status ran = h.run();
+    REQUIRE_MESSAGE(ran, std::string(ran.message()));
+    const rlk::Status replayed = h.replay();
+    REQUIRE_MESSAGE(replayed, std::string(replayed.message()));
+    check(cudaDeviceSynchronize());
+    CHECK(h.same());
+  }
+}
 void same_as_replay(Held& h, DType type, std::mt19937& random) {
   if (random() % 2 == 0) h.out = Array(h.out.shape, type);
-  const rlk::Status ran = h.run();
-  REQUIRE_MESSAGE(ran, std::string(ran.message()));
-  const rlk::Status replayed = h.replay();
-  REQUIRE_MESSAGE(replayed, std::string(replayed.message()));
-  check(cudaDeviceSynchronize());
-  CHECK(h.same());
+  same_as_replay(h);
 }
 
 Attention drawn_options(std::mt19937& random) {
@@ -228,11 +236,7 @@ TEST_CASE(
       // Blocks enough that none takes a single split.
       Held h = make({Layout::dense, 8, 130, 600, 2, 16, d, dv, 16, DType::bf16, DType::bf16},
                     {.softcap = cap, .split = 512}, cap == 0, random);
-      const rlk::Status ran = h.run();
-      REQUIRE_MESSAGE(ran, std::string(ran.message()));
-      check(cudaDeviceSynchronize());
-      REQUIRE(h.replay());
-      CHECK(h.same());
+      same_as_replay(h);
     }
   }
 }
@@ -244,11 +248,7 @@ TEST_CASE("attention on Hopper of few rows joins splits in registers to the repl
     // Sequences and heads enough that none shares its splits among blocks.
     Held h = make({layout, 66, 1, 600, 16, 2, 32, 16, 16, DType::bf16, DType::bf16}, {.split = 512},
                   layout != Layout::dense, random);
-    const rlk::Status ran = h.run();
-    REQUIRE_MESSAGE(ran, std::string(ran.message()));
-    check(cudaDeviceSynchronize());
-    REQUIRE(h.replay());
-    CHECK(h.same());
+    same_as_replay(h);
   }
 }
 
@@ -262,20 +262,17 @@ TEST_CASE("attention on Hopper of few rows on average: one sequence may have nea
     bounds[0] = 0, bounds[39] = 38, bounds[40] = 40;
     h.cu_q = Array(bounds, {41});
     for (Array* rows : {&h.q, &h.out, &h.lse}) rows->shape.erase(rows->shape.begin() + 1);
-    const rlk::Status ran = h.run();
-    REQUIRE_MESSAGE(ran, std::string(ran.message()));
-    check(cudaDeviceSynchronize());
-    REQUIRE(h.replay());
-    CHECK(h.same());
+    same_as_replay(h);
   }
 }
 
 namespace {
 
-void other_lengths(int64_t d, int64_t dv) {
+void other_lengths(int64_t d, int64_t dv, bool unit) {
   std::mt19937 random(5);
   Held h = make({Layout::paged, 3, 1, 2600, 2, 4, d, dv, 64, DType::bf16, DType::bf16}, {.split = 512}, true,
                 random);
+  h.unit = unit;
   if (d > 256) h.values_of_keys = dv;
   h.k.draw(random), h.v.draw(random);
   REQUIRE(h.run());  // copies are made, attributes are set
@@ -306,9 +303,10 @@ void other_lengths(int64_t d, int64_t dv) {
 
 TEST_CASE("attention on Hopper: a graph captured once serves other lengths and pages") {
   if (!hopper()) return;
-  SUBCASE("128 channels") { other_lengths(128, 128); }
-  SUBCASE("256 channels") { other_lengths(256, 256); }
-  SUBCASE("latent heads") { other_lengths(576, 512); }
+  SUBCASE("128 channels") { other_lengths(128, 128, false); }
+  SUBCASE("256 channels") { other_lengths(256, 256, false); }
+  SUBCASE("latent heads") { other_lengths(576, 512, false); }
+  SUBCASE("128 channels, the units' ex2") { other_lengths(128, 128, true); }
 }
 
 TEST_CASE("attention on Hopper refuses what its tiles are not cut for, with both values") {

@@ -54,6 +54,7 @@ def wide():
 def narrow():
     measure(1, 8192, 8192)
     measure(4, 4096, 4096)
+    measure(4, 4096, 4096, 64, 8, 64)
     for batch in (1, 16):
         for keys in (2048, 16384, 65536):
             measure(batch, 1, keys)

@@ -18,15 +18,16 @@ struct Job {
   float* parts;  // Spread: [row, split] of m, l and O
   int splits;
   bool values_in_keys;  // v is the first channels of k
+  int pairs = 1;  // of a sequence and key head, or packed of heads alone, whose blocks come side by side
 };
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
-// sums in memory.
-template <class T, int Width, int ValueWidth, bool Capped, bool Spread>
+// sums in memory. Unit: weights by the special function units' ex2.
+template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Unit>
 struct Shape {
   using Element = T;
   static constexpr int kWidth = Width, kValueWidth = ValueWidth;
-  static constexpr bool kCapped = Capped, kSpread = Spread;
+  static constexpr bool kCapped = Capped, kSpread = Spread, kUnit = Unit;
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
@@ -90,20 +91,21 @@ __device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::in
   return false;
 }
 
-// What block (x, y) does; false: nothing. The last rows of sequences, which see the most keys, come first.
+// What block (x, y) does; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows,
+// which see the most keys, first.
 template <class S>
-__device__ inline bool find_work(const Problem& p, Work& w) {
-  const unsigned heads = static_cast<unsigned>(p.heads), rest = blockIdx.x / heads, all = gridDim.x / heads;
-  w.h = static_cast<int>(blockIdx.x % heads);
-  int tile;
+__device__ inline bool find_work(const Job& job, Work& w) {
+  const Problem& p = job.p;
+  const auto heads = static_cast<unsigned>(p.heads), abreast = static_cast<unsigned>(job.pairs);
+  const unsigned pairs = p.cu_q ? heads : heads * static_cast<unsigned>(p.sequences),
+                 tiles = gridDim.x / pairs;
+  const unsigned first = blockIdx.x / (abreast * tiles) * abreast, rest = blockIdx.x - first * tiles;
+  const unsigned here = min(abreast, pairs - first), pair = first + rest % here;
+  int tile = static_cast<int>(tiles - 1 - rest / here);
+  w.h = static_cast<int>(pair % heads), w.n = pair / heads;
   if (p.cu_q) {
-    tile = static_cast<int>(all - 1 - rest);
     const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
-  } else {
-    const auto sequences = static_cast<unsigned>(p.sequences);
-    w.n = rest % sequences;
-    tile = static_cast<int>(all / sequences - 1 - rest / sequences);
   }
   const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);

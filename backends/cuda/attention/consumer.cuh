@@ -65,14 +65,17 @@ class Consumer {
         ended = rows_;
         if (next) rows_.restart();
       }
-      const bool changed = look<S::kCapped>(p_, s, rows_, tile * kTile, before, bases);
-      weigh<0, 1>(p_.c, s, bases, sums);
+      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, before, bases);
+      if constexpr (!S::kUnit) weigh<false, 0, 1>(p_.c, s, bases, sums);
       wgmma_fence_operand(s);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       wgmma_fence_operand(s);
       if (!first) release(s_.v_empty, v_);
-      weigh<2, 3>(p_.c, s, bases, sums);
+      if constexpr (S::kUnit)
+        weigh<true, 0, 1, 2, 3>(p_.c, s, bases, sums);
+      else
+        weigh<false, 2, 3>(p_.c, s, bases, sums);
       pack<T>(s, weights);
       tree(sums, sum);
       if (next) {
@@ -109,8 +112,8 @@ class Consumer {
         release(s_.k_empty, k_);
       else if (!job_.values_in_keys && thread_ % 32 == 0)
         barrier_arrive(s_.v_empty);
-      const bool changed = look<S::kCapped>(p_, s, rows_, tile * kTile, before, bases);
-      weigh<0, 1, 2, 3>(p_.c, s, bases, sums);
+      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, before, bases);
+      weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
       tree(sums, sum);
       go_on(changed, before, bases, sum);
       pack<T>(s, weights);

@@ -46,13 +46,13 @@ cudaError_t start_shape(const Problem& p, const Maps& maps, float* parts, std::i
 }
 
 // 96 KiB of an SM's shared memory twice: a block's first and last tiles pass while the other's are on their way.
-template <class T>
+template <class T, bool Unit>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream) {
   const auto start = [&]<int Width, int Stages>() {
     return few_rows(p) <= 8
-               ? start_shape<FewShape<T, Width, 1, Stages, 2>>(p, maps, parts, splits, blocks, stream)
-               : start_shape<FewShape<T, Width, 2, Stages, 2>>(p, maps, parts, splits, blocks, stream);
+               ? start_shape<FewShape<T, Width, 1, Stages, 2, Unit>>(p, maps, parts, splits, blocks, stream)
+               : start_shape<FewShape<T, Width, 2, Stages, 2, Unit>>(p, maps, parts, splits, blocks, stream);
   };
   return std::max(p.width, p.value_width) <= 64 ? start.template operator()<64, 6>()
                                                 : start.template operator()<128, 3>();

@@ -35,7 +35,7 @@ inline Maps few_rows_maps(const Problem& p) {
 }
 
 // `blocks` share the splits of a sequence and head; if more than one, their sums go to `parts`, [row, split].
-template <class T>
+template <class T, bool Unit>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream);
 

@@ -6,9 +6,10 @@
 namespace rlk::cuda::attention {
 
 // Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has.
-template <class T, int Width, int Eights, int Stages, int Residents>
+template <class T, int Width, int Eights, int Stages, int Residents, bool Unit>
 struct FewShape {
   using Element = T;
+  static constexpr bool kUnit = Unit;  // weights by the special function units' ex2
   static constexpr int kWidth = Width, kEights = Eights, kRows = 8 * Eights, kStages = Stages;
   static constexpr int kResidents = Residents, kWarps = 4, kConsumers = 32 * kWarps,
                        kThreads = kConsumers + 32;

@@ -178,7 +178,7 @@ class FewConsumer {
         auto* const line = reinterpret_cast<T*>(s_.weights + row(n, i) * S::kLine) + key;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p[e] = attn128::weight(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base);
+          p[e] = weight<S::kUnit>(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base);
           const auto rounded = static_cast<std::uint16_t>(pack<T>(p[e], 0.0f));
           *reinterpret_cast<std::uint16_t*>(line + e / 2 * 64 + e % 2 * 8) = rounded;
         }

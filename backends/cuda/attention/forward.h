@@ -1,6 +1,8 @@
 // The launches of the attention kernel: a file for each element type, so that they compile side by side.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/attention/sm90.h"
 
 namespace rlk::cuda::attention {
@@ -9,6 +11,19 @@ namespace rlk::cuda::attention {
 inline std::int64_t tiles_at_most(const Problem& p, std::int64_t height) {
   const std::int64_t rows = p.queries * p.group, tiles = (rows + height - 1) / height;
   return p.cu_q ? tiles + p.sequences : tiles * p.sequences;
+}
+
+// Pairs of a sequence and key head; of packed sequences heads alone.
+inline int all_pairs(const Problem& p) { return static_cast<int>(p.heads * (p.cu_q ? 1 : p.sequences)); }
+// Of them as many at a time as the L2 cache has room for the keys and values of; few, so that it holds them while every
+// block of theirs passes. Packed sequences by their average length.
+inline int pairs_abreast(const Problem& p) {
+  constexpr std::int64_t kCache = 16 << 20;
+  const std::int64_t keys = p.cu_k && p.sequences > 0 ? p.room / p.sequences : p.room;
+  const std::int64_t bytes = std::max<std::int64_t>(1, 2 * keys * (p.width + p.value_width));
+  const std::int64_t all = all_pairs(p), most = std::max<std::int64_t>(1, kCache / bytes);
+  const std::int64_t turns = std::max<std::int64_t>(1, (all + most - 1) / most);
+  return static_cast<int>((all + turns - 1) / turns);
 }
 
 inline constexpr int kNarrow = 128;
@@ -23,10 +38,10 @@ inline bool values_in_keys(const Problem& p) {
          (p.heads == 1 || p.k.head == p.v.head) && (!many || p.k.sequence == p.v.sequence);
 }
 
-// splits > 1: a block has one, and its sums go to `parts`.
-template <class T>
+// Unit: weights by the special function units' ex2. splits > 1: a block has one, and its sums go to `parts`.
+template <class T, bool Unit>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
-template <class T>
+template <class T, bool Unit>
 cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

@@ -135,6 +135,7 @@ std::int64_t workspace_bytes(const Problem& p) {
   return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * std::int64_t{sizeof(float)} : 0;
 }
 
+template <bool Unit>
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream) {
   if (row_count(p) == 0) return cudaSuccess;
   auto* const parts = static_cast<float*>(workspace);
@@ -143,18 +144,21 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
     const Maps maps = few_rows_maps(p);
     if (maps.box != 0) {
       const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
-      const auto start = half ? start_few<__half> : start_few<__nv_bfloat16>;
+      const auto start = half ? start_few<__half, Unit> : start_few<__nv_bfloat16, Unit>;
       const cudaError_t e = start(p, maps, parts, splits, blocks, stream);
       return e != cudaSuccess || blocks == 1 ? e : launch_join(p, parts, splits, stream);
     }
   }
   const std::int64_t splits = spread(p);
   const bool wide = std::max(p.width, p.value_width) > kNarrow;
-  const auto start = wide   ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
-                       : half ? start_forward<__half>
-                            : start_forward<__nv_bfloat16>;
+  const auto start = wide   ? half ? start_wide<__half, Unit> : start_wide<__nv_bfloat16, Unit>
+                       : half ? start_forward<__half, Unit>
+                            : start_forward<__nv_bfloat16, Unit>;
   const cudaError_t e = start(p, parts, splits, stream);
   return e != cudaSuccess || !has_parts(p, splits) ? e : launch_join(p, parts, splits, stream);
 }
+
+template cudaError_t launch_forward<false>(const Problem&, void*, cudaStream_t);
+template cudaError_t launch_forward<true>(const Problem&, void*, cudaStream_t);
 
 }  // namespace rlk::cuda::attention

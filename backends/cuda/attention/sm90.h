@@ -15,6 +15,8 @@ inline constexpr std::int64_t kMostParts = std::int64_t{1} << 27;
 std::int64_t latent_parts(const Problem& p);
 
 std::int64_t workspace_bytes(const Problem& p);
+// Unit: weights by the special function units' ex2 in place of the library's own exp2, which is another arithmetic.
+template <bool Unit>
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

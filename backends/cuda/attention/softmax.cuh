@@ -41,6 +41,22 @@ __device__ __forceinline__ float exp2_inside(float x) {
   return one[0];
 }
 
+// The special function units' 2^x, which registry/ex2_sm90.hpp has in integers.
+__device__ __forceinline__ float unit_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+template <bool Unit>
+__device__ __forceinline__ float weight(float score, float c, float minus_base) {
+  if constexpr (Unit)
+    return unit_exp2(__fmaf_rn(score, c, minus_base));
+  else
+    return attn128::weight(score, c, minus_base);
+}
+// Whose: the library's own where all of a warp's are in range, or anywhere; or the units'.
+enum class Exponential { inside, anywhere, unit };
+
 // Two rows of a thread: what they see, and their sums so far.
 struct Rows {
   int first[2], last[2];  // keys seen
@@ -61,6 +77,8 @@ struct Bases {
 // the least, or 0 where none is negative. Three numbers at once by integer maxima, where floats take two: as
 // integers, those that are not negative are in the order of floats, and negative ones in the opposite order.
 // NaN, which tensor cores give without a sign, comes out as the greatest.
+// Unit: the number is not wanted.
+template <bool Unit>
 __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], float (&least)[2]) {
   int most[2] = {INT_MIN, INT_MIN};
   unsigned far[2] = {};
@@ -69,7 +87,8 @@ __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int a = __float_as_int(s[4 * i + 2 * h]), b = __float_as_int(s[4 * i + 2 * h + 1]);
-      most[h] = __vimax3_s32(most[h], a, b), far[h] = __vimax3_u32(far[h], a, b);
+      most[h] = __vimax3_s32(most[h], a, b);
+      if constexpr (!Unit) far[h] = __vimax3_u32(far[h], a, b);
     }
 #pragma unroll
   for (int step = 1; step <= 2; ++step)
@@ -94,7 +113,7 @@ __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], 
 
 // Masks scores of the tile from key `at` on; m moves on from `before`. True where it did for any row of the
 // warp; else all sums so far would be multiplied by 1.
-template <bool Capped>
+template <bool Capped, bool Unit>
 __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, float (&before)[2],
                                      Bases& bases) {
   if constexpr (Capped) {
@@ -118,18 +137,19 @@ __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& row
   }
   bool inside = true, changed = false;
   float top[2], least[2];
-  extremes(s, top, least);
+  extremes<Unit>(s, top, least);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float scaled = __fmul_rn(top[h], p.c), m = scaled > rows.m[h] ? scaled : rows.m[h];
     const float base = attn128::base_of(m);
     bases.minus[h] = -base;
-    inside = inside && __fmaf_rn(least[h], p.c, -base) >= kLeastExponent &&
-             __fmaf_rn(top[h], p.c, -base) <= kMostExponent;
+    if constexpr (!Unit)
+      inside = inside && __fmaf_rn(least[h], p.c, -base) >= kLeastExponent &&
+               __fmaf_rn(top[h], p.c, -base) <= kMostExponent;
     changed = changed || m != rows.m[h];
     before[h] = rows.m[h], rows.m[h] = m;
   }
-  bases.inside = __all_sync(~0u, inside);
+  if constexpr (!Unit) bases.inside = __all_sync(~0u, inside);
   return __any_sync(~0u, changed);
 }
 // What the sums so far are multiplied by.
@@ -140,36 +160,38 @@ __device__ __forceinline__ void factors(const float (&before)[2], const Bases& b
 
 // Of row H, keys 16 G .. 16 G + 15 and those 64 further on: weights in place of scores. What this thread has
 // of them is returned as a sum, bits 6, 3 and 0 of the index folded in this order.
-template <int G, int H, bool Inside>
+template <int G, int H, Exponential By>
 __device__ __forceinline__ float weigh_sixteen(float c, float (&s)[64], float minus_base) {
   constexpr int kAt[4] = {8 * G + 2 * H, 8 * G + 4 + 2 * H, 8 * G + 32 + 2 * H, 8 * G + 36 + 2 * H};
   float x[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = __fmaf_rn(s[kAt[i / 2] + i % 2], c, minus_base);
-  if constexpr (Inside) {
+  if constexpr (By == Exponential::inside) {
     exp2_inside(x);
   } else {
 #pragma unroll
-    for (float& y : x) y = simt::exp2(y);
+    for (int i = 0; i < 8; ++i) x[i] = By == Exponential::unit ? unit_exp2(x[i]) : simt::exp2(x[i]);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) s[kAt[i / 2] + i % 2] = x[i];
   return __fadd_rn(__fadd_rn(__fadd_rn(x[0], x[4]), __fadd_rn(x[2], x[6])),
                    __fadd_rn(__fadd_rn(x[1], x[5]), __fadd_rn(x[3], x[7])));
 }
-template <bool Inside, int... G>
+template <Exponential By, int... G>
 __device__ __forceinline__ void weigh_some(float c, float (&s)[64], const Bases& bases, float (&sums)[2][4]) {
-  ((sums[0][G] = weigh_sixteen<G, 0, Inside>(c, s, bases.minus[0]),
-    sums[1][G] = weigh_sixteen<G, 1, Inside>(c, s, bases.minus[1])),
+  ((sums[0][G] = weigh_sixteen<G, 0, By>(c, s, bases.minus[0]),
+    sums[1][G] = weigh_sixteen<G, 1, By>(c, s, bases.minus[1])),
    ...);
 }
 // The weights of keys 16 G .. for these G, of both rows.
-template <int... G>
+template <bool Unit, int... G>
 __device__ __forceinline__ void weigh(float c, float (&s)[64], const Bases& bases, float (&sums)[2][4]) {
-  if (bases.inside)
-    weigh_some<true, G...>(c, s, bases, sums);
+  if constexpr (Unit)
+    weigh_some<Exponential::unit, G...>(c, s, bases, sums);
+  else if (bases.inside)
+    weigh_some<Exponential::inside, G...>(c, s, bases, sums);
   else
-    weigh_some<false, G...>(c, s, bases, sums);
+    weigh_some<Exponential::anywhere, G...>(c, s, bases, sums);
 }
 // The sum of all of a row's weights, for each of its lanes: bits 1, 2, 4 and 5 of the index.
 __device__ __forceinline__ void tree(const float (&sums)[2][4], float (&sum)[2]) {

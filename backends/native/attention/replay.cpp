@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "registry/ex2_sm90.hpp"
+
 namespace rlk::native::attention {
 namespace {
 
@@ -30,10 +32,11 @@ std::uint16_t narrow(Type type, float x) {
 
 class Rows {
  public:
-  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch)
+  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by, void* scratch)
       : p_(p),
         block_(block),
         kernels_(kernels),
+        by_(by),
         q_begin_(p.q_begin(block.n)),
         k_begin_(p.k_begin(block.n)),
         here_(p.here(block.n)),
@@ -130,6 +133,11 @@ class Rows {
     chains(weights_, turned_, kTile, p_.value_width, from, to - from, o_, true);
   }
 
+  float weight(float score, float minus_base) const {
+    return by_ == Exponential::own ? attn128::weight(score, p_.c, minus_base)
+                                   : registry::ex2_sm90(simt::fused(score, p_.c, minus_base));
+  }
+
   // The row's scores become weights; m, l and O move on.
   void weigh(int r, std::int64_t at) {
     float* x = scores_ + r * kTile;
@@ -143,8 +151,7 @@ class Rows {
       top = x[j] > top ? x[j] : top;
     }
     const float scaled = top * p_.c, m = scaled > s.m ? scaled : s.m, base = attn128::base_of(m);
-    for (std::int64_t j = 0; j < kTile; ++j)
-      x[j] = j >= from && j < to ? attn128::weight(x[j], p_.c, -base) : 0.0f;
+    for (std::int64_t j = 0; j < kTile; ++j) x[j] = j >= from && j < to ? weight(x[j], -base) : 0.0f;
     const float a = simt::exp2(s.m - base);
     s.l = simt::fused(s.l, a, tree(x)), s.m = m;
     for (std::int64_t j = 0; j < kTile; ++j) weights_[r * kTile + j] = narrow(p_.v.type, x[j]);
@@ -215,6 +222,7 @@ class Rows {
   const Problem& p_;
   const Block& block_;
   const ReplayKernels& kernels_;
+  const Exponential by_;
   const std::int64_t q_begin_, k_begin_;
   const attn128::Visible here_;
   const std::int64_t offset_;
@@ -233,8 +241,9 @@ std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels) {
          line(2 * kRowsHere * kKeys) + line(4 * kRowsHere * kKeys) + 2 * line(4 * kRowsHere * dv);
 }
 
-void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch) {
-  Rows(p, block, kernels, scratch).run();
+void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by,
+                    void* scratch) {
+  Rows(p, block, kernels, by, scratch).run();
 }
 
 }  // namespace rlk::native::attention

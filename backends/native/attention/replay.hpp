@@ -1,5 +1,6 @@
-// Replay of attention on Hopper (arithmetic sm90/t25k16/attn128/s<S>): the chains are those of the tensor core, the
-// steps between them fp32 as everywhere.
+// Replay of attention on Hopper (arithmetics sm90/t25k16/attn128/s<S> and sm90/t25k16/ex2/attn128/s<S>): the chains are
+// those of the tensor core, the steps between them fp32 as everywhere; weights by the library's own exp2, or as the special
+// function unit has 2^x.
 #pragma once
 
 #include "native/attention/engine.hpp"
@@ -13,7 +14,11 @@ inline constexpr int kReplayRows = 32;
 // Bytes of scratch that a task needs.
 std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels);
 
+// Whose 2^x makes weights of scores.
+enum class Exponential { own, unit };
+
 // Data is bf16 or fp16. Scratch lies on 64 bytes.
-void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch);
+void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by,
+                    void* scratch);
 
 }  // namespace rlk::native::attention
