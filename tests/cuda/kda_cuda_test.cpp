@@ -286,6 +286,46 @@ TEST_CASE("kda on Hopper: a long sequence, taken in groups of chunks, has the bi
   }
 }
 
+TEST_CASE("kda on Hopper, segments: below one cuda.sm90's bits; behind, what its calls join to") {
+  if (!gpu(90)) return;
+  const Run plain = forward_on_gpu("cuda.sm90"), segments = forward_on_gpu("cuda.sm90_seg4096");
+  for (int width : {64, 128}) {
+    CAPTURE(width);
+    const auto K = std::size_t(width);
+    Shape shape = hopper(width);
+    shape.gate_scale = 1e-4f;
+    // Gates near 1 and faint writes: memory that outlives a segment.
+    const auto lasting = [](const Shape& of, std::uint32_t seed) {
+      Case c = random_case(of, seed);
+      scale(c.in.at("beta"), 0.01f);
+      return c;
+    };
+    shape.tokens = 4095;
+    Case below = lasting(shape, 3), chain = lasting(shape, 3);
+    segments(below), plain(chain);
+    for (const char* name : {"o", "ht"}) CHECK(below.out.at(name) == chain.out.at(name));
+    shape.tokens = 4096;
+    Case whole = lasting(shape, 4), u = lasting(shape, 4), t = lasting(shape, 4);
+    segments(whole);
+    u.in.erase("h0");
+    std::vector<float> unit(K * K);
+    for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
+    t.in["h0"] = Buffer(Float::f32, unit);
+    t.in["v"] = Buffer(Float::bf16, std::vector<float>(4096 * K));
+    u.bind(), t.bind();
+    plain(u), plain(t);
+    const Buffer &T = t.out.at("ht"), &S = whole.in.at("h0");
+    std::vector<float> behind(K * K);
+    for (std::size_t d = 0; d < K; ++d)
+      for (std::size_t j = 0; j < K; ++j) {
+        float x = 0;
+        for (std::size_t m = 0; m < K; ++m) x = std::fma(T[d * K + m], S[m * K + j], x);
+        behind[d * K + j] = x + u.out.at("ht")[d * K + j];
+      }
+    CHECK(whole.out.at("ht") == Buffer(Float::f32, behind));
+  }
+}
+
 TEST_CASE("kda on Hopper: a long sequence has the same bits from a graph") {
   if (!gpu(90)) return;
   Shape shape = hopper(128);

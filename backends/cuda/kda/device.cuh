@@ -53,6 +53,9 @@ struct Job : Params {
   float* inter = nullptr;         // unfused only: [slots, HV][kInter]
   float* carried = nullptr;       // in groups: [N, HV][K, V], a state and its gradient between two groups
   float* d_carried = nullptr;
+  // By segments: of every whole one and head [V, K], its U and then the state behind it, and [K, K], column by column, its T.
+  float* ends = nullptr;
+  float* moves = nullptr;
 };
 
 // Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
@@ -274,6 +277,10 @@ void launch_before(const Job& job, cudaStream_t stream);     // chunk plan
 void launch_normalise(const Job& job, cudaStream_t stream);  // where nothing is prepared
 void launch_prepare(const Job& job, cudaStream_t stream);
 void launch_forward_scan(const Job& job, cudaStream_t stream);
+// By segments, in place of the scan: T and U, the states behind whole segments, the outputs.
+void launch_map_scan(const Job& job, cudaStream_t stream);
+void launch_join(const Job& job, cudaStream_t stream);
+void launch_piece_scan(const Job& job, cudaStream_t stream);
 // The two recurrences of the backward, each over chunks of its own: `ahead` forward, `back` in reverse.
 void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream);
 void launch_gradients(const Job& job, cudaStream_t stream);

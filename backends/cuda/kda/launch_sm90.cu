@@ -5,6 +5,7 @@
 
 #include "arithmetic/bump.hpp"
 #include "cuda/kda/groups.h"
+#include "cuda/kda/segments.cuh"
 
 namespace rlk::cuda::kda {
 namespace {
@@ -167,7 +168,10 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     job.q_factor = take<float>(bump, rows * job.heads);
     job.k_factor = take<float>(bump, rows * job.heads);
   }
-  if (in_groups(job, backward)) {
+  if (job.segments) {
+    const std::int64_t floats = map_count(job) * job.value_heads * k * k;
+    job.ends = take<float>(bump, floats), job.moves = take<float>(bump, floats);
+  } else if (in_groups(job, backward)) {
     job.carried = take<float>(bump, job.value_heads * k * k);
     if (backward) job.d_carried = take<float>(bump, job.value_heads * k * k);
   }
@@ -263,9 +267,14 @@ std::size_t backward_workspace(const Params& params) {
 
 cudaError_t forward(const Params& params, void* workspace, cudaStream_t stream) {
   const Job job = plan_job(params, workspace, false);
-  const auto beside = in_groups(job, false) ? Beside::borrow(stream) : nullptr;
+  const auto beside = !job.segments && in_groups(job, false) ? Beside::borrow(stream) : nullptr;
   launch_before(job, stream);
-  if (beside) {
+  if (job.segments && map_count(job) > 0) {
+    launch_prepare(job, stream);
+    launch_map_scan(job, stream);
+    launch_join(job, stream);
+    launch_piece_scan(job, stream);
+  } else if (beside) {
     if (const cudaError_t error = forward_in_groups(job, stream, *beside); error != cudaSuccess) return error;
   } else {
     launch_prepare(job, stream);

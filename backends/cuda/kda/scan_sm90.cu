@@ -21,7 +21,7 @@
 // Fragments are flat: [n][e] with e as in mma, rows (columns of V) lane / 4 and that + 8, columns 8 n + 2
 // (lane % 4) and the next.
 #include "cuda/hopper/wgmma.cuh"
-#include "cuda/kda/device.cuh"
+#include "cuda/kda/segments.cuh"
 
 namespace rlk::cuda::kda {
 namespace {
@@ -44,9 +44,30 @@ __device__ inline void times_columns(float (&d)[Size], const std::uint32_t (&a)[
   wgmma<true>(d, a, tile_at(tile + ks * 2048, 8192 / 16).at(0), add);
 }
 
+// What a warp walks: a sequence or a segment of one, of one head, and 16 columns of V.
 struct Slice {
   int sequence, head, column;  // first column of V of this warp
+  std::int64_t token, tokens;  // the first in the sequence, and how many
+  int slot;                    // of the first chunk
 };
+__device__ inline Slice whole_sequence(const Job& p, int n, int head, int column) {
+  return {n, head, column, 0, sequence_length(p, n), first_slot(p, n)};
+}
+
+// A state in memory, or none.
+struct Matrix {
+  float* data;
+  bool v_first;
+};
+template <int K>
+__device__ inline Matrix matrix_at(const float* data, std::int64_t index, bool v_first) {
+  return {const_cast<float*>(data ? data + index * (K * K) : nullptr), v_first};
+}
+// Among the caller's states.
+template <int K>
+__device__ inline Matrix callers(const Job& p, const float* data, const Slice& s) {
+  return matrix_at<K>(data, static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head, p.v_first);
+}
 
 // The A operand of step `ks` of a fragment, rounded to bf16.
 template <int Size>
@@ -67,25 +88,28 @@ template <int K>
 struct State {
   float x[K / 2];  // 16 columns of V x K
 
-  __device__ static std::int64_t place(const Job& p, const Slice& s, int i) {
-    const int lane = threadIdx.x % 32;
-    const int v = s.column + lane / 4 + (i / 2 % 2) * 8, k = i / 4 * 8 + 2 * (lane % 4) + i % 2;
-    return (static_cast<std::int64_t>(s.sequence) * p.value_heads + s.head) * K * K +
-           (p.v_first ? v * K + k : k * K + v);
+  __device__ static int value(int column, int i) { return column + threadIdx.x % 32 / 4 + (i / 2 % 2) * 8; }
+  __device__ static int key(int i) { return i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2; }
+  __device__ static int place(const Matrix& m, int column, int i) {
+    return m.v_first ? value(column, i) * K + key(i) : key(i) * K + value(column, i);
   }
-  __device__ void read(const Job& p, const float* from, const Slice& s) {
-    if (from) {
+  __device__ void read(const Matrix& from, int column) {
+    if (from.data) {
 #pragma unroll
-      for (int i = 0; i < K / 2; ++i) x[i] = from[place(p, s, i)];
+      for (int i = 0; i < K / 2; ++i) x[i] = from.data[place(from, column, i)];
     } else {
 #pragma unroll
       for (int i = 0; i < K / 2; ++i) x[i] = 0.f;
     }
   }
-  __device__ void write(const Job& p, float* to, const Slice& s) const {
-    if (!to) return;
+  __device__ void write(const Matrix& to, int column) const {
+    if (!to.data) return;
 #pragma unroll
-    for (int i = 0; i < K / 2; ++i) to[place(p, s, i)] = x[i];
+    for (int i = 0; i < K / 2; ++i) to.data[place(to, column, i)] = x[i];
+  }
+  __device__ void be_unit(int column) {
+#pragma unroll
+    for (int i = 0; i < K / 2; ++i) x[i] = value(column, i) == key(i) ? 1.f : 0.f;
   }
   __device__ void decay(const float* factors) {
     const int t = threadIdx.x % 4;
@@ -226,8 +250,9 @@ struct Broken {
   }
 };
 
-// Recomputed: for the backward, which needs the states and v_new instead of the outputs.
-enum class Scan { forward, recomputed, reverse };
+// Recomputed: for the backward, which needs the states and v_new instead of the outputs. Map: the last state alone; unit: likewise, from
+// the unit matrix and without values.
+enum class Scan { forward, recomputed, reverse, map };
 
 // How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on an SM.
 template <int Channels, int WarpCount, int BlockCount>
@@ -238,7 +263,8 @@ struct Cut {
 // Chunks in flight: as many as shared memory holds.
 template <class C, Scan scan>
 struct Stages {
-  static constexpr int kRecord = scan == Scan::recomputed ? Record<C::K>::kShort : Record<C::K>::kSize;
+  static constexpr bool kIsShort = scan == Scan::recomputed || scan == Scan::map;
+  static constexpr int kRecord = kIsShort ? Record<C::K>::kShort : Record<C::K>::kSize;
   static constexpr int kEach = kRecord + C::Warps * 2048;
   static constexpr int kCount = std::min(4, (227 * 1024 / C::Blocks - 1024) / kEach);
   static constexpr int kSize = 1024 + kCount * kEach;
@@ -257,11 +283,12 @@ struct Pipe {
   const char* records;  // of the first chunk
   const bf16* lines;    // v or d_out, this warp's columns
   int chunks, slot0;
+  bool mute = false;  // v is zero, whatever it is
 
   __device__ Pipe(const Job& job, const Slice& slice, char* memory)
       : p(job), s(slice), smem(memory + 1024), bars(shared_address(memory)) {
-    tokens = sequence_length(p, s.sequence);
-    chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = first_slot(p, s.sequence);
+    tokens = s.tokens;
+    chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = s.slot;
     records = p.records + item(0) * R::kSize;
     lines = rows(scan == Scan::reverse ? p.d_out : p.v);
   }
@@ -273,10 +300,11 @@ struct Pipe {
   __device__ std::int64_t item(int c) const {
     return static_cast<std::int64_t>(slot0 + c) * p.value_heads + s.head;
   }
-  // This warp's columns of the sequence's first token.
+  // This warp's columns of the first token.
   template <class T>
   __device__ T* rows(const Strided<T>& t) const {
-    return row_of(t, p.cu_seqlens ? 0 : s.sequence, sequence_start(p, s.sequence), s.head) + s.column;
+    return row_of(t, p.cu_seqlens ? 0 : s.sequence, sequence_start(p, s.sequence) + s.token, s.head) +
+           s.column;
   }
   __device__ const char* record(int n) const { return smem + n % S::kCount * S::kEach; }
   __device__ std::uint32_t tile(int n) const { return shared_address(record(n)); }
@@ -292,7 +320,8 @@ struct Pipe {
         bulk_load(tile(n), records + static_cast<std::int64_t>(c) * p.value_heads * R::kSize, S::kRecord,
                   bar);
       }
-      load_slim(slim(n), lines + c * (std::int64_t{kChunk} * step), step, length(c));
+      load_slim(slim(n), lines + c * (std::int64_t{kChunk} * step), step,
+                scan == Scan::map && mute ? 0 : length(c));
     }
     copy_commit();
   }
@@ -312,13 +341,16 @@ struct Pipe {
   }
 };
 
-template <class C, Scan scan, bool Rest>
-__device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
+// `first` and `last` say where the states before and behind are: found when they are needed, not kept in registers.
+template <class C, Scan scan, bool Rest, class First, class Last>
+__device__ void forward_scan(const Job& p, const Slice& s, First first, Last last, char* smem,
+                             bool unit = false) {
   constexpr int K = C::K;
   using R = Record<K>;
-  constexpr bool kKeep = scan == Scan::recomputed;
+  constexpr bool kKeep = scan == Scan::recomputed, kOut = scan == Scan::forward;
   const int lane = threadIdx.x % 32;
-  const Pipe<C, scan> pipe(p, s, smem);
+  Pipe<C, scan> pipe(p, s, smem);
+  pipe.mute = unit;
   auto store_state = [&](int c, int ks, const std::uint32_t(&a)[4]) {
     store_blocks<K>(
         p.states +
@@ -327,9 +359,13 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
   };
 
   State<K> state;
-  state.read(p, p.initial, s);
+  if (scan == Scan::map && unit) {
+    state.be_unit(s.column);
+  } else {
+    state.read(first(), s.column);
+  }
   const std::int64_t step = p.out.token;
-  bf16* to = kKeep ? nullptr : turned_place(pipe.rows(p.out), step);
+  bf16* to = kOut ? turned_place(pipe.rows(p.out), step) : nullptr;
   pipe.begin();
   for (int c = 0; c < pipe.chunks; ++c) {
     pipe.wait(c);
@@ -358,7 +394,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
     subtract_from(y, v, strength);
     solve(fresh, y, tile + R::kInverse);
     state.decay(reinterpret_cast<const float*>(record + R::kDecay));
-    if constexpr (!kKeep) {
+    if constexpr (kOut) {
       wgmma_fence();
 #pragma unroll
       for (int ks = 0; ks < K / 16; ++ks) times_rows(out, before[ks], tile + R::kQuery, ks, ks > 0);
@@ -380,7 +416,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) round_operand(fresh, ks, rounded[ks]);
     wgmma_fence();
-    if constexpr (!kKeep) {
+    if constexpr (kOut) {
 #pragma unroll
       for (int ks = 0; ks < 4; ++ks) times_rows(out, rounded[ks], tile + R::kScores, ks);
       wgmma_commit();
@@ -399,7 +435,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
           store_blocks<K>(p.v_new_rest + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
         }
       }
-    } else {
+    } else if constexpr (kOut) {
       wgmma_wait<1>();
       if (any_broken) broken.put(out);
       const int left = pipe.length(c) - lane / 4;
@@ -424,7 +460,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, char* smem) {
       store_state(pipe.chunks, ks, a);
     }
   }
-  state.write(p, p.final, s);
+  state.write(last(), s.column);
 }
 
 template <class C, bool Rest>
@@ -435,7 +471,7 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
   const Pipe<C, Scan::reverse> pipe(p, s, smem);
 
   State<K> state;
-  state.read(p, p.d_final, s);
+  state.read(callers<K>(p, p.d_final, s), s.column);
   const std::int64_t step = p.d_v.token;
   bf16* d_v = turned_place(pipe.rows(p.d_v), step);
   pipe.begin();
@@ -514,7 +550,14 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
     }
     wgmma_wait<0>();
   }
-  state.write(p, p.d_initial, s);
+  state.write(callers<K>(p, p.d_initial, s), s.column);
+}
+
+__device__ inline void begin_barriers(char* smem) {
+  const std::uint32_t bars = shared_address(smem);
+  if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
+  if (threadIdx.x < 4) fence_barrier_init();
+  __syncthreads();
 }
 
 template <class C, bool Both>
@@ -527,21 +570,67 @@ constexpr int kScanBytes =
 template <class C, bool Both, bool Rest>
 __global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Job p, const Job back) {
   extern __shared__ __align__(1024) char smem[];
-  const std::uint32_t bars = shared_address(smem);
-  if (threadIdx.x < 4) barrier_init(bars + 8 * threadIdx.x, 1);
-  if (threadIdx.x < 4) fence_barrier_init();
-  __syncthreads();
+  begin_barriers(smem);
   constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
   const unsigned half = Both ? gridDim.x / 2 : gridDim.x;
   const int block = blockIdx.x % half, cell = block / kSlices, warp = static_cast<int>(threadIdx.x) / 32;
-  const Slice s{cell / p.value_heads, cell % p.value_heads, block % kSlices * kWidth + warp * 16};
-  if constexpr (!Both) {
-    forward_scan<C, Scan::forward, false>(p, s, smem);
-  } else if (blockIdx.x < half) {
-    forward_scan<C, Scan::recomputed, Rest>(p, s, smem);
+  const auto slice = [&](const Job& job) {
+    return whole_sequence(job, cell / job.value_heads, cell % job.value_heads,
+                          block % kSlices * kWidth + warp * 16);
+  };
+  if (Both && blockIdx.x >= half) {
+    if constexpr (Both) reverse_scan<C, Rest>(back, slice(back), smem);
   } else {
-    reverse_scan<C, Rest>(back, s, smem);
+    const Slice s = slice(p);
+    const auto first = [&] { return callers<C::K>(p, p.initial, s); };
+    const auto last = [&] { return callers<C::K>(p, p.final, s); };
+    forward_scan<C, Both ? Scan::recomputed : Scan::forward, Rest>(p, s, first, last, smem);
   }
+}
+
+// Segment g from its first chunk on.
+__device__ inline Slice slice_of(const Job& p, const Segment& g, int head, int column) {
+  const std::int64_t token = g.index * kSegment, left = sequence_length(p, g.sequence) - token;
+  return {g.sequence,
+          head,
+          column,
+          token,
+          min(left, kSegment),
+          first_slot(p, g.sequence) + g.index * static_cast<int>(kSegment / kChunk)};
+}
+
+// U and, in blocks beside those, which find the records in L2, T of every whole segment.
+template <class C>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) map_kernel(const Job p) {
+  extern __shared__ __align__(1024) char smem[];
+  begin_barriers(smem);
+  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
+  const int block = blockIdx.x, cell = block / (2 * kSlices), warp = static_cast<int>(threadIdx.x) / 32;
+  const Segment g = find_segment(p, cell / p.value_heads, false);
+  if (!g.used || g.index >= needed_maps(p, g.sequence)) return;
+  const bool unit = block / kSlices % 2 == 1;
+  const Slice s = slice_of(p, g, cell % p.value_heads, block % kSlices * kWidth + warp * 16);
+  const auto last = [&] { return matrix_at<C::K>(unit ? p.moves : p.ends, cell, true); };
+  forward_scan<C, Scan::map, false>(p, s, [] { return Matrix{nullptr, true}; }, last, smem, unit);
+}
+
+// The outputs of every segment, and the last state of a sequence.
+template <class C>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) piece_kernel(const Job p) {
+  extern __shared__ __align__(1024) char smem[];
+  begin_barriers(smem);
+  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
+  const int block = blockIdx.x, cell = block / kSlices, head = cell % p.value_heads,
+            warp = static_cast<int>(threadIdx.x) / 32;
+  const Segment g = find_segment(p, cell / p.value_heads, true);
+  if (!g.used) return;
+  const Slice s = slice_of(p, g, head, block % kSlices * kWidth + warp * 16);
+  const auto first = [&] {
+    const std::int64_t before = (first_map(p, g.sequence) + g.index - 1) * p.value_heads + head;
+    return g.index == 0 ? callers<C::K>(p, p.initial, s) : matrix_at<C::K>(p.ends, before, true);
+  };
+  const auto last = [&] { return callers<C::K>(p, g.index == g.whole ? p.final : nullptr, s); };
+  forward_scan<C, Scan::forward, false>(p, s, first, last, smem);
 }
 
 template <class C, bool Both>
@@ -568,8 +657,41 @@ void choose(const Job& job, const Job& back, cudaStream_t stream) {
   }
 }
 
+template <class C>
+void launch_maps(const Job& job, std::int64_t cells, cudaStream_t stream) {
+  constexpr int kBytes = Stages<C, Scan::map>::kSize;
+  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
+  cudaFuncSetAttribute(map_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  map_kernel<C><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+}
+template <class C>
+void launch_pieces(const Job& job, std::int64_t cells, cudaStream_t stream) {
+  constexpr int kBytes = Stages<C, Scan::forward>::kSize;
+  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
+  cudaFuncSetAttribute(piece_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  piece_kernel<C><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+}
+
+// As choose().
+template <class Launch>
+void by_cut(int dim, std::int64_t cells, Launch launch) {
+  if (dim == 128) {
+    cells >= 96 ? launch(Cut<128, 8, 1>{}) : launch(Cut<128, 4, 1>{});
+  } else {
+    cells > 132 ? launch(Cut<64, 4, 2>{}) : launch(Cut<64, 4, 1>{});
+  }
+}
+
 }  // namespace
 
+void launch_map_scan(const Job& job, cudaStream_t stream) {
+  const std::int64_t cells = 2 * map_count(job) * job.value_heads;
+  by_cut(job.dim, cells, [&]<class C>(C) { launch_maps<C>(job, cells, stream); });
+}
+void launch_piece_scan(const Job& job, cudaStream_t stream) {
+  const std::int64_t cells = piece_count(job) * job.value_heads;
+  by_cut(job.dim, cells, [&]<class C>(C) { launch_pieces<C>(job, cells, stream); });
+}
 void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, job, stream); }
 void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream) {
   choose<true>(ahead, back, stream);

@@ -2,6 +2,8 @@
 //
 //   cuda.sm90          sm90/kda64, backward sm90/kda64/f64
 //                      bf16, K = V = 64 or 128, chunks of 64, every option
+//   cuda.sm90_seg4096  sm90/kda64/seg4096
+//                      the forward with long sequences in segments, on request: for few heads
 //   cuda.sm90_unfused  sm90/kda64/f64
 //                      the backward with its inter-chunk gradients kept in memory between two kernels: the
 //                      same bits, more traffic; shows what the fusion is worth
@@ -139,6 +141,27 @@ rlk_code on_device(const Call& call, const char* op, Launch&& launch) {
   return check(call, op, launch(call.workspace().data(), stream_of(call)));
 }
 
+kda::Params in_segments(const KdaFwd& a) {
+  kda::Params c = prepared<false>(a);
+  c.segments = true;
+  return c;
+}
+rlk_verdict supports_segments(const KdaFwd& a, const rlk_request& request) {
+  if (const rlk_verdict v = supports_forward(a, request); v.code != RLK_OK) return v;
+  const Problem p = ::rlk::kda::problem_of(a);
+  const std::int64_t pieces = p.sequences * (p.cu_seqlens ? 1 : p.tokens / 4096 + 1) + p.tokens / 4096;
+  if (pieces * p.value_heads * 4 > INT32_MAX)
+    return refuse("{0} segments times {1} heads are more than one grid", {pieces, p.value_heads});
+  return kAccept;
+}
+std::uint64_t workspace_segments(const KdaFwd& a, const rlk_request&) {
+  return kda::forward_workspace(in_segments(a));
+}
+rlk_code run_segments(const KdaFwd& a, const Call& call) {
+  return on_device(call, "kda_fwd", [&](void* workspace, cudaStream_t stream) {
+    return kda::forward(in_segments(a), workspace, stream);
+  });
+}
 rlk_code run_forward(const KdaFwd& a, const Call& call) {
   return on_device(call, "kda_fwd", [&](void* workspace, cudaStream_t stream) {
     return kda::forward(prepared<false>(a), workspace, stream);
@@ -165,10 +188,14 @@ constexpr Facts facts(const char* id, const char* arithmetic, const char* doc, s
 
 }  // namespace
 
-extern const rlk_implementation kda_fwd_sm90, kda_bwd_sm90, kda_bwd_sm90_unfused;
+extern const rlk_implementation kda_fwd_sm90, kda_fwd_sm90_segments, kda_bwd_sm90, kda_bwd_sm90_unfused;
 const rlk_implementation kda_fwd_sm90 = implement<KdaFwd, run_forward, supports_forward, workspace_forward>(
     facts("cuda.sm90", "sm90/kda64",
           "Hopper: preparation per chunk, then one scan with the state in registers", 300));
+const rlk_implementation kda_fwd_sm90_segments =
+    implement<KdaFwd, run_segments, supports_segments, workspace_segments>(
+        facts("cuda.sm90_seg4096", "sm90/kda64/seg4096",
+              "Hopper: long sequences by segments of 4096 tokens side by side", 20));
 const rlk_implementation kda_bwd_sm90 =
     implement<KdaBwd, run_backward<false>, supports_backward, workspace_backward<false>>(
         facts("cuda.sm90", "sm90/kda64/f64",

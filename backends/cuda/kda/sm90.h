@@ -10,6 +10,11 @@
 // states in fp32, rounded to bf16 as operands. The sum of squares of the l2norm: channels 2 c, 2 c + 1, 2 c +
 // 64 and 2 c + 65 in one chain for c = 0 .. 31, and these joined as a tree, c with c + 16, then + 8, .. 1.
 //
+// `sm90/kda64/seg4096`, of the forward: the same chunks, a sequence in segments of 4096 tokens. Of every whole one U is the state that its
+// chunks make of zeros, T (K x K) what they make of the unit matrix where v is zero; the state behind it is T S + U, T S one fp32 fma chain
+// over K ascending from +0. Every segment's outputs come of its chunks from its first state; what lies behind the whole ones is a chain of
+// chunks.
+//
 // `sm90/kda64/f64`, of the backward, prepares the same and goes on: dP and dM rounded to 11 significant
 // bits, times decayed q and k; those are rounded alike between blocks of 16 tokens, and inside a block by
 // halving (level s = 8, 4, 2) keep 22 bits; where log decays are given (`gate` none) they are everywhere cut
@@ -78,8 +83,9 @@ struct Params {
   // read by backward, which then prepares nothing. Null: backward prepares the same once more.
   char* records = nullptr;
 
-  int skip = 0;          // gradients the caller does not want
-  bool unfused = false;  // backward: keep the inter-chunk gradients in memory between two kernels
+  int skip = 0;           // gradients the caller does not want
+  bool segments = false;  // forward: sm90/kda64/seg4096
+  bool unfused = false;   // backward: keep the inter-chunk gradients in memory between two kernels
 
   __host__ __device__ std::int64_t slots() const {
     return cu_seqlens ? tokens / 64 + sequences : sequences * ((tokens + 63) / 64);
