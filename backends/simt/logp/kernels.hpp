@@ -11,6 +11,7 @@
 
 #include "arithmetic/logp/logp.hpp"
 #include "simt/logp/launchers.hpp"
+#include "simt/logp/plain.hpp"
 #include "simt/logp/tiles.hpp"
 #include "simt/rows.hpp"
 
@@ -28,9 +29,6 @@ __device__ __forceinline__ float rounded(const Problem& p, const Matrix& logits,
   return rows::round_to(p.round, rows::load(logits.type, logits.row(row), at));
 }
 
-struct Eight {
-  float at[kPack];
-};
 // What softcap and the mask make of a pack whose first column is `c`: out of line, for calls with either.
 RLK_DEVICE_CALL Eight bent(const Problem& p, std::int64_t row, std::int64_t c, int n, Eight z) {
 #pragma unroll
@@ -229,10 +227,38 @@ inline bool whole_packs(const Panel& panel) {
          panel.logits.stride % kPack == 0 && (panel.end - panel.begin) % kPack == 0;
 }
 
+// Whether logits may be taken as they lie (plain.hpp).
+inline bool plain(const Problem& p, const Panel& panel) {
+  const Matrix& l = panel.logits;
+  const bool fits = l.type == Type::f32
+                        ? l.stride % 4 == 0 && p.round == Type::f32
+                        : l.type == Type::bf16 && l.stride % kPack == 0 && p.round != Type::f16;
+  return fits && reinterpret_cast<std::uintptr_t>(l.data) % 16 == 0 &&
+         (panel.end - panel.begin) % kPack == 0 && p.cap == 0 && p.keep == nullptr;
+}
+template <class T, bool Bends, int Waves>
+void launch_plain_fold(const Problem& p, const Panel& panel, int leaves, void* states, float* targets,
+                       hipStream_t stream) {
+  constexpr int kTeams = kPlainThreads / (Waves * kWave);
+  hipLaunchKernelGGL((plain_fold<T, Bends, Waves>), blocks(over(p.rows * leaves, kTeams)),
+                     dim3(kPlainThreads), kTeams * sizeof(PlainDesk), stream, p, panel, leaves,
+                     static_cast<State*>(states), targets);
+}
+
 // All leaves of a row that lies in memory whole, or one leaf's part of it.
 inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* states, float* targets,
                         hipStream_t stream, std::int64_t many = kManyLeaves) {
   if (p.rows == 0) return;
+  if (plain(p, panel)) {
+    const auto with = [&]<class T, bool Bends>(T) {
+      p.rows* leaves >= many ? launch_plain_fold<T, Bends, 1>(p, panel, leaves, states, targets, stream)
+                             : launch_plain_fold<T, Bends, 4>(p, panel, leaves, states, targets, stream);
+    };
+    const auto of = [&]<class T>(T number) {
+      bends(p) ? with.template operator()<T, true>(number) : with.template operator()<T, false>(number);
+    };
+    return panel.logits.type == Type::f32 ? of(float{}) : of(std::uint16_t{});
+  }
   const auto launch = [&]<class T, int Waves>(T, std::integral_constant<int, Waves>) {
     constexpr int kTeams = kThreads / (Waves * kWave);
     hipLaunchKernelGGL((fold<T, Waves>), blocks(p.rows * leaves / kTeams), dim3(kThreads),
@@ -259,6 +285,17 @@ inline void launch_finish(const Problem& p, void* states, const float* targets, 
 inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
                             const void* states, hipStream_t stream) {
   if (p.rows == 0 || columns == 0) return;
+  if (plain(p, panel) && columns % kPack == 0) {
+    const auto with = [&]<class T, class To>(T, To) {
+      hipLaunchKernelGGL((plain_gradient<T, To>), blocks(p.rows * over(columns, kPlainEach * kPlainSpan)),
+                         dim3(kPlainThreads), 0, stream, p, panel, to, columns,
+                         static_cast<const State*>(states));
+    };
+    const auto of = [&]<class T>(T number) {
+      to.type == Type::bf16 ? with(number, bf16{}) : with(number, rows::Any{});
+    };
+    return panel.logits.type == Type::f32 ? of(float{}) : of(std::uint16_t{});
+  }
   rows::for_type(panel.logits.type == Type::bf16 && to.type == Type::bf16, [&]<class T>(T) {
     hipLaunchKernelGGL((gradient<T>), blocks(p.rows * over(columns, kEach * kSpan)), dim3(kThreads), 0,
                        stream, p, panel, to, columns, static_cast<const State*>(states));

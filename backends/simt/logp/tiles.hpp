@@ -14,6 +14,10 @@ inline constexpr int kTileLanes = 4;
 inline constexpr int kPacks = kTile / kPack / kTileLanes;  // of a lane; tree() says which
 static_assert(kPacks == 4);
 
+struct Eight {
+  float at[kPack];
+};
+
 // The first entry of a lane's pack, from the tile's start.
 __device__ __forceinline__ int pack_start(int lane, int pack) {
   return 2 * kPack * lane + pack / 2 * (kTile / 2) + pack % 2 * kPack;
