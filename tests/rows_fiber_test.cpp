@@ -89,13 +89,17 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
       }
 }
 
-// Rows of whole packs, which have kernels of their own; and more blocks of rows than are added at a time.
+// Rows of whole packs, which have kernels of their own, in one pass or two; and more blocks of rows than are added at a time.
 TEST_CASE("d_weight on fibers is native's bits, of many rows and of rows of whole packs") {
   std::mt19937 random(10);
-  for (const Shape& shape : {Shape{33000, 8}, Shape{300, 128}, Shape{131, 2, 72}, Shape{5, 264}})
-    for (bool given : {false, true}) {
+  for (const Shape& shape :
+       {Shape{33000, 8}, Shape{300, 128}, Shape{131, 2, 72}, Shape{5, 264}, Shape{130, 136}, Shape{17, 1024},
+        Shape{2, 65, 1032}, Shape{6, 4096}, Shape{5, 4104}})
+    for (int form = 0; form < 4; ++form) {
       CAPTURE(shape[0]);
-      CAPTURE(given);
+      CAPTURE(shape.back());
+      CAPTURE(form);
+      const bool given = form % 2 == 1;
       const Shape width{shape.back()};
       Shape one = shape;
       one.back() = 1;
@@ -110,14 +114,14 @@ TEST_CASE("d_weight on fibers is native's bits, of many rows and of rows of whol
                         .d_weight = d_weight.tensor};
       if (given) {
         REQUIRE(rlk::rms_norm({.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor}, kRows));
-        a.rstd = rstd.tensor, a.d_sum = d_sum.tensor;
+        a.rstd = rstd.tensor, a.d_sum = d_sum.tensor, a.weight_offset = true;
       }
       REQUIRE(rlk::rms_norm_bwd(a, kRows));
       same_on_fibers({&d_x, &d_weight}, copies({&d_x, &d_weight}), [&] {
         const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
         std::vector<float> workspace(
             static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
-        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
+        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr, form < 2 ? 0 : 1 << 20);
       });
     }
 }

@@ -11,6 +11,7 @@
 
 #include "simt/join.hpp"
 #include "simt/rms_norm/narrow.hpp"
+#include "simt/rms_norm/wide.hpp"
 
 namespace rlk::simt::rms_norm {
 
@@ -298,13 +299,16 @@ void launch_row_gradients(const Problem& p, float* r, hipStream_t stream) {
     hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, r);
   });
 }
-inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream) {
+inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream,
+                            std::int64_t wide_blocks = kWideBlocks) {
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
   if (p.axes.rows > 0) {
     const bool in_packs = whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate);
     if (in_packs && (p.d_weight || p.gate) && p.width <= Sixteen::kStride) {
       launch_narrow_backward(p, kept, stream);
+    } else if (in_packs && launch_wide_backward(p, kept, stream, wide_blocks)) {
+      // and there is nothing else
     } else if (in_packs) {
       launch_row_gradients<rows::Whole>(p, r, stream);
       if (!p.d_weight) return;

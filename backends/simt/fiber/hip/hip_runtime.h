@@ -372,6 +372,7 @@ enum hipMemcpyKind { hipMemcpyHostToDevice, hipMemcpyDeviceToHost, hipMemcpyDevi
 enum hipDeviceAttribute_t {
   hipDeviceAttributeMultiprocessorCount,
   hipDeviceAttributeMaxSharedMemoryPerBlock,
+  hipDeviceAttributeSharedMemPerBlockOptin,
   hipDeviceAttributeWarpSize
 };
 enum hipFuncAttribute { hipFuncAttributeMaxDynamicSharedMemorySize };
@@ -388,6 +389,7 @@ inline hipError_t hipGetDeviceCount(int* count) { return *count = 1, hipSuccess;
 inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int) {
   *value = attribute == hipDeviceAttributeWarpSize                  ? warpSize
            : attribute == hipDeviceAttributeMaxSharedMemoryPerBlock ? 64 << 10
+           : attribute == hipDeviceAttributeSharedMemPerBlockOptin  ? 160 << 10
                                                                     : 2;
   return hipSuccess;
 }

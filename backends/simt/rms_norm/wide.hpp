@@ -1,0 +1,247 @@
+// rms_norm's gradients of rows of whole packs of more than 128 (bf16, on 16 bytes, with a weight, one stride a row, no gate, no
+// residual), where rows are many: d_x, d_residual and the shares of d_weight in one pass, so that x and d_y come from memory once.
+//
+// A block has the 128 rows of a share, 4 or 16 of them at a time, which lie in shared memory: the next ones are on their way
+// while these are computed. What a row's threads know of the normalised value and of its gradient stays in registers from one
+// sum to the next; when the sums are there, a thread goes on with the chains of its channels.
+#pragma once
+
+#include "simt/rms_norm/team.hpp"
+
+namespace rlk::simt::rms_norm {
+
+inline constexpr int kWideThreads = 512, kWideHeld = 4;
+
+// Copies 16 bytes to shared memory; they are there for this thread when `arrived`.
+__device__ __forceinline__ void send(rows::Bytes16* to, const rows::Bytes16* from) {
+#if defined(__CUDA_ARCH__)
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+  *to = *from;
+#endif
+}
+__device__ __forceinline__ void arrived() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// A block whose rows have `Threads` each, and its shared memory: two halves of rows of x, of d_y and, with Sum, of d_sum.
+template <int Threads, bool Sum>
+struct Wide {
+  static constexpr int kRows = kWideThreads / Threads, kStride = Threads * kPack;
+  static constexpr int kSums = Threads > kWave ? 1 : kWideHeld;
+  static constexpr int kMost = kWideHeld * kStride;                  // channels
+  static constexpr int kPairs = (kMost / 2 - 1) / kWideThreads + 1;  // of channels, of a thread's chains
+  static constexpr int kRoom = Threads > kWave ? kRows* kLanes : 0;  // floats for a sum over rows
+  static constexpr int kTensors = Sum ? 3 : 2;
+
+  rows::Bytes16* tiles;
+  float *room, *r;  // two of each
+  int packs, half = 0;
+
+  __device__ __forceinline__ explicit Wide(const Problem& p) : packs(static_cast<int>(p.width) / kPack) {
+    tiles = dynamic_shared<rows::Bytes16>();
+    room = reinterpret_cast<float*>(tiles + 2 * kTensors * kRows * packs);
+    r = room + 2 * kRoom;
+  }
+  static std::size_t bytes(const Problem& p) {
+    return static_cast<std::size_t>(2 * kTensors * kRows) * static_cast<std::size_t>(p.width) * 2 +
+           (2 * kRoom + 2 * kRows) * sizeof(float);
+  }
+  // A row of one of the tensors.
+  __device__ __forceinline__ rows::Bytes16* row(int which, int tensor, int of) const {
+    return tiles + ((which * kTensors + tensor) * kRows + of) * packs;
+  }
+
+  // rms32 from the sums of a row's threads. A block's sums take the two rooms in turn, so one barrier each is enough.
+  __device__ __forceinline__ float total(float (&sums)[kSums][kPack], int which) const {
+    const int thread = static_cast<int>(threadIdx.x) % Threads, lane = thread % kWave;
+    float v[kPack];
+    if constexpr (Threads > kWave) {
+      float* all = room + which * kRoom + static_cast<int>(threadIdx.x) / Threads * kLanes;
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) all[k * Threads + thread] = sums[0][k];
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const float* of = all + k * Threads + lane;
+        v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k)
+        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
+    }
+    return fold<kWave>(v, lane);
+  }
+};
+
+__device__ __forceinline__ void widen(const rows::Bytes16& raw, float (&v)[kPack]) {
+  rows::unpack<bf16>(&raw, v);
+}
+// The row of a tensor of one stride.
+__device__ __forceinline__ rows::Bytes16* row_of(const rows::Tensor& t, std::int64_t row) {
+  return reinterpret_cast<rows::Bytes16*>(static_cast<std::uint16_t*>(t.data) + row * t.stride[0]);
+}
+__device__ __forceinline__ void write(rows::Bytes16* to, const float (&v)[kPack]) {
+  rows::Bytes16 raw;
+#pragma unroll
+  for (int k = 0; k < kPack; k += 2) raw.word[k / 2] = rows::pair_of<bf16>(v[k], v[k + 1]);
+  *to = raw;
+}
+
+template <int Threads, bool Sum>
+__global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, float* out) {
+  using W = Wide<Threads, Sum>;
+  W wide(p);
+  const int team = static_cast<int>(threadIdx.x) / Threads, thread = static_cast<int>(threadIdx.x) % Threads;
+  const std::int64_t start = std::int64_t{blockIdx.x} * kBlock;
+  const int count = static_cast<int>(p.axes.rows - start < kBlock ? p.axes.rows - start : kBlock);
+  const auto row_at = [&](int step) {  // rows past the end repeat the last one
+    return start + (step + team < count ? step + team : count - 1);
+  };
+  const auto ask = [&](int step, int which) {
+    const std::int64_t row = row_at(step);
+    const rows::Bytes16 *x = row_of(p.x, row), *d_y = row_of(p.d_y, row);
+#pragma unroll
+    for (int c = 0; c < kWideHeld; ++c)
+      if (const int i = thread + c * Threads; i < wide.packs) {
+        send(wide.row(which, 0, team) + i, x + i);
+        send(wide.row(which, 1, team) + i, d_y + i);
+        if constexpr (Sum) send(wide.row(which, 2, team) + i, row_of(p.d_sum, row) + i);
+      }
+  };
+  rows::Bytes16 w[kWideHeld] = {};
+#pragma unroll
+  for (int c = 0; c < kWideHeld; ++c)
+    if (const int i = thread + c * Threads; i < wide.packs)
+      w[c] = static_cast<const rows::Bytes16*>(p.weight)[i];
+  const float offset = p.offset ? 1.0f : 0.0f;
+  float low[W::kPairs] = {}, high[W::kPairs] = {};
+  ask(0, 0);
+  for (int step = 0; step < count; step += W::kRows) {
+    const std::int64_t row = row_at(step);
+    arrived();
+    __syncthreads();  // and the other half was read
+    if (step + W::kRows < count) ask(step + W::kRows, 1 - wide.half);
+    const rows::Bytes16 *x = wide.row(wide.half, 0, team), *d_y = wide.row(wide.half, 1, team);
+    float a[kWideHeld][kPack], g[kWideHeld][kPack], sums[W::kSums][kPack] = {};
+#pragma unroll
+    for (int c = 0; c < kWideHeld; ++c) {
+      const int i = thread + c * Threads;
+      widen(i < wide.packs ? x[i] : rows::Bytes16{}, a[c]);
+    }
+    float r;
+    if (p.rstd) {
+      r = rows::load(p.rstd.type, p.rstd.row(p.axes, row), 0);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kWideHeld; ++c)
+#pragma unroll
+        for (int k = 0; k < kPack; ++k)
+          sums[c % W::kSums][k] = fused(a[c][k], a[c][k], sums[c % W::kSums][k]);
+      r = reciprocal(wide.total(sums, 0), p.width, p.eps);
+#pragma unroll
+      for (int c = 0; c < W::kSums; ++c)
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) sums[c][k] = 0;
+    }
+    if (thread == 0) wide.r[wide.half * W::kRows + team] = r;
+#pragma unroll
+    for (int c = 0; c < kWideHeld; ++c) {
+      const int i = thread + c * Threads;
+      float weight[kPack];
+      widen(w[c], weight);
+      widen(i < wide.packs ? d_y[i] : rows::Bytes16{}, g[c]);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        a[c][k] = a[c][k] * r;
+        g[c][k] = g[c][k] * (p.offset ? offset + weight[k] : weight[k]);
+        const float more = fused(g[c][k], a[c][k], sums[c % W::kSums][k]);
+        sums[c % W::kSums][k] = i < wide.packs ? more : sums[c % W::kSums][k];
+      }
+    }
+    const float mean = wide.total(sums, 1) / static_cast<float>(p.width);
+    if (step + team < count) {
+#pragma unroll
+      for (int c = 0; c < kWideHeld; ++c) {
+        const int i = thread + c * Threads;
+        if (i >= wide.packs) continue;
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) g[c][k] = gradient(r, a[c][k], mean, g[c][k]);
+        if constexpr (Sum) {
+          float more[kPack];
+          widen(wide.row(wide.half, 2, team)[i], more);
+#pragma unroll
+          for (int k = 0; k < kPack; ++k) g[c][k] = g[c][k] + more[k];
+        }
+        if (p.d_x) write(row_of(p.d_x, row) + i, g[c]);
+        if (p.d_residual) write(row_of(p.d_residual, row) + i, g[c]);
+      }
+    }
+    if constexpr (Threads <= kWave) __syncthreads();
+    const auto* xs = reinterpret_cast<const std::uint32_t*>(wide.row(wide.half, 0, 0));
+    const auto* ds = reinterpret_cast<const std::uint32_t*>(wide.row(wide.half, 1, 0));
+    const float* rs = wide.r + wide.half * W::kRows;
+    const int there = count - step < W::kRows ? count - step : W::kRows, pairs = wide.packs * (kPack / 2);
+#pragma unroll
+    for (int pair = 0; pair < W::kPairs; ++pair) {
+      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+      if (i >= pairs) continue;
+      const auto go_on = [&](int k) {
+        const std::uint32_t x2 = xs[k * pairs + i], d2 = ds[k * pairs + i];
+        low[pair] = fused(bits_float(d2 << 16), bits_float(x2 << 16) * rs[k], low[pair]);
+        high[pair] = fused(bits_float(d2 & 0xffff0000u), bits_float(x2 & 0xffff0000u) * rs[k], high[pair]);
+      };
+      if (there == W::kRows) {
+#pragma unroll
+        for (int k = 0; k < W::kRows; ++k) go_on(k);
+      } else {
+        for (int k = 0; k < there; ++k) go_on(k);
+      }
+    }
+    wide.half = 1 - wide.half;
+  }
+#pragma unroll
+  for (int pair = 0; pair < W::kPairs; ++pair) {
+    const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+    if (2 * i >= wide.packs * kPack) continue;
+    out[std::int64_t{blockIdx.x} * p.width + 2 * i] = low[pair];
+    out[std::int64_t{blockIdx.x} * p.width + 2 * i + 1] = high[pair];
+  }
+}
+
+// Blocks that are enough for a GPU, each of which takes as long for its 128 rows as a whole one for few. Of short rows a block
+// has as many steps, for less.
+inline constexpr std::int64_t kWideBlocks = 56, kShort = 512;
+
+template <int Threads, bool Sum>
+bool launch_wide(const Problem& p, float* shares, hipStream_t stream) {
+  const std::size_t bytes = Wide<Threads, Sum>::bytes(p);
+  int device = 0, most = 0;
+  if (hipGetDevice(&device) != hipSuccess ||
+      hipDeviceGetAttribute(&most, hipDeviceAttributeSharedMemPerBlockOptin, device) != hipSuccess ||
+      bytes > static_cast<std::size_t>(most) ||
+      hipFuncSetAttribute(reinterpret_cast<const void*>(&wide_backward<Threads, Sum>),
+                          hipFuncAttributeMaxDynamicSharedMemorySize, most) != hipSuccess)
+    return false;
+  hipLaunchKernelGGL((wide_backward<Threads, Sum>), dim3(static_cast<unsigned>(p.blocks())),
+                     dim3(kWideThreads), bytes, stream, p, shares);
+  return true;
+}
+// Whether the shares of d_weight and all else are under way; `p` has whole packs.
+inline bool launch_wide_backward(const Problem& p, float* shares, hipStream_t stream,
+                                 std::int64_t blocks = kWideBlocks) {
+  if (!p.d_weight || p.gate || !p.weight || p.axes.count != 1) return false;
+  if (p.blocks() < (p.width < kShort ? 3 * blocks : blocks)) return false;
+  const auto with = [&]<int Threads>() {
+    return p.d_sum ? launch_wide<Threads, true>(p, shares, stream)
+                   : launch_wide<Threads, false>(p, shares, stream);
+  };
+  if (p.width > Wide<128, false>::kMost) return false;
+  return p.width <= kLanes ? with.template operator()<kWave>() : with.template operator()<128>();
+}
+
+}  // namespace rlk::simt::rms_norm
