@@ -195,7 +195,7 @@ const rlk_implementation kda_fwd_sm90 = implement<KdaFwd, run_forward, supports_
 const rlk_implementation kda_fwd_sm90_segments =
     implement<KdaFwd, run_segments, supports_segments, workspace_segments>(
         facts("cuda.sm90_seg4096", "sm90/kda64/seg4096",
-              "Hopper: long sequences by segments of 4096 tokens side by side", 20));
+              "Hopper: long sequences by segments of 4096 tokens side by side", 110));
 const rlk_implementation kda_bwd_sm90 =
     implement<KdaBwd, run_backward<false>, supports_backward, workspace_backward<false>>(
         facts("cuda.sm90", "sm90/kda64/f64",
