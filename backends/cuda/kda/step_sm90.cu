@@ -9,14 +9,14 @@ namespace {
 
 using namespace step;
 
-__global__ void __launch_bounds__(step::kThreads, 2) step_kernel(const __grid_constant__ Step p) {
+__global__ void __launch_bounds__(step::kThreads, 1) step_kernel(const __grid_constant__ Step p) {
   extern __shared__ __align__(128) char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(&s.full[slot], 1);
-      barrier_init(&s.empty[slot], kHalf / 32);
+      barrier_init(&s.empty[slot], kHalf);
     }
     barrier_init(&s.closed, 1);
     fence_barrier_init();
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(step::kThreads, 2) step_kernel(const __grid_co
 
 cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
-  static_assert(2 * (kBytes + 1024) <= 228 * 1024, "two blocks a multiprocessor");
+  static_assert(kBytes <= 227 * 1024, "what a block may have");
   const std::int64_t tasks = p.sequences * p.value_heads;
   if (tasks == 0) return cudaSuccess;
   int multiprocessors = 0;
@@ -44,7 +44,7 @@ cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
           cudaFuncSetAttribute(step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       e != cudaSuccess)
     return e;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tasks, 2 * multiprocessors));
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tasks, multiprocessors));
   step_kernel<<<blocks, step::kThreads, kBytes, stream>>>(p);
   return cudaGetLastError();
 }

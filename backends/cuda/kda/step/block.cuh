@@ -8,11 +8,11 @@
 //
 //              columns of V ("low")                              pairs ("high")
 //   decays     of the row                                        keys of the row's block, decayed to it
-//   products   x and (s q eg) S, the state read once             M_ij and P_ij, a thread a column j of one of them
+//   products   x and (s q eg) S, the state read once             M_ij and P_ij, a thread a column j
 //   rows       row i of A, then n_i                              (s q eg) S + P n as far as row i - 1
 //
 // Rows of A and decayed keys of earlier blocks are scattered in memory: 16 bytes at a time, asked for by those who use them
-// as soon as what lay there for the token before is used, as are the next token's numbers.
+// as soon as the row is known.
 #pragma once
 
 #include "arithmetic/kda/step.hpp"
@@ -33,20 +33,19 @@ using ::rlk::simt::mul_rn;
 
 inline constexpr int kDim = 128;  // K and V
 inline constexpr int kHalf = 128, kConsumers = 2 * kHalf, kThreads = kConsumers + 32;
-// A slot has the 16 rows of a block, and one more: with keys and decays come, in their last two, the decay before the block and
-// those over the two blocks between the first and it.
-inline constexpr int kTile = kBlock * kDim, kSlots = 6;
-inline constexpr int kBefore = (kBlock - 1) * kDim,
-                     kWhole = kBefore;  // places in the slots of keys and decays
+// A block has a multiprocessor to itself, and slots of 16 rows for all of a row's pieces: while one task computes, much of the next
+// one's state is on its way.
+inline constexpr int kTile = kBlock * kDim, kSlots = 18;
 
 struct Shared {
-  alignas(128) float slots[kSlots][kTile + kDim];
+  alignas(128) float slots[kSlots][kTile];
   // Keys of a 16-row block: [channel][row]. Channels of odd blocks are swapped in pairs, so that a warp whose columns lie
   // in two blocks meets 32 banks. Where a chunk ends: [row][channel], keys decayed to its end.
   alignas(128) float keys[kRows / kBlock][kTile];
   alignas(128) float A[kRows][kRows];
   simt::kda::SharedToken token;
   alignas(16) float k_start[kDim], q_start[kDim], k_block[kDim], q_block[kDim];
+  alignas(16) float whole[2][kDim];                     // decays over the second block and the third
   alignas(16) float to_A[kRows], P[kRows], row[kRows];  // -beta M, P, row i of A
   float o[kDim], n[kDim];
   alignas(8) std::uint64_t full[kSlots], empty[kSlots], closed;
@@ -121,27 +120,18 @@ __device__ __forceinline__ const float* wait_for(Shared& s, unsigned piece) {
   barrier_wait(&s.full[piece % kSlots], piece / kSlots & 1);
   return s.slots[piece % kSlots];
 }
-// By every warp of the half that reads the piece.
-__device__ __forceinline__ void release(Shared& s, unsigned piece, const Here& h) {
-  __syncwarp();
-  if (h.thread % 32 == 0) barrier_arrive(&s.empty[piece % kSlots]);
+// By every thread of the half that has the piece, when nobody reads it any more.
+__device__ __forceinline__ void release(Shared& s, unsigned piece) {
+  barrier_arrive(&s.empty[piece % kSlots]);
 }
 
-// The producer's next piece: a slot, and the bytes that copies will bring to it.
-__device__ __forceinline__ float* next_slot(Shared& s, unsigned piece, int floats) {
-  const int slot = static_cast<int>(piece % kSlots);
-  barrier_wait(&s.empty[slot], (piece / kSlots & 1) ^ 1);
-  barrier_expect(&s.full[slot], static_cast<std::uint32_t>(floats * 4));
-  return s.slots[slot];
-}
-__device__ __forceinline__ void bring(Shared& s, unsigned piece, int at, const float* from, int floats) {
-  if (floats > 0)
-    bulk_load(s.slots[piece % kSlots] + at, from, static_cast<std::uint32_t>(floats * 4),
-              &s.full[piece % kSlots]);
-}
+// The producer's next piece.
 __device__ __forceinline__ void bring_rows(Shared& s, unsigned& piece, const float* from, int rows) {
-  next_slot(s, piece, rows * kDim);
-  bring(s, piece++, 0, from, rows * kDim);
+  const int slot = static_cast<int>(piece % kSlots);
+  const auto bytes = static_cast<std::uint32_t>(rows * kDim * 4);
+  barrier_wait(&s.empty[slot], (piece++ / kSlots & 1) ^ 1);
+  barrier_expect(&s.full[slot], bytes);
+  bulk_load(s.slots[slot], from, bytes, &s.full[slot]);
 }
 
 // Pieces of a row, in the order of the ring.
@@ -150,21 +140,10 @@ struct Pieces {
 
   __device__ Pieces(unsigned piece, const Row& r)
       : block(piece),
-        state(block + (r.i > 0 ? 2 : 0)),
+        state(block + (r.own() > 0 ? 2 : 0)),
         rows(state + kDim / kBlock),
         end(rows + 2 * static_cast<unsigned>((r.i + kBlock - 1) / kBlock)) {}
 };
-
-// The keys and decays of the row's own block, and what else its decays take.
-__device__ inline void bring_block(Shared& s, unsigned& piece, const Row& r) {
-  const int own = r.own() * kDim, b = r.block(), whole = b > 1 ? (b - 1) * kDim : 0;
-  next_slot(s, piece, own + (b > 0 ? kDim : 0));
-  bring(s, piece, 0, r.c.k + r.first() * kDim, own);
-  bring(s, piece++, kBefore, r.c.start + b * kDim, b > 0 ? kDim : 0);
-  next_slot(s, piece, own + whole);
-  bring(s, piece, 0, r.c.decay + r.first() * kDim, own);
-  bring(s, piece++, kWhole, r.c.whole + kDim, whole);
-}
 
 // What the producer does, one thread.
 __device__ inline void produce(const Step& p, Shared& s, int task, int step) {
@@ -183,7 +162,10 @@ __device__ inline void produce(const Step& p, Shared& s, int task, int step) {
       barrier_wait(&s.closed, closings++ & 1);
       r.i = 0;
     }
-    if (r.i > 0) bring_block(s, piece, r);
+    if (r.own() > 0) {
+      bring_rows(s, piece, r.c.k + r.first() * kDim, r.own());
+      bring_rows(s, piece, r.c.decay + r.first() * kDim, r.own());
+    }
     for (int d = 0; d < kDim; d += kBlock) bring_rows(s, piece, r.state + d * kDim, kBlock);
     for (int m = 0; m < r.i; m += kBlock) {
       const int some = r.i - m < kBlock ? r.i - m : kBlock;

@@ -14,7 +14,7 @@ __device__ inline void decay_keys(const Row& r, Shared& s, unsigned piece, const
     float k[kBlock], e[kBlock];
 #pragma unroll
     for (int m = 0; m < kBlock; ++m) k[m] = key[m * kDim + d], e[m] = decay[m * kDim + d];
-    release(s, piece, h), release(s, piece + 1, h);
+    release(s, piece), release(s, piece + 1);
 #pragma unroll
     for (int m = kBlock - 1; m >= 0; --m) {
       s.keys[b][m * kDim + d] = mul_rn(k[m], to_end);
@@ -63,7 +63,7 @@ __device__ inline void close_chunk(const Row& r, Shared& s, unsigned& piece, con
   sync_consumers();
   if (h.thread == 0) barrier_arrive(&s.closed);
   for (int first = 0; first < kRows; first += kBlock, ++piece)
-    if (h.low) release(s, piece, h);
+    if (h.low) release(s, piece);
 }
 
 }  // namespace rlk::cuda::kda::step

@@ -19,6 +19,8 @@ __device__ inline void ask_for(const Row& r, Shared& s, const Here& h) {
       for (int d = h.half / 4; d < kDim; d += kHalf / 4)
         copy16(&s.keys[b][(d ^ (b & 1)) * kBlock + m], from + d * kRows, 16);
     }
+    if (h.half < 32 * (r.block() - 1))
+      copy16(&s.whole[h.half / 32][h.half % 32 * 4], r.c.whole + kDim + h.half * 4, 16);
   }
   copy_commit();
 }
@@ -77,50 +79,53 @@ __device__ inline void decay_block(const Row& r, Shared& s, const float* key, co
   write(&s.keys[b][(d ^ (b & 1)) * kBlock], k);
 }
 
-// A column of M or P, whose keys are decayed over `Between` blocks from the first of the warp's columns to the row's block, and
-// over `mine` of these from its own. keys[0] and keys[1] are those of even and odd channels.
-template <int Between>
-__device__ __forceinline__ float pair_sum(const float* with, const float* const (&keys)[2],
-                                          const float* whole, int mine) {
-  constexpr int kAsk = 8;
-  float sum = 0;
-#pragma unroll 4
-  for (int d = 0; d < kDim; d += kAsk) {
-    float key[kAsk], left[kAsk];
-    read(with + d, left);
+// A column of M and P, whose keys are decayed over `Between` blocks from the first of the warp's columns to the row's block,
+// and over `mine` of these from its own. keys[0] and keys[1] are those of even and odd channels.
+struct Pair {
+  float M = 0, P = 0;
+  template <int Between>
+  __device__ __forceinline__ void add(const float* with_k, const float* with_q, const float* const (&keys)[2],
+                                      const float* whole, int mine) {
+    constexpr int kAsk = 8;
+#pragma unroll 2
+    for (int d = 0; d < kDim; d += kAsk) {
+      float key[kAsk], k[kAsk], q[kAsk];
 #pragma unroll
-    for (int a = 0; a < kAsk; ++a) key[a] = keys[a % 2][(d + a) * kBlock];
+      for (int a = 0; a < kAsk; ++a) key[a] = keys[a % 2][(d + a) * kBlock];
+      read(with_k + d, k), read(with_q + d, q);
 #pragma unroll
-    for (int b = 0; b < Between; ++b) {
-      float over[kAsk];
-      read(whole + b * kDim + d, over);
+      for (int b = 0; b < Between; ++b) {
+        float over[kAsk];
+        read(whole + b * kDim + d, over);
 #pragma unroll
-      for (int a = 0; a < kAsk; ++a) key[a] = mul_rn(key[a], Between - b <= mine ? over[a] : 1.0f);
+        for (int a = 0; a < kAsk; ++a) key[a] = mul_rn(key[a], Between - b <= mine ? over[a] : 1.0f);
+      }
+#pragma unroll
+      for (int a = 0; a < kAsk; ++a) M = fused(k[a], key[a], M), P = fused(q[a], key[a], P);
     }
-#pragma unroll
-    for (int a = 0; a < kAsk; ++a) sum = fused(left[a], key[a], sum);
   }
-  return sum;
-}
+};
 
-// High half, a thread a column of M or of P. `whole`: the decays over the blocks after the first.
-__device__ inline void pair_column(const Row& r, Shared& s, const float* whole, float beta, const Here& h) {
-  const int j = h.half % kRows, block = j / kBlock, mine = r.block(), odd = block & 1;
-  const bool scores = h.half >= kRows;
-  if (j / 32 * 32 > r.i) return;
-  const float* left = block == mine ? (scores ? s.token.q : s.token.k) : (scores ? s.q_block : s.k_block);
+// High half's first threads, a column of M and P each.
+__device__ inline void pair_column(const Row& r, Shared& s, float beta, const Here& h) {
+  const int j = h.half, block = j / kBlock, mine = r.block(), odd = block & 1;
+  if (j >= kRows || j / 32 * 32 > r.i) return;
+  const float *k = block == mine ? s.token.k : s.k_block, *q = block == mine ? s.token.q : s.q_block;
   const float* const keys[2] = {s.keys[block] + j % kBlock + odd * kBlock,
                                 s.keys[block] + j % kBlock - odd * kBlock};
+  const float* whole = s.whole[0];
   const int between = mine - 1 - j / 32 * 2, own = mine - 1 - block;
-  const float sum = between == 2   ? pair_sum<2>(left, keys, whole, own)
-                    : between == 1 ? pair_sum<1>(left, keys, whole, own)
-                                   : pair_sum<0>(left, keys, whole, own);
-  if (j > r.i) return;
-  if (scores) {
-    s.P[j] = sum;
+  Pair pair;
+  if (between == 2) {
+    pair.add<2>(k, q, keys, whole, own);
+  } else if (between == 1) {
+    pair.add<1>(k, q, keys, whole, own);
   } else {
-    s.to_A[j] = 0.0f - mul_rn(beta, sum);
+    pair.add<0>(k, q, keys, whole, own);
   }
+  if (j > r.i) return;
+  s.P[j] = pair.P;
+  s.to_A[j] = 0.0f - mul_rn(beta, pair.M);
 }
 
 // Low half, a thread a column of V: x and (s q eg) S. Returns y.
@@ -139,7 +144,7 @@ __device__ inline float state_column(Shared& s, unsigned piece, float beta, cons
 #pragma unroll
       for (int a = 0; a < kAsk; ++a) x = fused(k[a], S[a], x), o = fused(q[a], S[a], o);
     }
-    release(s, piece, h);
+    release(s, piece);
   }
   s.o[h.half] = o;
   return mul_rn(x, beta);
@@ -147,7 +152,7 @@ __device__ inline float state_column(Shared& s, unsigned piece, float beta, cons
 
 // Low half's first threads: column j of row i of A.
 __device__ inline void inverse_column(const Row& r, Shared& s, const Here& h) {
-  constexpr int kAsk = 8;
+  constexpr int kAsk = 16;
   const int j = h.half;
   if (j >= kRows) return;
   float sum = j == r.i ? 1.0f : 0.0f;
@@ -178,79 +183,38 @@ __device__ inline float sum_rows(const Row& r, Shared& s, unsigned piece, const 
 #pragma unroll
     for (int m = 0; m < kBlock; ++m)
       if (m < count) sum = fused(factor[m], number[m], sum);
-    release(s, piece, h);
+    release(s, piece);
   }
   return sum;
 }
 
-// The lines of a token's numbers on their way to the cache that all blocks share.
-__device__ __forceinline__ void prefetch_token(const Step& p, const Row& r, const Here& h) {
-  const auto line = [](const ::rlk::kda::Tensor& t, std::int64_t first, int at) {
-    const int size = t.type == ::rlk::Float::f32 ? 4 : 2;
-    if (at * 32 * 4 < kDim * size)
-      asm volatile(
-          "prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(t.data) + first * size + at * 128));
-  };
-  const int at = h.thread % 4, h_of = r.hv / p.group();
-  switch (h.thread / 4) {
-    case 0:
-      line(p.q, ::rlk::kda::at(p.q, r.n, 0, h_of), at);
-      break;
-    case 1:
-      line(p.k, ::rlk::kda::at(p.k, r.n, 0, h_of), at);
-      break;
-    case 2:
-      line(p.g, ::rlk::kda::at(p.g, r.n, 0, r.hv), at);
-      break;
-    case 3:
-      line(p.v, ::rlk::kda::at(p.v, r.n, 0, r.hv), at);
-      break;
-    default:
-      break;
-  }
-}
-
-// The task after a row's, of whose cache the row asks for some ahead.
-struct Next {
-  int task;  // -1: none
-  std::int64_t rows;
-  __device__ void ask(const Step& p, Shared& s, const Here& h) const {
-    if (task < 0 || !fits(rows) || rows == kRows) return;
-    Row r(p, task);
-    r.i = static_cast<int>(rows);
-    ask_for(r, s, h);
-  }
-};
-
 // One token of a sequence and value head. `piece` is the first of the row's, and then the first of the next one's.
-__device__ inline void step_row(const Step& p, const Row& r, const simt::kda::TokenBits& token,
-                                const Next& next, Shared& s, unsigned& piece, const Here& h) {
+__device__ inline void step_row(const Step& p, const Row& r, const simt::kda::TokenBits& token, Shared& s,
+                                unsigned& piece, const Here& h) {
   const Pieces at(piece, r);
   piece = at.end;
+  const float before = h.low && r.first() > 0 ? r.c.start[r.block() * kDim + h.half] : 1.0f;
   const float beta = ::rlk::kda::write_strength<float>(p, ::rlk::kda::from_bits(p.beta.type, token.beta));
   simt::kda::read_token(p, token, s.token, h.thread, sync_consumers);
   const float *key = nullptr, *decay = nullptr;
-  if (r.i > 0) key = wait_for(s, at.block), decay = wait_for(s, at.block + 1);
+  if (r.own() > 0) key = wait_for(s, at.block), decay = wait_for(s, at.block + 1);
   if (h.low) {
-    decay_row(r, s, key, decay, h, r.first() > 0 ? key[kBefore + h.half] : 1.0f);
+    decay_row(r, s, key, decay, h, before);
   } else {
     decay_block(r, s, key, decay, h);
   }
   copy_wait<0>();
   sync_consumers();
+  if (r.own() > 0) release(s, h.low ? at.block : at.block + 1);  // both halves read both
   float sum = 0;
-  // The ring has no room for all of the state while these slots are held.
   if (h.low) {
-    if (r.i > 0) release(s, at.block, h);
     sum = state_column(s, at.state, beta, h);
   } else {
-    pair_column(r, s, decay + kWhole, beta, h);
-    if (r.i > 0) release(s, at.block + 1, h);
+    pair_column(r, s, beta, h);
   }
   sync_consumers();
   if (h.low) inverse_column(r, s, h);
   sync_half(h.low);
-  next.ask(p, s, h);
   if (h.low) {
     const float n = fused(s.row[r.i], sum, sum_rows(r, s, at.rows + 1, s.row, 0.0f, h));
     s.n[h.half] = n;
@@ -272,31 +236,24 @@ __device__ inline void consume(const Step& p, Shared& s, int task, int step, con
   const int tasks = static_cast<int>(p.sequences * p.value_heads);
   unsigned piece = 0;
   std::int64_t rows = p.cached(Row(p, task).n);
-  for (bool asked = false; task < tasks; task += step) {
+  for (; task < tasks; task += step) {
     Row r(p, task);
     const simt::kda::TokenBits token = simt::kda::fetch_token(p, r.n, r.hv, h.thread);
-    Next next{task + step < tasks ? task + step : -1, 0};
-    if (next.task >= 0) {
-      const Row after(p, next.task);
-      next.rows = p.cached(after.n);
-      prefetch_token(p, after, h);
-    }
-    if (!asked) Next{task, rows}.ask(p, s, h);
-    asked = true;
+    const std::int64_t next = task + step < tasks ? p.cached(Row(p, task + step).n) : 0;
     if (!fits(rows)) {
       if (h.low)
         ::rlk::kda::store(p.out.data, p.out.type, ::rlk::kda::at(p.out, r.n, 0, r.hv) + h.half,
                           ::rlk::simt::bits_float(0x7fc00000));
-      asked = false;
     } else {
       r.i = static_cast<int>(rows);
       if (r.i == kRows) {
         close_chunk(r, s, piece, h);
         r.i = 0;
       }
-      step_row(p, r, token, next, s, piece, h);
+      ask_for(r, s, h);
+      step_row(p, r, token, s, piece, h);
     }
-    rows = next.rows;
+    rows = next;
   }
 }
 
