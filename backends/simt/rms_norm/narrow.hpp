@@ -17,6 +17,12 @@ __device__ __forceinline__ bool gate_inside(bool silu, float gate) {
   const float size = fabsf(gate);
   return size <= 64.0f && (!silu || size >= 0x1p-60f);
 }
+__device__ __forceinline__ bool gates_inside(bool silu, const float (&gate)[kPack]) {
+  bool inside = true;
+#  pragma unroll
+  for (int k = 0; k < kPack; ++k) inside = inside && gate_inside(silu, gate[k]);
+  return inside;
+}
 __device__ __forceinline__ float gate_value(bool silu, float gate) {
   const float d = exp_of_minus(gate) + 1, s = inverse_of(d);
   return silu ? quotient_inside(gate, d, s) : s;
@@ -27,10 +33,7 @@ __device__ __forceinline__ float gate_value(bool silu, float gate) {
 __device__ __forceinline__ void gate_exactly(Gate act, const float (&gate)[kPack], float (&v)[kPack]) {
 #if defined(__CUDA_ARCH__)
   const bool silu = act == Gate::silu;
-  bool inside = true;
-#  pragma unroll
-  for (int k = 0; k < kPack; ++k) inside = inside && gate_inside(silu, gate[k]);
-  if (inside) {
+  if (gates_inside(silu, gate)) {
 #  pragma unroll
     for (int k = 0; k < kPack; ++k) v[k] = v[k] * gate_value(silu, gate[k]);
     return;
@@ -70,10 +73,7 @@ __device__ __forceinline__ void gate_for_bf16(Gate act, const float (&gate)[kPac
 __device__ __forceinline__ void gate_both(Gate act, const float (&gate)[kPack], Eight& value, Eight& slope) {
 #if defined(__CUDA_ARCH__)
   const bool silu = act == Gate::silu;
-  bool inside = true;
-#  pragma unroll
-  for (int k = 0; k < kPack; ++k) inside = inside && gate_inside(silu, gate[k]);
-  if (inside) {
+  if (gates_inside(silu, gate)) {
 #  pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const float e = exp_of_minus(gate[k]), d = e + 1, s = inverse_of(d);
