@@ -63,6 +63,10 @@ constexpr Argument read(const char* name, const char* doc) {
 constexpr Argument write(const char* name, const char* doc) {
   return {{name, doc, RLK_WRITE, kResults, 1, RLK_MAX_RANK, -1, 0}};
 }
+// A gradient so far, to which another is added in fp32.
+constexpr Argument so_far(const char* name, const char* doc) {
+  return read(name, doc).of(RLK_F32).optional().no_gradient();
+}
 constexpr Argument update(const char* name, const char* doc) {
   return {{name, doc, RLK_READWRITE, kFloats, 1, RLK_MAX_RANK, -1, 0}};
 }
@@ -195,6 +199,16 @@ inline rlk_shape shape_of(std::initializer_list<int64_t> dims, uint32_t dtypes, 
 }
 inline rlk_shape like(const DLTensor* t, uint32_t dtypes, DType preferred) {
   return with_last(t, t->ndim ? t->shape[t->ndim - 1] : 1, dtypes, preferred);
+}
+
+// What a gradient is added to has its shape, which is the weight's.
+inline int32_t check_before(const rlk_host* host, const char* op, const char* name, const DLTensor* before,
+                            const rlk_shape& shape) {
+  for (int32_t i = 0; before && i < shape.ndim; ++i)
+    if (dim(before, i) != shape.dim[i])
+      return fail(host, "{}: {} has size {} in dimension {}, weight gives {}", op, name, dim(before, i), i,
+                  shape.dim[i]);
+  return RLK_OK;
 }
 
 }  // namespace rlk::registry

@@ -44,9 +44,6 @@ constexpr auto kBackwardAttributes = attributes(
            "none|swiglu"));
 constexpr auto kActivationB = index_of(kBackwardAttributes, "activation");
 
-constexpr Argument so_far(const char* name, const char* doc) {
-  return read(name, doc).of(RLK_F32).optional().no_gradient();
-}
 constexpr auto kBackward = arguments(
     read("d_y", "gradient of y [..., N]; x's dtype or fp32").rows().strided(),
     read("x", "as in the forward [..., K]").rows().strided(),
@@ -203,16 +200,6 @@ int32_t check_segments(const rlk_host* host, const char* op, const DLTensor* seg
   if (held != n)
     return fail(host, "{}: N={}, but leaves {} to {} of the segments have {}", op, n, a[0].i,
                 a[0].i + a[1].i - 1, held);
-  return RLK_OK;
-}
-
-// What a gradient is added to is of its shape, and in fp32.
-int32_t check_before(const rlk_host* host, const char* op, const char* name, const DLTensor* before,
-                     const rlk_shape& shape) {
-  for (int32_t i = 0; before && i < shape.ndim; ++i)
-    if (dim(before, i) != shape.dim[i])
-      return fail(host, "{}: {} has size {} in dimension {}, weight gives {}", op, name, dim(before, i), i,
-                  shape.dim[i]);
   return RLK_OK;
 }
 
