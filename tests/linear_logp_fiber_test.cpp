@@ -173,6 +173,46 @@ TEST_CASE("linear_logp_bwd on fibers is native's bits, with stats and without") 
     }
 }
 
+TEST_CASE("gradients so far are added on fibers as native adds them, in place, too") {
+  std::mt19937 random(35);
+  const std::int64_t n = 19, k = 9, v = 300, rows = v + 5;
+  for (const DType t : kTypes) {
+    CAPTURE(rlk::name_of(t));
+    const Inputs in(n, k, rows, t, random);
+    Owned d_hidden({n, k}, t), d_weight({rows, k}, DType::f32), d_bias({rows}, DType::f32),
+        weight_before({rows, k}, DType::f32, random), bias_before({rows}, DType::f32, random);
+    LinearLogpBwd a{.hidden = in.hidden.tensor,
+                    .weight = in.weight.tensor,
+                    .bias = in.bias.tensor,
+                    .target = in.target.tensor,
+                    .d_logp = in.d_logp.tensor,
+                    .d_entropy = in.d_entropy.tensor,
+                    .d_hidden = d_hidden.tensor,
+                    .d_weight = d_weight.tensor,
+                    .d_bias = d_bias.tensor,
+                    .d_weight_before = weight_before.tensor,
+                    .d_bias_before = bias_before.tensor,
+                    .vocab = v};
+    const auto before = copies({&weight_before, &bias_before});
+    REQUIRE(rlk::linear_logp_bwd(a, kBackward));
+    const auto wanted = copies({&d_weight, &d_bias});
+    on_fibers({&d_hidden, &d_weight, &d_bias}, a,
+              [](const auto&... args) { return simt::linear_logp::backward(args...); });
+    CHECK(copies({&weight_before, &bias_before}) == before);
+    // In place: what they are added to comes back before every launch.
+    a.d_weight = weight_before.tensor, a.d_bias = bias_before.tensor;
+    const auto put = [&](const std::vector<std::vector<std::byte>>& bytes) {
+      std::copy(bytes[0].begin(), bytes[0].end(), weight_before.bytes.begin());
+      std::copy(bytes[1].begin(), bytes[1].end(), bias_before.bytes.begin());
+    };
+    put(wanted);
+    on_fibers({&d_hidden, &weight_before, &bias_before}, a, [&](const auto&... args) {
+      put(before);
+      return simt::linear_logp::backward(args...);
+    });
+  }
+}
+
 TEST_CASE("a part's gradients on fibers are native's bits") {
   std::mt19937 random(34);
   const std::int64_t n = 19, k = 9, leaf = 144, v = 2 * leaf + 3;

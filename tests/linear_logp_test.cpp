@@ -4,11 +4,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "registry/op.hpp"
 #include "rlk/half.hpp"
 #include "rlk/ops.hpp"
 
@@ -249,4 +251,156 @@ TEST_CASE("parts of the vocabulary have one device's gradients to the bit, joine
       CHECK(joined == d_hidden);
     }
   }
+}
+
+namespace {
+
+struct Chain {
+  const char *backend, *arithmetic;
+};
+constexpr Chain kChains[] = {
+    {"native.scalar", "fma32/kb1024/lse128/l8/tree8"},     {"native.avx2", "fma32/kb1024/lse128/l8/tree8"},
+    {"native.avx512", "fma32/kb1024/lse128/l8/tree8"},     {"native.kb256", "fma32/kb256/lse128/l8/tree8"},
+    {"native.replay_sm90", "sm90/t25k16/lse128/l8/tree8"}, {"native.golden", "fma64"}};
+
+float number(const Owned& t, std::int64_t i) {
+  float x = 0;
+  std::memcpy(&x, t.bytes.data() + 4 * i, 4);
+  return x;
+}
+void put(Owned& t, std::int64_t i, float x) { std::memcpy(t.bytes.data() + 4 * i, &x, 4); }
+void fill_with_nan(Owned& t) { std::fill(t.bytes.begin(), t.bytes.end(), std::byte{0xff}); }
+
+// sum + before in fp32, one by one; a NaN is the canonical one.
+void add(Owned& sum, const Owned& before) {
+  for (std::int64_t i = 0; 4 * i < static_cast<std::int64_t>(sum.bytes.size()); ++i) {
+    const float x = number(sum, i) + number(before, i);
+    constexpr std::uint32_t kCanonical = 0x7fffffff;
+    put(sum, i, x);
+    if (std::isnan(x)) std::memcpy(sum.bytes.data() + 4 * i, &kCanonical, 4);
+  }
+}
+
+// Gradients of a weight with three rows more than the vocabulary has entries, in memory full of NaN.
+struct Sums {
+  Owned d_hidden, d_weight, d_bias;
+  Sums(Size s, DType t)
+      : d_hidden({s.n, s.k}, t), d_weight({s.v, s.k}, DType::f32), d_bias({s.v}, DType::f32) {
+    for (Owned* o : {&d_hidden, &d_weight, &d_bias}) fill_with_nan(*o);
+  }
+  rlk::LinearLogpBwd call(const Inputs& in, const Inputs& shared) const {
+    rlk::LinearLogpBwd a{.hidden = in.hidden.tensor,
+                         .weight = shared.weight.tensor,
+                         .bias = shared.bias.tensor,
+                         .target = in.target.tensor,
+                         .d_logp = in.d_logp.tensor,
+                         .d_entropy = in.d_entropy.tensor,
+                         .d_hidden = d_hidden.tensor,
+                         .d_weight = d_weight.tensor,
+                         .d_bias = d_bias.tensor};
+    a.vocab = shared.weight.tensor.dl().shape[0] - 3;
+    return a;
+  }
+};
+
+std::vector<std::vector<std::byte>> bytes_of(const Inputs& in) {
+  return {in.hidden.bytes, in.weight.bytes, in.bias.bytes,
+          in.target.bytes, in.d_logp.bytes, in.d_entropy.bytes};
+}
+
+}  // namespace
+
+TEST_CASE("gradients so far are added in fp32 to the rounded sums, in place, too, with every chain") {
+  std::mt19937 random(24);
+  int tried = 0;
+  for (const auto& [backend, arithmetic] : kChains)
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
+      for (const Size s : {Size{5, 70, 303}, Size{20, 3, 2303}}) {  // a panel of columns, and two
+        CAPTURE(backend);
+        CAPTURE(rlk::name_of(t));
+        CAPTURE(s.v);
+        const Inputs in(s.n, s.k, s.v, t, random);
+        Sums wanted(s, t), added(s, t);
+        Owned weight_before({s.v, s.k}, DType::f32, random, 0.5f), bias_before({s.v}, DType::f32, random, 1);
+        // In rows that are no entry, to whose sum of +0 they are added.
+        put(weight_before, s.v * s.k - 1, -0.0f), put(bias_before, s.v - 1, -0.0f);
+        put(weight_before, s.v * s.k - 2, -std::nanf("7")), put(bias_before, s.v - 2, -std::nanf("7"));
+        const rlk::Options with{.backend = backend, .arithmetic = arithmetic};
+        if (!rlk::resolve(wanted.call(in, in), with)) continue;
+        const auto given = bytes_of(in);
+        const auto before = std::vector{weight_before.bytes, bias_before.bytes};
+        REQUIRE(rlk::linear_logp_bwd(wanted.call(in, in), with));
+        add(wanted.d_weight, weight_before), add(wanted.d_bias, bias_before);
+
+        rlk::LinearLogpBwd a = added.call(in, in);
+        a.d_weight_before = weight_before.tensor, a.d_bias_before = bias_before.tensor;
+        REQUIRE(rlk::linear_logp_bwd(a, with));
+        CHECK(added.d_weight == wanted.d_weight);
+        CHECK(added.d_bias == wanted.d_bias);
+        CHECK(added.d_hidden == wanted.d_hidden);
+        CHECK(bytes_of(in) == given);
+        CHECK(std::vector{weight_before.bytes, bias_before.bytes} == before);
+
+        a.d_weight = weight_before.tensor, a.d_bias = bias_before.tensor;
+        REQUIRE(rlk::linear_logp_bwd(a, with));
+        CHECK(weight_before == wanted.d_weight);
+        CHECK(bias_before == wanted.d_bias);
+        ++tried;
+      }
+  CHECK(tried >= 20);
+}
+
+TEST_CASE("two micro-batches that add up are what the written rule says") {
+  std::mt19937 random(25);
+  const rlk::registry::Op& op = *rlk::registry::find("linear_logp_bwd");
+  int tried = 0;
+  for (const auto& [backend, arithmetic] : kChains)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      CAPTURE(backend);
+      CAPTURE(rlk::name_of(t));
+      const Size first{6, 40, 303}, second{9, 40, 303};
+      const Inputs one(first.n, first.k, first.v, t, random), two(second.n, second.k, second.v, t, random);
+      Sums a(first, t), b(second, t), rule_a(first, t), rule_b(second, t);
+      rlk::LinearLogpBwd on = b.call(two, one), ruled = rule_b.call(two, one);
+      on.d_weight_before = a.d_weight.tensor, on.d_weight = a.d_weight.tensor;
+      on.d_bias_before = a.d_bias.tensor, on.d_bias = a.d_bias.tensor;
+      ruled.d_weight_before = rule_a.d_weight.tensor, ruled.d_bias_before = rule_a.d_bias.tensor;
+      const auto by_rule = [&, by = arithmetic](const rlk::LinearLogpBwd& call) {
+        return op.rule({reinterpret_cast<const rlk_slot*>(&call), by, {}});
+      };
+      const rlk::Options with{.backend = backend, .arithmetic = arithmetic};
+      if (!rlk::resolve(on, with) || !by_rule(rule_a.call(one, one))) continue;
+      REQUIRE(by_rule(ruled));
+      REQUIRE(rlk::linear_logp_bwd(a.call(one, one), with));
+      REQUIRE(rlk::linear_logp_bwd(on, with));
+      CHECK(a.d_weight == rule_b.d_weight);
+      CHECK(a.d_bias == rule_b.d_bias);
+      ++tried;
+    }
+  CHECK(tried >= 5);
+}
+
+TEST_CASE("gradients so far that do not fit are refused with both values") {
+  std::mt19937 random(26);
+  const Size s{3, 8, 19};
+  const Inputs in(s.n, s.k, s.v, DType::bf16, random);
+  const Sums sums(s, DType::bf16);
+  Owned short_of_rows({s.v - 3, s.k}, DType::f32), weight_before({s.v, s.k}, DType::f32),
+      bias_before({s.v}, DType::f32), narrow({s.v, s.k}, DType::bf16), narrow_bias({s.v}, DType::bf16);
+  const auto refused = [&](auto change, const char* why, const rlk::Options& options = {}) {
+    rlk::LinearLogpBwd a = sums.call(in, in);
+    a.d_weight_before = weight_before.tensor, a.d_bias_before = bias_before.tensor;
+    change(a);
+    const rlk::Status status = rlk::linear_logp_bwd(a, options);
+    CHECK(!status);
+    CHECK_MESSAGE(std::string(status.message()).find(why) != std::string::npos, status.message());
+  };
+  refused([&](auto& a) { a.d_weight_before = short_of_rows.tensor; },
+          "d_weight_before has size 16 in dimension 0, weight gives 19");
+  refused([&](auto& a) { a.d_weight = narrow.tensor; }, "d_weight is bf16, expected fp32");
+  refused([&](auto& a) { a.d_bias = narrow_bias.tensor; }, "d_bias is bf16, expected fp32");
+  refused([&](auto& a) { a.d_weight_before = narrow.tensor; }, "d_weight_before is bf16");
+  // The matrix unit, where there is one.
+  const rlk::Options amx{.backend = "native.amx"};
+  if (rlk::resolve(sums.call(in, in), amx)) refused([](auto&) {}, "d_weight_before is given", amx);
 }

@@ -22,7 +22,7 @@ struct Config {
        narrow = false;  // narrow: logits in hidden's dtype
   double softcap = 0;
   int64_t first = 0, count = 8;
-  bool brief = false;
+  bool brief = false, before = false;  // before: gradients are added to others
 };
 
 const char* round_of(DType t, const Config& o) {
@@ -66,6 +66,14 @@ void forward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t,
   sink(std::move(c));
 }
 
+// Gradients so far as large as those that come, in every row of the weight.
+void add_to_others(Case& c, const Config& o) {
+  const std::vector<int64_t> shape = c.inputs[1].shape;
+  c.inputs.push_back({"d_weight_before", shape, DType::f32, {}});
+  if (o.bias) c.inputs.push_back({"d_bias_before", {shape[0]}, DType::f32, {}});
+  for (std::size_t i = 1; i < c.results.size(); ++i) c.results[i].second = DType::f32;
+}
+
 void backward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t, const Config& o) {
   if (vocab > 30000) return;  // a d_weight of that many rows takes the written rule seconds
   Case c = base(n, k, vocab, t, o);
@@ -75,6 +83,7 @@ void backward(const CaseSink& sink, int64_t n, int64_t k, int64_t vocab, DType t
   if (o.entropy) c.inputs.push_back({"d_entropy", {n}, DType::f32, {}});
   c.results = {{"d_hidden", o.count == 8 ? t : DType::f32}, {"d_weight", t}};
   if (o.bias) c.results.emplace_back("d_bias", t);
+  if (o.before) add_to_others(c, o);
   sink(std::move(c));
 }
 
@@ -129,6 +138,12 @@ void linear_logp_cases(const CaseSink& sink) {
 void linear_logp_bwd_cases(const CaseSink& sink) {
   all_cases(sink, backward);
   part_cases(sink, backward);
+  for (DType t : kDTypes) {
+    backward(sink, 5, 40, 300, t, {.name = "before", .padding = 3, .bias = true, .before = true});
+    backward(sink, 0, 16, 20, t, {.name = "before, no rows", .brief = true, .before = true});
+  }
+  backward(sink, 4, 40, 1000, DType::bf16,
+           {.name = "before, second part", .padding = 3, .first = 2, .count = 2, .before = true});
 }
 
 // What logp allows, and the logits' own error where they are near 3.

@@ -29,6 +29,12 @@ class Composed {
     gradient_ = Tensor(gradient_memory_.data(), {rows, here_}, slope);
     weight_ = first(a.weight, here_);
     if (a.bias) bias_ = first(a.bias, here_);
+    if constexpr (requires { a.d_weight; }) {
+      if (a.d_weight) d_weight_ = first(a.d_weight, here_);
+      if (a.d_bias) d_bias_ = first(a.d_bias, here_);
+      if (a.d_weight_before) weight_before_ = first(a.d_weight_before, here_);
+      if (a.d_bias_before) bias_before_ = first(a.d_bias_before, here_);
+    }
   }
 
   LmHead head() const {
@@ -52,20 +58,18 @@ class Composed {
     p.d_logits = gradient_;
     return p;
   }
-  // `d_weight` and `d_bias` have the rows of the call's entries.
-  LinearBwd product_bwd(const Out& d_weight, const Out& d_bias) const {
-    return {.d_y = gradient_,
-            .x = a_.hidden,
-            .weight = weight_,
-            .d_x = a_.d_hidden,
-            .d_weight = d_weight,
-            .d_bias = d_bias,
-            .d_x_leaf_first = a_.leaf_first,
-            .d_x_leaf_count = a_.leaf_count,
-            .n_total = vocab_};
+  LinearBwd product_bwd() const {
+    LinearBwd b{.d_y = gradient_, .x = a_.hidden, .weight = weight_, .d_x = a_.d_hidden};
+    if (a_.d_weight) b.d_weight = d_weight_;
+    if (a_.d_bias) b.d_bias = d_bias_;
+    if (a_.d_weight_before) b.d_weight_before = weight_before_;
+    if (a_.d_bias_before) b.d_bias_before = bias_before_;
+    b.d_x_leaf_first = a_.leaf_first, b.d_x_leaf_count = a_.leaf_count, b.n_total = vocab_;
+    return b;
   }
   int64_t here() const { return here_; }
 
+ private:
   // The first n rows of a tensor.
   template <class View>
   static Tensor first(const View& t, int64_t n) {
@@ -79,7 +83,6 @@ class Composed {
                   t.dtype(), {kDLCPU, 0}, std::span(strides));
   }
 
- private:
   template <class To>
   void share(To& p) const {
     p.target = a_.target, p.temperatures = a_.temperatures, p.keep = a_.keep;
@@ -93,6 +96,8 @@ class Composed {
   int64_t here_, vocab_;
   std::vector<std::byte> memory_, gradient_memory_;
   Tensor logits_, gradient_, weight_, bias_;
+  // Of gradients, and of what they are added to, the rows of the call's entries.
+  Tensor d_weight_, d_bias_, weight_before_, bias_before_;
 };
 
 }  // namespace rlk::registry

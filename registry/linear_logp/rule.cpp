@@ -1,10 +1,10 @@
 // <chain>/lse128/l8: lm_head's rule of that chain, then logp's. Backward <chain>/lse128/l8/tree8: logp_bwd's rule on those logits,
 // then linear_bwd's.
+#include "registry/rule.hpp"
+
 #include <string>
 
 #include "registry/linear_logp/composed.hpp"
-#include "registry/op.hpp"
-#include "registry/reference.hpp"
 
 namespace rlk::registry {
 
@@ -37,9 +37,10 @@ bool write(bool (*rule)(const RuleQuery&), const Args& a, std::string_view arith
   return rule({reinterpret_cast<const rlk_slot*>(&a), arithmetic, {}});
 }
 
-void clear_from(const Out& t, int64_t row) {
-  for (int64_t i = row * (t.rank() == 2 ? t.dim(1) : 1); i < t.numel(); ++i)
-    store(t.dtype(), t.data<char>(), i, 0);
+// Rows of a gradient that belong to no entry: +0, added to what they were before.
+void clear_from(const Out& t, const In& before, int64_t row) {
+  for (int64_t i = !t ? 0 : row * (t.rank() == 2 ? t.dim(1) : 1); t && i < t.numel(); ++i)
+    finish(*t.get(), i, before ? add(DType::f32, 0, load(DType::f32, before.data<char>(), i)) : 0.0);
 }
 
 }  // namespace
@@ -58,13 +59,10 @@ bool linear_logp_bwd_rule(const RuleQuery& q) {
   const auto& a = *reinterpret_cast<const LinearLogpBwd*>(q.slots);
   // A matrix unit takes two operands of one 16-bit dtype.
   const Composed call(a, DType::f32, !chain.starts_with("fma32/"));
-  Tensor d_weight, d_bias;
-  if (a.d_weight) d_weight = call.first(a.d_weight, call.here()), clear_from(a.d_weight, call.here());
-  if (a.d_bias) d_bias = call.first(a.d_bias, call.here()), clear_from(a.d_bias, call.here());
+  clear_from(a.d_weight, a.d_weight_before, call.here());
+  clear_from(a.d_bias, a.d_bias_before, call.here());
   return write(lm_head_rule, call.head(), chain) && write(logp_bwd_rule, call.rows_bwd(), kRows) &&
-         write(linear_bwd_rule,
-               call.product_bwd(a.d_weight ? Out(d_weight) : Out(), a.d_bias ? Out(d_bias) : Out()),
-               tree_of(chain));
+         write(linear_bwd_rule, call.product_bwd(), tree_of(chain));
 }
 
 }  // namespace rlk::registry

@@ -25,11 +25,15 @@ constexpr auto kBackward = arguments(
         .rows(0)
         .optional(),
     kRowCotangents, write("d_hidden", "[N, K]").rank(2).rows(0).optional().strided(),
-    write("d_weight", "[V, K]").rank(2).optional().strided(), write("d_bias", "[V]").rank(1).optional());
+    write("d_weight", "[V, K]").rank(2).optional().strided(), write("d_bias", "[V]").rank(1).optional(),
+    so_far("d_weight_before", "[V, K] fp32, to which d_weight is added; may be its memory").rank(2).strided(),
+    so_far("d_bias_before", "[V] fp32, to which d_bias is added; may be its memory").rank(1));
 enum {
   kDHidden = index_of(kBackward, "d_hidden"),
   kDWeight = index_of(kBackward, "d_weight"),
-  kDBias = index_of(kBackward, "d_bias")
+  kDBias = index_of(kBackward, "d_bias"),
+  kWeightBefore = index_of(kBackward, "d_weight_before"),
+  kBiasBefore = index_of(kBackward, "d_bias_before")
 };
 
 // Operands, rows and vocabulary of either direction; `attributes` are those of the call.
@@ -73,9 +77,15 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   // A part's share of the sum over the vocabulary is joined in fp32.
   const bool partial = s[kBackward.size() + index_of(kRowAttributes, "leaf_count")].i != kLeaves;
   shapes[kDHidden] = partial ? like(hidden, RLK_F32, DType::f32) : like(hidden, dtypes, dtype(hidden));
-  shapes[kDWeight] = like(weight, dtypes, dtype(hidden));
-  shapes[kDBias] = shape_of({dim(weight, 0)}, dtypes, dtype(hidden));
-  return RLK_OK;
+  // Sums that go on from call to call stay in fp32.
+  const auto gradient = [&](std::initializer_list<int64_t> dims, const DLTensor* before) {
+    return before ? shape_of(dims, RLK_F32, DType::f32) : shape_of(dims, dtypes, dtype(hidden));
+  };
+  const DLTensor *weight_before = s[kWeightBefore].tensor, *bias_before = s[kBiasBefore].tensor;
+  shapes[kDWeight] = gradient({dim(weight, 0), dim(weight, 1)}, weight_before);
+  shapes[kDBias] = gradient({dim(weight, 0)}, bias_before);
+  if (int32_t code = check_before(host, op, "d_weight_before", weight_before, shapes[kDWeight])) return code;
+  return check_before(host, op, "d_bias_before", bias_before, shapes[kDBias]);
 }
 
 }  // namespace
@@ -86,6 +96,7 @@ extern const rlk_op_schema linear_logp_schema =
         .gradient("linear_logp_bwd");
 extern const rlk_op_schema linear_logp_bwd_schema =
     Schema("linear_logp_bwd", "gradients of linear_logp with respect to hidden, weight and bias", kBackward,
-           kRowAttributes, infer_bwd);
+           kRowAttributes, infer_bwd)
+        .may_alias("d_weight=d_weight_before,d_bias=d_bias_before");
 
 }  // namespace rlk::registry

@@ -100,11 +100,8 @@ Scale of_composed(const Call& call, const Inputs& inputs, std::size_t result) {
   compute("lm_head", composed.head());
   const rlk::LogpBwd rows = composed.rows_bwd();
   compute("logp_bwd", rows);
-  const int64_t here = composed.here(), entries = given.hidden.dim(0) * here;
-  rlk::Tensor d_weight, d_bias;
-  if (to_sum.d_weight) d_weight = magnitude.first(to_sum.d_weight, here);
-  if (to_sum.d_bias) d_bias = magnitude.first(to_sum.d_bias, here);
-  const rlk::LinearBwd back = magnitude.product_bwd(d_weight, d_bias);
+  const int64_t entries = given.hidden.dim(0) * composed.here();
+  const rlk::LinearBwd back = magnitude.product_bwd();
   for (int64_t i = 0; i < entries; ++i) {
     const double d = rlk::registry::load(rows.d_logits.dtype(), rows.d_logits.data<void>(), i);
     rlk::registry::store(back.d_y.dtype(), const_cast<void*>(back.d_y.data<void>()), i, std::fabs(d));

@@ -971,8 +971,11 @@ void linear_logp_like(Call& c, Random& r, bool backward) {
   if (r.chance(80)) c.read("d_logp", {rows}, DType::f32);
   if (r.chance(50)) c.read("d_entropy", {rows}, DType::f32);
   if (r.chance(80)) c.write("d_hidden", or_f32(r, type));
-  if (r.chance(80)) c.write("d_weight", or_f32(r, type));
-  if (r.chance(50)) c.write("d_bias", or_f32(r, type));
+  const bool before = r.chance(25);
+  if (before)
+    c.read("d_weight_before", {columns, k}, DType::f32), c.read("d_bias_before", {columns}, DType::f32);
+  if (r.chance(80)) c.write("d_weight", before ? DType::f32 : or_f32(r, type));
+  if (r.chance(50)) c.write("d_bias", before ? DType::f32 : or_f32(r, type));
 }
 
 using Generator = std::function<void(Call&, Random&)>;

@@ -101,10 +101,25 @@ struct Room {
 // The gradients of one rectangle of logits, as a call of linear_bwd: d_hidden takes whole rows of logits, whose leaves are those
 // of the vocabulary; d_weight and d_bias whole columns.
 struct Back {
-  Tensor d_logits, hidden, weight, d_hidden, d_weight, d_bias;
+  Tensor d_logits, hidden, weight, d_hidden, d_weight, d_bias, weight_before, bias_before;
   LinearBwd call;
 };
 using BackwardCut = Cut<LinearLogpBwd>;
+
+// d_weight and d_bias of columns [begin, begin + n), and what they are added to.
+inline void add_columns(const LinearLogpBwd& a, std::int64_t begin, std::int64_t n, Back& b) {
+  const auto add = [&](const auto& whole, Tensor& rows, auto& argument) {
+    if (whole) rows = part(whole, begin, n), argument = rows;
+  };
+  if (a.d_weight) {
+    add(a.d_weight, b.d_weight, b.call.d_weight);
+    add(a.d_weight_before, b.weight_before, b.call.d_weight_before);
+  }
+  if (a.d_bias) {
+    add(a.d_bias, b.d_bias, b.call.d_bias);
+    add(a.d_bias_before, b.bias_before, b.call.d_bias_before);
+  }
+}
 
 // The logits' gradient lies in place of the logits, row by row; it is of type `slope`, which is the logits' or a narrower one.
 inline void back(const BackwardCut& cut, const BackwardCut::Logits& l, DType slope, bool to_hidden,
@@ -120,8 +135,7 @@ inline void back(const BackwardCut& cut, const BackwardCut::Logits& l, DType slo
     b.call.d_x_leaf_first = cut.p.first, b.call.d_x_leaf_count = cut.p.count, b.call.n_total = cut.p.vocab;
     return;
   }
-  if (a.d_weight) b.d_weight = part(a.d_weight, begin, columns), b.call.d_weight = b.d_weight;
-  if (a.d_bias) b.d_bias = part(a.d_bias, begin, columns), b.call.d_bias = b.d_bias;
+  add_columns(a, begin, columns, b);
 }
 
 // body(row, rows, begin, end, to_hidden) for every rectangle of logits that the gradients take.

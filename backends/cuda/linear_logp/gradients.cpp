@@ -7,6 +7,7 @@
 #include "cuda/lm_head/cublaslt.hpp"
 #include "cuda/lm_head/select.hpp"
 #include "cuda/lm_head/views.hpp"
+#include "simt/linear/launchers.hpp"
 #include "simt/tp_sum/launchers.hpp"
 
 namespace rlk::cuda {
@@ -48,6 +49,10 @@ const char* Hopper::product(const LmHeadBwd& a) const {
   return words(
       lm_head::launch_fastest(a.d_hidden ? lm_head::d_hidden_product(a) : lm_head::d_weight_product(a),
                               device, call.workspace().data(), lm_head::kLibraryWorkspace, stream_of(call)));
+}
+
+const char* Hopper::product(const simt::linear::Product& p) const {
+  return simt::linear::run(p, stream, device);
 }
 
 Gradients::Sizes::Sizes(const BackwardCut& cut) {
@@ -128,7 +133,7 @@ const char* Gradients::add_share(const Area& area, int leaf) {
     const Tensor d = d_logits(area, 0, area.rows), hidden = part(cut_.a.hidden, area.row, area.rows),
                  weight = part(cut_.a.weight, area.begin, area.columns());
     if (const char* error =
-            kernels_.product({.d_out = d, .hidden = hidden, .weight = weight, .d_hidden = to}))
+            kernels_.product(LmHeadBwd{.d_out = d, .hidden = hidden, .weight = weight, .d_hidden = to}))
       return error;
   }
   for (int size = 2; size <= cut_.p.count && (leaf + 1) % size == 0; size *= 2) {
@@ -147,15 +152,15 @@ const char* Gradients::weight(const Area& area) {
   if (area.columns() == 0) return nullptr;
   const LinearLogpBwd& a = cut_.a;
   const Tensor d = d_logits(area, 0, area.rows), w = part(a.weight, area.begin, area.columns());
-  Tensor d_weight, d_bias;
-  if (a.d_weight) d_weight = part(a.d_weight, area.begin, area.columns());
-  if (a.d_bias) d_bias = part(a.d_bias, area.begin, area.columns());
-  LinearBwd rest{.d_y = d, .x = a.hidden, .weight = w};
-  if (a.d_bias) rest.d_bias = d_bias;
-  if (a.d_weight && area.rows > kBlock) rest.d_weight = d_weight;
-  if (rest.d_bias || rest.d_weight) code_ = call_.run(linear_bwd_sm90, rest, {});
-  if (!a.d_weight || rest.d_weight || code_ != RLK_OK) return nullptr;
-  return kernels_.product({.d_out = d, .hidden = a.hidden, .weight = w, .d_weight = d_weight});
+  logp_parts::Back b;
+  b.call = LinearBwd{.d_y = d, .x = a.hidden, .weight = w};
+  add_columns(a, area.begin, area.columns(), b);
+  // Of one block of rows d_weight is a product of lm_head's kind, if nothing is added to it.
+  const bool alone = a.d_weight && !a.d_weight_before && area.rows <= kBlock;
+  if (alone) b.call.d_weight = {};
+  if (b.call.d_bias || b.call.d_weight) code_ = call_.run(linear_bwd_sm90, b.call, {});
+  if (!alone || code_ != RLK_OK) return nullptr;
+  return kernels_.product(LmHeadBwd{.d_out = d, .hidden = a.hidden, .weight = w, .d_weight = b.d_weight});
 }
 
 const char* Gradients::leaves(std::int64_t row, std::int64_t rows, bool to_hidden, bool to_weight) {
@@ -188,11 +193,17 @@ const char* Gradients::all() {
   return error;
 }
 
+// Rows of a gradient that belong to no entry.
+const char* Gradients::clear_rest(const Out& t, const In& before) {
+  if (!before) return clear(t, cut_.p.here, stream_of(call_));
+  return simt::linear_logp::clear_beyond(t, before, cut_.p.here, kernels_);
+}
+
 rlk_code Gradients::run() {
   const char* error = all();
   if (code_ != RLK_OK) return code_;
-  if (!error && cut_.a.d_weight) error = clear(cut_.a.d_weight, cut_.p.here, stream_of(call_));
-  if (!error && cut_.a.d_bias) error = clear(cut_.a.d_bias, cut_.p.here, stream_of(call_));
+  if (!error && cut_.a.d_weight) error = clear_rest(cut_.a.d_weight, cut_.a.d_weight_before);
+  if (!error && cut_.a.d_bias) error = clear_rest(cut_.a.d_bias, cut_.a.d_bias_before);
   return simt::finished(call_, "linear_logp_bwd", error);
 }
 

@@ -29,6 +29,8 @@ struct Hopper : simt::linear_logp::LogpIn {
   const char* logits(const LmHead& a) const;
   // Of lm_head's gradients the one that is asked for.
   const char* product(const LmHeadBwd& a) const;
+  // A portable one.
+  const char* product(const simt::linear::Product& p) const;
 };
 
 class Gradients {
@@ -64,6 +66,7 @@ class Gradients {
   const char* leaves(std::int64_t row, std::int64_t rows, bool to_hidden, bool to_weight);
   const char* add_share(const Area& area, int leaf);
   const char* weight(const Area& area);
+  const char* clear_rest(const Out& t, const In& before);
   const char* all();
 
   BackwardCut cut_;

@@ -41,6 +41,10 @@ rlk_verdict supports_rows(const Args& a, const rlk_request&) {
 
 rlk_verdict supports(const LinearLogpBwd& a, const rlk_request& request) {
   if (const rlk_verdict v = supports_rows(a, request); v.code != RLK_OK) return v;
+  if (a.d_weight && a.d_weight_before)
+    if (const rlk_verdict v = lm_head::check_rows(a.d_weight_before, LinearLogpBwd::Slot::d_weight_before);
+        v.code != RLK_OK)
+      return v;
   if (a.hidden.dim(0) == 0 || a.hidden.dim(1) == 0 || a.weight.dim(0) == 0) return refuse("an empty product");
   // The weight's gradient is copied by TMA where there are many rows, so it always is asked to be one that may be.
   return lm_head::check_aligned(lm_head::operand(a.hidden, true), lm_head::operand(a.weight, true));

@@ -163,12 +163,19 @@ inline std::uint64_t workspace(const LinearLogpBwd& a, const Products& by, const
   return 64 + room.used + most;
 }
 
-// +0 where a gradient has rows that belong to no entry.
-inline void clear_beyond(const Out& t, std::int64_t first) {
+// Where a gradient has rows that belong to no entry: +0, added to what they were before.
+inline void clear_beyond(const Out& t, const In& before, std::int64_t first) {
   const std::int64_t width = t.rank() == 1 ? 1 : t.dim(1);
-  for (std::int64_t row = first; row < t.dim(0); ++row)
-    std::memset(t.data<char>() + row * t.stride(0) * size_of(t.dtype()), 0,
-                static_cast<std::size_t>(width * size_of(t.dtype())));
+  for (std::int64_t row = first; row < t.dim(0); ++row) {
+    if (!before) {
+      std::memset(t.data<char>() + row * t.stride(0) * size_of(t.dtype()), 0,
+                  static_cast<std::size_t>(width * size_of(t.dtype())));
+      continue;
+    }
+    for (std::int64_t i = 0; i < width; ++i)
+      rows::store(rows::Type::f32, t.data<char>(), row * t.stride(0) + i,
+                  0 + before.data<float>()[row * before.stride(0) + i]);
+  }
 }
 
 // The gradient of a rectangle of logits in their place.
@@ -216,8 +223,8 @@ inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engi
         bend(cut, call, engine, at, b, first, begin);
         code = call.run(by.gradients, b.call, workspace);
       });
-  if (a.d_weight) clear_beyond(a.d_weight, cut.p.here);
-  if (a.d_bias) clear_beyond(a.d_bias, cut.p.here);
+  if (a.d_weight) clear_beyond(a.d_weight, a.d_weight_before, cut.p.here);
+  if (a.d_bias) clear_beyond(a.d_bias, a.d_bias_before, cut.p.here);
   return code;
 }
 

@@ -79,6 +79,11 @@ double slope(const Operands<LinearLogpBwd>& x, const GoldenRow& r, std::int64_t 
 void put(const Out& t, std::int64_t row, std::int64_t i, double x) {
   rows::store(rows::type_of(t.dtype()), t.data<char>(), row * t.stride(0) + i, x);
 }
+// Added in fp32 to what was there before.
+void put(const Out& t, const In& before, std::int64_t row, std::int64_t i, double x) {
+  if (before) x = double{static_cast<float>(x) + before.data<float>()[row * before.stride(0) + i]};
+  put(t, row, i, x);
+}
 
 void weight_row(const LinearLogpBwd& a, const Operands<LinearLogpBwd>& x, const std::vector<GoldenRow>& all,
                 std::int64_t c) {
@@ -90,8 +95,8 @@ void weight_row(const LinearLogpBwd& a, const Operands<LinearLogpBwd>& x, const 
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = simt::fused(d, x.hidden.row(row)[i], sum[i]);
   }
   for (std::size_t i = 0; a.d_weight && i < sum.size(); ++i)
-    put(a.d_weight, c, static_cast<std::int64_t>(i), sum[i]);
-  if (a.d_bias) put(a.d_bias, c, 0, bias);
+    put(a.d_weight, a.d_weight_before, c, static_cast<std::int64_t>(i), sum[i]);
+  if (a.d_bias) put(a.d_bias, a.d_bias_before, c, 0, bias);
 }
 
 rlk_code run_backward(const LinearLogpBwd& a, const Call& call) {

@@ -54,7 +54,9 @@ struct Forms {
     const linear_logp::BackwardCut cut(a);
     std::int64_t shape[] = {a.hidden.dim(0), 0};
     const DLTensor d_logits{nullptr, {kDLCPU, 0}, 2, dl_type(products().slope(cut)), shape, nullptr, 0};
-    return verdict(Gradients(), LinearBwd{.d_y = d_logits, .x = a.hidden, .weight = a.weight}, r);
+    LinearBwd b{.d_y = d_logits, .x = a.hidden, .weight = a.weight};
+    b.d_weight_before = a.d_weight_before, b.d_bias_before = a.d_bias_before;
+    return verdict(Gradients(), b, r);
   }
   static std::uint64_t workspace_bwd(const LinearLogpBwd& a, const rlk_request& r) {
     return linear_logp::workspace(a, products(), r);

@@ -110,15 +110,18 @@ const char* forward(const LinearLogp& a, std::byte* workspace, Kernels k, const 
   return k.count_bad(cut.p);
 }
 
-// +0 where a gradient has rows that belong to no entry: a product without depth.
+// Where a gradient has rows that belong to no entry: +0, added to what they were before, as a product without depth.
 template <class Kernels>
-const char* clear_beyond(const Out& t, std::int64_t first, Kernels& k) {
+const char* clear_beyond(const Out& t, const In& before, std::int64_t first, const Kernels& k) {
   const std::int64_t rows = t.dim(0) - first;
   if (rows <= 0) return nullptr;
   const Tensor beyond = part(t, first, rows);
   Product p;
   p.rows = t.rank() == 1 ? 1 : rows, p.cols = t.rank() == 1 ? rows : t.dim(1);
   lm_head::write_to(p, Out(beyond));
+  if (!before) return k.product(p);
+  const Tensor so_far = part(before, first, rows);
+  linear::add_residual(p, In(so_far));
   return k.product(p);
 }
 
@@ -145,8 +148,8 @@ const char* backward(const LinearLogpBwd& a, std::byte* workspace, Kernels k,
         if (!error && b.call.d_weight) error = k.product(linear::d_weight_product(b.call));
         if (!error && b.call.d_bias) error = k.product(linear::d_bias_product(b.call));
       });
-  if (!error && a.d_weight) error = clear_beyond(a.d_weight, cut.p.here, k);
-  if (!error && a.d_bias) error = clear_beyond(a.d_bias, cut.p.here, k);
+  if (!error && a.d_weight) error = clear_beyond(a.d_weight, a.d_weight_before, cut.p.here, k);
+  if (!error && a.d_bias) error = clear_beyond(a.d_bias, a.d_bias_before, cut.p.here, k);
   return error;
 }
 
