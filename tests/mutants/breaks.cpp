@@ -572,6 +572,33 @@ constinit const Entry kEntries[] = {
                 LmHeadBwd{.d_out = gradient, .hidden = a.hidden, .weight = a.weight, .d_hidden = a.d_hidden},
                 "native");
          }),
+    LIES(LinearLogpBwd, forgets_before, "fma32/kb256/lse128/l8/tree8", "before n=5 k=40 v=300 fp32",
+         "forgets what d_weight is added to",
+         {
+          LinearLogpBwd b = a;
+          b.d_weight_before = {};
+          if (a.d_weight && a.d_weight_before) (void)honest(b, "native.kb256");
+         }),
+    LIES(LinearLogpBwd, goes_on_from_before, "fma32/kb256/lse128/l8/tree8", "before n=5 k=40 v=300 fp32",
+         "begins its sums at the gradients so far",
+         {
+          std::vector<float> d;
+          if (!a.d_bias || !a.d_bias_before || a.hidden.dtype() != DType::f32) return;
+          if (!logits_gradient(a, d).dl().data) return;
+          const int64_t n = a.hidden.dim(0), v = a.weight.dim(0);
+          for (int64_t i = 0; i < (a.vocab ? a.vocab : v); ++i) {
+            auto sum = static_cast<float>(get(a.d_bias_before, i));
+            for (int64_t row = 0; row < n; ++row) sum += d[static_cast<std::size_t>(row * v + i)];
+            put(a.d_bias, i, sum);
+          }
+         }),
+    LIES(LinearLogpBwd, clears_the_rest, "fma32/kb256/lse128/l8/tree8", "before n=5 k=40 v=300 fp32",
+         "clears the gradients so far of rows that are no entry",
+         {
+          const int64_t v = a.weight.dim(0);
+          for (int64_t i = a.vocab; a.d_bias && a.vocab && a.leaf_count == 8 && i < v; ++i)
+            put(a.d_bias, i, 0);
+         }),
     // logp
     LIES(Logp, target_less_lse, "lse128/l8", "plain n=5 v=1000 fp32", "the target's logit less logsumexp",
          {
