@@ -166,6 +166,28 @@ def test_the_backward_reads_what_a_recorded_forward_kept(op, compiled, tmp_path)
         getattr(rlk.torch, op)(*tensors, target=target)
 
 
+@pytest.mark.parametrize("face", [rlk, rlk.torch])
+@pytest.mark.parametrize("op", ["linear", "linear_logp"])
+def test_gradients_of_micro_batches_add_up_in_fp32_where_they_lie(op, face):
+    weight = torch.randn(40, 16).half()
+    batches = [(torch.randn(n, 16).half(), torch.randint(0, 40, (n,)), torch.randn(n, 40)) for n in (5, 3)]
+
+    def gradient(face, batch, **keywords):
+        x, target, d = batch
+        if op == "linear":
+            return face.linear_bwd(d.half(), x, weight, **keywords)
+        return face.linear_logp_bwd(x, weight, target=target, d_logp=d[:, 0].contiguous(), **keywords)
+
+    first, second = (gradient(rlk, batch, d_weight="fp32") for batch in batches)
+    new = gradient(face, batches[1], d_weight=True, d_weight_before=first)
+    assert new.dtype == torch.float32 and torch.equal(new, first + second)
+    total = first.clone()
+    gradient(face, batches[1], d_weight=total, d_weight_before=total)
+    assert torch.equal(total, new)
+    with pytest.raises(rlk.InvalidArgument, match="d_weight_before has size 3 in dimension 0, weight gives 40"):
+        gradient(face, batches[1], d_weight=True, d_weight_before=first[:3])
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_loss_has_the_gradient_of_its_entropy_unasked(compiled):
     logp, entropy = leaf(2, 5), leaf(2, 5)
