@@ -45,6 +45,12 @@ RLK_HD double fused(double a, double b, double c) { return __builtin_fma(a, b, c
 RLK_HD float root(float x) { return __builtin_sqrtf(x); }
 RLK_HD double root(double x) { return __builtin_sqrt(x); }
 #endif
+#if !defined(__CUDACC__) && !defined(__HIP__)
+template <>
+struct Bits<Float4> {
+  typedef int type __attribute__((vector_size(16)));
+};
+#endif
 #if defined(__FMA__) && !defined(__CUDACC__) && !defined(__HIP__)
 typedef float Float8 __attribute__((vector_size(32)));
 template <>

@@ -3,7 +3,7 @@
 
 namespace rlk::native::kda {
 
-constinit const Engine kPortable = engine<float, 1>("portable");
+constinit const Engine kPortable = engine<simt::Float4, 4>("portable");
 
 std::int64_t forward_task_count(const Problem& p) { return chunked::forward_tasks(p); }
 std::int64_t backward_task_count(const Problem& p) { return chunked::backward_tasks(p); }

@@ -1,4 +1,4 @@
-// One CPU thread as a team for arithmetic/kda/chunk.hpp: packs of 16, 8 or 1 floats. The width changes no
+// One CPU thread as a team for arithmetic/kda/chunk.hpp: packs of 16, 8 or 4 floats. The width changes no
 // bit. Included by the one file per instruction set that is compiled with its flags.
 #pragma once
 
@@ -100,7 +100,7 @@ struct CpuTeam {
 
  private:
   static void turn8(const float* from, int ld_from, float* to, int ld_to) {
-    if constexpr (Width == 1) {
+    if constexpr (Width < 8) {
       for (int c = 0; c < 8; ++c)
         for (int r = 0; r < 8; ++r) to[c * ld_to + r] = from[r * ld_from + c];
     } else {
