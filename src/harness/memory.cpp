@@ -72,13 +72,23 @@ void install() {
 // remembers addresses meets other contents there, as in a program that frees and allocates.
 class Mappings {
  public:
-  int take(std::size_t bytes) {
+  // Of at least so many bytes, which become its own.
+  int take(std::size_t& bytes) {
     const std::lock_guard lock(mutex_);
     auto& list = free_[bytes];
     if (!list.empty()) {
       kept_ -= bytes;
       return pop(list);
     }
+    // A larger one may do: the kernel would clear every page of a new one.
+    if (bytes >= kHuge)
+      if (const auto larger = std::find_if(free_.upper_bound(bytes), free_.end(),
+                                           [](const auto& f) { return !f.second.empty(); });
+          larger != free_.end()) {
+        bytes = larger->first;
+        kept_ -= bytes;
+        return pop(larger->second);
+      }
     if (next_ == kWatched && unused_.empty()) evict();
     const int slot = next_ < kWatched ? next_++ : unused_.empty() ? -1 : pop(unused_);
     if (slot < 0) return -1;
@@ -88,7 +98,7 @@ class Mappings {
     auto* base = static_cast<std::byte*>(memory);
 #if defined(MADV_HUGEPAGE)
     // Most of the time that a large array takes here would go into the faults of its small pages.
-    if (bytes >= std::size_t{4} << 20) madvise(base, bytes, MADV_HUGEPAGE);
+    if (bytes >= kHuge) madvise(base, bytes, MADV_HUGEPAGE);
 #endif
     for (std::byte* edge : {base, base + bytes - page}) {
       std::fill(edge, edge + page, WatchedMemory::kFill);
@@ -129,7 +139,8 @@ class Mappings {
         return unmap(pop(list), bytes);
       }
   }
-  static constexpr std::size_t kMost = std::size_t{256} << 20;  // bytes kept
+  static constexpr std::size_t kMost = std::size_t{512} << 20;  // bytes kept
+  static constexpr std::size_t kHuge = std::size_t{4} << 20;
   std::mutex mutex_;
   std::map<std::size_t, std::vector<int>> free_;
   std::vector<int> unused_;
@@ -148,10 +159,10 @@ WatchedMemory::WatchedMemory(std::size_t bytes, std::size_t offset, std::size_t 
   const std::size_t page = page_size();
   const std::size_t around = edge == apart ? kGuard + 256 + offset + kGuard : alignment;
   // In powers of two, so that few sizes serve all arrays: the kernel clears the pages of every new one.
-  const std::size_t open = std::bit_ceil(pages(std::max<std::size_t>(1, bytes + around)));
-  mapped_ = open + 2 * page;
+  mapped_ = std::bit_ceil(pages(std::max<std::size_t>(1, bytes + around))) + 2 * page;
   slot_ = mappings().take(mapped_);
   if (slot_ < 0) return;
+  const std::size_t open = mapped_ - 2 * page;
   install();
   base_ = reinterpret_cast<std::byte*>(table[slot_].base.load());
   low_ = base_ + page;
