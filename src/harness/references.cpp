@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kRoom = std::size_t{256} << 20;  // bytes of results that stay
 
-std::optional<Outcome> own_results(const Problem& p, std::string& arithmetic) {
+std::optional<Outcome> own_results(const Problem& p, const rlk_implementation*& by) {
   for (const bool golden : {false, true})
     for (const OpEntry& entry : snapshot().ops)
       for (const ImplementationEntry& e : entry.implementations) {
@@ -19,7 +19,7 @@ std::optional<Outcome> own_results(const Problem& p, std::string& arithmetic) {
             static_cast<bool>(i.traits & RLK_GOLDEN) != golden)
           continue;
         const rlk_device cpu = Backend::current(e.backend->devices().front());
-        arithmetic = i.arithmetic;
+        by = &i;
         if (Outcome out = execute(p, {entry.schema, &i, e.backend, cpu, nullptr}); out.code == RLK_OK)
           return out;
       }
@@ -86,7 +86,7 @@ const std::vector<Outcome>& References::neighbours_of(const Problem& p) {
 const std::optional<Outcome>& References::own_of(const Problem& p) {
   Known& k = known(p);
   if (!k.own) {
-    k.own.emplace(own_results(p, k.own_arithmetic));
+    k.own.emplace(own_results(p, k.own_by));
     if (*k.own) count(k, **k.own);
   }
   return *k.own;
@@ -94,8 +94,9 @@ const std::optional<Outcome>& References::own_of(const Problem& p) {
 
 const Outcome* References::proved_of(const Problem& p) {
   const auto& own = own_of(p);
-  const auto& rule = rule_of(p, known(p).own_arithmetic);
-  if (!own || !rule || !rule->written || own->results.size() != rule->outcome.results.size()) return nullptr;
+  if (!own) return nullptr;
+  const auto& rule = rule_of(p, known(p).own_by->arithmetic);
+  if (!rule || !rule->written || own->results.size() != rule->outcome.results.size()) return nullptr;
   for (std::size_t i = 0; i < own->results.size(); ++i)
     if (own->results[i].dtype != DType::none && first_difference(rule->outcome.results[i], own->results[i]))
       return nullptr;
@@ -110,6 +111,16 @@ const std::optional<Ruled>& References::rule_of(const Problem& p, std::string_vi
     if (at->second) count(k, at->second->outcome);
   }
   return at->second;
+}
+
+const Outcome* References::call_of(const Problem& p, const rlk_implementation& by) const {
+  const auto at = known_.find(key_of(p));
+  if (op_ != p.op || at == known_.end()) return nullptr;
+  const Known& k = at->second;
+  if (k.own && *k.own && k.own_by == &by) return &**k.own;
+  const auto rule = k.rules.find(std::string_view(by.arithmetic));
+  const bool called = rule != k.rules.end() && rule->second && rule->second->called == &by;
+  return called ? &rule->second->outcome : nullptr;
 }
 
 const std::vector<Derived>& References::derived_of(const registry::Op& op, DType dtype, uint64_t seed,

@@ -29,6 +29,8 @@ class References {
   // Those, where the written rule of their arithmetic gives the same bits; else null.
   const Outcome* proved_of(const Problem& p);
   const std::optional<Ruled>& rule_of(const Problem& p, std::string_view arithmetic);
+  // What this implementation of the library's own gave when it was called for one of the above; null where it was not.
+  const Outcome* call_of(const Problem& p, const rlk_implementation& by) const;
   // The op's derived cases, as derived_cases() gives them.
   const std::vector<Derived>& derived_of(const registry::Op& op, DType dtype, uint64_t seed,
                                          const std::string& only);
@@ -46,7 +48,7 @@ class References {
     std::optional<Outcome> truth, scale;
     std::vector<Outcome> neighbours;
     std::optional<std::optional<Outcome>> own;
-    std::string own_arithmetic{};
+    const rlk_implementation* own_by = nullptr;
     std::map<std::string, std::optional<Ruled>, std::less<>> rules;  // by arithmetic
     double seconds = 0;
     std::size_t bytes = 0;

@@ -63,7 +63,7 @@ std::optional<Ruled> by_rule(const Problem& p, std::string_view arithmetic) {
       if (e->backend->name != "native" || arithmetic != e->implementation->arithmetic) continue;
       const rlk_device cpu = Backend::current(e->backend->devices().front());
       Outcome out = execute(p, {entry.schema, e->implementation, e->backend, cpu, nullptr});
-      if (out.code == RLK_OK) return Ruled{e->implementation->id, false, std::move(out)};
+      if (out.code == RLK_OK) return Ruled{e->implementation->id, false, std::move(out), e->implementation};
     }
   }
   return {};

@@ -14,6 +14,7 @@ struct Ruled {
   std::string by;        // "the written rule", or the id of the built-in implementation that stands for it
   bool written = false;  // the former
   Outcome outcome;       // results as execute() gives them: dense, and of a sampled problem its sample
+  const rlk_implementation* called = nullptr;  // what stands for the rule
 };
 
 // Nothing when the library knows no rule for this id, or not for these dtypes.
