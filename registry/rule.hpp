@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "registry/op.hpp"
@@ -43,5 +44,25 @@ inline void read(const In& t, int64_t first, int64_t step, int64_t count, std::v
   for (int64_t i = 0; i < count; ++i)
     to[static_cast<std::size_t>(i)] = static_cast<float>(load(t.dtype(), t.data<char>(), first + i * step));
 }
+
+// Vectors of `count` elements, number n from element n * `apart` on. A rule that writes all results meets each many
+// times, and decodes it once; of a sample's few, which may be long, none is kept.
+class Vectors {
+ public:
+  Vectors(const RuleQuery& q, const In& t, int64_t apart, int64_t step, int64_t count)
+      : keeps_(q.sample.empty()), t_(t), apart_(apart), step_(step), count_(count) {}
+  void read(int64_t n, std::vector<float>& to) {
+    if (!keeps_) return registry::read(t_, n * apart_, step_, count_, to);
+    const auto [known, fresh] = known_.try_emplace(n);
+    if (fresh) registry::read(t_, n * apart_, step_, count_, known->second);
+    to = known->second;
+  }
+
+ private:
+  const bool keeps_;
+  const In& t_;
+  const int64_t apart_, step_, count_;
+  std::map<int64_t, std::vector<float>> known_;
+};
 
 }  // namespace rlk::registry

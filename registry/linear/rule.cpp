@@ -80,11 +80,12 @@ bool linear_rule(const RuleQuery& q) {
   const int64_t depth = a.weight.dim(1), columns = a.y.dim(-1), total = a.k_total ? a.k_total : depth;
   const gate_up::Layout rows(a.gate_up == Linear::GateUp::interleaved64, columns);
   Operands x{{}, {}, a.x.dtype()};
+  Vectors inputs(q, a.x, depth, 1, depth), weights(q, a.weight, depth, 1, depth);
   for_elements(q, 4, [&](const DLTensor& y, int64_t i) {
     const DType type = dtype_of(y.dtype);
-    read(a.x, i / columns * depth, 1, depth, x.a);
+    inputs.read(i / columns, x.a);
     const auto sum = [&](int64_t n) {
-      read(a.weight, n * depth, 1, depth, x.b);
+      weights.read(n, x.b);
       const double value = by_leaves(*id, x, total, a.leaf_count);
       return a.bias ? add(type, value, load(a.bias.dtype(), a.bias->data, n)) : value;
     };
@@ -114,16 +115,18 @@ bool linear_bwd_rule(const RuleQuery& q) {
   const auto onto = [](const In& before, double sum, int64_t i) {
     return before ? add(DType::f32, sum, load(DType::f32, before.data<char>(), i)) : sum;
   };
+  Vectors d_y_rows(q, a.d_y, columns, 1, columns), weights(q, a.weight, 1, depth, columns),
+      d_y_columns(q, a.d_y, 1, columns, rows), inputs(q, a.x, 1, depth, rows);
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
-    read(a.d_y, i / depth * columns, 1, columns, x.a);
-    read(a.weight, i % depth, depth, columns, x.b);
+    d_y_rows.read(i / depth, x.a);
+    weights.read(i % depth, x.b);
     finish(out, i,
            a.segments ? by_segments(*id, x, segments, a.d_x_leaf_count)
                       : by_leaves(*id, x, total, a.d_x_leaf_count));
   });
   for_elements(q, 4, [&](const DLTensor& out, int64_t i) {
-    read(a.d_y, i / depth, columns, rows, x.a);
-    read(a.x, i % depth, depth, rows, x.b);
+    d_y_columns.read(i / depth, x.a);
+    inputs.read(i % depth, x.b);
     finish(out, i, onto(a.d_weight_before, by_tokens(*id, x), i));
   });
   // Sums with ones are plain fp32 beside matrix units.

@@ -20,14 +20,14 @@ struct Operands {
 };
 
 // One ascending FMA chain in fp64 over all of them, ...
-inline double fma64(const Operands& x) {
+RLK_FUSED static inline double fma64(const Operands& x) {
   double sum = 0;
   for (std::size_t k = 0; k < x.a.size(); ++k) sum = std::fma(double{x.a[k]}, double{x.b[k]}, sum);
   return sum;
 }
 
 // ... or in fp32.
-inline float fma32(const Operands& x, std::size_t begin, std::size_t end) {
+RLK_FUSED static inline float fma32(const Operands& x, std::size_t begin, std::size_t end) {
   float sum = 0;
   for (std::size_t k = begin; k < end; ++k) sum = std::fma(x.a[k], x.b[k], sum);
   return sum;

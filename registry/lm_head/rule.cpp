@@ -81,12 +81,13 @@ bool lm_head_rule(const RuleQuery& q) {
   if (!id || !takes(*id, a.hidden.dtype())) return false;
   const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
   Operands x{{}, {}, a.hidden.dtype()};
+  Vectors weights(q, a.weight, depth, 1, depth);
   int64_t held = -1;
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
     const int64_t row = i / columns, column = i % columns;
     if (row != held) read(a.hidden, row * depth, 1, depth, x.a);
     held = row;
-    read(a.weight, column * depth, 1, depth, x.b);
+    weights.read(column, x.b);
     double value = sum_of(*id, x);
     if (a.bias) value = round_to(dtype_of(out.dtype), value) + load(a.bias.dtype(), a.bias->data, column);
     finish(out, i, value);

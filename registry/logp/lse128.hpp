@@ -29,9 +29,12 @@ struct State {
 };
 
 inline float tree_of_128(std::array<float, 128> v) {
-  for (int bit : {6, 3, 0, 1, 2, 4, 5})
-    for (int j = 0; j < 128; ++j)
-      if ((j >> bit & 1) == 0) v[static_cast<std::size_t>(j)] += v[static_cast<std::size_t>(j + (1 << bit))];
+  int done = 0;  // the bits of places that are added into those without
+  for (int bit : {6, 3, 0, 1, 2, 4, 5}) {
+    done |= 1 << bit;
+    for (int j = 0; j < 128; j = ((j | done) + 1) & ~done)
+      v[static_cast<std::size_t>(j)] += v[static_cast<std::size_t>(j + (1 << bit))];
+  }
   return v[0];
 }
 
