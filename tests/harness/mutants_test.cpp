@@ -117,11 +117,11 @@ TEST_CASE("a predicate that refuses too much is reported, not failed") {
   CHECK(over > 0);
 }
 
-TEST_CASE("a short budget examines an implementation that gives 16-bit results only") {
+TEST_CASE("one pass examines an implementation that gives 16-bit results only") {
   Plan plan;
   plan.op = "lm_head";
   plan.implementation = "mutant.only_narrow";
-  plan.budget = 10;
+  plan.passes = 1;
   plan.child = {"/proc/self/exe"};
   const Report r = rlk::harness::verify(plan);
   for (const auto& f : r.failures) MESSAGE(f.line());
