@@ -316,7 +316,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 threads, std::size_t shared_by
 }  // namespace rlk_fiber
 
 #define hipLaunchKernelGGL(kernel, grid, threads, shared_bytes, stream, ...) \
-  ::rlk_fiber::launch(kernel, dim3(grid), dim3(threads), shared_bytes, stream, ##__VA_ARGS__)
+  ::rlk_fiber::launch(kernel, dim3(grid), dim3(threads), shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__)
 
 #define warpSize (::rlk_fiber::wave_size)
 
