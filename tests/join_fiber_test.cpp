@@ -59,6 +59,7 @@ void check(int blocks) {
   constexpr int kChannels = 3 * kKinds;
   std::mt19937 random(static_cast<unsigned>(blocks));
   std::vector<float> shares(std::size_t(blocks) * kChannels);
+  shares.reserve(kChannels);  // an address to count from even without a share
   for (int b = 0; b < blocks; ++b)
     for (int c = 0; c < kChannels; ++c)
       shares[std::size_t(b) * kChannels + c] = share_of(c % kKinds, b, random);

@@ -37,7 +37,7 @@ void run_gated_tile(const Linear& a, const ChainProduct& whole, const ChainTile&
                     const ChainKernels& kernels, Chain chain, Activate activate, std::byte* scratch) {
   const auto run = chain == Chain::fma64 ? kernels.fma64 : kernels.fma32;
   const auto bytes = [](const void* data, std::int64_t elements, Float type) {
-    return static_cast<const std::byte*>(data) + elements * bytes_of(type);
+    return data ? static_cast<const std::byte*>(data) + elements * bytes_of(type) : nullptr;
   };
   std::byte* const products = scratch + line(room_of(kernels, chain));
   const std::int64_t columns = tile.col_end - tile.col_begin;
