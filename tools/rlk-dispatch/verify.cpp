@@ -72,10 +72,13 @@ std::string invariance_text(const harness::Entry& e) {
 // The worst distance in the bound's own unit.
 std::string distance_text(const harness::Accuracy& a, bool failed) {
   if (a.metric == "bits") return short_number(a.worst) + " ulp of exact";
-  if (a.metric == "elementwise")
-    return short_number(a.worst) + " of what is allowed (" + short_number(a.bound_ulps) + " ulp + " +
-           short_number(a.bound) + " of the peak" +
-           (a.bound_absolute > 0 ? " + " + short_number(a.bound_absolute) : "") + ")";
+  if (a.metric == "elementwise") {
+    std::string unit = "ulp";
+    if (a.bound > 0) unit += " + " + short_number(a.bound) + " of the peak";
+    if (a.bound_absolute > 0) unit += " + " + short_number(a.bound_absolute);
+    if (unit != "ulp") unit = "x (" + unit + ")";
+    return short_number(a.worst) + " " + unit + " (bound " + short_number(a.bound_ulps) + ")";
+  }
   // A result that was rounded once may be half of its last place off, whatever the bound.
   const bool rounding = a.worst > a.bound && !failed;
   return short_number(a.worst) + (a.metric == "rms" ? " of the RMS" : " of the peak") + " (bound " +
