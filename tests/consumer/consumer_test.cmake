@@ -84,6 +84,8 @@ elseif(KIND STREQUAL plugin)
 elseif(KIND STREQUAL subdirectory)
   # Unoptimised and only what the program needs: this is about building, and the library is built once more.
   set(BUILD_ONLY --target consumer)
+  # It waits for no installation, which empties the other folder.
+  set(WORK ${WORK}_beside)
   set(launcher)
   if(CCACHE)
     set(launcher -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
