@@ -33,6 +33,12 @@ struct Memory {
   }
 };
 
+// The n-th of the other ranks. Blocks and ranks begin at different ones, so that no rank is written to by all at once.
+template <int T>
+__device__ __forceinline__ int other(const Sum& s, int n) {
+  return (s.rank + 1 + (n + static_cast<int>(blockIdx.x)) % (T - 1)) % T;
+}
+
 // How many chunks of so many elements this block has.
 __device__ __forceinline__ std::uint32_t chunks_of(std::int64_t count, std::int64_t chunk) {
   const std::int64_t all = (count + chunk - 1) / chunk;
@@ -132,11 +138,6 @@ __device__ __forceinline__ void tell(const Sum& s, const Memory& m, int which, s
     raise(m.flag(s, static_cast<int>(threadIdx.x), which, s.rank), value);
 }
 
-// Packs that lie on 16 bytes.
-__device__ __forceinline__ void copy_pack(float* to, const float* from) {
-  const Word4 a = reinterpret_cast<const Word4*>(from)[0], b = reinterpret_cast<const Word4*>(from)[1];
-  reinterpret_cast<Word4*>(to)[0] = a, reinterpret_cast<Word4*>(to)[1] = b;
-}
 __device__ __forceinline__ void floats_of(const Word4& a, const Word4& b, float (&v)[kPack]) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) v[e] = simt::bits_float(a.word[e]), v[4 + e] = simt::bits_float(b.word[e]);
@@ -186,8 +187,7 @@ __device__ __forceinline__ void add_chunk(const Sum& s, const Memory& m, std::ui
     rounded.put(s.y, in_y + k);
     if (s.spread != 0) continue;
 #pragma unroll
-    for (int p = 0; p < T; ++p)
-      if (p != s.rank) rounded.put(m.result(s, p, chunk, s.rank), k);
+    for (int n = 0; n < T - 1; ++n) rounded.put(m.result(s, other<T>(s, n), chunk, s.rank), k);
   }
 }
 
@@ -202,10 +202,15 @@ template <int T>
 __device__ __forceinline__ void send_chunk(const Sum& s, const Memory& m, std::uint32_t chunk,
                                            std::int64_t c) {
 #pragma unroll
-  for (int p = 0; p < T; ++p)
-    if (p != s.rank)
-      for (std::int64_t k = kPack * threadIdx.x; k < share(s, p, c); k += kPack * kThreads)
-        copy_pack(m.part(s, p, chunk, s.rank) + k, s.part + p * s.each + c * s.chunk + k);
+  for (int n = 0; n < T - 1; ++n) {
+    const int p = other<T>(s, n);
+    const float* from = s.part + p * s.each + c * s.chunk;
+    float* to = m.part(s, p, chunk, s.rank);
+    const std::int64_t count = share(s, p, c);
+#pragma unroll 4
+    for (std::int64_t k = 4 * threadIdx.x; k < count; k += 4 * kThreads)  // a warp's stores lie beside each other
+      *reinterpret_cast<Word4*>(to + k) = *reinterpret_cast<const Word4*>(from + k);
+  }
 }
 
 template <int T, class Y>
