@@ -140,7 +140,7 @@ class Loop:
         """Those of this step: letters, then the sign that ends a prompt. The same for the same seed and step."""
         draw = torch.Generator().manual_seed(self.given.seed * 1_000_003 + self.step)
         letters = min(self.given.letters, self.config.vocab - _FIRST)
-        return [(_FIRST + torch.randint(letters, (self.given.length,), generator=draw)).tolist() + [_ASK]
+        return [(_FIRST + torch.randint(letters, (self.given.length,), generator=draw, device="cpu")).tolist() + [_ASK]
                 for _ in range(self.given.prompts)]
 
     def sample(self, prompts):

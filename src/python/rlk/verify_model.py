@@ -195,7 +195,7 @@ def corpus(model, count, longest, seed):
     """Sequences of other lengths, the last two of which begin alike."""
     draw = torch.Generator().manual_seed(seed)
     lengths = [longest, 2, 65, longest // 2 + 1, longest // 3 + 2, 33][:max(count - 1, 1)]
-    made = [torch.randint(model.config.vocab, (max(2, min(n, longest)),), generator=draw).tolist() for n in lengths]
+    made = [torch.randint(model.config.vocab, (max(2, min(n, longest)),), generator=draw, device="cpu").tolist() for n in lengths]
     return [*made, [*made[0][:-3], *made[0][-3:][::-1]]]
 
 

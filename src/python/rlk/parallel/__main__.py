@@ -48,7 +48,7 @@ def found(given, group=None):
         return rows, drawn, None
     tokens = torch.tensor(sum(sequences, []), device=model.device)
     cu = torch.tensor([0, *map(len, sequences)]).cumsum(0).to(torch.int32).to(model.device)
-    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(given.seed)).to(model.device)
+    weights = torch.randn(len(tokens), generator=torch.Generator("cpu").manual_seed(given.seed), device="cpu").to(model.device)
     (model.score(tokens, cu, temperature=0.8) * weights).sum().backward()
     return rows, drawn, digest(g for _, g in parallel.state(model, gradients=True))
 
