@@ -2,7 +2,6 @@
 transport itself is what is tested."""
 
 import datetime
-import functools
 import multiprocessing
 import os
 import pickle
@@ -36,11 +35,12 @@ def one_thread_each():
 
 
 def numbers(seed, *shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """On the default device, drawn where every device has the same."""
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(torch.get_default_device(), dtype)
 
 
 def bits(t):
-    return t.detach().contiguous().view(-1).view(torch.uint8)
+    return t.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def same(a, b):
@@ -72,8 +72,6 @@ def plain(run, d_y, *inputs):
 @pytest.fixture(params=[1 << 20, 0], ids=["gathered", "exchanged"])
 def way(request, monkeypatch):
     monkeypatch.setattr(ops, "GATHERED", request.param)
-    monkeypatch.setattr(ops, "OVERLAPPED", 5 if request.param else 1024)  # 17 rows in three pieces
-    monkeypatch.setattr(Threads, "run", functools.partial(Threads.run, overlap=True))
 
 
 # ---- linear
@@ -811,7 +809,7 @@ SHAPE = rlk.model.Config(128, 64, 2, 16, 8, 16, 176, theta=1e4, max_length=256)
 
 
 def decoder(group=None, dtype=torch.bfloat16, spread_rows=False, shape=SHAPE, **changes):
-    model = rlk.model.Decoder(rlk.model.config(shape, **changes), seed=3, dtype=dtype)
+    model = rlk.model.Decoder(rlk.model.config(shape, **changes), seed=3, dtype=dtype, device=torch.get_default_device())
     if group is not None:
         model = parallel.decoder(model, group, spread_rows)
         model.whole_notes = True

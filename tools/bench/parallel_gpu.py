@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """rlk.parallel on the GPUs of one host: its bits beside those of one GPU, then its times beside NCCL's all-reduce and cuBLAS.
 
-    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--one-gpu] [--no-peers] [--overlap] [--layers 8] [--only sums linears scaling]
+    PYTHONPATH=build/release/python python tools/bench/parallel_gpu.py --ranks 2 [--rounds 20] [--bits-only] [--one-gpu] [--no-peers] [--layers 8] [--only sums linears scaling]
 
 Starts a process for each GPU. First a decoder is run at degree 1 on each GPU and over all: rows of every layer, log-probabilities, gradients
 of all weights and sampled tokens are compared by digest. Then, microseconds, medians over rounds in which candidates take turns, the
@@ -268,7 +268,7 @@ def rank(r, given, port):
         dist.init_process_group("gloo", rank=r, world_size=given.ranks, timeout=timeout)
     else:
         dist.init_process_group("nccl", rank=r, world_size=given.ranks, timeout=timeout, device_id=torch.device("cuda", device))
-    group = parallel.as_group(overlap=given.overlap, timeout=timeout, **({} if given.no_peers else {"peers": 256 << 20}))
+    group = parallel.as_group(timeout=timeout, **({} if given.no_peers else {"peers": 256 << 20}))
 
     def say(text):
         if r == 0:
@@ -299,7 +299,6 @@ def main():
     parser.add_argument("--layers", type=int, default=8, help="of qwen3-8b")
     parser.add_argument("--only", nargs="+", choices=("sums", "linears", "scaling"), default=["sums", "linears", "scaling"])
     parser.add_argument("--no-bits", action="store_true", help="times alone")
-    parser.add_argument("--overlap", action="store_true", help="sums of many rows beside the product")
     given = parser.parse_args()
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

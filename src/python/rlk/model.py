@@ -207,8 +207,9 @@ def gated(ops, x, weight, tag):
     trace wants what is between."""
     wanted = getattr(ops, "gates", ops is rlk.torch) and not (x.is_cuda and len(x) > 8)
     if wanted and not torch.is_grad_enabled() and not rlk.tracing():
-        try:
-            return ops.linear(x, weight, activation="swiglu", arithmetic=rlk.resolve("linear", x, weight.detach()).arithmetic)
+        try:  # a rank without a row of the weight has no product to hold to an arithmetic
+            held = {"arithmetic": rlk.resolve("linear", x, weight.detach()).arithmetic} if len(weight) else {}
+            return ops.linear(x, weight, activation="swiglu", **held)
         except (_errors.NoImplementation, _errors.Unsupported):
             pass
     tag("gate_up")

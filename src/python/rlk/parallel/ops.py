@@ -4,7 +4,6 @@ A sum over ranks is never made by a transport: partial sums of whole leaves trav
 tree. Every function takes ``group``: what ``as_group`` takes. Each is a step of all its ranks: all call it, with tensors that fit.
 """
 
-import contextlib
 import functools
 
 import torch
@@ -20,8 +19,6 @@ from rlk.parallel.transport import as_group, cut
 #: the rows. Only time depends on it.
 GATHERED = 1 << 20
 
-#: Of a group with `overlap`: from twice as many rows on, a product is made in up to four pieces, each summed while the next one is made.
-OVERLAPPED = 1024
 
 
 # ---- what is whose
@@ -70,81 +67,37 @@ def _padded(t, rows):
     return t.contiguous() if len(t) == rows else torch.cat([t, t.new_zeros(rows - len(t), *t.shape[1:])])
 
 
-def gather_rows(t, group, rows, to=None):
-    """All rows of what is spread by rows, in `to` where that is given."""
-    each = -(-rows // group.size)
-    if to is not None and each * group.size == rows:
-        return group.gather(t, to.view(group.size, *t.shape)).view(to.shape)
-    found = group.gather(_padded(t, each)).flatten(0, 1)[:rows]
-    return found if to is None else to.copy_(found)
+def gather_rows(t, group, rows):
+    """All rows of what is spread by rows."""
+    return group.gather(_padded(t, -(-rows // group.size))).flatten(0, 1)[:rows]
 
 
 # ---- the sum over ranks
 
 
-def join(partial, group, dtype, bias=None, residual=None, spread=False, to=None):
+def join(partial, group, dtype, bias=None, residual=None, spread=False):
     """[M, N] of this rank's fp32 part of a sum, in the order of the tree; bias and residual, of `dtype`, are added once. With `spread` only
-    this rank's rows come back, and `residual` has those rows alone. `to`: where the result goes."""
+    this rank's rows come back, and `residual` has those rows alone."""
     rows, size, mine = len(partial), group.size, rows_of(group, len(partial))
     if group.peers is not None and size > 1 and group.peers.takes(partial, dtype):
-        return group.peers.sum(partial, dtype, bias, residual, spread, to)
+        return group.peers.sum(partial, dtype, bias, residual, spread)
     few = partial.numel() * 4 <= GATHERED and not spread
 
-    def add(parts, some, to=None):
+    def add(parts, some):
         h = residual if residual is None or spread else residual[some]
-        return ops.tp_sum(parts, bias=bias, residual=h, y=dtype if to is None else to)
+        return ops.tp_sum(parts, bias=bias, residual=h, y=dtype)
 
     if size == 1 or few:
-        return add(group.gather(partial), slice(None), to)
+        return add(group.gather(partial), slice(None))
     each = -(-rows // size)
     y = add(group.exchange(_padded(partial, each * size).view(size, each, -1))[:, :mine.stop - mine.start], mine)
-    return y if spread else gather_rows(y, group, rows, to)
+    return y if spread else gather_rows(y, group, rows)
 
 
-def _pieces(group, rows, spread):
-    count = 1 if spread or not group.overlap or group.size == 1 else min(4, max(1, rows // OVERLAPPED))
-    each = max(1, -(-rows // count))
-    return [slice(at, min(at + each, rows)) for at in range(0, rows, each)] or [slice(0, 0)]
-
-
-def _summed(group, op, words, make, shape, dtype, bias=None, residual=None, spread=False):
-    """The sum over ranks of make(rows), where ranks agree on it; what make gives where this rank is alone."""
-    pieces = _pieces(group, shape[0], spread)
-    if len(pieces) == 1:
-        partial = _tried(group, op, words, lambda: make(pieces[0]))
-        return partial if group.size == 1 else join(partial, group, dtype, bias, residual, spread)
-    partial = _tried(group, op, words, lambda: make(pieces[0]))
-    y, beside = partial.new_empty(shape, dtype=dtype), _Beside(partial)
-    for i, some in enumerate(pieces):
-        partial = partial if i == 0 else make(some)
-        with beside.after(partial):
-            join(partial, group, dtype, bias, None if residual is None else residual[some], to=y[some])
-    beside.wait()
-    return y
-
-
-class _Beside:
-    """A second stream of a GPU; on a CPU nothing."""
-
-    _streams = {}
-
-    def __init__(self, like):
-        self.stream = None
-        if like.is_cuda:
-            self.stream = self._streams.setdefault(like.device, None) or torch.cuda.Stream(like.device)
-            self._streams[like.device] = self.stream
-
-    def after(self, t):
-        """What follows comes after all that was queued so far, t among it, and does not hold up what is queued next."""
-        if self.stream is None:
-            return contextlib.nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(t.device))
-        t.record_stream(self.stream)
-        return torch.cuda.stream(self.stream)
-
-    def wait(self):
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+def _summed(group, op, words, make, dtype, bias=None, residual=None, spread=False):
+    """The sum over ranks of what make gives, where ranks agree on it; that itself where this rank is alone."""
+    partial = _tried(group, op, words, make)
+    return partial if group.size == 1 else join(partial, group, dtype, bias, residual, spread)
 
 
 def _leaves(group):
@@ -193,6 +146,13 @@ def _arithmetic(op, *args, **keywords):
     return rlk.resolve(op, *[None if t is None else t.detach() for t in args], **keywords).arithmetic
 
 
+def _stand_in(t, dim, group, segments):
+    """`t`, or for a part without a leaf what rank 0 has: an empty one has no bits, and no kernel of its own that ranks could differ in."""
+    if t.shape[dim] or not sum(segments):
+        return t
+    return t.new_empty(*t.shape[:dim], sum(cut(n, group.size)[1] for n in segments), *t.shape[dim + 1:])
+
+
 @functools.lru_cache(maxsize=64)
 def _leaf_order(sizes, first, count, device):
     """Rows of a fused weight's part in the order of leaves: leaf j of every segment, filled up to its width with the row behind the last."""
@@ -210,7 +170,7 @@ def _leaf_order(sizes, first, count, device):
 
 
 def _d_x(d_y, x, weight, group, segments, options):
-    """make(rows) of these rows of this rank's part of d_y * weight, in fp32; whole and in x's dtype where it is alone."""
+    """make() of this rank's part of d_y * weight, in fp32; whole and in x's dtype where it is alone."""
     total = sum(segments)
     if len(segments) > 1:
         order = _leaf_order(segments, *_leaves(group), weight.device)
@@ -219,8 +179,8 @@ def _d_x(d_y, x, weight, group, segments, options):
         total = sum(8 * 16 * -(-n // 128) for n in segments)
     first, count = _leaves(group)
 
-    def make(some):
-        return ops.linear_bwd(d_y[some], x[some], weight, d_x=True, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **options)
+    def make():
+        return ops.linear_bwd(d_y, x, weight, d_x=True, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **options)
 
     return make
 
@@ -242,7 +202,7 @@ class _Column(torch.autograd.Function):
 
         def words():
             return _words(x if rows is None else x[:0], *segments, rows, weight.dtype, bias is not None,
-                          _arithmetic("linear", x, weight, **options.forward))
+                          _arithmetic("linear", x, _stand_in(weight, 0, group, segments), **options.forward))
 
         y = _tried(group, "parallel.column_linear", words, run)
         whole = x
@@ -263,10 +223,11 @@ class _Column(torch.autograd.Function):
             whole = x if rows is None else gather_rows(x, group, rows)
             if ctx.needs_input_grad[0]:
                 def words():
-                    return _words(d_y[:, :0], *segments, _arithmetic("linear_bwd", d_y, whole, weight, d_x=True, **keywords))
+                    there = _stand_in(d_y, 1, group, segments), whole, _stand_in(weight, 0, group, segments)
+                    return _words(d_y[:, :0], *segments, _arithmetic("linear_bwd", *there, d_x=True, **keywords))
 
                 d_x = _summed(group, "parallel.column_linear's gradient", words, _d_x(d_y, whole, weight, group, segments, keywords),
-                              whole.shape, x.dtype, spread=rows is not None).view(shape)
+                              x.dtype, spread=rows is not None).view(shape)
             d_weight, d_bias = _weights(d_y, whole, weight, ctx.needs_input_grad[1], biased and ctx.needs_input_grad[2], keywords)
         return d_x, d_weight, d_bias, None, None, None, None
 
@@ -302,7 +263,7 @@ class _Row(torch.autograd.Function):
         first, count = _leaves(group)
         flat = None if residual is None else _flat(residual)
 
-        def make(some):
+        def make():
             if rows is not None and len(x) != rows:
                 raise _errors.InvalidArgument(f"parallel.row_linear: x has {len(x)} rows, rows is {rows}")
             if flat is not None and rows is not None:
@@ -312,14 +273,16 @@ class _Row(torch.autograd.Function):
             for name, t in (("bias", bias), ("residual", flat)):
                 if t is not None and (t.dtype != x.dtype or t.shape[-1] != weight.shape[0]):
                     raise _errors.InvalidArgument(f"parallel.row_linear: {name} is {list(t.shape)} of {t.dtype}, y has N={weight.shape[0]} of {x.dtype}")
-            return ops.linear(x[some], weight, leaf_first=first, leaf_count=count, k_total=k_total, **options.forward)
+            return ops.linear(x, weight, leaf_first=first, leaf_count=count, k_total=k_total, **options.forward)
 
         def words():
-            more = {} if group.size == 1 else {"leaf_first": first, "leaf_count": count, "k_total": k_total}
+            there = x.shape[1] > 0 or k_total == 0
+            more = {} if group.size == 1 else {"leaf_first": first if there else 0, "leaf_count": count, "k_total": k_total}
+            operands = [_stand_in(t, 1, group, (k_total,)) for t in (x, weight)]
             return _words(x[:, :0], *weight.shape[:1], k_total, rows, bias is not None, residual is not None,
-                          _arithmetic("linear", x, weight, **more, **options.forward))
+                          _arithmetic("linear", *operands, **more, **options.forward))
 
-        y = _summed(group, "parallel.row_linear", words, make, (len(x), len(weight)), x.dtype, bias, flat, rows is not None)
+        y = _summed(group, "parallel.row_linear", words, make, x.dtype, bias, flat, rows is not None)
         ctx.save_for_backward(x, weight)
         ctx.rlk = group, rows, shape, options, bias is not None
         return y if rows is not None else y.view(*shape[:-1], y.shape[-1])
@@ -570,7 +533,7 @@ class _LmHead(torch.autograd.Function):
         with options.within():
             if ctx.needs_input_grad[0]:
                 make = _d_x(d_y, x, weight, group, (vocab,), options.backward("linear_bwd"))
-                d_hidden = _summed(group, "parallel.lm_head's gradient", lambda: _words(x, vocab), make, x.shape, x.dtype).view(hidden.shape)
+                d_hidden = _summed(group, "parallel.lm_head's gradient", lambda: _words(x, vocab), make, x.dtype).view(hidden.shape)
             asked = {n: True for n, want in (("d_weight", ctx.needs_input_grad[1]), ("d_bias", biased and ctx.needs_input_grad[2])) if want}
             if asked:
                 found = dict(zip(asked, ops._as_tuple(ops.lm_head_bwd(d_y, x, weight, **asked, **options.backward("lm_head_bwd")))))

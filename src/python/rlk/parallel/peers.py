@@ -65,7 +65,7 @@ class Peers:
 
     def __init__(self, addresses, rank, blocks, timeout, owner):
         self.size, self.rank, self.owner, self.timeout = len(addresses), rank, owner, timeout
-        self.late = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.late = torch.zeros(1, dtype=torch.int32, pin_memory=True, device="cpu")
         self.call = _Sum(memory=(ctypes.c_void_p * 8)(*addresses), late=self.late.data_ptr(), nanoseconds=int(timeout.total_seconds() * 1e9),
                          ranks=self.size, rank=rank, room=blocks)
 
@@ -90,14 +90,14 @@ class Peers:
         """Whether the kernel sums rows of this width and dtype."""
         return part.is_cuda and part.numel() > 0 and part.shape[1] % 8 == 0 and dtype in _TYPES
 
-    def sum(self, part, dtype, bias=None, residual=None, spread=False, to=None, way=None):
+    def sum(self, part, dtype, bias=None, residual=None, spread=False, way=None):
         """The sum, of which `part` [M, N] is this rank's; with `spread` this rank's rows of it."""
         self.check()
         part, bias, residual = (_dense(t) for t in (part, bias, residual))
         rows, width = part.shape
         share = -(-rows // self.size)
         mine = min(rows, (self.rank + 1) * share) - min(rows, self.rank * share) if spread else rows
-        y = part.new_empty(mine, width, dtype=dtype) if to is None or _dense(to) is not to else to
+        y = part.new_empty(mine, width, dtype=dtype)
         c, count = self.call, part.numel()
         way = "shared" if spread else way or ("words" if count * 4 * (self.size - 1) <= WORDS else "shared")
         c.count, c.width, c.each = count, width, share * width if spread else -(-count // (8 * self.size)) * 8
@@ -107,7 +107,7 @@ class Peers:
         failed = library().rlk_peers_sum(ctypes.byref(c), torch.cuda.current_stream(part.device).cuda_stream, part.device.index)
         if failed:
             raise _errors.BackendError(f"parallel: a sum over {self.size} ranks cannot start: {failed.decode()}")
-        return y if to is None or y is to else to.copy_(y)
+        return y
 
     def _grid(self, way, count):
         """Elements of a step and blocks: few elements are cut finer, so that more blocks move them."""

@@ -26,13 +26,12 @@ class Group:
             raise _errors.InvalidArgument(f"parallel: check is {check!r}, it must be 'always', 'first' or 'never'")
         self.rank, self.size, self.check = rank, size, check
         self.peers = None  # memory that all ranks read, where there is some
-        self.overlap = False  # whether a product of many rows is summed in pieces beside itself
         self._agreed = set()
 
-    def gather(self, part, whole=None):
-        """[size, ...]: the tensor of every rank, all of one shape; in `whole` where that is given."""
+    def gather(self, part):
+        """[size, ...]: the tensor of every rank, all of one shape."""
         part = part.contiguous()
-        whole = part.new_empty((self.size, *part.shape)) if whole is None else whole
+        whole = part.new_empty((self.size, *part.shape))
         if self.size == 1:
             whole[0] = part
         elif part.numel():
@@ -91,13 +90,13 @@ class Process(Group):
     """Ranks of a torch.distributed process group: NCCL, gloo or another. Where it serves GPUs alone, ranks agree by a gloo group of
     the same ranks, in which one that dies is noticed."""
 
-    def __init__(self, group=None, check="always", timeout=None, peers=0, overlap=False):
+    def __init__(self, group=None, check="always", timeout=None, peers=0):
         import torch.distributed as dist
         if not dist.is_initialized():
             raise _errors.InvalidArgument("parallel: torch.distributed is not initialised: call init_process_group first")
         self.dist, self.group = dist, group if group is not None else dist.group.WORLD
         super().__init__(dist.get_rank(self.group), dist.get_world_size(self.group), check)
-        self.teller, self.overlap = self.group, overlap
+        self.teller = self.group
         if "gloo" not in dist.get_backend(self.group) and self.size > 1:
             more = {} if timeout is None else {"timeout": timeout}
             self.teller = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo",
@@ -123,12 +122,11 @@ class Threads(Group):
     def __init__(self, rank, shared, check="always"):
         super().__init__(rank, shared.size, check)
         self.shared = shared
-        self.overlap = shared.overlap
 
     @staticmethod
-    def run(size, work, timeout=60.0, check="always", overlap=False):
+    def run(size, work, timeout=60.0, check="always"):
         """[work(group) of every rank]. The first failure that is not another's consequence is raised."""
-        shared = _Shared(size, timeout, overlap)
+        shared = _Shared(size, timeout)
         found, failed = [None] * size, [None] * size
 
         def rank(r):
@@ -168,8 +166,8 @@ class Threads(Group):
 
 
 class _Shared:
-    def __init__(self, size, timeout, overlap):
-        self.size, self.slots, self.overlap = size, [None] * size, overlap
+    def __init__(self, size, timeout):
+        self.size, self.slots = size, [None] * size
         self.meeting = threading.Barrier(size, timeout=timeout)
 
     def barrier(self):
@@ -182,8 +180,7 @@ _groups = {}
 def as_group(group=None, **options):
     """A Group of a Group, a process group, a DeviceMesh of one dimension, or None for all processes. ``check``: 'always' compares what
     ranks are about to do before each step, 'first' once for each shape, 'never' trusts them. ``timeout``: of the comparison on GPUs, and of ``peers``:
-    bytes of symmetric memory on each GPU of one host, through which sums go in one kernel (``True``: 256 MiB). ``overlap``: products of many rows are summed in
-    pieces on a second stream, each beside the next one's product."""
+    bytes of symmetric memory on each GPU of one host, through which sums go in one kernel (``True``: 256 MiB)."""
     if isinstance(group, Group):
         return group
     if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
