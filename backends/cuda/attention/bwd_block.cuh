@@ -101,7 +101,7 @@ struct BackwardShared {
   }
   __device__ void init() const {
     for (int i = 0; i < S::kStages; ++i)
-      barrier_init(full + i, 128), barrier_init(empty + i, S::kConsumers / 32);
+      barrier_init(full + i, 128), barrier_init(empty + i, S::kKeys ? S::kConsumers : S::kConsumers / 32);
     fence_barrier_init();
   }
 };

@@ -123,8 +123,8 @@ class BackwardConsumer {
   __device__ __forceinline__ void end_tile(int tile) {
     wgmma_fence_operand(a_);
     if constexpr (S::kKeys) wgmma_fence_operand(b_);
-    __syncwarp();  // all lanes have read their stats
-    if (thread_ % 32 == 0) barrier_arrive(s_.empty + back_.stage);
+    if (S::kKeys || thread_ % 32 == 0)
+      barrier_arrive(s_.empty + back_.stage);  // each lane has read its stats
     back_.next();
     if constexpr (!S::kKeys) {
       // A tile of the rule is two here.
