@@ -23,8 +23,9 @@ const rlk::Options kRows{.backend = "native.rows"};
 TEST_CASE("rms_norm on fibers is native's bits, with every option") {
   std::mt19937 random(7);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{5, 70}, Shape{67, 40}, Shape{3, 520}, Shape{2, 3, 1100}, Shape{2, 5003}})
-      for (int form = 0; form < 5; ++form) {
+    for (const Shape& shape : {Shape{5, 70}, Shape{67, 40}, Shape{3, 520}, Shape{2, 3, 1100}, Shape{3, 1104},
+                               Shape{2, 5003}, Shape{2, 5008}})
+      for (int form = 0; form < 6; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
         const Shape width{shape.back()};
@@ -38,9 +39,10 @@ TEST_CASE("rms_norm on fibers is native's bits, with every option") {
         std::vector<Owned*> results{&y, &rstd};
         if (form != 3) a.weight = weight.tensor;
         if (form >= 1 && form <= 3) a.residual = residual.tensor, a.sum = sum.tensor, results.push_back(&sum);
+        if (form == 5) a.residual = residual.tensor;
         if (form == 0) a.weight_offset = true, a.gate = gate.tensor;
         if (form == 1) a.cast = rlk::RmsNorm::Cast::early;
-        if (form >= 3) a.gate = gate.tensor, a.gate_act = rlk::RmsNorm::GateAct::sigmoid;
+        if (form == 3 || form == 4) a.gate = gate.tensor, a.gate_act = rlk::RmsNorm::GateAct::sigmoid;
         REQUIRE(rlk::rms_norm(a, kRows));
         same_on_fibers(results, copies(results),
                        [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
@@ -90,12 +92,12 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
 }
 
 // Rows of whole packs, which have kernels of their own, in one pass or two; and more blocks of rows than are added at a time.
-TEST_CASE("d_weight on fibers is native's bits, of many rows and of rows of whole packs") {
+TEST_CASE("d_weight and d_x on fibers are native's bits, of many rows and of rows of whole packs") {
   std::mt19937 random(10);
   for (const Shape& shape :
-       {Shape{33000, 8}, Shape{300, 128}, Shape{131, 2, 72}, Shape{5, 264}, Shape{130, 136}, Shape{17, 1024},
-        Shape{2, 65, 1032}, Shape{6, 4096}, Shape{5, 4104}})
-    for (int form = 0; form < 4; ++form) {
+       {Shape{33000, 8}, Shape{300, 128}, Shape{131, 2, 72}, Shape{5, 264}, Shape{130, 136}, Shape{19, 256},
+        Shape{18, 512}, Shape{17, 1024}, Shape{2, 65, 1032}, Shape{6, 2048}, Shape{6, 4096}, Shape{5, 4104}})
+    for (int form = 0; form < 6; ++form) {
       CAPTURE(shape[0]);
       CAPTURE(shape.back());
       CAPTURE(form);
@@ -107,21 +109,19 @@ TEST_CASE("d_weight on fibers is native's bits, of many rows and of rows of whol
       const Owned d_y(shape, t, random), x(shape, t, random, 3), weight(width, t, random),
           d_sum(shape, t, random);
       Owned rstd(one, DType::f32), y(shape, t), d_x(shape, t), d_weight(width, t);
-      rlk::RmsNormBwd a{.d_y = d_y.tensor,
-                        .x = x.tensor,
-                        .weight = weight.tensor,
-                        .d_x = d_x.tensor,
-                        .d_weight = d_weight.tensor};
+      rlk::RmsNormBwd a{.d_y = d_y.tensor, .x = x.tensor, .weight = weight.tensor, .d_x = d_x.tensor};
+      std::vector<Owned*> results{&d_x};
+      if (form < 4) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
       if (given) {
         REQUIRE(rlk::rms_norm({.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor}, kRows));
         a.rstd = rstd.tensor, a.d_sum = d_sum.tensor, a.weight_offset = true;
       }
       REQUIRE(rlk::rms_norm_bwd(a, kRows));
-      same_on_fibers({&d_x, &d_weight}, copies({&d_x, &d_weight}), [&] {
+      same_on_fibers(results, copies(results), [&] {
         const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
         std::vector<float> workspace(
             static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
-        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr, form < 2 ? 0 : 1 << 20);
+        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr, form / 2 == 1 ? 1 << 20 : 0);
       });
     }
 }

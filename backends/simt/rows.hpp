@@ -258,6 +258,12 @@ struct RowOf {
   __device__ __forceinline__ void get(std::int64_t i, int n, float (&v)[kPack]) const {
     get_pack<T>(type, data, i, n, v);
   }
+  // A whole pack as it lies there.
+  template <class T>
+  __device__ __forceinline__ void put(std::int64_t i, const Raw<T>& raw) const {
+    static_assert(__is_same(T, Whole));
+    *reinterpret_cast<Bytes16*>(static_cast<std::uint16_t*>(data) + i) = raw.part[0];
+  }
   template <class T>
   __device__ __forceinline__ void set(std::int64_t i, int n, const float (&v)[kPack]) const {
     put_pack<T>(type, data, i, n, v);

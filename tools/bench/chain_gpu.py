@@ -216,7 +216,8 @@ def attention_rows(batch, length, heads, kv_heads, width=128):
 def all_rows():
     for tokens in (1, 64, 1000, 8192, 32768):
         yield from rms_norm_rows(tokens, 4096)
-    yield from rms_norm_rows(262144, 128)
+    for tokens, width in ((262144, 128), (65536, 256), (65536, 512), (32768, 1024), (65536, 2048)):
+        yield from rms_norm_rows(tokens, width)
     for heads in (32768, 262144):
         yield from gated_norm_rows(heads, 128)
     for tokens in (1, 64, 1000, 8192):

@@ -5,11 +5,13 @@
 //              lanes, or 32; what it read first stays in registers
 // shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
 //              the block adds to d_weight. The last rows come first: they are still in the cache
+// added.hpp    x + residual in rows of whole packs, which is made once
 // narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
 // d_weight     the shares of a channel are added, ascending in fp64
 #pragma once
 
 #include "simt/join.hpp"
+#include "simt/rms_norm/added.hpp"
 #include "simt/rms_norm/narrow.hpp"
 #include "simt/rms_norm/wide.hpp"
 
@@ -244,12 +246,12 @@ inline dim3 grid(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, int by) { return (n + by - 1) / by; }
 
 inline bool narrow(const Problem& p) { return p.width <= kLanes; }
-// A gate only where rows are narrow.
+// A gate only where rows are narrow and nothing is added.
 template <class... Tensors>
 bool whole(const Problem& p, const Tensors&... tensors) {
   const bool weight = p.weight == nullptr || (p.weight_type == rows::Type::bf16 &&
                                               reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0);
-  return p.width % kPack == 0 && weight && (!p.gate || p.width <= Sixteen::kStride) && !p.residual &&
+  return p.width % kPack == 0 && weight && (!p.gate || (p.width <= Sixteen::kStride && !p.residual)) &&
          rows::lies_whole(p.axes, p.gate) && (rows::lies_whole(p.axes, tensors) && ...);
 }
 inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
@@ -257,8 +259,10 @@ inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
 // f(a type of team): what suits the rows.
 template <class T, class F>
 void for_team(const Problem& p, F f) {
-  if constexpr (!kGeneral<T>)
-    if (p.width <= Sixteen::kStride) return f.template operator()<Sixteen>();
+  if constexpr (!kGeneral<T>) {
+    if (p.width <= Wave1::kStride) return f.template operator()<Wave1>();
+    if (p.width <= Wave2::kStride * Wave2::kHeld) return f.template operator()<Wave2>();
+  }
   if (narrow(p))
     f.template operator()<Wave>();
   else
@@ -275,14 +279,19 @@ inline constexpr std::int64_t kFewRows = 256;
 template <class T>
 void launch_rows(const Problem& p, hipStream_t stream) {
   const auto with = [&]<class Of>() {
-    hipLaunchKernelGGL((forward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
+    const auto launch = [&](auto kernel) {
+      hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
+    };
+    if constexpr (!kGeneral<T>)
+      if (p.residual) return launch(added_forward<Of>);
+    launch(forward<T, Of>);
   };
   if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return with.template operator()<Waves>();
   for_team<T>(p, with);
 }
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
-  if (!p.sum && whole(p, p.x, p.y))
+  if ((p.residual || !p.sum) && whole(p, p.x, p.residual, p.y, p.sum))
     return p.width <= Sixteen::kStride ? launch_narrow_forward(p, stream)
                                        : launch_rows<rows::Whole>(p, stream);
   rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum),
@@ -304,8 +313,8 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
   float* kept = p.d_weight ? r + p.axes.rows : nullptr;
   if (p.axes.rows > 0) {
-    const bool in_packs = whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate);
-    if (in_packs && (p.d_weight || p.gate) && p.width <= Sixteen::kStride) {
+    const bool in_packs = !p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate);
+    if (in_packs && p.width <= Sixteen::kStride) {
       launch_narrow_backward(p, kept, stream);
     } else if (in_packs && launch_wide_backward(p, kept, stream, wide_blocks)) {
       // and there is nothing else

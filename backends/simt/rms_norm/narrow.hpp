@@ -1,4 +1,4 @@
-// rms_norm of rows of whole packs of up to 128 (bf16, on 16 bytes), with a gate or without: the norms of a layer's heads.
+// rms_norm of rows of whole packs of up to 128 (bf16, on 16 bytes), with a gate, a residual or neither: the norms of a layer's heads.
 //
 // forward     16 lanes a row, two or four rows a thread, all asked for at once; each of as many lanes computes the reciprocal of
 //             one of them
@@ -97,26 +97,32 @@ __device__ __forceinline__ void unpack_gate(const Problem& p, const rows::Raw<ro
   for (int k = 0; k < kPack; ++k) gate[k] = n > 0 ? gate[k] : 1.0f;
 }
 
-// `Rows` of a thread.
-template <bool Gated, int Rows, int Blocks>
+// `Rows` of a thread. Added: with a residual.
+template <bool Gated, bool Added, int Rows, int Blocks>
 __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
   using Raw = rows::Raw<rows::Whole>;
   const Sixteen at(p);
   const int n = rows::pack_at(at.first, p.width), team = static_cast<int>(threadIdx.x) / Sixteen::kThreadsOf;
   const std::int64_t first = std::int64_t{blockIdx.x} * (Rows * Sixteen::kRows) + team;
   std::int64_t row[Rows];  // rows past the end repeat the last one, since every lane must reach the shuffles
-  Raw xs[Rows], gates[Rows];
+  Raw xs[Rows], others[Rows];  // the gates, or the residuals
 #pragma unroll
   for (int c = 0; c < Rows; ++c) {
     row[c] = first + c * Sixteen::kRows < p.axes.rows ? first + c * Sixteen::kRows : p.axes.rows - 1;
     xs[c] = RowOf(p.axes, p.x, row[c]).fetch<rows::Whole>(at.first, n);
-    if constexpr (Gated) gates[c] = RowOf(p.axes, p.gate, row[c]).fetch<rows::Whole>(at.first, n);
+    if constexpr (Gated || Added)
+      others[c] = RowOf(p.axes, Gated ? p.gate : p.residual, row[c]).fetch<rows::Whole>(at.first, n);
   }
   float w[kPack], squares = 0;
   if (p.weight) weights<rows::Whole>(p, at.first, n, w);
 #pragma unroll
   for (int c = 0; c < Rows; ++c) {
     float a[kPack], sums[1][kPack];
+    if constexpr (Added) {
+      xs[c].part[0] = added(xs[c].part[0], others[c].part[0]);
+      if (p.sum && n > 0 && first + c * Sixteen::kRows < p.axes.rows)
+        RowOf(p.axes, p.sum, row[c]).put<rows::Whole>(at.first, xs[c]);
+    }
     rows::unpack<rows::Whole>(p.x.type, xs[c], a);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums[0][k] = fused(a[k], a[k], 0.0f);
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
     if (p.weight) multiply(out, w);
     if constexpr (Gated) {
       float g[kPack];
-      unpack_gate(p, gates[c], n, g);
+      unpack_gate(p, others[c], n, g);
       gate_for_bf16(p.act, g, out);
     }
     if (p.rstd && at.first == 0) RowOf(p.axes, p.rstd, row[c]).set(0, r);
@@ -265,8 +271,10 @@ inline dim3 narrow_grid(const Problem& p, int rows) {
   return dim3(static_cast<unsigned>((p.axes.rows + rows - 1) / rows));
 }
 inline void launch_narrow_forward(const Problem& p, hipStream_t stream) {
-  const int rows = p.gate ? 2 : 4;
-  const auto kernel = p.gate ? narrow_forward<true, 2, 8> : narrow_forward<false, 4, 8>;
+  const int rows = p.gate || p.residual ? 2 : 4;
+  const auto kernel = p.gate       ? narrow_forward<true, false, 2, 8>
+                      : p.residual ? narrow_forward<false, true, 2, 8>
+                                   : narrow_forward<false, false, 4, 8>;
   hipLaunchKernelGGL(kernel, narrow_grid(p, rows * Sixteen::kRows), dim3(kThreads), 0, stream, p);
 }
 inline void launch_narrow_backward(const Problem& p, float* shares, hipStream_t stream) {

@@ -63,8 +63,8 @@ struct Team {
       for (int k = 0; k < kPack; ++k) v[k] = sums[0][k];
       return add_rn(fold<kLanesOf>(v, lane), 0.0f);  // as with the empty lanes: no -0
     } else if constexpr (Threads == kWave) {
-      for (int k = 0; k < kPack; ++k)
-        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
+      const auto at = [&](int c, int k) { return c < kSums ? sums[c < kSums ? c : 0][k] : 0.0f; };
+      for (int k = 0; k < kPack; ++k) v[k] = add_rn(add_rn(at(0, k), at(2, k)), add_rn(at(1, k), at(3, k)));
     } else {
       float* all = dynamic_shared<float>();
       __syncthreads();  // what lies there was read
@@ -99,6 +99,8 @@ struct Team {
   }
 };
 using Sixteen = Team<16, 1>;
+using Wave1 = Team<kWave, 1>;
+using Wave2 = Team<kWave, 2>;
 using Wave = Team<kWave, 4>;
 using Waves = Team<4 * kWave, 4>;
 static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
@@ -116,6 +118,22 @@ RLK_DEVICE_CALL Eight gate_slopes(Gate act, Eight gate) {
 #pragma unroll
   for (int k = 0; k < kPack; ++k) gate.at[k] = activation::slope(act, gate.at[k]);
   return gate;
+}
+
+// A pack of bf16, and x + residual as a tensor of bf16 holds it.
+__device__ __forceinline__ rows::Bytes16 packed(const float (&v)[kPack]) {
+  rows::Bytes16 raw;
+#pragma unroll
+  for (int k = 0; k < kPack; k += 2) raw.word[k / 2] = rows::pair_of<bf16>(v[k], v[k + 1]);
+  return raw;
+}
+__device__ __forceinline__ rows::Bytes16 added(const rows::Bytes16& x, const rows::Bytes16& residual) {
+  float a[kPack], r[kPack];
+  rows::unpack<bf16>(&x, a);
+  rows::unpack<bf16>(&residual, r);
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) a[k] = a[k] + r[k];
+  return packed(a);
 }
 
 __device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kPack]) {

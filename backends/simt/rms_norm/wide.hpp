@@ -1,5 +1,6 @@
 // rms_norm's gradients of rows of whole packs of more than 128 (bf16, on 16 bytes, with a weight, one stride a row, no gate, no
-// residual), where rows are many: d_x, d_residual and the shares of d_weight in one pass, so that x and d_y come from memory once.
+// residual), where rows are many: d_x, d_residual and the shares of d_weight in one pass, so that x and d_y come from memory once;
+// and d_x alone where the widths suit a row's threads.
 //
 // A block has the 128 rows of a share, 4 or 16 of them at a time, which lie in shared memory: the next ones are on their way
 // while these are computed. What a row's threads know of the normalised value and of its gradient stays in registers from one
@@ -10,7 +11,7 @@
 
 namespace rlk::simt::rms_norm {
 
-inline constexpr int kWideThreads = 512, kWideHeld = 4;
+inline constexpr int kWideThreads = 512;
 
 // Copies 16 bytes to shared memory; they are there for this thread when `arrived`.
 __device__ __forceinline__ void send(rows::Bytes16* to, const rows::Bytes16* from) {
@@ -27,19 +28,20 @@ __device__ __forceinline__ void arrived() {
 #endif
 }
 
-// A block whose rows have `Threads` each, and its shared memory: two halves of rows of x, of d_y and, with Sum, of d_sum.
-template <int Threads, bool Sum>
+// A block whose rows have `Threads` each, of which each holds `Held` packs, and its shared memory: two halves of rows of x, of d_y
+// and, with Sum, of d_sum.
+template <int Threads, int Held, bool Sum>
 struct Wide {
   static constexpr int kRows = kWideThreads / Threads, kStride = Threads * kPack;
-  static constexpr int kSums = Threads > kWave ? 1 : kWideHeld;
-  static constexpr int kMost = kWideHeld * kStride;                  // channels
+  static constexpr int kSums = Threads > kWave ? 1 : Held;
+  static constexpr int kMost = Held * kStride;                       // channels
   static constexpr int kPairs = (kMost / 2 - 1) / kWideThreads + 1;  // of channels, of a thread's chains
   static constexpr int kRoom = Threads > kWave ? kRows* kLanes : 0;  // floats for a sum over rows
   static constexpr int kTensors = Sum ? 3 : 2;
 
   rows::Bytes16* tiles;
   float *room, *r;  // two of each
-  int packs, half = 0;
+  int packs;
 
   __device__ __forceinline__ explicit Wide(const Problem& p) : packs(static_cast<int>(p.width) / kPack) {
     tiles = dynamic_shared<rows::Bytes16>();
@@ -71,8 +73,10 @@ struct Wide {
       }
     } else {
 #pragma unroll
-      for (int k = 0; k < kPack; ++k)
-        v[k] = add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]));
+      for (int k = 0; k < kPack; ++k) {  // lanes that are not there are +0
+        const auto at = [&](int c) { return c < kSums ? sums[c < kSums ? c : 0][k] : 0.0f; };
+        v[k] = add_rn(add_rn(at(0), at(2)), add_rn(at(1), at(3)));
+      }
     }
     return fold<kWave>(v, lane);
   }
@@ -85,16 +89,10 @@ __device__ __forceinline__ void widen(const rows::Bytes16& raw, float (&v)[kPack
 __device__ __forceinline__ rows::Bytes16* row_of(const rows::Tensor& t, std::int64_t row) {
   return reinterpret_cast<rows::Bytes16*>(static_cast<std::uint16_t*>(t.data) + row * t.stride[0]);
 }
-__device__ __forceinline__ void write(rows::Bytes16* to, const float (&v)[kPack]) {
-  rows::Bytes16 raw;
-#pragma unroll
-  for (int k = 0; k < kPack; k += 2) raw.word[k / 2] = rows::pair_of<bf16>(v[k], v[k + 1]);
-  *to = raw;
-}
 
-template <int Threads, bool Sum>
-__global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, float* out) {
-  using W = Wide<Threads, Sum>;
+template <int Threads, int Held, bool Sum>
+__global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward(Problem p, float* out) {
+  using W = Wide<Threads, Held, Sum>;
   W wide(p);
   const int team = static_cast<int>(threadIdx.x) / Threads, thread = static_cast<int>(threadIdx.x) % Threads;
   const std::int64_t start = std::int64_t{blockIdx.x} * kBlock;
@@ -106,16 +104,16 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
     const std::int64_t row = row_at(step);
     const rows::Bytes16 *x = row_of(p.x, row), *d_y = row_of(p.d_y, row);
 #pragma unroll
-    for (int c = 0; c < kWideHeld; ++c)
+    for (int c = 0; c < Held; ++c)
       if (const int i = thread + c * Threads; i < wide.packs) {
         send(wide.row(which, 0, team) + i, x + i);
         send(wide.row(which, 1, team) + i, d_y + i);
         if constexpr (Sum) send(wide.row(which, 2, team) + i, row_of(p.d_sum, row) + i);
       }
   };
-  rows::Bytes16 w[kWideHeld] = {};
+  rows::Bytes16 w[Held] = {};
 #pragma unroll
-  for (int c = 0; c < kWideHeld; ++c)
+  for (int c = 0; c < Held; ++c)
     if (const int i = thread + c * Threads; i < wide.packs)
       w[c] = static_cast<const rows::Bytes16*>(p.weight)[i];
   const float offset = p.offset ? 1.0f : 0.0f;
@@ -123,13 +121,14 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
   ask(0, 0);
   for (int step = 0; step < count; step += W::kRows) {
     const std::int64_t row = row_at(step);
+    const int half = step / W::kRows % 2;
     arrived();
     __syncthreads();  // and the other half was read
-    if (step + W::kRows < count) ask(step + W::kRows, 1 - wide.half);
-    const rows::Bytes16 *x = wide.row(wide.half, 0, team), *d_y = wide.row(wide.half, 1, team);
-    float a[kWideHeld][kPack], g[kWideHeld][kPack], sums[W::kSums][kPack] = {};
+    if (step + W::kRows < count) ask(step + W::kRows, 1 - half);
+    const rows::Bytes16 *x = wide.row(half, 0, team), *d_y = wide.row(half, 1, team);
+    float a[Held][kPack], g[Held][kPack], sums[W::kSums][kPack] = {};
 #pragma unroll
-    for (int c = 0; c < kWideHeld; ++c) {
+    for (int c = 0; c < Held; ++c) {
       const int i = thread + c * Threads;
       widen(i < wide.packs ? x[i] : rows::Bytes16{}, a[c]);
     }
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
       r = rows::load(p.rstd.type, p.rstd.row(p.axes, row), 0);
     } else {
 #pragma unroll
-      for (int c = 0; c < kWideHeld; ++c)
+      for (int c = 0; c < Held; ++c)
 #pragma unroll
         for (int k = 0; k < kPack; ++k)
           sums[c % W::kSums][k] = fused(a[c][k], a[c][k], sums[c % W::kSums][k]);
@@ -148,9 +147,9 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
 #pragma unroll
         for (int k = 0; k < kPack; ++k) sums[c][k] = 0;
     }
-    if (thread == 0) wide.r[wide.half * W::kRows + team] = r;
+    if (thread == 0) wide.r[half * W::kRows + team] = r;
 #pragma unroll
-    for (int c = 0; c < kWideHeld; ++c) {
+    for (int c = 0; c < Held; ++c) {
       const int i = thread + c * Threads;
       float weight[kPack];
       widen(w[c], weight);
@@ -166,25 +165,26 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
     const float mean = wide.total(sums, 1) / static_cast<float>(p.width);
     if (step + team < count) {
 #pragma unroll
-      for (int c = 0; c < kWideHeld; ++c) {
+      for (int c = 0; c < Held; ++c) {
         const int i = thread + c * Threads;
         if (i >= wide.packs) continue;
 #pragma unroll
         for (int k = 0; k < kPack; ++k) g[c][k] = gradient(r, a[c][k], mean, g[c][k]);
         if constexpr (Sum) {
           float more[kPack];
-          widen(wide.row(wide.half, 2, team)[i], more);
+          widen(wide.row(half, 2, team)[i], more);
 #pragma unroll
           for (int k = 0; k < kPack; ++k) g[c][k] = g[c][k] + more[k];
         }
-        if (p.d_x) write(row_of(p.d_x, row) + i, g[c]);
-        if (p.d_residual) write(row_of(p.d_residual, row) + i, g[c]);
+        if (p.d_x) row_of(p.d_x, row)[i] = packed(g[c]);
+        if (p.d_residual) row_of(p.d_residual, row)[i] = packed(g[c]);
       }
     }
+    if (!out) continue;
     if constexpr (Threads <= kWave) __syncthreads();
-    const auto* xs = reinterpret_cast<const std::uint32_t*>(wide.row(wide.half, 0, 0));
-    const auto* ds = reinterpret_cast<const std::uint32_t*>(wide.row(wide.half, 1, 0));
-    const float* rs = wide.r + wide.half * W::kRows;
+    const auto* xs = reinterpret_cast<const std::uint32_t*>(wide.row(half, 0, 0));
+    const auto* ds = reinterpret_cast<const std::uint32_t*>(wide.row(half, 1, 0));
+    const float* rs = wide.r + half * W::kRows;
     const int there = count - step < W::kRows ? count - step : W::kRows, pairs = wide.packs * (kPack / 2);
 #pragma unroll
     for (int pair = 0; pair < W::kPairs; ++pair) {
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
         for (int k = 0; k < there; ++k) go_on(k);
       }
     }
-    wide.half = 1 - wide.half;
   }
+  if (!out) return;
 #pragma unroll
   for (int pair = 0; pair < W::kPairs; ++pair) {
     const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
@@ -217,31 +217,36 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_backward(Problem p, floa
 // has as many steps, for less.
 inline constexpr std::int64_t kWideBlocks = 56, kShort = 512;
 
-template <int Threads, bool Sum>
+template <int Threads, int Held, bool Sum>
 bool launch_wide(const Problem& p, float* shares, hipStream_t stream) {
-  const std::size_t bytes = Wide<Threads, Sum>::bytes(p);
+  const std::size_t bytes = Wide<Threads, Held, Sum>::bytes(p);
   int device = 0, most = 0;
   if (hipGetDevice(&device) != hipSuccess ||
       hipDeviceGetAttribute(&most, hipDeviceAttributeSharedMemPerBlockOptin, device) != hipSuccess ||
       bytes > static_cast<std::size_t>(most) ||
-      hipFuncSetAttribute(reinterpret_cast<const void*>(&wide_backward<Threads, Sum>),
+      hipFuncSetAttribute(reinterpret_cast<const void*>(&wide_backward<Threads, Held, Sum>),
                           hipFuncAttributeMaxDynamicSharedMemorySize, most) != hipSuccess)
     return false;
-  hipLaunchKernelGGL((wide_backward<Threads, Sum>), dim3(static_cast<unsigned>(p.blocks())),
+  hipLaunchKernelGGL((wide_backward<Threads, Held, Sum>), dim3(static_cast<unsigned>(p.blocks())),
                      dim3(kWideThreads), bytes, stream, p, shares);
   return true;
 }
-// Whether the shares of d_weight and all else are under way; `p` has whole packs.
+// Whether the shares of d_weight, if `shares`, and all else are under way; `p` has whole packs.
 inline bool launch_wide_backward(const Problem& p, float* shares, hipStream_t stream,
                                  std::int64_t blocks = kWideBlocks) {
-  if (!p.d_weight || p.gate || !p.weight || p.axes.count != 1) return false;
+  if (p.gate || !p.weight || p.axes.count != 1) return false;
+  const bool suits = p.width <= kShort || (p.width > kLanes && p.width <= Wide<128, 2, false>::kMost);
+  if (!p.d_weight && !suits) return false;
   if (p.blocks() < (p.width < kShort ? 3 * blocks : blocks)) return false;
-  const auto with = [&]<int Threads>() {
-    return p.d_sum ? launch_wide<Threads, true>(p, shares, stream)
-                   : launch_wide<Threads, false>(p, shares, stream);
+  const auto with = [&]<int Threads, int Held>() {
+    return p.d_sum ? launch_wide<Threads, Held, true>(p, shares, stream)
+                   : launch_wide<Threads, Held, false>(p, shares, stream);
   };
-  if (p.width > Wide<128, false>::kMost) return false;
-  return p.width <= kLanes ? with.template operator()<kWave>() : with.template operator()<128>();
+  if (p.width <= Wide<kWave, 1, false>::kMost) return with.template operator()<kWave, 1>();
+  if (p.width <= Wide<kWave, 2, false>::kMost) return with.template operator()<kWave, 2>();
+  if (p.width <= Wide<kWave, 4, false>::kMost) return with.template operator()<kWave, 4>();
+  if (p.width <= Wide<128, 2, false>::kMost) return with.template operator()<128, 2>();
+  return p.width <= Wide<128, 4, false>::kMost && with.template operator()<128, 4>();
 }
 
 }  // namespace rlk::simt::rms_norm
