@@ -215,3 +215,20 @@ def test_arrays_of_cupy_run_on_their_current_stream():
             assert type(out) is cupy.ndarray
             assert numpy.array_equal(cupy.asnumpy(out), on_cpu) and numpy.array_equal(cupy.asnumpy(given), on_cpu)
         where.synchronize()
+
+
+@pytest.mark.parametrize("leaves", [{}, {"leaf_first": 2, "leaf_count": 2}])
+@pytest.mark.parametrize("rows, each", [(4100, 1025), (700, 257), (2048, 512)])
+def test_rows_of_a_product_have_their_bits_in_any_piece(rows, each, leaves):
+    k, n = 3072, 1024
+    mine = k * leaves.get("leaf_count", 8) // 8
+    options = leaves | ({"k_total": k} if leaves else {})
+    x, w, d_y = (torch.randn(*s, device="cuda").bfloat16() for s in ((rows, mine), (n, mine), (rows, mine)))
+    y = rlk.torch.linear(x, w, **options)
+    back = {"d_x_" + name: v for name, v in leaves.items()} | ({"n_total": k} if leaves else {})
+    up = torch.randn(mine, n, device="cuda").bfloat16()
+    d_x = rlk.torch.linear_bwd(d_y, y.bfloat16(), up, d_x=True, **back)
+    for at in range(0, rows, each):
+        some = slice(at, min(at + each, rows))
+        assert same_bits(rlk.torch.linear(x[some], w, **options), y[some])
+        assert same_bits(rlk.torch.linear_bwd(d_y[some], y[some].bfloat16(), up, d_x=True, **back), d_x[some])
