@@ -90,6 +90,45 @@ __device__ __forceinline__ rows::Bytes16* row_of(const rows::Tensor& t, std::int
   return reinterpret_cast<rows::Bytes16*>(static_cast<std::uint16_t*>(t.data) + row * t.stride[0]);
 }
 
+// What a thread has of d_weight: two channels at a time.
+template <class W>
+struct Chains {
+  float low[W::kPairs] = {}, high[W::kPairs] = {};
+
+  // They go on with the first `there` rows of this half.
+  __device__ __forceinline__ void add(const W& wide, int half, int there) {
+    const auto* xs = reinterpret_cast<const std::uint32_t*>(wide.row(half, 0, 0));
+    const auto* ds = reinterpret_cast<const std::uint32_t*>(wide.row(half, 1, 0));
+    const float* rs = wide.r + half * W::kRows;
+    const int pairs = wide.packs * (kPack / 2);
+#pragma unroll
+    for (int pair = 0; pair < W::kPairs; ++pair) {
+      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+      if (i >= pairs) continue;
+      const auto go_on = [&](int k) {
+        const std::uint32_t x2 = xs[k * pairs + i], d2 = ds[k * pairs + i];
+        low[pair] = fused(bits_float(d2 << 16), bits_float(x2 << 16) * rs[k], low[pair]);
+        high[pair] = fused(bits_float(d2 & 0xffff0000u), bits_float(x2 & 0xffff0000u) * rs[k], high[pair]);
+      };
+      if (there == W::kRows) {
+#pragma unroll
+        for (int k = 0; k < W::kRows; ++k) go_on(k);
+      } else {
+        for (int k = 0; k < there; ++k) go_on(k);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(const W& wide, float* out) const {
+#pragma unroll
+    for (int pair = 0; pair < W::kPairs; ++pair) {
+      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+      if (2 * i >= wide.packs * kPack) continue;
+      out[2 * i] = low[pair];
+      out[2 * i + 1] = high[pair];
+    }
+  }
+};
+
 template <int Threads, int Held, bool Sum>
 __global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward(Problem p, float* out) {
   using W = Wide<Threads, Held, Sum>;
@@ -117,7 +156,7 @@ __global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward
     if (const int i = thread + c * Threads; i < wide.packs)
       w[c] = static_cast<const rows::Bytes16*>(p.weight)[i];
   const float offset = p.offset ? 1.0f : 0.0f;
-  float low[W::kPairs] = {}, high[W::kPairs] = {};
+  Chains<W> chains;
   ask(0, 0);
   for (int step = 0; step < count; step += W::kRows) {
     const std::int64_t row = row_at(step);
@@ -182,35 +221,9 @@ __global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward
     }
     if (!out) continue;
     if constexpr (Threads <= kWave) __syncthreads();
-    const auto* xs = reinterpret_cast<const std::uint32_t*>(wide.row(half, 0, 0));
-    const auto* ds = reinterpret_cast<const std::uint32_t*>(wide.row(half, 1, 0));
-    const float* rs = wide.r + half * W::kRows;
-    const int there = count - step < W::kRows ? count - step : W::kRows, pairs = wide.packs * (kPack / 2);
-#pragma unroll
-    for (int pair = 0; pair < W::kPairs; ++pair) {
-      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
-      if (i >= pairs) continue;
-      const auto go_on = [&](int k) {
-        const std::uint32_t x2 = xs[k * pairs + i], d2 = ds[k * pairs + i];
-        low[pair] = fused(bits_float(d2 << 16), bits_float(x2 << 16) * rs[k], low[pair]);
-        high[pair] = fused(bits_float(d2 & 0xffff0000u), bits_float(x2 & 0xffff0000u) * rs[k], high[pair]);
-      };
-      if (there == W::kRows) {
-#pragma unroll
-        for (int k = 0; k < W::kRows; ++k) go_on(k);
-      } else {
-        for (int k = 0; k < there; ++k) go_on(k);
-      }
-    }
+    chains.add(wide, half, count - step < W::kRows ? count - step : W::kRows);
   }
-  if (!out) return;
-#pragma unroll
-  for (int pair = 0; pair < W::kPairs; ++pair) {
-    const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
-    if (2 * i >= wide.packs * kPack) continue;
-    out[std::int64_t{blockIdx.x} * p.width + 2 * i] = low[pair];
-    out[std::int64_t{blockIdx.x} * p.width + 2 * i + 1] = high[pair];
-  }
+  if (out) chains.store(wide, out + std::int64_t{blockIdx.x} * p.width);
 }
 
 // Blocks that are enough for a GPU, each of which takes as long for its 128 rows as a whole one for few. Of short rows a block
