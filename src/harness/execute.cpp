@@ -477,6 +477,22 @@ Status run_captured(const Subject& subject, const Stage& stage, const Options& o
   return status;
 }
 
+// A caller among several that begin their calls together; one that cannot begin holds nobody up.
+class Caller {
+ public:
+  explicit Caller(std::barrier<>* together) : together_(together) {}
+  Caller(const Caller&) = delete;
+  ~Caller() {
+    if (together_) together_->arrive_and_drop();
+  }
+  void meet() {
+    if (together_) together_->arrive_and_wait();
+  }
+
+ private:
+  std::barrier<>* together_;
+};
+
 // One call; `broken` says what it left behind.
 Status run_once(const Subject& subject, const Stage& stage, const Options& options, const Manner& manner,
                 std::string& broken) {
@@ -530,6 +546,7 @@ std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p)
 }
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner) {
+  Caller caller(manner.together);
   Stage stage(manner.before ? *manner.before : p, subject, manner, false);
   if (!stage.status) return failed(stage.status);
   Options options;
@@ -549,6 +566,7 @@ Outcome execute(const Problem& p, const Subject& subject, const Manner& manner) 
     if (!now) continue;
     if (now == &p && manner.before) stage.unload(), stage.load(p);
     if (workspace) workspace->fill(WatchedMemory::kFill), workspace->to_device(false);
+    if (now == &p) caller.meet();
     const Status status = run_once(subject, stage, options, manner, out.broken);
     if (workspace) workspace->to_host();
     if (!status) return failed(status);

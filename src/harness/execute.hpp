@@ -3,6 +3,7 @@
 // array, the caller's floating-point mode looked at afterwards.
 #pragma once
 
+#include <barrier>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,6 +33,7 @@ struct Manner {
   Precision precision = Precision::standard;
   bool needs_backward = false, deterministic = false;
   std::shared_ptr<const Problem> before{};  // ran in this very memory first; of the same shapes
+  std::barrier<>* together = nullptr;       // where several callers meet before each makes its call
 };
 
 struct Outcome {

@@ -13,11 +13,15 @@ std::vector<Outcome> run_variant(const Subject& subject, const Variant& v) {
     outs[0] = execute(v.problem, subject, v.manner);
     return outs;
   }
+  // What one call leaves where another looks shows only while both run: preparing takes longer than many a call.
+  std::barrier<> together(v.users);
+  Manner manner = v.manner;
+  manner.together = &together;
   std::vector<std::thread> users;
   users.reserve(outs.size());
   for (Outcome& out : outs) {
     const bool other = v.beside && users.size() % 2;
-    users.emplace_back([&, other] { out = execute(other ? *v.beside : v.problem, subject, v.manner); });
+    users.emplace_back([&, other] { out = execute(other ? *v.beside : v.problem, subject, manner); });
   }
   for (std::thread& u : users) u.join();
   for (std::size_t i = outs.size(); v.beside && i-- > 0;)
