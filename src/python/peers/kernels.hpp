@@ -207,8 +207,9 @@ __device__ __forceinline__ void send_chunk(const Sum& s, const Memory& m, std::u
     const float* from = s.part + p * s.each + c * s.chunk;
     float* to = m.part(s, p, chunk, s.rank);
     const std::int64_t count = share(s, p, c);
+    // A warp's stores lie beside each other.
 #pragma unroll 4
-    for (std::int64_t k = 4 * threadIdx.x; k < count; k += 4 * kThreads)  // a warp's stores lie beside each other
+    for (std::int64_t k = 4 * threadIdx.x; k < count; k += 4 * kThreads)
       *reinterpret_cast<Word4*>(to + k) = *reinterpret_cast<const Word4*>(from + k);
   }
 }
