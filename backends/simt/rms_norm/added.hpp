@@ -40,14 +40,7 @@ __global__ void __launch_bounds__(kThreads, 4) added_forward(Problem p) {
   at.for_packs(p.width, true, again, [&](int, int c, std::int64_t i, int n) {
     float out[kPack];
     x.unpack<Whole>(xs[c], out);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
-    if (p.early) rows::round_pack<Whole>(p.y.type, out);
-    if (p.weight) {
-      float w[kPack];
-      weights<Whole>(p, i, n, w);
-      multiply(out, w);
-    }
+    normalise<Whole>(p, i, n, r, out);
     y.set<Whole>(i, n, out);
   });
 }

@@ -50,14 +50,7 @@ __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 6) for
     float out[kPack];
     normalised(c, out);
     if (kGeneral<T> && sum) sum.set<T>(i, n, out);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
-    if (p.early) rows::round_pack<T>(p.y.type, out);
-    if (p.weight) {
-      float w[kPack];
-      weights<T>(p, i, n, w);
-      multiply(out, w);
-    }
+    normalise<T>(p, i, n, r, out);
     if (kGeneral<T> && gate) {
       Eight g;
       gate.get<T>(i, n, g.at);

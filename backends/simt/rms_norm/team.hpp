@@ -154,6 +154,19 @@ __device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n,
   for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
 }
 
+// y's pack from what is normalised, but for a gate.
+template <class T>
+__device__ __forceinline__ void normalise(const Problem& p, std::int64_t i, int n, float r,
+                                          float (&out)[kPack]) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
+  if (p.early) rows::round_pack<T>(p.y.type, out);
+  if (!p.weight) return;
+  float w[kPack];
+  weights<T>(p, i, n, w);
+  multiply(out, w);
+}
+
 // What is normalised, from x in `a`: with a residual, its sum with it as a tensor holds it.
 template <class T>
 __device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t i, int n,
