@@ -173,10 +173,8 @@ class Maker {
     for (int32_t threads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 24, 32, 48, 64})
       same("threads", fmt::format("{}", threads), {.threads = threads});
     same("threads", "4 callers at once", {}, 4, thorough_ ? 10 : 2);
-    // What one call leaves where another one looks is its own as long as both compute the same. Half of the time it is the
-    // other problem that comes off badly, which nobody judges: hence many times where that is cheap.
-    const int32_t times = row_cost(p_) < 50000 ? 16 : thorough_ ? 10 : 4;
-    offer({"threads", "4 callers of two problems", {}, {}, {}, 4, times}, [&](Variant& v) {
+    // What one call leaves where another one looks is its own as long as both compute the same.
+    offer({"threads", "4 callers of two problems", {}, {}, {}, 4, thorough_ ? 10 : 4}, [&](Variant& v) {
       v.beside = halved();
       return put(v, p_);
     });
