@@ -6,6 +6,8 @@
 #include <new>
 #include <string_view>
 
+#include "src/python/torch_native.hpp"
+
 namespace rlk::python {
 namespace {
 
@@ -425,12 +427,18 @@ void set_error(void*, const char* kind, const char* message) {
 }
 
 bool Call::allocate_by_framework(Part& part, const DLTensor& like) {
-  const ExchangeApi& api = *first_->type()->api;
+  const TensorType& type = *first_->type();
+  const ExchangeApi& api = *type.api;
   ManagedTensorVersioned* managed = nullptr;
   DLTensor prototype = like;
   if (api.allocate(&prototype, &managed, nullptr, set_error) != 0 || !managed) return false;
   part.allocated.data = managed->tensor.data;
   part.allocated.byte_offset = managed->tensor.byte_offset;
+  if (type.is_torch()) {
+    part.made = Owned(torch_native()->object_of(*managed));
+    managed->deleter(managed);
+    return bool(part.made);
+  }
   void* object = nullptr;
   if (api.to_object(managed, &object) != 0) return false;
   part.made = Owned(static_cast<PyObject*>(object));
@@ -452,7 +460,8 @@ bool Call::allocate(uint32_t i) {
     PyErr_SetString(PyExc_MemoryError, "it has more elements than an address space has");
     return false;
   }
-  if (first_ && first_->type()->api) {
+  // Where only torch's Python functions give a tensor whose memory is torch's own, they are asked.
+  if (first_ && first_->type()->api && (!first_->type()->is_torch() || torch_native())) {
     DLTensor prototype = part.allocated;
     prototype.strides = strides;
     return allocate_by_framework(part, prototype);

@@ -387,7 +387,7 @@ bool TensorView::ask_torch(PyObject* object, Use use, Asked& asked) {
 }
 
 bool TensorView::take_exchanged(PyObject* object, Use use, Asked& asked) {
-  if (type_->kind == TensorType::torch || type_->kind == TensorType::torch_subclass) {
+  if (type_->is_torch()) {
     if (use != Use::look && !ask_torch(object, use, asked)) return false;
     const TorchNative* const native = torch_native();
     if (native && native->view(object, tensor_)) return true;

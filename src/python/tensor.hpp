@@ -11,6 +11,7 @@ struct TensorType {
   PyTypeObject* type;
   const ExchangeApi* api;  // null: through __dlpack__, or as numpy's own arrays are laid out
   enum Kind { other, numpy, masked, torch, torch_subclass, immutable } kind;
+  bool is_torch() const noexcept { return kind == torch || kind == torch_subclass; }
 };
 
 // Whether torch's dispatcher must see calls of this thread: a dispatch mode, function mode or transform (vmap) is on, or torch.jit traces.

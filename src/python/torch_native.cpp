@@ -55,6 +55,38 @@ Proof& proof() {
   return state;
 }
 
+// A tensor as torch's exchange API owns it, for the time of this.
+class Exported {
+ public:
+  Exported(const ExchangeApi* api, PyObject* tensor) {
+    if (!api || api->from_object(tensor, &owned_) != 0) PyErr_Clear(), owned_ = nullptr;
+  }
+  Exported(const Exported&) = delete;
+  Exported& operator=(const Exported&) = delete;
+  ~Exported() {
+    if (owned_ && owned_->deleter) owned_->deleter(owned_);
+  }
+  const ManagedTensorVersioned* get() const { return owned_; }
+
+ private:
+  ManagedTensorVersioned* owned_ = nullptr;
+};
+
+// Whether what the exchange API owns begins with the at::Tensor, one pointer, whose address is given.
+bool begins_with_tensor(const ExchangeApi* api, PyObject* tensor, PyObject* address) {
+  const Exported owned(api, tensor);
+  if (!owned.get() || !owned.get()->context) return false;
+  void* word;
+  std::memcpy(static_cast<void*>(&word), owned.get()->context, sizeof word);
+  return word && word == PyLong_AsVoidPtr(address);
+}
+
+const ExchangeApi* api_in(PyObject* capsule) {
+  const void* const api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (!api) PyErr_Clear();
+  return static_cast<const ExchangeApi*>(api);
+}
+
 // What the package says: True, False, or None: not now (a mode is active).
 void prove() {
   static int tries = 64;
@@ -76,6 +108,15 @@ bool TorchNative::view(PyObject* tensor, DLTensor& out) const {
   }
 }
 
+PyObject* TorchNative::object_of(const ManagedTensorVersioned& owned) const {
+  try {
+    return wrap_(owned.context);
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
 void TorchNative::written(PyObject* tensor) const {
   try {
     written_(at(tensor));
@@ -87,11 +128,14 @@ bool TorchNative::dispatches() const {
   return dispatch_modes_() != 0 || key_included_(transforms_) || key_included_(tracer_);
 }
 
-bool TorchNative::find(PyObject* tensors, PyObject* addresses, int tracer, int transforms) {
-  constexpr const char *kCore = "libc10.so", *kAten = "libtorch_cpu.so";
+bool TorchNative::find(const ExchangeApi* api, PyObject* tensors, PyObject* addresses, int tracer,
+                       int transforms) {
+  constexpr const char *kCore = "libc10.so", *kAten = "libtorch_cpu.so", *kPython = "libtorch_python.so";
   tracer_ = static_cast<uint16_t>(tracer), transforms_ = static_cast<uint16_t>(transforms);
   place_ = place_of(tensors, addresses);
-  found_ = place_ && look_up(kAten, "_ZN2at6native6is_negERKNS_6TensorE", is_neg_) &&
+  found_ = place_ && begins_with_tensor(api, PyTuple_GetItem(tensors, 0), PyTuple_GetItem(addresses, 0)) &&
+           look_up(kPython, "_Z16THPVariable_WrapRKN2at10TensorBaseE", wrap_) &&
+           look_up(kAten, "_ZN2at6native6is_negERKNS_6TensorE", is_neg_) &&
            look_up(kCore, "_ZNK3c1010TensorImpl13requires_gradEv", requires_grad_) &&
            look_up(kAten, "_ZN2at17toDLPackNonOwningERKNS_6TensorEP8DLTensor", view_) &&
            look_up(kAten, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", written_) &&
@@ -110,13 +154,13 @@ const TorchNative* torch_native() {
 }
 
 PyObject* torch_native_find(PyObject*, PyObject* args) {
-  PyObject *tensors, *addresses;
+  PyObject *api, *tensors, *addresses;
   int tracer, transforms;
-  if (!PyArg_ParseTuple(args, "O!O!ii", &PyTuple_Type, &tensors, &PyTuple_Type, &addresses, &tracer,
+  if (!PyArg_ParseTuple(args, "OO!O!ii", &api, &PyTuple_Type, &tensors, &PyTuple_Type, &addresses, &tracer,
                         &transforms))
     return nullptr;
   if (proof() == Proof::good) Py_RETURN_FALSE;  // what is in use stays as it is
-  const bool all = found().find(tensors, addresses, tracer, transforms);
+  const bool all = found().find(api_in(api), tensors, addresses, tracer, transforms);
   PyErr_Clear();
   return PyBool_FromLong(all);
 }
@@ -137,6 +181,14 @@ PyObject* torch_native_tensor(PyObject*, PyObject* tensor) {
     Py_INCREF(seen);
   return Py_BuildValue("(NNN)", PyBool_FromLong(found().is_neg(tensor)),
                        PyBool_FromLong(found().requires_grad(tensor)), seen);
+}
+
+PyObject* torch_native_object(PyObject*, PyObject* args) {
+  PyObject *api, *tensor;
+  if (!PyArg_ParseTuple(args, "OO", &api, &tensor)) return nullptr;
+  const Exported owned(api_in(api), tensor);
+  if (owned.get()) return found().object_of(*owned.get());
+  Py_RETURN_NONE;
 }
 
 PyObject* torch_native_written(PyObject*, PyObject* tensor) {

@@ -3,11 +3,13 @@
 // again for one bit (which is_neg() does).
 //
 // They are exported by torch's libraries and looked up by symbol; where they or their types change, a symbol is missing. That a
-// tensor's object holds its at::Tensor, one pointer, and where, is looked up too. Nothing here is relied on before rlk/_torch_native.py
+// tensor's object holds its at::Tensor, one pointer, and where, is looked up too, and that what torch's exchange API owns begins with
+// one. Nothing here is relied on before rlk/_torch_native.py
 // has compared every answer with that of Python's functions, for tensors and states that give each; until then, or where anything is
 // missing or differs, torch's Python functions are asked.
 #pragma once
 
+#include "src/python/dlpack_exchange.hpp"
 #include "src/python/support.hpp"
 
 namespace rlk::python {
@@ -21,6 +23,9 @@ class TorchNative {
   }
   // What the exchange API's view is made of, by the same function. False: the exchange API says why not.
   bool view(PyObject* tensor, DLTensor& out) const;
+  // The object of a tensor that torch's exchange API allocated. As torch imports one, its memory would be a stranger's to torch: no
+  // record_stream, no resizing. Null with an exception.
+  PyObject* object_of(const ManagedTensorVersioned& owned) const;
   // What saved it before must not use it. Inference tensors have no version: nothing is to be done.
   void written(PyObject* tensor) const;
   // Whether torch's dispatcher must see calls of this thread: a dispatch mode or transform is on, or torch.jit traces.
@@ -30,8 +35,8 @@ class TorchNative {
   // On a device that an op here may run on.
   bool autocasts() const { return autocasts_(kCpu) || autocasts_(kCuda); }
 
-  // Looks all of them up, by tensors and the addresses of their at::Tensor's implementation.
-  bool find(PyObject* tensors, PyObject* addresses, int tracer, int transforms);
+  // Looks all of them up, by tensors and the addresses of their at::Tensor's implementation, the first of them dense.
+  bool find(const ExchangeApi* api, PyObject* tensors, PyObject* addresses, int tracer, int transforms);
 
  private:
   static constexpr int8_t kCpu = 0, kCuda = 1;  // c10::DeviceType; AMD's are its CUDA
@@ -42,6 +47,7 @@ class TorchNative {
   bool (*is_neg_)(const void* tensor) = nullptr;
   bool (*requires_grad_)(const void* implementation) = nullptr;
   void (*view_)(const void* tensor, DLTensor* out) = nullptr;
+  PyObject* (*wrap_)(const void* tensor) = nullptr;
   void (*written_)(const void* tensor) = nullptr;
   int64_t (*function_modes_)() = nullptr;
   int64_t (*dispatch_modes_)() = nullptr;
@@ -53,10 +59,12 @@ class TorchNative {
 // Null: torch's Python functions are to be asked.
 const TorchNative* torch_native();
 
-// For rlk/_torch_native.py. find(tensors, addresses, tracer, transforms): whether all were found.
+// For rlk/_torch_native.py. find(exchange API, tensors, addresses, tracer, transforms): whether all were found.
 PyObject* torch_native_find(PyObject* self, PyObject* args);
 // (is_neg, requires_grad, (address, shape, strides) or None) of a tensor.
 PyObject* torch_native_tensor(PyObject* self, PyObject* tensor);
+// The object of what torch's exchange API hands out of a tensor: the tensor.
+PyObject* torch_native_object(PyObject* self, PyObject* args);
 PyObject* torch_native_written(PyObject* self, PyObject* tensor);
 // (function modes, whether it dispatches, grad mode, autocast) of this thread.
 PyObject* torch_native_thread(PyObject* self, PyObject* none);

@@ -217,6 +217,23 @@ def test_arrays_of_cupy_run_on_their_current_stream():
         where.synchronize()
 
 
+def test_memory_of_a_result_waits_for_the_streams_that_recorded_it():
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    x, w = torch.randn(256, 512, device="cuda").bfloat16(), torch.randn(1024, 512, device="cuda").bfloat16()
+    y = rlk.torch.linear(x, w)
+    want, address = y.clone(), y.data_ptr()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1_000_000_000)
+        late = y.clone()
+    y.record_stream(side)
+    del y
+    others = [torch.zeros(256, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(8)]
+    assert address not in [t.data_ptr() for t in others]
+    main.wait_stream(side)
+    assert same_bits(late, want)
+
+
 @pytest.mark.parametrize("leaves", [{}, {"leaf_first": 2, "leaf_count": 2}])
 @pytest.mark.parametrize("rows, each", [(4100, 1025), (700, 257), (2048, 512)])
 def test_rows_of_a_product_have_their_bits_in_any_piece(rows, each, leaves):

@@ -667,6 +667,17 @@ def test_read_only_memory_is_not_written_by_the_torch_face():
         rlk.torch.lm_head(h, w, out=jax.zeros((2, 3)))
 
 
+@pytest.mark.parametrize("face", [rlk, rlk.torch])
+def test_a_result_is_a_tensor_of_torchs_own(face):
+    hidden, weight = torch.ones(2, 4), torch.ones(3, 4, dtype=torch.float32)
+    for y in (face.lm_head(hidden, weight), face.lm_head(hidden.bfloat16(), weight.bfloat16()), face.lm_head(hidden, torch.nn.Parameter(weight, False))):
+        assert type(y) is torch.Tensor and y.is_leaf and not y.requires_grad and y.device == hidden.device and (y == 4).all()
+        assert y.untyped_storage().resizable() and y.untyped_storage().nbytes() == y.nbytes  # what torch imports is neither
+        assert y.resize_(5, 7).shape == (5, 7)
+    with torch.inference_mode():
+        assert face.lm_head(hidden, weight).is_inference()
+
+
 def test_a_result_without_memory_says_so_recorded_or_not():
     wide = torch.ones(1, 1).expand(1 << 40, 1)
     for weight in (wide, leaf(1, 1).expand(1 << 40, 1)):

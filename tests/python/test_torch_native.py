@@ -30,6 +30,7 @@ torch._C._len_torch_dispatch_stack = lambda: 0
 torch._C._is_any_autocast_enabled = lambda: False
 torch._C._functorch.peek_interpreter_stack = lambda: None
 _C.torch_native_written = lambda t: None
+_C.torch_native_object = lambda api, t: t[:]
 torch._C._dispatch_key_parse = lambda name: 7
 """
 
@@ -54,14 +55,14 @@ h, w = torch.ones(1, 4), torch.ones(2, 4)
 with torch.inference_mode():
     rlk.torch.lm_head(h, w)
 rlk.torch.lm_head(h, w)
-print(first, _C.torch_native_find((h, w), (h._cdata, w._cdata), 0, 0))  # what is in use is not replaced
+print(first, _C.torch_native_find(None, (h, w), (h._cdata, w._cdata), 0, 0))  # what is in use is not replaced
 """)
     assert said == ("True False\n" if torch.__version__.startswith("2.11.") else said)
 
 
 #: Of every question one test that sees its answer.
 ASKED = ("no_op_reads_or_writes_a_tensor_with_the_negative_bit and (lm_head or rope_) or a_written_tensor or a_function_mode or "
-         "autocast_takes or tangents or transforms or jit or does_not_lose_one or default_device or a_second_gradient_is_refused and not every")
+         "autocast_takes or tangents or transforms or jit or does_not_lose_one or default_device or of_torchs_own or a_second_gradient_is_refused and not every")
 
 
 def test_without_them_torchs_python_functions_are_asked():

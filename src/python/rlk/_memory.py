@@ -1,5 +1,7 @@
 """Shapes without data, and results for frameworks whose tensor type has no allocator of its own."""
 
+import sys
+
 from rlk import _C, _errors, _scopes, _torch_native
 
 #: DLPack's (code, bits) of each dtype, by the name that rlk uses.
@@ -45,6 +47,9 @@ def empty(like, shape, dtype):
     if module == "cupy" and dtype in _NUMPY:
         import cupy
         return cupy.empty(shape, _NUMPY[dtype]), None
+    torch = sys.modules.get("torch")
+    if torch and isinstance(like, torch.Tensor):
+        return torch.empty(shape, dtype=torch.bfloat16 if dtype == "bf16" else getattr(torch, _NUMPY[dtype]), device=like.device), None
     if module in ("jax", "jaxlib"):
         return _empty_jax(shape, dtype)
     raise _errors.InvalidArgument(

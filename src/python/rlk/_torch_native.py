@@ -58,8 +58,10 @@ def prove():
     import torch
     if _thread(torch)[:2] != (0, False) or torch.is_inference_mode_enabled():
         return None
-    tensors, key = _tensors(torch), torch._C._dispatch_key_parse
-    if not _C.torch_native_find(tensors, tuple(t._cdata for t in tensors), int(key("Tracer")), int(key("FuncTorchDynamicLayerFrontMode"))):
+    tensors, key, api = _tensors(torch), torch._C._dispatch_key_parse, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if not _C.torch_native_find(api, tensors, tuple(t._cdata for t in tensors), int(key("Tracer")), int(key("FuncTorchDynamicLayerFrontMode"))):
+        return False
+    if _C.torch_native_object(api, tensors[0]) is not tensors[0]:
         return False
     if any(_C.torch_native_tensor(t) != (t.is_neg(), t.requires_grad, _view(t)) for t in tensors):
         return False
