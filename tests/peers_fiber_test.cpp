@@ -20,6 +20,7 @@ using rlk::peers::Sum;
 using rlk::peers::Way;
 
 constexpr int kRoom = 3;
+constexpr int64_t kLanding = 1 << 20;  // bytes where parts may land
 
 // Ranks, and the memory that all of them write.
 struct Ranks {
@@ -31,13 +32,19 @@ struct Ranks {
   std::vector<std::uint32_t> late;
 
   explicit Ranks(int n) : count(n), late(static_cast<std::size_t>(n)) {
-    const auto lines = static_cast<std::size_t>(Layout{kRoom, n}.bytes()) / sizeof(Line);
+    const auto lines = static_cast<std::size_t>(landing() + kLanding) / sizeof(Line);
     for (int r = 0; r < n; ++r) {
       memory.emplace_back(lines);
       // Fresh memory is zero where numbers and flags lie and in `words`; elsewhere nobody reads what was not written.
       const auto parts = static_cast<std::size_t>(Layout{kRoom, n}.parts(0)) / sizeof(Line);
       for (std::size_t i = parts; i < lines; ++i) std::memset(&memory.back()[i], 0x7f, sizeof(Line));
     }
+  }
+
+  int64_t landing() const { return Layout{kRoom, count}.bytes() / 256 * 256 + 256; }
+  float* landed(int rank, int from, int64_t each) {
+    auto* bytes = reinterpret_cast<std::byte*>(memory[static_cast<std::size_t>(rank)].data());
+    return reinterpret_cast<float*>(bytes + landing()) + from * each;
   }
 
   // Every rank's call, at the same time.
@@ -70,7 +77,7 @@ Sum call_of(const Case& c, int ranks, DType t) {
   const int64_t share = (c.rows + ranks - 1) / ranks * c.width,
                 even = (s.count + 8 * ranks - 1) / (8 * ranks) * 8;
   s.each = c.spread ? share : even;
-  const int64_t elements = c.way == Way::shared ? s.each : s.count;
+  const int64_t elements = c.way == Way::words ? s.count : s.each;
   const int64_t step = c.way == Way::words ? rlk::peers::kWordChunk : c.chunk;
   s.blocks = static_cast<int>(std::min<int64_t>(kRoom, (elements + step - 1) / step));
   return s;
@@ -101,7 +108,16 @@ void check(Ranks& ranks, const Case& c, DType t, std::mt19937& random) {
     // One row more than there are: what lies behind stays.
     found.push_back(std::make_unique<Owned>(Shape{end - first + 1, c.width}, t));
     Sum s = call_of(c, n, t);
-    s.part = reinterpret_cast<const float*>(parts.bytes.data()) + r * c.rows * c.width;
+    const auto* const mine = reinterpret_cast<const float*>(parts.bytes.data()) + r * c.rows * c.width;
+    if (c.way == Way::landed) {
+      s.landing = ranks.landing();
+      REQUIRE(n * s.each * 4 <= kLanding);
+      for (int p = 0; p < n; ++p)
+        std::copy(mine + std::min(s.count, p * s.each), mine + std::min(s.count, (p + 1) * s.each),
+                  ranks.landed(p, r, s.each));
+    } else {
+      s.part = mine;
+    }
     s.y = found.back()->bytes.data();
     if (c.added) s.bias = bias.bytes.data(), s.residual = residual.bytes.data() + first * c.width * size;
     calls.push_back(s);
@@ -130,7 +146,10 @@ TEST_CASE("a sum over ranks through their memory is native's tp_sum, in every wa
             Case{1, 40, Way::shared}, Case{17, 2056, Way::shared, false, true, 512},
             Case{7, 136, Way::shared, true, true, 512}, Case{1, 1032, Way::shared, true},
             Case{2, 1032, Way::words}, Case{67, 1032, Way::shared, false, false, 1024},
-            Case{33, 1032, Way::shared, true, false, 1024}}) {
+            Case{33, 1032, Way::shared, true, false, 1024}, Case{67, 1032, Way::landed, false, true, 512},
+            Case{1, 40, Way::landed}, Case{33, 1032, Way::landed, true, true, 512},
+            Case{17, 2056, Way::shared, false, false, 512}, Case{9, 2048, Way::landed, false, false, 1024},
+            Case{1, 1032, Way::landed, true}, Case{33, 1032, Way::landed}}) {
         CAPTURE(n);
         CAPTURE(rlk::name_of(t));
         CAPTURE(c.rows);

@@ -88,7 +88,10 @@ def _linears(rank, rows):
         a, v, w = on_cpus.leaf(x), on_cpus.leaf(parallel.shard(up, group)), on_cpus.leaf(parallel.shard(down, group, 1))
         z = parallel.row_linear(parallel.column_linear(a, v, group=group), w, None, x, group=group)
         z.backward(d_z)
-        found.append(as_bytes([z, a.grad, parallel.unshard(v.grad, group), parallel.unshard(w.grad, group, 1)]))
+        with torch.no_grad():  # the rows spread
+            mine = ops.rows_of(group, rows)
+            y = parallel.row_linear(parallel.column_linear(a, v, group=group), w, None, x[mine], group=group, rows=rows)
+        found.append(as_bytes([z, ops.gather_rows(y, group, rows), a.grad, parallel.unshard(v.grad, group), parallel.unshard(w.grad, group, 1)]))
     return [[n for n, (a, b) in enumerate(zip(f, found[0], strict=True)) if a != b] for f in found[1:]]
 
 

@@ -20,10 +20,9 @@ BLOCKS = 16  # of all ranks together on one GPU at the same time
 
 class Ranks:
     def __init__(self, size, seconds=60):
-        nbytes = peers.library().rlk_peers_bytes(size, BLOCKS)
+        nbytes = peers.library().rlk_peers_bytes(size, BLOCKS) + (16 << 20)
         self.memory = [torch.zeros(nbytes, dtype=torch.uint8, device="cuda") for _ in range(size)]
-        addresses = [m.data_ptr() for m in self.memory]
-        self.peers = [peers.Peers(addresses, r, BLOCKS, datetime.timedelta(seconds=seconds), self.memory) for r in range(size)]
+        self.peers = [peers.Peers(self.memory, r, BLOCKS, datetime.timedelta(seconds=seconds)) for r in range(size)]
         self.streams = [torch.cuda.Stream() for _ in range(size)]
 
     def run(self, call):
@@ -47,17 +46,25 @@ def test_sums_of_all_kinds_are_those_of_tp_sum(size):
     for _ in range(60):
         rows, width = draw.choice([1, 2, 5, 16, 67, 130]), draw.choice([8, 64, 520, 1024, 4104])
         dtype = draw.choice([torch.bfloat16, torch.float16, torch.float32])
-        way = draw.choice(["words", "shared", "spread", None])
+        way, spread = draw.choice([("words", False), ("shared", False), (None, False), (None, True), ("landed", False), ("landed", True)])
         parts = torch.randn(size, rows, width, device="cuda") * 3
         parts[:, 0, :3] = torch.tensor([float("nan"), float("inf"), -0.0], device="cuda")
         bias, residual = (torch.randn(*s, device="cuda").to(dtype) if draw.random() < 0.5 else None for s in ((width,), (rows, width)))
         want = rlk.torch.tp_sum(parts, bias=bias, residual=residual, y=dtype)
         share = -(-rows // size)
-        own = [slice(min(rows, r * share), min(rows, (r + 1) * share)) if way == "spread" else slice(None) for r in range(size)]
-        found = ranks.run(lambda r, p: p.sum(parts[r], dtype, bias, None if residual is None else residual[own[r]],
-                                             spread=way == "spread", way=None if way == "spread" else way))
+        own = [slice(min(rows, r * share), min(rows, (r + 1) * share)) if spread else slice(None) for r in range(size)]
+
+        def call(r, p):
+            added = bias, None if residual is None else residual[own[r]], spread
+            if way != "landed":
+                return p.sum(parts[r], dtype, *added, way=way)
+            for some, to in p.places(rows, width):
+                to.copy_(parts[r, some])
+            return p.landed(rows, width, dtype, *added)
+
+        found = ranks.run(call)
         for r, y in enumerate(found):
-            assert same(y, want[own[r]]), (size, rows, width, dtype, way, r)
+            assert same(y, want[own[r]]), (size, rows, width, dtype, way, spread, r)
 
 
 def test_strided_and_shifted_operands_are_taken():

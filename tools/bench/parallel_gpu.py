@@ -268,7 +268,7 @@ def rank(r, given, port):
         dist.init_process_group("gloo", rank=r, world_size=given.ranks, timeout=timeout)
     else:
         dist.init_process_group("nccl", rank=r, world_size=given.ranks, timeout=timeout, device_id=torch.device("cuda", device))
-    group = parallel.as_group(timeout=timeout, **({} if given.no_peers else {"peers": 256 << 20}))
+    group = parallel.as_group(timeout=timeout, **({} if given.no_peers else {"peers": True}))
 
     def say(text):
         if r == 0:

@@ -28,6 +28,9 @@ struct Memory {
   __device__ __forceinline__ void* result(const Sum& s, int rank, std::uint32_t chunk, int from) const {
     return at(s, rank, layout.results(layout.slot(kRing, blockIdx.x, chunk, from)));
   }
+  __device__ __forceinline__ const float* landed(const Sum& s, int from) const {
+    return reinterpret_cast<const float*>(at(s, s.rank, s.landing)) + from * s.each;
+  }
   __device__ __forceinline__ char* words(const Sum& s, int rank, std::uint32_t chunk, int from) const {
     return at(s, rank, layout.words(layout.slot(kWordRing, blockIdx.x, chunk, from)));
   }
@@ -164,15 +167,26 @@ struct Rounded {
   }
 };
 
-// Adds `count` elements from i on into y's from in_y on, and gives them to the others, unless each keeps its own.
-template <int T, class Y>
-__device__ __forceinline__ void add_chunk(const Sum& s, const Memory& m, std::uint32_t chunk, std::int64_t i,
-                                          std::int64_t in_y, std::int64_t count) {
+// Elements of `rank`'s share that its chunk c has.
+__device__ __forceinline__ std::int64_t share(const Sum& s, int rank, std::int64_t c) {
+  const std::int64_t first = rank * s.each + c * s.chunk, end = (rank + 1) * s.each;
+  const std::int64_t left = (end < s.count ? end : s.count) - first;
+  return left < 0 ? 0 : left < s.chunk ? left : s.chunk;
+}
+
+// Adds the share's chunk c, gives what it is to the others unless each keeps its own. Parts and results have numbers.
+template <int T, class Y, bool Landed>
+__device__ __forceinline__ void add_chunk(const Sum& s, const Memory& m, std::uint32_t part,
+                                          std::uint32_t result, std::int64_t c) {
+  const std::int64_t own = c * s.chunk, i = s.rank * s.each + own, in_y = s.spread != 0 ? own : i;
+  const std::int64_t count = share(s, s.rank, c);
   for (std::int64_t k = kPack * threadIdx.x; k < count; k += kPack * kThreads) {
     float x[T][kPack], v[kPack];
 #pragma unroll
     for (int p = 0; p < T; ++p) {
-      const float* from = p == s.rank ? s.part + i + k : m.part(s, s.rank, chunk, p) + k;
+      const float* from = Landed        ? m.landed(s, p) + own + k
+                          : p == s.rank ? s.part + i + k
+                                        : m.part(s, s.rank, part, p) + k;
       floats_of(fresh(from), fresh(from + 4), x[p]);
     }
 #pragma unroll
@@ -187,15 +201,8 @@ __device__ __forceinline__ void add_chunk(const Sum& s, const Memory& m, std::ui
     rounded.put(s.y, in_y + k);
     if (s.spread != 0) continue;
 #pragma unroll
-    for (int n = 0; n < T - 1; ++n) rounded.put(m.result(s, other<T>(s, n), chunk, s.rank), k);
+    for (int n = 0; n < T - 1; ++n) rounded.put(m.result(s, other<T>(s, n), result, s.rank), k);
   }
-}
-
-// Elements of `rank`'s share that its chunk c has.
-__device__ __forceinline__ std::int64_t share(const Sum& s, int rank, std::int64_t c) {
-  const std::int64_t first = rank * s.each + c * s.chunk, end = (rank + 1) * s.each;
-  const std::int64_t left = (end < s.count ? end : s.count) - first;
-  return left < 0 ? 0 : left < s.chunk ? left : s.chunk;
 }
 
 template <int T>
@@ -222,35 +229,41 @@ __device__ __forceinline__ void collect(const Sum& s, const Memory& m, std::uint
     const auto* from = static_cast<const Y*>(m.result(s, s.rank, chunk, p));
     auto* to = static_cast<Y*>(s.y) + p * s.each + c * s.chunk;
     constexpr std::int64_t in16 = 16 / sizeof(Y);
-    for (std::int64_t k = in16 * threadIdx.x; k < share(s, p, c); k += in16 * kThreads)
+    const std::int64_t count = share(s, p, c);
+    for (std::int64_t k = in16 * threadIdx.x; k < count; k += in16 * kThreads)
       *reinterpret_cast<Word4*>(to + k) = fresh(from + k);
   }
 }
 
-template <int T, class Y>
-__global__ void __launch_bounds__(kThreads) shared(Sum s) {
+template <int T, class Y, bool Landed>
+__global__ void __launch_bounds__(kThreads, Landed || T < 8 ? 2 : 1) shared(Sum s) {
   const Memory m(s);
   const std::uint32_t base = *m.counter(s, 1), results = *m.flag(s, s.rank, 1, s.rank);
   const std::uint32_t n = chunks_of(s.each, s.chunk);
-  // A step sends a chunk, adds the one that was sent kLag steps before, and takes the results of twice as many.
-  for (std::uint32_t step = 0; step < n + 2 * kLag; ++step) {
-    const std::uint32_t adds = step - kLag, takes = adds - kLag;  // none has a number of n or more
-    const auto at = [](std::uint32_t chunk) { return blockIdx.x + std::int64_t{chunk} * gridDim.x; };
-    if (step < n) send_chunk<T>(s, m, base + step, at(step));
+  const auto at = [](std::uint32_t chunk) { return blockIdx.x + std::int64_t{chunk} * gridDim.x; };
+  if constexpr (Landed) {
+    tell<T>(s, m, 0, base + 1);
+    await<T>(s, m, 0, base + 1);
+  }
+  // A step sends a chunk, adds the one that was sent kLag steps before, and takes the results of kLag before that.
+  constexpr std::uint32_t lag = Landed ? 0 : kLag;
+  for (std::uint32_t step = 0; step < n + lag + kLag; ++step) {
+    const std::uint32_t adds = step - lag, takes = adds - kLag;  // none has a number of n or more
+    if (!Landed && step < n) send_chunk<T>(s, m, base + step, at(step));
     if (adds < n) {
-      await<T>(s, m, 0, base + adds + 1);
-      const std::int64_t own = at(adds) * s.chunk, first = s.rank * s.each + own;
-      add_chunk<T, Y>(s, m, base + adds, first, s.spread != 0 ? own : first, share(s, s.rank, at(adds)));
+      if constexpr (!Landed) await<T>(s, m, 0, base + adds + 1);
+      add_chunk<T, Y, Landed>(s, m, base + adds, results + adds, at(adds));
     }
     __syncthreads();
-    if (step < n) tell<T>(s, m, 0, base + step + 1);
+    if (!Landed && step < n) tell<T>(s, m, 0, base + step + 1);
     if (adds < n) tell<T>(s, m, 1, results + adds + 1);
     if (takes < n) {
       await<T>(s, m, 1, results + takes + 1);
-      if (s.spread == 0) collect<T, Y>(s, m, base + takes, at(takes));
+      if (s.spread == 0) collect<T, Y>(s, m, results + takes, at(takes));
     }
   }
-  if (threadIdx.x == 0) *m.counter(s, 1) = base + n, *m.flag(s, s.rank, 1, s.rank) = results + n;
+  if (threadIdx.x == 0)
+    *m.counter(s, 1) = base + (Landed ? 1 : n), *m.flag(s, s.rank, 1, s.rank) = results + n;
 }
 
 // ---- launch
@@ -260,8 +273,10 @@ void launch_way(const Sum& s, hipStream_t stream) {
   const dim3 grid(static_cast<unsigned>(s.blocks)), block(kThreads);
   if (static_cast<Way>(s.way) == Way::words)
     hipLaunchKernelGGL((words<T, Y>), grid, block, 0, stream, s);
+  else if (static_cast<Way>(s.way) == Way::shared)
+    hipLaunchKernelGGL((shared<T, Y, false>), grid, block, 0, stream, s);
   else
-    hipLaunchKernelGGL((shared<T, Y>), grid, block, 0, stream, s);
+    hipLaunchKernelGGL((shared<T, Y, true>), grid, block, 0, stream, s);
 }
 
 template <class Y>

@@ -7,10 +7,13 @@
 //   words   every rank sends its whole part, each four bytes beside a number that says whose turn they are: nothing waits but for
 //           the bytes themselves
 //   shared  every rank adds its share: parts go to who adds them, results come back, a flag behind each chunk of either
+//   landed  the same of parts that are there already: kernels before this one on every rank's stream, the products, wrote them to
+//           who adds them
 //
 // No slot is written before it was read, with no more flags than these. `words`: a thread sends chunk c when it has read chunk c - 2
 // of everyone; they had then read c - 4. `shared`: a block sends chunk c when it has taken the results of c - 2 kLag - 1, so
-// everyone had read the parts of that. Numbers of chunks go on from call to call in the rank's own memory, so a captured graph may be
+// everyone had read the parts of that; the same goes for results. Who has all results of a call may write the parts of the
+// next where those of this one landed. Numbers of chunks go on from call to call in the rank's own memory, so a captured graph may be
 // replayed; at the end of a call a rank has read all that it was sent, and the others are at most one step of `words` behind.
 #pragma once
 
@@ -29,16 +32,17 @@ inline constexpr int kThreads = 512;
 inline constexpr int kChunk = 16 * kThreads;     // elements of a slot: two packs for each thread
 inline constexpr int kWordChunk = 2 * kThreads;  // of `words`: two for each thread
 
-enum class Way : std::int32_t { words, shared };
+enum class Way : std::int32_t { words, shared, landed };
 
 struct Sum {
   std::int64_t count = 0;  // elements, a multiple of 8
-  std::int64_t each = 0;   // of `shared`: those that each rank adds, a multiple of 8; the last have fewer
+  std::int64_t each = 0;   // unless `words`: those that each rank adds, a multiple of 8; the last have fewer
   std::int64_t width = 0;  // of a row, a multiple of 8
   const float* part = nullptr;
   void* y = nullptr;  // with `spread`, the rank's share alone, as residual then is
   const void *bias = nullptr, *residual = nullptr;
-  void* memory[kMost] = {};       // of each rank, as this one reaches it
+  void* memory[kMost] = {};  // of each rank, as this one reaches it
+  std::int64_t landing = 0;  // of `landed`: the byte of it where parts lie, `each` elements of every rank
   std::uint32_t* late = nullptr;  // where the host reads which rank did not come: 1 + its number
   std::uint64_t nanoseconds = 0;  // how long one waits for it
   std::int32_t ranks = 1, rank = 0, type = 0, spread = 0, way = 0;

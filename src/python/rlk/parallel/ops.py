@@ -94,10 +94,15 @@ def join(partial, group, dtype, bias=None, residual=None, spread=False):
     return y if spread else gather_rows(y, group, rows)
 
 
-def _summed(group, op, words, make, dtype, bias=None, residual=None, spread=False):
-    """The sum over ranks of what make gives, where ranks agree on it; that itself where this rank is alone."""
+def _summed(group, op, words, make, x, width, bias=None, residual=None, spread=False):
+    """The sum over ranks of what make() gives, [rows of x, width], in x's dtype, where ranks agree on it; that itself where this rank is
+    alone. make(rows, to) makes those rows alone, and writes them there."""
+    peers, shape = group.peers if group.size > 1 else None, (len(x), width)
+    if peers is not None and peers.lands(x, width):
+        _tried(group, op, words, lambda: peers.land(*shape, make))
+        return peers.landed(*shape, x.dtype, bias, residual, spread)
     partial = _tried(group, op, words, make)
-    return partial if group.size == 1 else join(partial, group, dtype, bias, residual, spread)
+    return partial if group.size == 1 else join(partial, group, x.dtype, bias, residual, spread)
 
 
 def _leaves(group):
@@ -170,7 +175,7 @@ def _leaf_order(sizes, first, count, device):
 
 
 def _d_x(d_y, x, weight, group, segments, options):
-    """make() of this rank's part of d_y * weight, in fp32; whole and in x's dtype where it is alone."""
+    """make() of this rank's part of d_y * weight, in fp32, for _summed; whole and in x's dtype where it is alone."""
     total = sum(segments)
     if len(segments) > 1:
         order = _leaf_order(segments, *_leaves(group), weight.device)
@@ -179,8 +184,8 @@ def _d_x(d_y, x, weight, group, segments, options):
         total = sum(8 * 16 * -(-n // 128) for n in segments)
     first, count = _leaves(group)
 
-    def make():
-        return ops.linear_bwd(d_y, x, weight, d_x=True, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **options)
+    def make(some=slice(None), to=True):
+        return ops.linear_bwd(d_y[some], x[some], weight, d_x=to, d_x_leaf_first=first, d_x_leaf_count=count, n_total=total, **options)
 
     return make
 
@@ -227,7 +232,7 @@ class _Column(torch.autograd.Function):
                     return _words(d_y[:, :0], *segments, _arithmetic("linear_bwd", *there, d_x=True, **keywords))
 
                 d_x = _summed(group, "parallel.column_linear's gradient", words, _d_x(d_y, whole, weight, group, segments, keywords),
-                              x.dtype, spread=rows is not None).view(shape)
+                              whole, whole.shape[1], spread=rows is not None).view(shape)
             d_weight, d_bias = _weights(d_y, whole, weight, ctx.needs_input_grad[1], biased and ctx.needs_input_grad[2], keywords)
         return d_x, d_weight, d_bias, None, None, None, None
 
@@ -263,7 +268,7 @@ class _Row(torch.autograd.Function):
         first, count = _leaves(group)
         flat = None if residual is None else _flat(residual)
 
-        def make():
+        def make(some=slice(None), to=None):
             if rows is not None and len(x) != rows:
                 raise _errors.InvalidArgument(f"parallel.row_linear: x has {len(x)} rows, rows is {rows}")
             if flat is not None and rows is not None:
@@ -273,7 +278,7 @@ class _Row(torch.autograd.Function):
             for name, t in (("bias", bias), ("residual", flat)):
                 if t is not None and (t.dtype != x.dtype or t.shape[-1] != weight.shape[0]):
                     raise _errors.InvalidArgument(f"parallel.row_linear: {name} is {list(t.shape)} of {t.dtype}, y has N={weight.shape[0]} of {x.dtype}")
-            return ops.linear(x, weight, leaf_first=first, leaf_count=count, k_total=k_total, **options.forward)
+            return ops.linear(x[some], weight, y=to, leaf_first=first, leaf_count=count, k_total=k_total, **options.forward)
 
         def words():
             there = x.shape[1] > 0 or k_total == 0
@@ -282,7 +287,7 @@ class _Row(torch.autograd.Function):
             return _words(x[:, :0], *weight.shape[:1], k_total, rows, bias is not None, residual is not None,
                           _arithmetic("linear", *operands, **more, **options.forward))
 
-        y = _summed(group, "parallel.row_linear", words, make, x.dtype, bias, flat, rows is not None)
+        y = _summed(group, "parallel.row_linear", words, make, x, weight.shape[0], bias, flat, rows is not None)
         ctx.save_for_backward(x, weight)
         ctx.rlk = group, rows, shape, options, bias is not None
         return y if rows is not None else y.view(*shape[:-1], y.shape[-1])
@@ -533,7 +538,7 @@ class _LmHead(torch.autograd.Function):
         with options.within():
             if ctx.needs_input_grad[0]:
                 make = _d_x(d_y, x, weight, group, (vocab,), options.backward("linear_bwd"))
-                d_hidden = _summed(group, "parallel.lm_head's gradient", lambda: _words(x, vocab), make, x.dtype).view(hidden.shape)
+                d_hidden = _summed(group, "parallel.lm_head's gradient", lambda: _words(x, vocab), make, x, x.shape[1]).view(hidden.shape)
             asked = {n: True for n, want in (("d_weight", ctx.needs_input_grad[1]), ("d_bias", biased and ctx.needs_input_grad[2])) if want}
             if asked:
                 found = dict(zip(asked, ops._as_tuple(ops.lm_head_bwd(d_y, x, weight, **asked, **options.backward("lm_head_bwd")))))

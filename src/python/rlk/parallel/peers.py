@@ -14,10 +14,12 @@ import torch
 
 from rlk import _errors
 
+#: Products of at least so many rows for each rank are made share by share, each copied to the rank that adds it while the next is made.
+LANDED = 512
 #: Parts of at most so many bytes for each other rank travel whole, each four bytes beside a number; larger ones by shares. Only time depends on it.
 WORDS = 1 << 20
 
-_WAYS = {"words": 0, "shared": 1}
+_WAYS = {"words": 0, "shared": 1, "landed": 2}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SLOT, _WORD_SLOT = 8192, 1024  # elements
 _BLOCKS = (256, 128, 64, 32, 16)
@@ -28,7 +30,7 @@ class _Sum(ctypes.Structure):
 
     _fields_ = [*[(name, ctypes.c_int64) for name in ("count", "each", "width")],
                 *[(name, ctypes.c_void_p) for name in ("part", "y", "bias", "residual")], ("memory", ctypes.c_void_p * 8),
-                ("late", ctypes.c_void_p), ("nanoseconds", ctypes.c_uint64),
+                ("landing", ctypes.c_int64), ("late", ctypes.c_void_p), ("nanoseconds", ctypes.c_uint64),
                 *[(name, ctypes.c_int32) for name in ("ranks", "rank", "type", "spread", "way", "chunk", "blocks", "room")]]
 
 
@@ -45,11 +47,13 @@ def library():
 
 
 def blocks_in(nbytes, size):
-    """How many blocks of a kernel have their slots in so much memory."""
+    """How many blocks of a kernel have their slots in half of so much memory; the fewest may have it all."""
     for blocks in _BLOCKS:
-        if library().rlk_peers_bytes(size, blocks) <= nbytes:
+        if library().rlk_peers_bytes(size, blocks) * 2 <= nbytes:
             return blocks
     least = library().rlk_peers_bytes(size, _BLOCKS[-1])
+    if least <= nbytes:
+        return _BLOCKS[-1]
     raise _errors.InvalidArgument(f"parallel: peers is {nbytes} bytes, {size} ranks need {least}")
 
 
@@ -61,12 +65,14 @@ def _dense(t):
 
 
 class Peers:
-    """One rank's side. `addresses`: of each rank's memory as this GPU reaches it, zero at first and laid out for `blocks`."""
+    """One rank's side. `memory`: each rank's as this GPU reaches it, in bytes, zero at first and laid out for `blocks`; behind that parts land."""
 
-    def __init__(self, addresses, rank, blocks, timeout, owner):
-        self.size, self.rank, self.owner, self.timeout = len(addresses), rank, owner, timeout
+    def __init__(self, memory, rank, blocks, timeout, owner=None):
+        self.size, self.rank, self.memory, self.owner, self.timeout = len(memory), rank, memory, owner, timeout
+        self.beside = torch.cuda.Stream(memory[rank].device)
+        self.landing = -(-library().rlk_peers_bytes(self.size, blocks) // 256) * 256
         self.late = torch.zeros(1, dtype=torch.int32, pin_memory=True, device="cpu")
-        self.call = _Sum(memory=(ctypes.c_void_p * 8)(*addresses), late=self.late.data_ptr(), nanoseconds=int(timeout.total_seconds() * 1e9),
+        self.call = _Sum(memory=(ctypes.c_void_p * 8)(*[m.data_ptr() for m in memory]), landing=self.landing, late=self.late.data_ptr(), nanoseconds=int(timeout.total_seconds() * 1e9),
                          ranks=self.size, rank=rank, room=blocks)
 
     @staticmethod
@@ -76,14 +82,12 @@ class Peers:
         # Nothing here is added by a switch, and setting up what could can put a host's GPUs out of service.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         timeout, blocks = timeout or datetime.timedelta(minutes=10), blocks_in(nbytes, size)
-        bytes_ = library().rlk_peers_bytes(size, blocks)
-        own = symmetric.empty(bytes_, dtype=torch.uint8, device=torch.device("cuda", torch.cuda.current_device()))
+        own = symmetric.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", torch.cuda.current_device()))
         handle = symmetric.rendezvous(own, group)
         own.zero_()
         handle.barrier(channel=0, timeout_ms=int(timeout.total_seconds() * 1000))
         torch.cuda.synchronize()
-        addresses = [handle.get_buffer(r, [bytes_], torch.uint8).data_ptr() for r in range(size)]
-        return Peers(addresses, rank, blocks, timeout, (own, handle))
+        return Peers([handle.get_buffer(r, [nbytes], torch.uint8) for r in range(size)], rank, blocks, timeout, (own, handle))
 
     @staticmethod
     def takes(part, dtype):
@@ -92,19 +96,56 @@ class Peers:
 
     def sum(self, part, dtype, bias=None, residual=None, spread=False, way=None):
         """The sum, of which `part` [M, N] is this rank's; with `spread` this rank's rows of it."""
+        part = _dense(part)
+        way = "shared" if spread else way or ("words" if part.numel() * 4 * (self.size - 1) <= WORDS else "shared")
+        return self._sum(part, *part.shape, dtype, bias, residual, spread, way)
+
+    def lands(self, x, width):
+        """Whether parts of so many columns for each row of x are made share by share, by `land`."""
+        rows = len(x)
+        return (x.is_cuda and x.dtype in _TYPES and rows >= LANDED * self.size and width > 0 and width % 8 == 0
+                and self.size * -(-rows // self.size) * width * 4 <= len(self.memory[0]) - self.landing)
+
+    def places(self, rows, width):
+        """(rows, where this rank's part of them goes) of all ranks' shares, this rank's at last. When `landed` is called they are complete in
+        the order of the stream, and none is written before the last sum is over."""
+        share = -(-rows // self.size)
+        for n in range(1, self.size + 1):  # none is written to by all at once
+            r = (self.rank + n) % self.size
+            some = slice(min(rows, r * share), min(rows, (r + 1) * share))
+            at = self.landing + self.rank * share * width * 4
+            if some.stop > some.start:
+                yield some, self.memory[r][at:at + (some.stop - some.start) * width * 4].view(torch.float32).view(-1, width)
+
+    def land(self, rows, width, make):
+        """Parts by make(rows, to) or make(rows), each copied to its place beside the next one's product."""
+        main = torch.cuda.current_stream(self.memory[0].device)
+        places = list(self.places(rows, width))
+        for some, to in places[:-1]:
+            part = make(some)
+            self.beside.wait_stream(main)
+            part.record_stream(self.beside)
+            with torch.cuda.stream(self.beside):
+                to.copy_(part, non_blocking=True)
+        make(*places[-1])
+        main.wait_stream(self.beside)
+
+    def landed(self, rows, width, dtype, bias=None, residual=None, spread=False):
+        """The sum of parts [rows, width] that all ranks wrote to `places`."""
+        return self._sum(None, rows, width, dtype, bias, residual, spread, "landed")
+
+    def _sum(self, part, rows, width, dtype, bias, residual, spread, way):
         self.check()
-        part, bias, residual = (_dense(t) for t in (part, bias, residual))
-        rows, width = part.shape
+        bias, residual = _dense(bias), _dense(residual)
         share = -(-rows // self.size)
         mine = min(rows, (self.rank + 1) * share) - min(rows, self.rank * share) if spread else rows
-        y = part.new_empty(mine, width, dtype=dtype)
-        c, count = self.call, part.numel()
-        way = "shared" if spread else way or ("words" if count * 4 * (self.size - 1) <= WORDS else "shared")
-        c.count, c.width, c.each = count, width, share * width if spread else -(-count // (8 * self.size)) * 8
-        c.part, c.y, c.type, c.spread, c.way = part.data_ptr(), y.data_ptr(), _TYPES[dtype], spread, _WAYS[way]
+        y = self.memory[self.rank].new_empty(mine, width, dtype=dtype)
+        c, count = self.call, rows * width
+        c.count, c.width, c.each = count, width, share * width if spread or way == "landed" else -(-count // (8 * self.size)) * 8
+        c.part, c.y, c.type, c.spread, c.way = part is not None and part.data_ptr() or None, y.data_ptr(), _TYPES[dtype], spread, _WAYS[way]
         c.bias, c.residual = (None if t is None else t.data_ptr() for t in (bias, residual))
-        c.chunk, c.blocks = self._grid(way, c.each if way == "shared" else count)
-        failed = library().rlk_peers_sum(ctypes.byref(c), torch.cuda.current_stream(part.device).cuda_stream, part.device.index)
+        c.chunk, c.blocks = self._grid(way, count if way == "words" else c.each)
+        failed = library().rlk_peers_sum(ctypes.byref(c), torch.cuda.current_stream(y.device).cuda_stream, y.device.index)
         if failed:
             raise _errors.BackendError(f"parallel: a sum over {self.size} ranks cannot start: {failed.decode()}")
         return y
@@ -113,7 +154,7 @@ class Peers:
         """Elements of a step and blocks: few elements are cut finer, so that more blocks move them."""
         if way == "words":
             return _WORD_SLOT, min(self.call.room, -(-count // _WORD_SLOT))
-        chunk, most = _SLOT, min(self.call.room, 128)  # more gain nothing
+        chunk, most = _SLOT, self.call.room  # two on each multiprocessor: while one waits, the other moves
         while chunk > 1024 and -(-count // chunk) * 2 <= most:
             chunk //= 2
         return chunk, min(most, -(-count // chunk))

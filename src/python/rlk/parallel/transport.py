@@ -102,7 +102,7 @@ class Process(Group):
             self.teller = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo",
                                          use_local_synchronization=True, **more)
         if peers and self.size > 1:
-            self.peers = Peers.of_group(self.group, self.size, self.rank, 256 << 20 if peers is True else peers, timeout)
+            self.peers = Peers.of_group(self.group, self.size, self.rank, 768 << 20 if peers is True else peers, timeout)
 
     def _gather(self, whole, part):
         self.dist.all_gather_into_tensor(whole, part, group=self.group)
@@ -180,7 +180,7 @@ _groups = {}
 def as_group(group=None, **options):
     """A Group of a Group, a process group, a DeviceMesh of one dimension, or None for all processes. ``check``: 'always' compares what
     ranks are about to do before each step, 'first' once for each shape, 'never' trusts them. ``timeout``: of the comparison on GPUs, and of ``peers``:
-    bytes of symmetric memory on each GPU of one host, through which sums go in one kernel (``True``: 256 MiB)."""
+    bytes of symmetric memory on each GPU of one host, through which sums go in one kernel (``True``: 768 MiB)."""
     if isinstance(group, Group):
         return group
     if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
