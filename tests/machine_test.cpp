@@ -16,6 +16,7 @@
 #include "rlk/harness.hpp"
 #include "rlk/rlk.hpp"
 #include "src/harness/execute.hpp"
+#include "src/harness/target.hpp"
 #include "src/introspect.hpp"
 
 namespace {
@@ -215,4 +216,28 @@ TEST_CASE("code for a processor that does not exist is never entered, whoever as
     subject.op = &op, subject.implementation = &kFutureCode;
     never(harness::execute_forced(*p, subject).text);
   });
+}
+
+TEST_CASE("code for a lesser instruction set is tried less beside the best, and in full by itself") {
+  for (const Level& level : kLevels) {
+    if (level.level > own_level()) continue;
+    const Cap cap(level.word);
+    harness::Plan plan{.op = "kda_fwd", .implementation = "native"};
+    int best = 0;
+    for (const harness::Target& t : harness::choose(plan).targets) {
+      const int32_t needs = t.subject.implementation->min_arch;
+      const bool best_code =
+          needs >= std::min<int32_t>(level.level, RLK_CPU_AVX512) || level.level == RLK_CPU_BASELINE;
+      CHECK(t.lesser == (t.entry.arithmetic != "fma64" && !best_code));
+      CHECK(harness::plan_for(plan, t).passes == (t.lesser ? harness::Plan::kNormal : 0));
+      for (const harness::Plan& named : {harness::Plan{.passes = 1}, harness::Plan{.case_name = "one token"},
+                                         harness::Plan{.transform = "rows 0..1"}, harness::Plan{.budget = 1}})
+        CHECK(harness::plan_for(named, t).passes == named.passes);
+      plan.implementation = t.entry.implementation;
+      for (const harness::Target& alone : harness::choose(plan).targets) CHECK(!alone.lesser);
+      plan.implementation = "native";
+      best += !t.lesser;
+    }
+    CHECK(best == 9);  // two arithmetics and golden, of three dtypes
+  }
 }

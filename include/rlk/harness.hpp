@@ -47,8 +47,10 @@ struct Plan {
   uint64_t seed = 1;             // of all data; a failure's line names it
   // How often each transform comes, each time on another case. 0: what four passes try, large cases, and the long
   // lists of transforms on three further cases each; everything on a case or of a transform that is named. A case that
-  // is named counts whatever its size.
+  // is named counts whatever its size. 0 is kNormal for code of a lesser instruction set beside its like of this
+  // processor's own, unless something is named: where it is this processor's (or RLK_CPU's) own it gets all.
   int passes = 0;
+  static constexpr int kNormal = 4;
   // Seconds; 0: no clock. It decides how much is covered: with a clock passes go on until it ends, and a
   // report whose first pass it cut short is not complete.
   double budget = 0;

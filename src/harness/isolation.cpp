@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -76,7 +77,10 @@ std::vector<std::string> words_for(const Plan& plan, std::span<Target* const> ta
   words.push_back("mode=trial");
   words.push_back("op=" + targets[0]->entry.op);
   words.push_back("dtype=" + targets[0]->entry.dtype);
-  for (const Target* t : targets) words.push_back("implementation=" + t->entry.implementation);
+  for (const Target* t : targets) {
+    words.push_back("implementation=" + t->entry.implementation);
+    if (t->lesser) words.push_back("lesser=" + t->entry.implementation);
+  }
   words.push_back(fmt::format("seconds={:a}", seconds));
   words.push_back(fmt::format("from={}", resume.from));
   for (const int64_t step : resume.dead) words.push_back(fmt::format("dead={}", step));
@@ -166,18 +170,19 @@ int run_trial(const Words& words, const Plan& plan, std::FILE* lines) {
   References references;  // are those of all of them
   Resume resume{static_cast<int64_t>(words.integer("from")), {}};
   for (const std::string& step : words.all("dead")) resume.dead.insert(std::atoll(step.c_str()));
+  const std::vector<std::string> lesser = words.all("lesser");
   for (const std::string& implementation : words.all("implementation")) {
-    const std::vector<Target> targets =
-        find({words.text("op"), implementation, words.text("dtype"), plan.device});
+    std::vector<Target> targets = find({words.text("op"), implementation, words.text("dtype"), plan.device});
     if (targets.size() != 1) {
       std::fprintf(lines, "%s\n", kAbsent);
       return 0;
     }
+    targets[0].lesser = std::find(lesser.begin(), lesser.end(), implementation) != lesser.end();
     Record record;
     record.mirror = lines;
     record.resume = std::exchange(resume, {});
     record.entry.promises = targets[0].entry.promises;
-    Trial(targets[0], plan, words.number("seconds"), true, references, record).run();
+    Trial(targets[0], plan_for(plan, targets[0]), words.number("seconds"), true, references, record).run();
   }
   return 0;
 }

@@ -4,8 +4,10 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "registry/op.hpp"
 #include "rlk/machine.hpp"
@@ -79,6 +81,18 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
   }
   for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
     if (i.dtypes & bit) out.targets.push_back(make_target(e, schema, static_cast<DType>(bit)));
+}
+
+// Of the library's own alone: what a plugin says of itself must not spare it a trial.
+void mark_lesser(std::vector<Target>& targets) {
+  std::map<std::tuple<std::string, std::string, std::string>, int32_t> best;
+  const auto level = [&](const Target& t) -> int32_t& {
+    return best[{t.entry.op, t.entry.dtype, t.entry.arithmetic}];
+  };
+  const auto native = [](const Target& t) { return t.entry.backend == "native"; };
+  for (const Target& t : targets)
+    if (native(t)) level(t) = std::max(level(t), t.subject.implementation->min_arch);
+  for (Target& t : targets) t.lesser = native(t) && t.subject.implementation->min_arch < level(t);
 }
 
 // Ops that a plan names and nobody implements, or whose gradient nobody gives.
@@ -207,8 +221,17 @@ Chosen choose(const Plan& plan) {
     }
     if (known && any) ops.push_back(known);
   }
+  mark_lesser(out.targets);
   out.error = check_case(plan, ops);
   if (out.error.empty()) out.error = TransformCheck(plan, out.targets).error();
+  return out;
+}
+
+Plan plan_for(const Plan& plan, const Target& target) {
+  Plan out = plan;
+  const bool everything = plan.passes == 0 && plan.budget == 0;
+  if (target.lesser && everything && plan.case_name.empty() && plan.transform.empty())
+    out.passes = Plan::kNormal;
   return out;
 }
 

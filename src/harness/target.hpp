@@ -12,7 +12,8 @@ namespace rlk::harness {
 struct Target {
   Subject subject;
   DType dtype = DType::none;
-  Entry entry;  // as it starts: who it is and what it promises
+  Entry entry;          // as it starts: who it is and what it promises
+  bool lesser = false;  // the same arithmetic is verified of code for more of this processor
 };
 
 struct Chosen {
@@ -23,6 +24,9 @@ struct Chosen {
 
 // All that a plan means on this machine.
 Chosen choose(const Plan& plan);
+
+// What a plan means for a target.
+Plan plan_for(const Plan& plan, const Target& target);
 
 // Exactly one: of this process' backends; nothing when it has no such implementation.
 struct Identity {

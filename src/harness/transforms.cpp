@@ -303,7 +303,7 @@ class Maker {
         Draw draw(p_, 1000 + static_cast<uint64_t>(i));
         Manner& m = v.manner;
         m.draw = draw.bits() | 1;
-        if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(draw.below(4) ? 20 : 100));
+        if (!subject_.services) m.threads = static_cast<int32_t>(draw.below(draw.below(16) ? 8 : 100));
         const uint32_t traits = subject_.implementation->traits;
         if (draw.below(3) == 0 && traits & RLK_STRICT) m.precision = Precision::strict;
         m.deterministic = draw.below(3) == 0 && traits & RLK_DETERMINISTIC;

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 // Of a run that leaves nothing out: passes over the usual lists of transforms, and over the long ones.
-constexpr std::size_t kFullPasses = 4, kWidePasses = 3;
+constexpr std::size_t kWidePasses = 3;
 // The largest size of a number among them; 0 where none is finite.
 double largest(const Array& a) {
   double found = 0;
@@ -403,7 +403,7 @@ void Trial::transforms() {
   if (plan_.passes > 0 || !thorough())
     passes(plan_.passes > 0 ? static_cast<std::size_t>(plan_.passes) : stride, thorough());
   else
-    passes(wants_all() ? 0 : kFullPasses, false), passes(kWidePasses, true);
+    passes(wants_all() ? 0 : Plan::kNormal, false), passes(kWidePasses, true);
 }
 
 // fp32 results show what rounding to 16 bits hides: where they exist they get every transform, and the

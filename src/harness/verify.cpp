@@ -120,7 +120,8 @@ class Verification {
       record.note(fmt::format("{} {} {}: the child program does not have it: tried in this process",
                               t.entry.op, t.entry.implementation, t.entry.dtype));
     References own;  // beside others of this process
-    Trial(t, plan_, share, false, plan_.child.empty() ? references_ : own, record).run();
+    const Plan plan = plan_for(plan_, t);
+    Trial(t, plan, share, false, plan_.child.empty() ? references_ : own, record).run();
   }
   void keep(Target& t, Record& record) {
     const std::lock_guard lock(mutex_);

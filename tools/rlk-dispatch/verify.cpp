@@ -36,7 +36,7 @@ namespace {
 // cases, and the long lists of transforms, each on three cases. Seconds: as often as there is time for. None of the words depends on a clock.
 void set_budget(const std::string& budget, harness::Plan& plan) {
   if (budget == "short" || budget == "normal") {
-    plan.passes = budget == "short" ? 1 : 4;
+    plan.passes = budget == "short" ? 1 : harness::Plan::kNormal;
     return;
   }
   if (budget == "full") return;
