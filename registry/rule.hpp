@@ -3,7 +3,7 @@
 
 #include <bit>
 #include <cmath>
-#include <map>
+#include <span>
 #include <vector>
 
 #include "registry/op.hpp"
@@ -45,24 +45,36 @@ inline void read(const In& t, int64_t first, int64_t step, int64_t count, std::v
     to[static_cast<std::size_t>(i)] = static_cast<float>(load(t.dtype(), t.data<char>(), first + i * step));
 }
 
-// Vectors of `count` elements, number n from element n * `apart` on. A rule that writes all results meets each many
-// times, and decodes it once; of a sample's few, which may be long, none is kept.
+// The vectors of `count` elements that a tensor consists of, number n from element n * `apart` on. A rule that writes all
+// results meets each many times, so all are decoded at once; of a sample's few, which may be long, one at a time, until
+// the next is read.
 class Vectors {
  public:
   Vectors(const RuleQuery& q, const In& t, int64_t apart, int64_t step, int64_t count)
       : keeps_(q.sample.empty()), t_(t), apart_(apart), step_(step), count_(count) {}
-  void read(int64_t n, std::vector<float>& to) {
-    if (!keeps_) return registry::read(t_, n * apart_, step_, count_, to);
-    const auto [known, fresh] = known_.try_emplace(n);
-    if (fresh) registry::read(t_, n * apart_, step_, count_, known->second);
-    to = known->second;
+  std::span<const float> operator[](int64_t n) {
+    const auto count = static_cast<std::size_t>(count_);
+    if (!keeps_ || count == 0) {
+      read(t_, n * apart_, step_, count_, decoded_);
+      return decoded_;
+    }
+    if (decoded_.empty()) decode_all();
+    return std::span(decoded_).subspan(static_cast<std::size_t>(n) * count, count);
   }
 
  private:
+  void decode_all() {
+    decoded_.resize(static_cast<std::size_t>(t_.numel()));
+    float* to = decoded_.data();
+    for (int64_t n = 0; n < t_.numel() / count_; ++n)
+      for (int64_t i = 0; i < count_; ++i)
+        *to++ = static_cast<float>(load(t_.dtype(), t_.data<char>(), n * apart_ + i * step_));
+  }
+
   const bool keeps_;
   const In& t_;
   const int64_t apart_, step_, count_;
-  std::map<int64_t, std::vector<float>> known_;
+  std::vector<float> decoded_;
 };
 
 }  // namespace rlk::registry

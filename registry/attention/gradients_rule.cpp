@@ -49,10 +49,8 @@ class Chains {
 
  private:
   void flush() {
-    chains::Operands x{{weights_.begin(), weights_.end()}, Row(16), type_};
     for (std::size_t d = 0; group_ >= 0 && d < pending_.size(); ++d) {
-      x.b.assign(pending_[d].begin(), pending_[d].end());
-      sum_[d] = chains::group_of_16(sum_[d], x, 0, 16);
+      sum_[d] = chains::group_of_16(sum_[d], {weights_, pending_[d], type_}, 0, 16);
       pending_[d] = {};
     }
     group_ = -1, weights_ = {};

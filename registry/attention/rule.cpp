@@ -165,7 +165,8 @@ class Rule {
 
   // Of a matrix unit.
   float unit_dot(const std::vector<double>& q, const std::vector<double>& key) const {
-    const chains::Operands x{{q.begin(), q.end()}, {key.begin(), key.end()}, a_.q.dtype()};
+    const Row a(q.begin(), q.end()), b(key.begin(), key.end());
+    const chains::Operands x{a, b, a_.q.dtype()};
     return chains_ == Chains::amx ? chains::amx(x, 0, q.size()) : chains::sm90(x, 0, q.size());
   }
   // Groups of keys count from the tile's start; those without a key would change nothing.
@@ -174,11 +175,12 @@ class Rule {
     std::vector<std::vector<double>> values(static_cast<std::size_t>(kTile), std::vector<double>(o.size()));
     for (int64_t j = first; j < last; ++j)
       all_.key(a_.v, s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
-    chains::Operands x{{weights.begin(), weights.end()}, Row(static_cast<std::size_t>(kTile)), a_.v.dtype()};
+    Row column(static_cast<std::size_t>(kTile));
+    const chains::Operands x{weights, column, a_.v.dtype()};
     const bool amx = chains_ == Chains::amx;
     const std::size_t group = amx ? 32 : 16, end = static_cast<std::size_t>((last - 1) % kTile) + 1;
     for (std::size_t d = 0; d < o.size(); ++d) {
-      for (std::size_t j = 0; j < values.size(); ++j) x.b[j] = static_cast<float>(values[j][d]);
+      for (std::size_t j = 0; j < values.size(); ++j) column[j] = static_cast<float>(values[j][d]);
       for (std::size_t k = static_cast<std::size_t>(first % kTile) / group * group; k < end; k += group)
         o[d] = (amx ? chains::group_of_32 : chains::group_of_16)(o[d], x, k, k + group);
     }

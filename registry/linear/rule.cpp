@@ -41,16 +41,16 @@ double by_segments(const Id& id, const Operands& x, const leaves::Segments& s, i
   if (!id.chain) return chains::fma64(x);
   float sums[leaves::kLeaves] = {};
   for (int64_t j = 0; j < leaf_count; ++j) {
-    Operands leaf{{}, {}, x.type};
+    std::vector<float> a, b;
     for (int i = 0; i < s.count; ++i) {
       const int64_t begin = s.start[i] + std::min(s.length[i], j * s.width[i]),
                     end = s.start[i] + std::min(s.length[i], (j + 1) * s.width[i]);
-      leaf.a.insert(leaf.a.end(), x.a.begin() + begin, x.a.begin() + end);
-      leaf.b.insert(leaf.b.end(), x.b.begin() + begin, x.b.begin() + end);
-      const std::size_t filled = (leaf.a.size() + id.group - 1) / id.group * id.group;
-      leaf.a.resize(filled), leaf.b.resize(filled);
+      a.insert(a.end(), x.a.begin() + begin, x.a.begin() + end);
+      b.insert(b.end(), x.b.begin() + begin, x.b.begin() + end);
+      const std::size_t filled = (a.size() + id.group - 1) / id.group * id.group;
+      a.resize(filled), b.resize(filled);
     }
-    sums[j] = id.chain(leaf, 0, leaf.a.size());
+    sums[j] = id.chain({a, b, x.type}, 0, a.size());
   }
   for (int64_t step = 1; step < leaf_count; step *= 2)
     for (int64_t j = 0; j < leaf_count; j += 2 * step) sums[j] = sums[j] + sums[j + step];
@@ -83,9 +83,9 @@ bool linear_rule(const RuleQuery& q) {
   Vectors inputs(q, a.x, depth, 1, depth), weights(q, a.weight, depth, 1, depth);
   for_elements(q, 4, [&](const DLTensor& y, int64_t i) {
     const DType type = dtype_of(y.dtype);
-    inputs.read(i / columns, x.a);
+    x.a = inputs[i / columns];
     const auto sum = [&](int64_t n) {
-      weights.read(n, x.b);
+      x.b = weights[n];
       const double value = by_leaves(*id, x, total, a.leaf_count);
       return a.bias ? add(type, value, load(a.bias.dtype(), a.bias->data, n)) : value;
     };
@@ -118,22 +118,20 @@ bool linear_bwd_rule(const RuleQuery& q) {
   Vectors d_y_rows(q, a.d_y, columns, 1, columns), weights(q, a.weight, 1, depth, columns),
       d_y_columns(q, a.d_y, 1, columns, rows), inputs(q, a.x, 1, depth, rows);
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
-    d_y_rows.read(i / depth, x.a);
-    weights.read(i % depth, x.b);
+    x.a = d_y_rows[i / depth], x.b = weights[i % depth];
     finish(out, i,
            a.segments ? by_segments(*id, x, segments, a.d_x_leaf_count)
                       : by_leaves(*id, x, total, a.d_x_leaf_count));
   });
   for_elements(q, 4, [&](const DLTensor& out, int64_t i) {
-    d_y_columns.read(i / depth, x.a);
-    inputs.read(i % depth, x.b);
+    x.a = d_y_columns[i / depth], x.b = inputs[i % depth];
     finish(out, i, onto(a.d_weight_before, by_tokens(*id, x), i));
   });
   // Sums with ones are plain fp32 beside matrix units.
   const Id plain = id->chain ? Id{chains::fma32} : Id{};
+  const std::vector<float> ones(static_cast<std::size_t>(rows), 1.0f);
   for_elements(q, 5, [&](const DLTensor& out, int64_t i) {
-    read(a.d_y, i, columns, rows, x.b);
-    x.a.assign(x.b.size(), 1.0f);
+    x.a = ones, x.b = d_y_columns[i];
     finish(out, i, onto(a.d_bias_before, by_tokens(plain, x), i));
   });
   for_elements(

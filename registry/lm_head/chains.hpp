@@ -3,10 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <vector>
+#include <span>
 
 #include "registry/op.hpp"
 #include "registry/reference.hpp"
@@ -15,7 +16,7 @@ namespace rlk::registry::chains {
 
 // The two vectors an output is the product of, upcast exactly, and the dtype they came in.
 struct Operands {
-  std::vector<float> a, b;
+  std::span<const float> a, b;
   DType type = DType::f32;
 };
 
@@ -41,7 +42,7 @@ inline float flush(float x) {
 
 // A group of 32, filled with zeros from `end` on.
 inline float group_of_32(float total, const Operands& x, std::size_t first, std::size_t end) {
-  const auto at = [end](const std::vector<float>& v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
+  const auto at = [end](std::span<const float> v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
   float even = 0, odd = 0;
   for (std::size_t k = first; k < first + 32; k += 2) {
     even = flush(std::fma(at(x.a, k), at(x.b, k), even));
@@ -68,7 +69,7 @@ inline float fused_or_zero(float a, float b, float c) {
 }
 // K filled with zeros to a multiple of 32; of each pair the odd position first.
 inline float pairs(const Operands& x, std::size_t begin, std::size_t end) {
-  const auto at = [end](const std::vector<float>& v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
+  const auto at = [end](std::span<const float> v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
   float sum = 0;
   for (std::size_t k = begin; k < begin + (end - begin + 31) / 32 * 32; k += 2)
     for (const std::size_t i : {k + 1, k}) sum = fused_or_zero(at(x.a, i), at(x.b, i), sum);
@@ -83,11 +84,15 @@ struct Number {
   int exponent = 0;
 };
 inline Number unpack(float x, int bits, int least) {
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  exponent = std::max(exponent - 1, least);
-  return {static_cast<int64_t>(std::ldexp(double{x}, bits - exponent)), exponent};
+  const auto word = std::bit_cast<uint32_t>(x);
+  const int field = static_cast<int>(word >> 23 & 0xff), own = std::max(field, 1) - 127;
+  const auto digits = static_cast<int64_t>((word & 0x7fffff) | (field != 0 ? 0x800000u : 0u));
+  const int exponent = std::max(own, least), below = 23 - bits + exponent - own;
+  const int64_t significand = below < 24 ? digits >> below : 0;
+  return {word >> 31 != 0 ? -significand : significand, exponent};
 }
+// 2^n, a normal double.
+inline double power(int n) { return std::bit_cast<double>(static_cast<uint64_t>(n + 1023) << 52); }
 
 // Towards zero; a magnitude from 2^128 on is infinite.
 inline float truncate(double x) {
@@ -126,7 +131,7 @@ inline float group_of_16(float sum, const Operands& x, std::size_t begin, std::s
     const int64_t magnitude = std::abs(terms[i].significand) << (25 - fraction[i]) >> below;
     total += terms[i].significand < 0 ? -magnitude : magnitude;
   }
-  return total == 0 ? 0.f : truncate(std::ldexp(static_cast<double>(total), largest - 25));
+  return total == 0 ? 0.f : truncate(static_cast<double>(total) * power(largest - 25));
 }
 
 // Groups of 16, likewise.

@@ -81,13 +81,10 @@ bool lm_head_rule(const RuleQuery& q) {
   if (!id || !takes(*id, a.hidden.dtype())) return false;
   const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
   Operands x{{}, {}, a.hidden.dtype()};
-  Vectors weights(q, a.weight, depth, 1, depth);
-  int64_t held = -1;
+  Vectors rows(q, a.hidden, depth, 1, depth), weights(q, a.weight, depth, 1, depth);
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
     const int64_t row = i / columns, column = i % columns;
-    if (row != held) read(a.hidden, row * depth, 1, depth, x.a);
-    held = row;
-    weights.read(column, x.b);
+    x.a = rows[row], x.b = weights[column];
     double value = sum_of(*id, x);
     if (a.bias) value = round_to(dtype_of(out.dtype), value) + load(a.bias.dtype(), a.bias->data, column);
     finish(out, i, value);
@@ -104,20 +101,20 @@ bool lm_head_bwd_rule(const RuleQuery& q) {
   const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
   const int64_t rows = columns ? a.d_out.numel() / columns : depth ? a.hidden.numel() / depth : 0;
   Operands x{{}, {}, a.hidden.dtype()};
+  Vectors d_out_rows(q, a.d_out, columns, 1, columns), weights(q, a.weight, 1, depth, columns),
+      d_out_columns(q, a.d_out, 1, columns, rows), inputs(q, a.hidden, 1, depth, rows);
   for_elements(q, 3, [&](const DLTensor& out, int64_t i) {
-    read(a.d_out, i / depth * columns, 1, columns, x.a);
-    read(a.weight, i % depth, depth, columns, x.b);
+    x.a = d_out_rows[i / depth], x.b = weights[i % depth];
     finish(out, i, sum_of(*id, x));
   });
   // The sums over the batch are not cut into ranges, and those with ones are plain fp32 beside tensor cores.
   for_elements(q, 4, [&](const DLTensor& out, int64_t i) {
-    read(a.d_out, i / depth, columns, rows, x.a);
-    read(a.hidden, i % depth, depth, rows, x.b);
+    x.a = d_out_columns[i / depth], x.b = inputs[i % depth];
     finish(out, i, sum_of(*id == Id::sm90_ranges ? Id::sm90 : *id, x));
   });
+  const std::vector<float> ones(static_cast<std::size_t>(rows), 1.f);
   for_elements(q, 5, [&](const DLTensor& out, int64_t i) {
-    read(a.d_out, i, columns, rows, x.b);
-    x.a.assign(x.b.size(), 1.f);
+    x.a = ones, x.b = d_out_columns[i];
     finish(out, i, sum_of(*id == Id::fma64 || *id == Id::fma32_256 ? *id : Id::fma32, x));
   });
   return true;

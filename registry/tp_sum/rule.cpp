@@ -57,9 +57,10 @@ bool tp_sum_bwd_rule(const RuleQuery& q) {
       finish(out, i, row < 0 || row >= summed ? 0.0 : d_y(row * width + i % width));
     });
   for_elements(q, 10, [&](const DLTensor& d_bias, int64_t i) {
-    chains::Operands x{{}, {}, a.d_y.dtype()};
-    for (int64_t m = 0; m < summed; ++m)
-      x.a.push_back(1), x.b.push_back(static_cast<float>(d_y(m * width + i)));
+    const std::vector<float> ones(static_cast<std::size_t>(summed), 1.0f);
+    std::vector<float> column;
+    for (int64_t m = 0; m < summed; ++m) column.push_back(static_cast<float>(d_y(m * width + i)));
+    const chains::Operands x{ones, column, a.d_y.dtype()};
     finish(d_bias, i, golden ? chains::fma64(x) : double{chains::blocks(chains::fma32, x, 4096)});
   });
   for_elements(q, 11, [&](const DLTensor& d_residual, int64_t i) { finish(d_residual, i, d_y(i)); });

@@ -768,14 +768,14 @@ constinit const Entry kEntries[] = {
               "lets a step of 32 reach into the next leaf",
               {
           const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
-          registry::chains::Operands x{{}, {}, DType::bf16};
           for (int64_t i = 0; i < a.y.numel() && a.leaf_count == 8 && !a.bias && !a.residual; ++i) {
-            x.a.clear(), x.b.clear();
+            std::vector<float> row, column;
             for (int64_t k = 0; k < depth; ++k) {
-              x.a.push_back(static_cast<float>(get(a.x, i / columns * depth + k)));
-              x.b.push_back(static_cast<float>(get(a.weight, i % columns * depth + k)));
+              row.push_back(static_cast<float>(get(a.x, i / columns * depth + k)));
+              column.push_back(static_cast<float>(get(a.weight, i % columns * depth + k)));
             }
             const auto width = static_cast<std::size_t>((depth + 127) / 128 * 16 + 31) / 32 * 32;
+            const registry::chains::Operands x{row, column, DType::bf16};
             put(a.y, i, registry::chains::tree(registry::chains::amx, x, width, 0, 8));
           }
               }),
