@@ -58,8 +58,9 @@ bool tp_sum_bwd_rule(const RuleQuery& q) {
     });
   for_elements(q, 10, [&](const DLTensor& d_bias, int64_t i) {
     const std::vector<float> ones(static_cast<std::size_t>(summed), 1.0f);
-    std::vector<float> column;
-    for (int64_t m = 0; m < summed; ++m) column.push_back(static_cast<float>(d_y(m * width + i)));
+    std::vector<float> column(static_cast<std::size_t>(summed));
+    for (int64_t m = 0; m < summed; ++m)
+      column[static_cast<std::size_t>(m)] = static_cast<float>(d_y(m * width + i));
     const chains::Operands x{ones, column, a.d_y.dtype()};
     finish(d_bias, i, golden ? chains::fma64(x) : double{chains::blocks(chains::fma32, x, 4096)});
   });
