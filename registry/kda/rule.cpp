@@ -125,7 +125,13 @@ struct Chunk {
   }
 };
 
-// The two products over channels of rows i >= j: M without beta, and P.
+// x[j] = a * b[j] + x[j], each once rounded: a step of n chains side by side.
+inline void step(float a, const float* b, float* x, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) x[j] = std::fma(a, b[j], x[j]);
+}
+
+// The two products over channels of rows i >= j: M without beta, and P. The key of row j, as row i meets it, decays inside a block
+// row by row up to i; across, up to the end of its block and over the blocks between, and the other factor from the start of its own.
 struct Pairs {
   Grid m, p;
 
@@ -133,59 +139,57 @@ struct Pairs {
 
  private:
   RLK_FUSED void add_all(const Chunk& c) {
-    for (int64_t i = 0; i < c.rows; ++i)
-      for (int64_t j = 0; j <= i; ++j)
-        for (int64_t d = 0; d < c.k.columns; ++d) add(c, i, j, d);
-  }
-  // Inside a block the key decays row by row up to i; across, up to the end of its block, over the blocks between, and the other
-  // factor from the start of its own.
-  void add(const Chunk& c, int64_t i, int64_t j, int64_t d) {
-    float key = c.k(j, d), k = c.k(i, d), q = c.q(i, d);
-    if (i / kBlock == j / kBlock) {
-      for (int64_t r = j + 1; r <= i; ++r) key *= c.decay(r, d);
-    } else {
-      key *= c.to_bound(j, d);
-      for (int64_t b = j / kBlock + 1; b < i / kBlock; ++b) key *= c.in_block(b * kBlock + kBlock - 1, d);
-      k *= c.in_block(i, d), q *= c.in_block(i, d);
+    Grid keys(c.k.columns, c.rows);  // of every channel, side by side
+    for (int64_t i = 0; i < c.rows; ++i) {
+      const int64_t start = i / kBlock * kBlock;
+      for (int64_t d = 0; d < c.k.columns; ++d) {
+        float* const key = &keys(d, 0);
+        if (i == start) leave_block(c, key, start, d);
+        for (int64_t j = start; j < i; ++j) key[j] *= c.decay(i, d);
+        key[i] = c.k(i, d);
+        const float in_block = c.in_block(i, d);
+        step(c.k(i, d) * in_block, key, &m(i, 0), start),
+            step(c.k(i, d), key + start, &m(i, start), i + 1 - start);
+        step(c.q(i, d) * in_block, key, &p(i, 0), start),
+            step(c.q(i, d), key + start, &p(i, start), i + 1 - start);
+      }
     }
-    m(i, j) = std::fma(k, key, m(i, j));
-    p(i, j) = std::fma(q, key, p(i, j));
+  }
+  // The block before `start` is over: its own keys go to its end, earlier ones over it.
+  static void leave_block(const Chunk& c, float* key, int64_t start, int64_t d) {
+    const int64_t last = start - kBlock;
+    for (int64_t j = 0; j < last; ++j) key[j] *= c.in_block(start - 1, d);
+    for (int64_t j = std::max<int64_t>(0, last); j < start; ++j) key[j] = c.k(j, d) * c.to_bound(j, d);
   }
 };
 
 // (I + M)^-1 by forward substitution.
 RLK_FUSED Grid inverse(const Chunk& c, const Pairs& pairs) {
   Grid a(c.rows, c.rows);
-  for (int64_t i = 0; i < c.rows; ++i)
-    for (int64_t j = 0; j <= i; ++j) {
-      float x = i == j ? 1.0f : 0.0f;
-      for (int64_t r = j; r < i; ++r)
-        x = std::fma(-(c.beta[static_cast<std::size_t>(i)] * pairs.m(i, r)), a(r, j), x);
-      a(i, j) = x;
-    }
+  for (int64_t i = 0; i < c.rows; ++i) {
+    a(i, i) = 1.0f;
+    for (int64_t r = 0; r < i; ++r)
+      step(-(c.beta[static_cast<std::size_t>(i)] * pairs.m(i, r)), &a(r, 0), &a(i, 0), r + 1);
+  }
   return a;
 }
 
 // The chunk's results; the state goes from before it to behind it.
 RLK_FUSED Grid advance(const Chunk& c, const Pairs& pairs, const Grid& a, Grid& state) {
   const int64_t K = c.k.columns, V = c.v.columns;
-  Grid y(c.rows, V), n(c.rows, V), out(c.rows, V);
-  for (int64_t i = 0; i < c.rows; ++i)
-    for (int64_t j = 0; j < V; ++j) {
-      float x = c.v(i, j);
-      for (int64_t d = 0; d < K; ++d) x = std::fma(-(c.k(i, d) * c.from_start(i, d)), state(d, j), x);
-      y(i, j) = x * c.beta[static_cast<std::size_t>(i)];
-      for (int64_t r = 0; r <= i; ++r) n(i, j) = std::fma(a(i, r), y(r, j), n(i, j));
-      for (int64_t d = 0; d < K; ++d)
-        out(i, j) = std::fma(c.q(i, d) * c.from_start(i, d), state(d, j), out(i, j));
-      for (int64_t r = 0; r <= i; ++r) out(i, j) = std::fma(pairs.p(i, r), n(r, j), out(i, j));
-    }
-  for (int64_t d = 0; d < K; ++d)
-    for (int64_t j = 0; j < V; ++j) {
-      float x = state(d, j) * c.from_start(c.rows - 1, d);
-      for (int64_t i = 0; i < c.rows; ++i) x = std::fma(c.k(i, d) * c.to_end(i, d), n(i, j), x);
-      state(d, j) = x;
-    }
+  Grid y = c.v, n(c.rows, V), out(c.rows, V);
+  if (V == 0) return out;
+  for (int64_t i = 0; i < c.rows; ++i) {
+    for (int64_t d = 0; d < K; ++d) step(-(c.k(i, d) * c.from_start(i, d)), &state(d, 0), &y(i, 0), V);
+    for (int64_t j = 0; j < V; ++j) y(i, j) *= c.beta[static_cast<std::size_t>(i)];
+    for (int64_t r = 0; r <= i; ++r) step(a(i, r), &y(r, 0), &n(i, 0), V);
+    for (int64_t d = 0; d < K; ++d) step(c.q(i, d) * c.from_start(i, d), &state(d, 0), &out(i, 0), V);
+    for (int64_t r = 0; r <= i; ++r) step(pairs.p(i, r), &n(r, 0), &out(i, 0), V);
+  }
+  for (int64_t d = 0; d < K; ++d) {
+    for (int64_t j = 0; j < V; ++j) state(d, j) *= c.from_start(c.rows - 1, d);
+    for (int64_t i = 0; i < c.rows; ++i) step(c.k(i, d) * c.to_end(i, d), &n(i, 0), &state(d, 0), V);
+  }
   return out;
 }
 
