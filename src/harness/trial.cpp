@@ -18,7 +18,7 @@ namespace rlk::harness {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// Of a run that leaves nothing out: passes over the usual lists of transforms, and over the long ones.
+// Of a run that leaves nothing out: passes over the long lists of transforms, behind those over the usual ones.
 constexpr std::size_t kWidePasses = 3;
 // The largest size of a number among them; 0 where none is finite.
 double largest(const Array& a) {

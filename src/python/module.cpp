@@ -286,7 +286,7 @@ PyMethodDef kMethods[] = {
     {"trace_weights_changed", trace_weights_changed, METH_NOARGS, "Weights have been written."},
     {"trace_tensor", trace_tensor, METH_VARARGS, "Records a tensor that another program computed."},
     {"torch_native_find", torch_native_find, METH_VARARGS, "For rlk._torch_native, as the next four."},
-    {"torch_native_object", torch_native_object, METH_VARARGS, ""},
+    {"torch_native_object", torch_native_object, METH_VARARGS, "The object of what its exchange API owns."},
     {"torch_native_tensor", torch_native_tensor, METH_O, "What torch's own C++ functions say of a tensor."},
     {"torch_native_written", torch_native_written, METH_O, "Tells autograd that it was written."},
     {"torch_native_thread", torch_native_thread, METH_NOARGS, "What they say of this thread."},

@@ -132,7 +132,8 @@ def sums(group, rounds, say):
 
 def linears(group, rounds, say):
     say(f"{'M':>6} {'N':>6} {'K':>6} {'cuBLAS + NCCL':>14} {'rlk':>8}   us, row-parallel linear with its sum; ratio of speeds")
-    for m, n, k in ((1, 4096, 4096), (16, 4096, 12288), (128, 4096, 4096), (1024, 4096, 12288), (8192, 4096, 12288)):
+    for m, n, k in ((1, 4096, 4096), (16, 4096, 12288), (128, 4096, 4096), (1024, 4096, 12288), (8192, 4096, 12288),
+                    (4100, 4096, 4096), (4100, 4096, 12288), (4100, 2560, 9728), (8192, 4096, 4096)):
         x = torch.randn(m, k // group.size, device="cuda").to(torch.bfloat16)
         w = torch.randn(n, k // group.size, device="cuda").to(torch.bfloat16)
 

@@ -20,7 +20,6 @@ from rlk.parallel.transport import as_group, cut
 GATHERED = 1 << 20
 
 
-
 # ---- what is whose
 
 

@@ -142,7 +142,7 @@ class Peers:
         y = self.memory[self.rank].new_empty(mine, width, dtype=dtype)
         c, count = self.call, rows * width
         c.count, c.width, c.each = count, width, share * width if spread or way == "landed" else -(-count // (8 * self.size)) * 8
-        c.part, c.y, c.type, c.spread, c.way = part is not None and part.data_ptr() or None, y.data_ptr(), _TYPES[dtype], spread, _WAYS[way]
+        c.part, c.y, c.type, c.spread, c.way = None if part is None else part.data_ptr(), y.data_ptr(), _TYPES[dtype], spread, _WAYS[way]
         c.bias, c.residual = (None if t is None else t.data_ptr() for t in (bias, residual))
         c.chunk, c.blocks = self._grid(way, count if way == "words" else c.each)
         failed = library().rlk_peers_sum(ctypes.byref(c), torch.cuda.current_stream(y.device).cuda_stream, y.device.index)
