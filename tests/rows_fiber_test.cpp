@@ -126,6 +126,52 @@ TEST_CASE("d_weight and d_x on fibers are native's bits, of many rows and of row
     }
 }
 
+// Heads as a layer's product has them: of each token some, beside others; and of every second token of every sequence.
+TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are its gradients") {
+  std::mt19937 random(11);
+  for (const int64_t sequences : {1, 3})
+    for (const int64_t tokens : {1, 41}) {
+      constexpr int64_t kAll = 5, kHeads = 3, kWidth = 72;
+      const DType t = DType::bf16;
+      const Shape whole{sequences, 2 * tokens, kAll, kWidth}, heads{sequences, tokens, kHeads, kWidth};
+      const Shape strides{2 * tokens * kAll * kWidth, (sequences > 1 ? 2 : 1) * kAll * kWidth, kWidth, 1};
+      const auto view = [&](const Owned& o) {
+        return rlk::Tensor(o.tensor.dl().data, heads, t, o.tensor.dl().device, strides);
+      };
+      const Owned x(whole, t, random, 3), d_y(whole, t, random), gate(whole, t, random, 30),
+          weight({kWidth}, t, random);
+      Owned y(whole, t), sum(whole, t), d_x(whole, t), d_gate(whole, t), d_weight({kWidth}, t),
+          rstd({sequences, tokens, kHeads, 1}, DType::f32);
+      const rlk::Tensor vx = view(x), vd_y = view(d_y), vgate = view(gate), vy = view(y), vsum = view(sum),
+                        vd_x = view(d_x), vd_gate = view(d_gate);
+      for (const int form : {0, 1, 2}) {
+        CAPTURE(sequences);
+        CAPTURE(form);
+        for (Owned* o : {&y, &sum, &d_x, &d_gate})
+          std::fill(o->bytes.begin(), o->bytes.end(), std::byte{0x7f});
+        rlk::RmsNorm a{.x = vx, .weight = weight.tensor, .y = vy, .rstd = rstd.tensor};
+        if (form == 1) a.gate = vgate;
+        if (form == 2) a.residual = vgate, a.sum = vsum;
+        REQUIRE(rlk::rms_norm(a, kRows));
+        std::vector<Owned*> results{&y, &rstd, &sum};
+        same_on_fibers(results, copies(results),
+                       [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
+        if (form == 2) continue;
+        rlk::RmsNormBwd g{.d_y = vd_y, .x = vx, .weight = weight.tensor, .d_x = vd_x};
+        g.d_weight = d_weight.tensor;
+        if (form == 1) g.gate = vgate, g.d_gate = vd_gate;
+        REQUIRE(rlk::rms_norm_bwd(g, kRows));
+        results = {&d_x, &d_weight, &d_gate};
+        same_on_fibers(results, copies(results), [&] {
+          const rlk::rms32::Problem p = rlk::rms32::problem_of(g);
+          std::vector<float> workspace(
+              static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
+          rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
+        });
+      }
+    }
+}
+
 TEST_CASE("swiglu and its gradients on fibers are native's bits, packed or not") {
   using rlk::Swiglu;
   using rlk::SwigluBwd;

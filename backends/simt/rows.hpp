@@ -236,10 +236,42 @@ __device__ __forceinline__ void round_pack(Type type, float (&v)[kPack]) {
   for (int k = 0; k < kPack; ++k) v[k] = round_to(known, v[k]);
 }
 
+// How a kernel is compiled to find rows: of one stride; of two axes and fewer than 2^31 rows, as the heads of tokens are; or of
+// any. Divisions by 64 bits are some hundred instructions each, which crowd a kernel even where they are not executed.
+enum class Walk { line, grid, any };
+inline Walk walk_of(const Axes& axes) {
+  if (axes.count == 1) return Walk::line;
+  return axes.count == 2 && axes.rows < std::int64_t{1} << 31 ? Walk::grid : Walk::any;
+}
+// Calls f<Walk>() with what these axes allow.
+template <class F>
+void for_walk(const Axes& axes, F f) {
+  switch (walk_of(axes)) {
+    case Walk::line:
+      return f.template operator()<Walk::line>();
+    case Walk::grid:
+      return f.template operator()<Walk::grid>();
+    case Walk::any:
+      return f.template operator()<Walk::any>();
+  }
+}
+template <Walk By>
+__device__ __forceinline__ std::int64_t offset_of(const Axes& axes, const Tensor& t, std::int64_t row) {
+  if constexpr (By == Walk::line) {
+    return row * t.stride[0];
+  } else if constexpr (By == Walk::grid) {
+    const auto r = static_cast<std::uint32_t>(row), n = static_cast<std::uint32_t>(axes.size[1]);
+    return std::int64_t{r / n} * t.stride[0] + std::int64_t{r % n} * t.stride[1];
+  } else {
+    return t.offset(axes, row);
+  }
+}
+
 // A tensor's row, or one that is absent.
 struct RowOf {
   void* data;
   Type type;
+  __device__ RowOf(void* row, Type of) : data(row), type(of) {}
   __device__ RowOf(const Axes& axes, const Tensor& t, std::int64_t row)
       : data(t ? t.row(axes, row) : nullptr), type(t.type) {}
   __device__ explicit operator bool() const { return data != nullptr; }
@@ -269,5 +301,9 @@ struct RowOf {
     put_pack<T>(type, data, i, n, v);
   }
 };
+template <Walk By>
+__device__ __forceinline__ RowOf row_of(const Axes& axes, const Tensor& t, std::int64_t row) {
+  return {t ? static_cast<char*>(t.data) + offset_of<By>(axes, t, row) * size_of(t.type) : nullptr, t.type};
+}
 
 }  // namespace rlk::rows

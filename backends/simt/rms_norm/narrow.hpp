@@ -98,8 +98,8 @@ __device__ __forceinline__ void unpack_gate(const Problem& p, const rows::Raw<ro
 }
 
 // `Rows` of a thread. Added: with a residual.
-template <bool Gated, bool Added, int Rows, int Blocks>
-__global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
+template <bool Gated, bool Added, int Rows, rows::Walk By>
+__global__ void __launch_bounds__(kThreads, 8) narrow_forward(Problem p) {
   using Raw = rows::Raw<rows::Whole>;
   const Sixteen at(p);
   const int n = rows::pack_at(at.first, p.width), team = static_cast<int>(threadIdx.x) / Sixteen::kThreadsOf;
@@ -109,9 +109,10 @@ __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
 #pragma unroll
   for (int c = 0; c < Rows; ++c) {
     row[c] = first + c * Sixteen::kRows < p.axes.rows ? first + c * Sixteen::kRows : p.axes.rows - 1;
-    xs[c] = RowOf(p.axes, p.x, row[c]).fetch<rows::Whole>(at.first, n);
+    xs[c] = row_of<By>(p.axes, p.x, row[c]).template fetch<rows::Whole>(at.first, n);
     if constexpr (Gated || Added)
-      others[c] = RowOf(p.axes, Gated ? p.gate : p.residual, row[c]).fetch<rows::Whole>(at.first, n);
+      others[c] =
+          row_of<By>(p.axes, Gated ? p.gate : p.residual, row[c]).template fetch<rows::Whole>(at.first, n);
   }
   float w[kPack], squares = 0;
   if (p.weight) weights<rows::Whole>(p, at.first, n, w);
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
     if constexpr (Added) {
       xs[c].part[0] = added(xs[c].part[0], others[c].part[0]);
       if (p.sum && n > 0 && first + c * Sixteen::kRows < p.axes.rows)
-        RowOf(p.axes, p.sum, row[c]).put<rows::Whole>(at.first, xs[c]);
+        row_of<By>(p.axes, p.sum, row[c]).template put<rows::Whole>(at.first, xs[c]);
     }
     rows::unpack<rows::Whole>(p.x.type, xs[c], a);
 #pragma unroll
@@ -146,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, Blocks) narrow_forward(Problem p) {
       unpack_gate(p, others[c], n, g);
       gate_for_bf16(p.act, g, out);
     }
-    if (p.rstd && at.first == 0) RowOf(p.axes, p.rstd, row[c]).set(0, r);
-    RowOf(p.axes, p.y, row[c]).set<rows::Whole>(at.first, n, out);
+    if (p.rstd && at.first == 0) row_of<By>(p.axes, p.rstd, row[c]).set(0, r);
+    row_of<By>(p.axes, p.y, row[c]).template set<rows::Whole>(at.first, n, out);
   }
 }
 
@@ -165,10 +166,9 @@ __device__ __forceinline__ float bf16_at(const rows::Bytes16* row, int i) {
 }
 
 // What a thread has of a row, and the gradients that it writes.
-template <bool Gated>
+template <bool Gated, rows::Walk By>
 struct NarrowRow {
   const Problem& p;
-  const rows::Axes& axes;
   std::int64_t row;
   int first, n;
   bool there;
@@ -188,30 +188,28 @@ struct NarrowRow {
       if (p.weight) multiply(through, w);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) through[k] = d[k] * through[k] * slope.at[k];
-      RowOf(axes, p.d_gate, row).set<rows::Whole>(first, n, through);
+      row_of<By>(p.axes, p.d_gate, row).template set<rows::Whole>(first, n, through);
     }
     multiply(d, value.at);
   }
   __device__ __forceinline__ void write(float (&d)[kPack]) const {
     if (!there) return;
-    if (const RowOf d_sum(axes, p.d_sum, row); d_sum) {
+    if (const RowOf d_sum = row_of<By>(p.axes, p.d_sum, row)) {
       float a[kPack];
       d_sum.get<rows::Whole>(first, n, a);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) d[k] = d[k] + a[k];
     }
-    if (const RowOf d_x(axes, p.d_x, row); d_x) d_x.set<rows::Whole>(first, n, d);
-    if (const RowOf d_residual(axes, p.d_residual, row); d_residual) d_residual.set<rows::Whole>(first, n, d);
+    if (const RowOf d_x = row_of<By>(p.axes, p.d_x, row)) d_x.set<rows::Whole>(first, n, d);
+    if (const RowOf d_residual = row_of<By>(p.axes, p.d_residual, row))
+      d_residual.set<rows::Whole>(first, n, d);
   }
 };
 
-// `out`: the shares of d_weight, if they are wanted. Strided: rows have one stride, so that no division is compiled.
-template <bool Gated, bool Strided>
+// `out`: the shares of d_weight, if they are wanted.
+template <bool Gated, rows::Walk By>
 __global__ void __launch_bounds__(kBackThreads, 3) narrow_backward(Problem p, float* out) {
   using Raw = rows::Raw<rows::Whole>;
-  rows::Axes line;
-  line.count = 1;
-  const rows::Axes& axes = Strided ? line : p.axes;
   __shared__ Tile tiles[2];
   const Sixteen at(p);
   const int channel = static_cast<int>(threadIdx.x), team = channel / Sixteen::kThreadsOf;
@@ -221,19 +219,20 @@ __global__ void __launch_bounds__(kBackThreads, 3) narrow_backward(Problem p, fl
   float w[kPack], sum = 0;
   if (p.weight) weights<rows::Whole>(p, at.first, n, w);
   Raw x, d_y, gate{};
-  const auto row_of = [&](int step) {  // rows past the end repeat the last one
+  const auto row_at = [&](int step) {  // rows past the end repeat the last one
     const int row = step + team;
     return first + (row < count ? row : count - 1);
   };
   const auto fetch = [&](int step) {
-    x = RowOf(axes, p.x, row_of(step)).fetch<rows::Whole>(at.first, n);
-    d_y = RowOf(axes, p.d_y, row_of(step)).fetch<rows::Whole>(at.first, n);
-    if constexpr (Gated) gate = RowOf(axes, p.gate, row_of(step)).fetch<rows::Whole>(at.first, n);
+    x = row_of<By>(p.axes, p.x, row_at(step)).template fetch<rows::Whole>(at.first, n);
+    d_y = row_of<By>(p.axes, p.d_y, row_at(step)).template fetch<rows::Whole>(at.first, n);
+    if constexpr (Gated)
+      gate = row_of<By>(p.axes, p.gate, row_at(step)).template fetch<rows::Whole>(at.first, n);
   };
   fetch(0);
   for (int step = 0; step < count; step += kBackRows) {
     Tile& tile = tiles[step / kBackRows % 2];
-    const NarrowRow<Gated> row{p, axes, row_of(step), at.first, n, step + team < count};
+    const NarrowRow<Gated, By> row{p, row_at(step), at.first, n, step + team < count};
     float a[kPack], d[kPack], sums[1][kPack];
     rows::unpack<rows::Whole>(p.x.type, x, a);
     rows::unpack<rows::Whole>(p.d_y.type, d_y, d);
@@ -242,7 +241,7 @@ __global__ void __launch_bounds__(kBackThreads, 3) narrow_backward(Problem p, fl
     if (step + kBackRows < count) fetch(step + kBackRows);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums[0][k] = fused(a[k], a[k], 0.0f);
-    const RowOf rstd(axes, p.rstd, row.row);
+    const RowOf rstd = row_of<By>(p.axes, p.rstd, row.row);
     const float r = rstd ? rstd.get(0) : reciprocal(at.total(sums), p.width, p.eps);
     if (at.lane == 0) tile.r[team] = r;
 #pragma unroll
@@ -271,18 +270,19 @@ inline dim3 narrow_grid(const Problem& p, int rows) {
   return dim3(static_cast<unsigned>((p.axes.rows + rows - 1) / rows));
 }
 inline void launch_narrow_forward(const Problem& p, hipStream_t stream) {
-  const int rows = p.gate || p.residual ? 2 : 4;
-  const auto kernel = p.gate       ? narrow_forward<true, false, 2, 8>
-                      : p.residual ? narrow_forward<false, true, 2, 8>
-                                   : narrow_forward<false, false, 4, 8>;
-  hipLaunchKernelGGL(kernel, narrow_grid(p, rows * Sixteen::kRows), dim3(kThreads), 0, stream, p);
+  const int each = p.gate || p.residual ? 2 : 4;
+  rows::for_walk(p.axes, [&]<rows::Walk By>() {
+    const auto kernel = p.gate       ? narrow_forward<true, false, 2, By>
+                        : p.residual ? narrow_forward<false, true, 2, By>
+                                     : narrow_forward<false, false, 4, By>;
+    hipLaunchKernelGGL(kernel, narrow_grid(p, each * Sixteen::kRows), dim3(kThreads), 0, stream, p);
+  });
 }
 inline void launch_narrow_backward(const Problem& p, float* shares, hipStream_t stream) {
-  const bool strided = p.axes.count == 1;
-  const auto kernel = p.gate    ? strided ? narrow_backward<true, true> : narrow_backward<true, false>
-                         : strided ? narrow_backward<false, true>
-                                : narrow_backward<false, false>;
-  hipLaunchKernelGGL(kernel, narrow_grid(p, kBlock), dim3(kBackThreads), 0, stream, p, shares);
+  rows::for_walk(p.axes, [&]<rows::Walk By>() {
+    const auto kernel = p.gate ? narrow_backward<true, By> : narrow_backward<false, By>;
+    hipLaunchKernelGGL(kernel, narrow_grid(p, kBlock), dim3(kBackThreads), 0, stream, p, shares);
+  });
 }
 
 }  // namespace rlk::simt::rms_norm
