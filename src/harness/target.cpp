@@ -83,16 +83,26 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
     if (i.dtypes & bit) out.targets.push_back(make_target(e, schema, static_cast<DType>(bit)));
 }
 
-// Of the library's own alone: what a plugin says of itself must not spare it a trial.
+// Of the library's own alone: what a plugin says of itself must not spare it a trial. Lesser is code whose arithmetic
+// other code has for more of this processor, and golden beside any other: whatever is held to its results tries them.
 void mark_lesser(std::vector<Target>& targets) {
   std::map<std::tuple<std::string, std::string, std::string>, int32_t> best;
+  std::set<std::pair<std::string, std::string>> beside_golden;
   const auto level = [&](const Target& t) -> int32_t& {
     return best[{t.entry.op, t.entry.dtype, t.entry.arithmetic}];
   };
   const auto native = [](const Target& t) { return t.entry.backend == "native"; };
-  for (const Target& t : targets)
-    if (native(t)) level(t) = std::max(level(t), t.subject.implementation->min_arch);
-  for (Target& t : targets) t.lesser = native(t) && t.subject.implementation->min_arch < level(t);
+  const auto golden = [](const Target& t) { return t.subject.implementation->traits & RLK_GOLDEN; };
+  for (const Target& t : targets) {
+    if (!native(t)) continue;
+    level(t) = std::max(level(t), t.subject.implementation->min_arch);
+    if (!golden(t)) beside_golden.emplace(t.entry.op, t.entry.dtype);
+  }
+  for (Target& t : targets) {
+    if (!native(t)) continue;
+    t.lesser = golden(t) ? beside_golden.contains({t.entry.op, t.entry.dtype})
+                         : t.subject.implementation->min_arch < level(t);
+  }
 }
 
 // Ops that a plan names and nobody implements, or whose gradient nobody gives.

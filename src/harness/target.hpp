@@ -13,7 +13,7 @@ struct Target {
   Subject subject;
   DType dtype = DType::none;
   Entry entry;          // as it starts: who it is and what it promises
-  bool lesser = false;  // the same arithmetic is verified of code for more of this processor
+  bool lesser = false;  // beside others that vouch for most of it
 };
 
 struct Chosen {
