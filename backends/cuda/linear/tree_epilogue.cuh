@@ -50,6 +50,15 @@ struct Slot {
   }
 };
 
+// Whether four neighbours of c, the bias and the residual may be loaded and stored at once.
+inline bool fours_aligned(const Product& g) {
+  const auto even = [](const void* data, std::int64_t ld, Float type) {
+    return reinterpret_cast<std::uintptr_t>(data) % (4 * bytes_of(type)) == 0 && ld % 4 == 0;
+  };
+  return even(g.c, g.m == 1 ? 0 : g.ldc, g.out) && even(g.bias, 0, g.bias_type) &&
+         even(g.residual, g.m == 1 ? 0 : g.residual_ld, g.residual_type);
+}
+
 // Four neighbours of a row of `data`, the first `count` of which exist; `aligned`: they may be loaded at once.
 __device__ __forceinline__ void load_four(float (&to)[4], const void* data, Float type, std::int64_t at,
                                           int count, bool aligned) {

@@ -534,12 +534,7 @@ Params params_of(const Product& g, int split) {
   p.band = kBandRows / rows;
   p.steps = static_cast<int>((g.width + kStep - 1) / kStep);
   p.last = static_cast<int>((g.width + 15) / 16) - (p.steps - 1) * (kStep / 16);
-  const auto even = [](const void* data, std::int64_t ld, Float type) {
-    const auto four = 4 * bytes_of(type);
-    return reinterpret_cast<std::uintptr_t>(data) % four == 0 && ld % 4 == 0;
-  };
-  p.aligned = even(g.c, g.m == 1 ? 0 : g.ldc, g.out) && even(g.bias, 0, g.bias_type) &&
-              even(g.residual, g.m == 1 ? 0 : g.residual_ld, g.residual_type);
+  p.aligned = fours_aligned(g);
   p.lines = g.bias == nullptr && g.residual == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
             (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
   p.outputs.b.type = g.b.type, p.outputs.c = g.c, p.outputs.ldc = g.ldc, p.outputs.m = g.m, p.outputs.n = g.n;
