@@ -115,9 +115,12 @@ class Bench {
     };
     std::vector<Candidate> all{
         {name_of(cut_for(products[0], multiprocessors_)), with(cut_for(products[0], multiprocessors_))}};
-    if (cuts)
+    if (cuts) {
+      for (const Cut& cut : rlk::cuda::linear::kFewCuts)
+        if (s.m <= cut.rows) all.push_back({name_of(cut), with(cut)});
       for (const Cut& cut : rlk::cuda::linear::kCuts)
         if (cut.rows == 64 ? s.m <= 128 : s.m > 64) all.push_back({name_of(cut), with(cut)});
+    }
     const std::size_t ours = all.size();
     const rlk::cuda::lm_head::LtProduct library(gemms[0]);
     for (const auto& algorithm : library.candidates(false, kLibraryBytes, 8))

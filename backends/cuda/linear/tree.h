@@ -42,6 +42,11 @@ inline constexpr Cut kCuts[] = {
     {64, 128, 2},  {64, 128, 1},  {128, 64, 8},  {128, 64, 4},  {128, 64, 2},       {128, 64, 1},
     {128, 128, 8}, {128, 128, 4}, {128, 128, 2}, {128, 128, 1}, {128, 128, 1, true}};
 
+// Likewise for 16 or 32 rows at most and both operands k-contiguous, by the kernel of few_rows.cuh: columns are the rows of
+// b that a warp takes at a time, a leaf is a warp's.
+inline constexpr Cut kFewCuts[] = {{16, 8, 1}, {16, 16, 1}, {16, 32, 1}, {32, 16, 1}};
+inline constexpr int kFewRows = 32;
+
 // Whether the driver offers the tensor-map encoder these kernels need.
 bool tree_available();
 
