@@ -209,6 +209,32 @@ TEST_CASE("every cut of linear's tree kernel has the bits of swiglu of its rule,
         }
 }
 
+TEST_CASE("every cut of linear's kernel for few rows has the bits of its rule, of swiglu too") {
+  if (!hopper() || !rlk::cuda::linear::tree_available()) return;
+  // Leaves of less than a group, of a few, of several stages, and empty ones; parts of a sum; more tiles than blocks.
+  constexpr Size kFew[] = {{1, 64, 64, 8},   {2, 130, 24, 8},    {7, 200, 1000, 8},  {16, 264, 520, 8},
+                           {8, 1096, 72, 8}, {3, 384, 1024, 8},  {16, 391, 2880, 8}, {5, 136, 512, 4},
+                           {4, 137, 520, 2}, {13, 136, 64, 1},   {6, 264, 768, 2},   {12, 2000, 384, 1},
+                           {1, 72, 9000, 8}, {32, 264, 2304, 8}, {23, 384, 1032, 8}, {17, 136, 768, 4}};
+  for (const Size& s : kFew)
+    for (const int gated : {0, 1, 2})
+      for (const Float type : {Float::bf16, Float::f16})
+        for (const Float out : {type, Float::f32}) {
+          if (gated > 0 && (s.leaves < 8 || s.n % (gated == 2 ? 128 : 2) != 0)) continue;
+          Case c(s, Form::forward, type, out);
+          if (gated > 0) c.gate(gated == 2, s.m % 3 == 1);
+          const auto want = c.ruled();
+          for (const Cut& cut : rlk::cuda::linear::kFewCuts)
+            for (const int multiprocessors : {132, 10}) {
+              if (s.m > cut.rows) continue;
+              INFO("m=", s.m, " n=", s.n, " k=", s.k, " leaves ", s.leaves, " swiglu ", gated, " dtype ",
+                   static_cast<int>(type), " to ", static_cast<int>(out), " cut ", cut.rows, "x", cut.columns,
+                   " on ", multiprocessors);
+              CHECK(c.after(cut, multiprocessors) == want);
+            }
+        }
+}
+
 TEST_CASE("d_x of segments has the bits of d_x of their leaves laid one after the other") {
   if (!hopper() || !rlk::cuda::linear::tree_available()) return;
   constexpr int64_t sizes[] = {1024, 512, 512}, n = 2048, columns = 136;
