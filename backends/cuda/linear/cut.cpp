@@ -39,21 +39,24 @@ double time_of(const Product& g, const Cut& cut, int multiprocessors) {
                    (cut.split > 1 ? (cut.split == 8 ? kMeetOfEight : kMeet) + kMeetFour * fours : 0));
 }
 
-// The most rows for which the kernel for few rows is the fastest.
-constexpr std::int64_t kFewest = 16;
-
-// Rows of weight a warp takes at a time: as many as leave no SM without.
-Cut few_cut(const Product& g, int multiprocessors) {
+// The kernel for few rows of y. Rows of weight that a warp takes at a time: as many as leave no SM without.
+Cut few_cut(const Product& g, std::int64_t weights, int multiprocessors) {
   if (g.m > 16) return {32, 16, 1};
-  const std::int64_t rows = (g.up > 0 ? 2 * g.n : g.n) * g.leaves / 8;
-  if (rows <= 12 * std::int64_t{multiprocessors}) return {16, 8, 1};
-  return g.m > 8 && rows >= 64 * std::int64_t{multiprocessors} ? Cut{16, 32, 1} : Cut{16, 16, 1};
+  if (weights <= 12 * std::int64_t{multiprocessors}) return {16, 8, 1};
+  return weights >= 64 * std::int64_t{multiprocessors} ? Cut{16, 32, 1} : Cut{16, 16, 1};
+}
+// Where it is the faster one: up to 16 rows always, up to 32 where its tiles fill two rounds of SMs or less, and those well.
+bool is_few(const Product& g, std::int64_t weights, int multiprocessors) {
+  if (!g.a.k_contiguous || !g.b.k_contiguous || g.m > kFewRows) return false;
+  const std::int64_t tiles = (weights + 15) / 16, rounds = (tiles + multiprocessors - 1) / multiprocessors;
+  return g.m <= 16 || (rounds <= 2 && 10 * tiles >= 7 * rounds * multiprocessors);
 }
 
 }  // namespace
 
 Cut cut_for(const Product& g, int multiprocessors) {
-  if (g.m <= kFewest && g.a.k_contiguous && g.b.k_contiguous) return few_cut(g, multiprocessors);
+  const std::int64_t weights = (g.up > 0 ? 2 * g.n : g.n) * g.leaves / 8;
+  if (is_few(g, weights, multiprocessors)) return few_cut(g, weights, multiprocessors);
   const Cut* best = nullptr;
   double least = 0;
   for (const Cut& cut : kCuts) {

@@ -7,8 +7,8 @@
 // where the leaves of a tile meet, once, in shared memory; what the ring has under way by then are lines of the tiles that
 // follow.
 //
-// Before this kernel may read, it asks the first of its lines into L2, while the kernel before it is still running; for that
-// both must find room on an SM, which is why a block takes no more than half of one where it can.
+// It may begin while the kernel before it ends; for that both must find room on an SM, which is why a block takes no more than
+// half of one where it can.
 //
 // The tokens' lines stay in shared memory from tile to tile where they fit, and else come again beside the weight's.
 #pragma once
@@ -49,9 +49,7 @@ struct FewParams {
   std::int64_t weight_fours, x_fours, up_bytes;  // bytes from a line to the fourth after it, from gate to up
   int x_lines;                                   // chunks of x in a warp's ring
   bool resident;                                 // they are all that its leaf has
-  int ahead, of_tiles;  // k of a leaf that is asked into L2, in so many tiles of a block
-  std::uint64_t hint;   // of L2, for weights
-  bool aligned;         // lines of c, bias and residual, for four at once
+  bool aligned;                                  // lines of c, bias and residual, for four at once
 };
 
 // The first column of c, of a tile's rows of number `group`.
@@ -63,32 +61,6 @@ template <class T>
 __device__ __forceinline__ const T* few_row(const FewParams& p, int column) {
   const int row = p.up > 0 ? column / p.run * p.step + column % p.run : column;
   return static_cast<const T*>(p.product.b.data) + row * p.product.b.ld;
-}
-
-// ---- before the kernel may read
-
-__device__ __forceinline__ void prefetch_into_l2(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
-// The first tiles' lines, or the beginning of every leaf in them. Whoever wrote them did so in L2.
-template <class P>
-__device__ __forceinline__ void ask_ahead(const FewParams& p) {
-  const int k = static_cast<int>(p.product.k), width = static_cast<int>(p.product.width);
-  const bool whole = p.ahead >= width;
-  const int rows = p.groups * P::kRows, pieces = whole ? 1 : p.product.leaves;
-  // One after the other in a warp, so every warp takes some.
-  const int first = static_cast<int>(threadIdx.x) % 32 * kFewWarps + static_cast<int>(threadIdx.x) / 32;
-#pragma unroll 1
-  for (int i = first; i < p.of_tiles * rows * pieces; i += kFewThreads) {
-    const int row = i / pieces % rows, inside = row % P::kRows, second = inside >= p.columns ? 1 : 0;
-    const int tile = static_cast<int>(blockIdx.x + i / pieces / rows * gridDim.x);
-    const int column = few_column(p, tile, row / P::kRows) + inside - second * p.columns;
-    const int from = i % pieces * width, left = k - from, count = whole || left < p.ahead ? left : p.ahead;
-    if (column >= p.n || count < 8) continue;
-    prefetch_into_l2(few_row<typename P::Element>(p, column) + second * p.up * p.product.b.ld + from,
-                     count / 8 * 16);
-  }
 }
 
 // ---- a warp
@@ -191,7 +163,7 @@ class FewWarp {
     for (int i = 0; i < kFours; ++i) {
       if (gated && i == kFours / 2) from = first + p.up_bytes;
       const int line = gated && i >= kFours / 2 ? 4 * i - P::kRows / 2 : 4 * i;
-      if (line < lines_) copy(weights + (to_ ^ i % 2 * 64) + i * 512, from, p.hint);
+      if (line < lines_) copy(weights + (to_ ^ i % 2 * 64) + i * 512, from, kReadOnce);
       from += p.weight_fours;
     }
     if (p.resident && tile_ != static_cast<int>(blockIdx.x)) return;
@@ -368,7 +340,6 @@ __global__ void __launch_bounds__(kFewThreads, 2) few_rows(const __grid_constant
   extern __shared__ __align__(128) unsigned char shared[];
   // The next kernel in the stream may begin where this one leaves room, and this one waits for the one before it.
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  ask_ahead<P>(p);
   FewWarp<P> warp(p, shared_address(shared));
   FewFour<typename P::Element> mine(p, static_cast<int>(threadIdx.x));
   const int all_sums = kFewWarps * p.m * P::kRows;
@@ -396,14 +367,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) few_rows(const __grid_constant
 
 // ---- the launch
 
-// What was measured: blocks on an SM, bytes of weight a block asks for ahead, and the hint for L2.
-struct FewTuning {
-  int blocks, ahead;
-  std::uint64_t hint;
-};
-
 template <class P>
-FewParams few_params(const Product& g, std::int64_t blocks, int ahead) {
+FewParams few_params(const Product& g, std::int64_t blocks) {
   FewParams p{};
   p.product = g;
   p.m = static_cast<int>(g.m), p.n = static_cast<int>(g.n), p.groups = kFewWarps / g.leaves;
@@ -418,23 +383,12 @@ FewParams few_params(const Product& g, std::int64_t blocks, int ahead) {
                      fixed = kFewWarps * (P::kRingBytes + 2 * g.m * P::kRows * 4);
   p.resident = chunks <= P::kStages * P::kDepth || (p.tiles > blocks && fixed + chunks * line <= kFewHalf);
   p.x_lines = p.resident ? static_cast<int>(chunks) : P::kStages * P::kDepth;
-  const std::int64_t rows = p.groups * P::kRows, tile_bytes = rows * g.k * 2;
-  if (tile_bytes <= ahead) {
-    p.ahead = static_cast<int>(g.width);
-    p.of_tiles = static_cast<int>(std::min(ahead / tile_bytes, (p.tiles + blocks - 1) / blocks));
-  } else {
-    p.ahead = static_cast<int>(std::min<std::int64_t>(ahead / (rows * g.leaves * 128) * 64, g.width));
-    p.of_tiles = p.ahead > 0 ? 1 : 0;
-  }
   return p;
 }
 
 template <class P>
-cudaError_t start_few_rows(const Product& g, const FewTuning& tuning, int multiprocessors,
-                           cudaStream_t stream) {
-  const std::int64_t most = std::int64_t{multiprocessors} * tuning.blocks;
-  FewParams p = few_params<P>(g, most, tuning.ahead);
-  p.hint = tuning.hint;
+cudaError_t start_few_rows(const Product& g, int multiprocessors, cudaStream_t stream) {
+  const FewParams p = few_params<P>(g, multiprocessors);
   const std::int64_t bytes = kFewWarps * (P::kRingBytes + g.m * (p.x_lines * 128 + 2 * P::kRows * 4));
   if (bytes > kFewMost || g.m > P::kTokens) return cudaErrorInvalidValue;
   const auto kernel = few_rows<P>;
@@ -446,7 +400,7 @@ cudaError_t start_few_rows(const Product& g, const FewTuning& tuning, int multip
       e != cudaSuccess)
     return e;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<std::int64_t>(p.tiles, most)));
+  config.gridDim = dim3(static_cast<unsigned>(std::min(p.tiles, multiprocessors)));
   config.blockDim = dim3(kFewThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;

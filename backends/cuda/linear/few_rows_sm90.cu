@@ -4,15 +4,13 @@
 namespace rlk::cuda::linear {
 namespace {
 
+// Stages that were measured: few and deep ones for few rows of weight, more of them for more.
 template <class T>
 cudaError_t start_few_cut(const Product& g, const Cut& cut, int multiprocessors, cudaStream_t stream) {
-  const auto with = [&](auto start) {
-    return start(g, {.blocks = 1, .ahead = 96 * 1024, .hint = kReadOnce}, multiprocessors, stream);
-  };
-  if (cut.rows == 32) return with(start_few_rows<FewTraits<T, 32, 16, 1, 3>>);
-  if (cut.columns == 8) return with(start_few_rows<FewTraits<T, 16, 8, 2, 4>>);
-  return with(cut.columns == 16 ? start_few_rows<FewTraits<T, 16, 16, 1, 4>>
-                                : start_few_rows<FewTraits<T, 16, 32, 1, 3>>);
+  if (cut.rows == 32) return start_few_rows<FewTraits<T, 32, 16, 1, 3>>(g, multiprocessors, stream);
+  if (cut.columns == 8) return start_few_rows<FewTraits<T, 16, 8, 2, 4>>(g, multiprocessors, stream);
+  return cut.columns == 16 ? start_few_rows<FewTraits<T, 16, 16, 1, 6>>(g, multiprocessors, stream)
+                           : start_few_rows<FewTraits<T, 16, 32, 1, 3>>(g, multiprocessors, stream);
 }
 
 }  // namespace
