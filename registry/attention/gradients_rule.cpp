@@ -1,10 +1,11 @@
-// fma32/attn128 and sm90/t25k16/attn128, the gradients, as the page has them, in plain loops, independent of every kernel. fma64
-// has no rule here: another exponential in fp64 may differ in its last bit.
+// fma32/attn128, sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128, the gradients, as the page has them, in plain loops,
+// independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in its last bit.
 #include <array>
 #include <cmath>
 #include <functional>
 
 #include "registry/attention/gradients.hpp"
+#include "registry/ex2_sm90.hpp"
 #include "registry/exp32.hpp"
 #include "registry/lm_head/chains.hpp"
 #include "registry/op.hpp"
@@ -92,12 +93,18 @@ Row join(const std::vector<Row>& heads, std::size_t first, std::size_t count) {
   return sum;
 }
 
+struct Id {
+  bool tensor_core;  // chains of a Hopper tensor core, else fused multiply-adds
+  bool unit_exp2;    // P as Hopper's special function unit has 2^x
+};
+
 class Rule {
  public:
-  Rule(const AttentionBwd& a, bool tensor_core)
+  Rule(const AttentionBwd& a, const Id& id)
       : a_(a),
         all_(a),
-        tensor_core_(tensor_core),
+        tensor_core_(id.tensor_core),
+        unit_exp2_(id.unit_exp2),
         group_(a.q.dim(-2) / a.k.dim(-2)),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
@@ -207,13 +214,15 @@ class Rule {
       score = t * cap_, slope = std::fma(-t, t, 1.0f);
     }
     const float base = x.lse == -INFINITY ? 0 : x.lse * kLog2e;
-    const float p = exp2_32(std::fma(score, c_, -base)), ds = p * (product(x.d_out, y.v) - x.delta);
+    const float exponent = std::fma(score, c_, -base);
+    const float p = unit_exp2_ ? ex2_sm90(exponent) : exp2_32(exponent);
+    const float ds = p * (product(x.d_out, y.v) - x.delta);
     return {p, cap_ != 0 ? ds * slope : ds};
   }
 
   const AttentionBwd& a_;
   const Sequences<AttentionBwd> all_;
-  const bool tensor_core_;
+  const bool tensor_core_, unit_exp2_;
   const int64_t group_;
   const float scale_, cap_, c_;
   Kept<Query> queries_;
@@ -294,9 +303,10 @@ bool attention_bwd_rule(const RuleQuery& q) {
     write(q, a, truth);
     return true;
   }
-  const bool tensor_core = q.arithmetic == "sm90/t25k16/attn128";
+  const bool unit_exp2 = q.arithmetic == "sm90/t25k16/ex2/attn128";
+  const bool tensor_core = unit_exp2 || q.arithmetic == "sm90/t25k16/attn128";
   if (!tensor_core && q.arithmetic != "fma32/attn128") return false;
-  Rule rule(a, tensor_core);
+  Rule rule(a, {tensor_core, unit_exp2});
   if (!rule.sequences().valid()) return false;
   write(q, a, rule);
   return true;

@@ -60,11 +60,15 @@ struct Slope {
   T p, ds;
 };
 template <class T>
-RLK_HD Slope<T> slope_of(const Problem& p, T score, T dp, Stat row) {
-  const Capped<T> s = capped_with_slope<T>(p, score);
-  const T weight = attn128::weight(s.score, T{} + p.c, T{} - row.base), difference = dp - row.delta;
+RLK_HD Slope<T> slope_of(const Problem& p, const Capped<T>& s, T weight, T dp, Stat row) {
+  const T difference = dp - row.delta;
   const T ds = weight * difference;
   return {weight, p.cap == 0 ? ds : T(ds * s.slope)};
+}
+template <class T>
+RLK_HD Slope<T> slope_of(const Problem& p, T score, T dp, Stat row) {
+  const Capped<T> s = capped_with_slope<T>(p, score);
+  return slope_of<T>(p, s, attn128::weight(s.score, T{} + p.c, T{} - row.base), dp, row);
 }
 
 // Heads that share keys are joined as a pairwise tree where there are 2, 4, 8 .. of them, else ascending: how many form the

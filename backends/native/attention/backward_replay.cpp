@@ -32,7 +32,7 @@ class Pairs {
   std::int64_t rows = 0;             // of the block that are there
 
   // Takes what it needs from scratch, which moves on.
-  Pairs(const Backward& b, std::int64_t sequence, std::int64_t head, const ReplayKernels& kernels,
+  Pairs(const Backward& b, std::int64_t sequence, std::int64_t head, const ReplayWay& way,
         std::byte*& scratch)
       : g(b),
         p(b.p),
@@ -40,9 +40,10 @@ class Pairs {
         h(head),
         keys(p.kv_count(n)),
         offset(keys - p.q_len(n)),
-        kernels_(kernels),
+        kernels_(way.kernels),
+        by_(way.by),
         scratch_(scratch) {
-    take(kernel_scratch_, static_cast<std::int64_t>(kernels.scratch_bytes));
+    take(kernel_scratch_, static_cast<std::int64_t>(kernels_.scratch_bytes));
     take(k, std::int64_t{kTile} * p.width), take(v, std::int64_t{kTile} * p.value_width);
     take(q, std::int64_t{kRowsHere} * p.width), take(d_out, std::int64_t{kRowsHere} * p.value_width);
     take(weights, kRowsHere * kTile), take(ds, kRowsHere * kTile);
@@ -96,8 +97,10 @@ class Pairs {
     const attn128::Visible seen = i >= 0 ? p.visible(offset + i, keys) : attn128::Visible{};
     for (std::int64_t j = 0, to = r * kTile; j < kTile; ++j, ++to) {
       attn128::Slope<float> slope{};
-      if (at + j >= seen.first && at + j < seen.last)
-        slope = attn128::slope_of<float>(p, scores_[to], dp_[to], stat);
+      if (at + j >= seen.first && at + j < seen.last) {
+        const auto score = attn128::capped_with_slope<float>(p, scores_[to]);
+        slope = attn128::slope_of(p, score, weight_by(by_, score.score, p.c, 0 - stat.base), dp_[to], stat);
+      }
       weights[to] = narrow(p.v.type, slope.p), ds[to] = narrow(p.v.type, slope.ds);
     }
   }
@@ -111,6 +114,7 @@ class Pairs {
   }
 
   const ReplayKernels& kernels_;
+  const Exponential by_;
   std::byte*& scratch_;
   std::byte* kernel_scratch_;
   float *scores_, *dp_;
@@ -140,9 +144,8 @@ Stat stat_of(const Backward& g, std::int64_t n, std::int64_t token, std::int64_t
 // d_k and d_v of one tile of keys, a head of the group after another.
 class Keys {
  public:
-  Keys(const Backward& g, const KeyTile& tile, const Stat* stats, const ReplayKernels& kernels,
-       std::byte*& scratch)
-      : pairs_(g, tile.n, tile.h, kernels, scratch), stats_(stats) {
+  Keys(const Backward& g, const KeyTile& tile, const Stat* stats, const ReplayWay& way, std::byte*& scratch)
+      : pairs_(g, tile.n, tile.h, way, scratch), stats_(stats) {
     const Problem& p = g.p;
     pairs_.take(q_turned_, std::int64_t{kRowsHere} * p.width);
     pairs_.take(d_out_turned_, std::int64_t{kRowsHere} * p.value_width);
@@ -220,10 +223,10 @@ std::uint64_t backward_replay_scratch(const Problem& p, const ReplayKernels& ker
   return line(shared + std::max(queries, 2 * kRows * both + 2 * kRows * kKeys + sums) + kLines);
 }
 
-void replay_queries(const Backward& g, const Block& block, Stat* stats, const ReplayKernels& kernels,
+void replay_queries(const Backward& g, const Block& block, Stat* stats, const ReplayWay& way,
                     std::byte* scratch) {
   const Problem& p = g.p;
-  Pairs pairs(g, block.n, block.h, kernels, scratch);
+  Pairs pairs(g, block.n, block.h, way, scratch);
   pairs.rows = block.count;
   const auto query = [&](int r) { return r < block.count ? (block.first + r) / p.group : -1; };
   const auto head = [&](int r) { return block.h * p.group + (block.first + r) % p.group; };
@@ -258,9 +261,9 @@ void replay_queries(const Backward& g, const Block& block, Stat* stats, const Re
                   sum[r * p.width + d] * p.scale);
 }
 
-void replay_keys(const Backward& g, const KeyTile& tile, const Stat* stats, const ReplayKernels& kernels,
+void replay_keys(const Backward& g, const KeyTile& tile, const Stat* stats, const ReplayWay& way,
                  std::byte* scratch) {
-  Keys(g, tile, stats, kernels, scratch).run();
+  Keys(g, tile, stats, way, scratch).run();
 }
 
 }  // namespace rlk::native::attention

@@ -1,5 +1,5 @@
-// attention_bwd as Hopper computes it, on any processor: sm90/t25k16/attn128 on two instruction sets. For proof: a thousand
-// times slower than the GPU.
+// attention_bwd as Hopper computes it, on any processor: sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128 on two instruction sets.
+// For proof: a thousand times slower than the GPU.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ using attn128::backward_of;
 using attn128::Problem;
 using attn128::Stat;
 
-template <Isa I>
+template <Isa I, attention::Exponential By>
 struct Replay {
   static std::uint64_t scratch_bytes(const Problem& p) {
     return attention::backward_replay_scratch(p, *replay_kernels<I>());
@@ -47,34 +47,43 @@ struct Replay {
         for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
           tiles.push_back({n, h, at});
       }
+    const attention::ReplayWay way{*replay_kernels<I>(), By};
     attention::run_passes(
         call, g, blocks, tiles, scratch_bytes(p),
         [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
-          attention::replay_queries(g, block, stats, *replay_kernels<I>(), scratch);
+          attention::replay_queries(g, block, stats, way, scratch);
         },
         [&](const attention::KeyTile& tile, const Stat* stats, std::byte* scratch) {
-          attention::replay_keys(g, tile, stats, *replay_kernels<I>(), scratch);
+          attention::replay_keys(g, tile, stats, way, scratch);
         });
     return RLK_OK;
   }
 };
 
-template <Isa I>
-constexpr rlk_implementation replay() {
-  using Forms = Replay<I>;
+template <Family F, Isa I, attention::Exponential By = attention::Exponential::own>
+constexpr rlk_implementation replay(const char* arithmetic) {
+  using Forms = Replay<I, By>;
   return implement<AttentionBwd, Forms::run, Forms::supports, Forms::workspace>(
-      facts_at<"native.replay_sm90", I>({.id = "",
-                                         .doc = "Hopper tensor cores' bits on the CPU",
-                                         .priority = 20,
-                                         .arithmetic = "sm90/t25k16/attn128",
-                                         .dtypes = RLK_BF16 | RLK_F16,
-                                         .traits = kPinned}));
+      facts_at<F, I>({.id = "",
+                      .doc = "Hopper tensor cores' bits on the CPU",
+                      .priority = By == attention::Exponential::own ? 20 : 10,
+                      .arithmetic = arithmetic,
+                      .dtypes = RLK_BF16 | RLK_F16,
+                      .traits = kPinned}));
 }
 
 }  // namespace
 
 extern const rlk_implementation attention_bwd_replay_scalar, attention_bwd_replay_avx512;
-constinit const rlk_implementation attention_bwd_replay_scalar = replay<Isa::scalar>();
-constinit const rlk_implementation attention_bwd_replay_avx512 = replay<Isa::avx512>();
+constinit const rlk_implementation attention_bwd_replay_scalar =
+    replay<"native.replay_sm90", Isa::scalar>("sm90/t25k16/attn128");
+constinit const rlk_implementation attention_bwd_replay_avx512 =
+    replay<"native.replay_sm90", Isa::avx512>("sm90/t25k16/attn128");
+
+extern const rlk_implementation attention_bwd_replay_ex2_scalar, attention_bwd_replay_ex2_avx512;
+constinit const rlk_implementation attention_bwd_replay_ex2_scalar =
+    replay<"native.replay_sm90_ex2", Isa::scalar, attention::Exponential::unit>("sm90/t25k16/ex2/attn128");
+constinit const rlk_implementation attention_bwd_replay_ex2_avx512 =
+    replay<"native.replay_sm90_ex2", Isa::avx512, attention::Exponential::unit>("sm90/t25k16/ex2/attn128");
 
 }  // namespace rlk::native

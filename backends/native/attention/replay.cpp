@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "registry/ex2_sm90.hpp"
-
 namespace rlk::native::attention {
 namespace {
 
@@ -133,10 +131,7 @@ class Rows {
     chains(weights_, turned_, kTile, p_.value_width, from, to - from, o_, true);
   }
 
-  float weight(float score, float minus_base) const {
-    return by_ == Exponential::own ? attn128::weight(score, p_.c, minus_base)
-                                   : registry::ex2_sm90(simt::fused(score, p_.c, minus_base));
-  }
+  float weight(float score, float minus_base) const { return weight_by(by_, score, p_.c, minus_base); }
 
   // The row's scores become weights; m, l and O move on.
   void weigh(int r, std::int64_t at) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "native/attention/engine.hpp"
+#include "native/attention/exponential.hpp"
 #include "native/lm_head/replay.hpp"
 
 namespace rlk::native::attention {
@@ -13,9 +14,6 @@ inline constexpr int kReplayRows = 32;
 
 // Bytes of scratch that a task needs.
 std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels);
-
-// Whose 2^x makes weights of scores.
-enum class Exponential { own, unit };
 
 // Data is bf16 or fp16. Scratch lies on 64 bytes.
 void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by,
