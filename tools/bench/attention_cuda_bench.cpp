@@ -192,19 +192,21 @@ void measure_backward(std::int64_t batch, std::int64_t tokens) {
       .q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .d_out = td, .d_q = tdq, .d_k = tdk, .d_v = tdv};
   rlk::AttentionBwd queries = call;
   queries.d_k = {}, queries.d_v = {};
-  for (const rlk::AttentionBwd* one : {&call, static_cast<const rlk::AttentionBwd*>(&queries)}) {
-    rlk::Options options{.backend = "cuda.sm90"};
-    const auto bytes = rlk::workspace(*one, options);
-    if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
-    const Memory workspace(static_cast<std::int64_t>(*bytes));
-    options.workspace = workspace.data, options.workspace_bytes = *bytes;
-    const double us = median_us([&] { rlk::check(rlk::attention_bwd(*one, options)); });
-    const double seen = static_cast<double>(tokens) * static_cast<double>(tokens + 1) / 2;
-    fmt::print(
-        "{{\"gradients\": \"{}\", \"batch\": {}, \"tokens\": {}, \"us\": {:.1f}, \"tflops\": {:.1f}}}\n",
-        one == &call ? "all" : "d_q", batch, tokens, us,
-        (one == &call ? 10e-6 : 6e-6) * kWidth * static_cast<double>(batch * kHeads) * seen / us);
-  }
+  for (const char* id : {"cuda.sm90", "cuda.sm90_ex2"})
+    for (const rlk::AttentionBwd* one : {&call, static_cast<const rlk::AttentionBwd*>(&queries)}) {
+      rlk::Options options{.backend = id};
+      const auto bytes = rlk::workspace(*one, options);
+      if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
+      const Memory workspace(static_cast<std::int64_t>(*bytes));
+      options.workspace = workspace.data, options.workspace_bytes = *bytes;
+      const double us = median_us([&] { rlk::check(rlk::attention_bwd(*one, options)); });
+      const double seen = static_cast<double>(tokens) * static_cast<double>(tokens + 1) / 2;
+      fmt::print(
+          "{{\"implementation\": \"{}\", \"gradients\": \"{}\", \"batch\": {}, \"tokens\": {}, \"us\": "
+          "{:.1f}, \"tflops\": {:.1f}}}\n",
+          id, one == &call ? "all" : "d_q", batch, tokens, us,
+          (one == &call ? 10e-6 : 6e-6) * kWidth * static_cast<double>(batch * kHeads) * seen / us);
+    }
 }
 
 }  // namespace

@@ -55,23 +55,26 @@ cudaError_t start(BackwardJob job, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class T, int Width, bool Capped>
+template <class T, int Width, bool Capped, bool Unit>
 cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
   if (job.g.d_q)
-    if (cudaError_t e = start<BackwardShape<T, Width, Capped, Side::queries>>(job, stream); e != cudaSuccess)
+    if (cudaError_t e = start<BackwardShape<T, Width, Capped, Unit, Side::queries>>(job, stream);
+        e != cudaSuccess)
       return e;
   if (job.gathered.parts == nullptr) return cudaSuccess;
-  return start<BackwardShape<T, Width, Capped, Side::keys>>(job, stream);
+  return start<BackwardShape<T, Width, Capped, Unit, Side::keys>>(job, stream);
 }
-template <class T, int Width>
+template <class T, int Width, bool Unit>
 cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
-  return job.g.p.cap != 0 ? start<T, Width, true>(job, stream) : start<T, Width, false>(job, stream);
+  return job.g.p.cap != 0 ? start<T, Width, true, Unit>(job, stream)
+                          : start<T, Width, false, Unit>(job, stream);
 }
 
-template <class T>
+template <class T, bool Unit>
 cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream) {
   const BackwardJob job{g, gathered, {}, false};
-  return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64>(job, stream) : start<T, 128>(job, stream);
+  return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64, Unit>(job, stream)
+                                                    : start<T, 128, Unit>(job, stream);
 }
 
 }  // namespace rlk::cuda::attention

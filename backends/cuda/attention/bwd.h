@@ -21,10 +21,12 @@ struct Gathered {
 };
 
 std::int64_t backward_workspace_bytes(const Backward& g);
+// Unit: P by the special function units' ex2 in place of the library's own exp2, which is another arithmetic.
+template <bool Unit>
 cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t stream);
 
-// A file for each element type, so that they compile side by side: d_q, and each query head's d_k and d_v.
-template <class T>
+// A file for each element type and exponential, so that they compile side by side: d_q, and each query head's d_k and d_v.
+template <class T, bool Unit>
 cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

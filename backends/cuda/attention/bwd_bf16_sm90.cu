@@ -1,5 +1,5 @@
 #include "cuda/attention/bwd.cuh"
 
 namespace rlk::cuda::attention {
-template cudaError_t start_backward<__nv_bfloat16>(const Backward&, const Gathered&, cudaStream_t);
+template cudaError_t start_backward<__nv_bfloat16, false>(const Backward&, const Gathered&, cudaStream_t);
 }  // namespace rlk::cuda::attention

@@ -21,11 +21,12 @@ struct BackwardJob {
   bool mapped;          // else threads copy
 };
 
-template <class T, int Width, bool Capped, Side Still>
+// Unit: P by the special function units' ex2.
+template <class T, int Width, bool Capped, bool Unit, Side Still>
 struct BackwardShape {
   using Element = T;
   static constexpr int kWidth = Width;
-  static constexpr bool kCapped = Capped, kKeys = Still == Side::keys;
+  static constexpr bool kCapped = Capped, kUnit = Unit, kKeys = Still == Side::keys;
   static constexpr int kStill = 128, kMoving = 64;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr int kStages = 3;

@@ -144,6 +144,11 @@ class BackwardConsumer {
   __device__ __forceinline__ void weigh(float (&x)[32]) const {
     if constexpr (S::kCapped) return;  // scores are wanted later
     float4 pair = {};
+    if constexpr (S::kUnit) {
+#pragma unroll
+      for (int e = 0; e < 32; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
+      return;
+    }
     bool inside = true;
 #pragma unroll
     for (int e = 0; e < 32; ++e) {
@@ -165,7 +170,9 @@ class BackwardConsumer {
     for (int e = 0; e < 32; ++e) {
       const Stat row = stat(e, pair);
       if constexpr (S::kCapped) {
-        const auto both = attn128::slope_of<float>(g_.p, x[e], y[e], row);
+        const attn128::Capped<float> score = attn128::capped_with_slope<float>(g_.p, x[e]);
+        const auto both =
+            attn128::slope_of(g_.p, score, weight<S::kUnit>(score.score, g_.p.c, -row.base), y[e], row);
         x[e] = both.p, y[e] = both.ds;
       } else {
         y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -row.delta));

@@ -1,4 +1,5 @@
-// attention_bwd on Hopper: what the kernels take, and the way from the typed arguments to them.
+// attention_bwd on Hopper: what the kernels take, and the way from the typed arguments to them; an implementation for each
+// exponential.
 #include <algorithm>
 
 #include "arithmetic/attention/bind.hpp"
@@ -43,25 +44,34 @@ std::uint64_t workspace(const AttentionBwd& a, const rlk_request&) {
   return static_cast<std::uint64_t>(attention::backward_workspace_bytes(backward_of(a)));
 }
 
+template <bool Unit>
 rlk_code run(const AttentionBwd& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
   if (guard.error() != cudaSuccess) return check(call, "attention_bwd", guard.error());
   return check(call, "attention_bwd",
-               attention::launch_backward(backward_of(a), call.workspace().data(), stream_of(call)));
+               attention::launch_backward<Unit>(backward_of(a), call.workspace().data(), stream_of(call)));
+}
+
+template <bool Unit>
+constexpr rlk_implementation by(const char* id, const char* arithmetic) {
+  return implement<AttentionBwd, run<Unit>, supports, workspace>(
+      {.id = id,
+       .doc = Unit ? "the same with weights by the special function units: faster"
+                   : "wgmma, a block per 128 queries, then per 128 keys",
+       .priority = Unit ? 250 : 300,
+       .arithmetic = arithmetic,
+       .dtypes = RLK_BF16 | RLK_F16,
+       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
+       .device_type = kDLCUDA,
+       .min_arch = 90,
+       .max_arch = 90});
 }
 
 }  // namespace
 
-extern const rlk_implementation attention_bwd_sm90;
-constinit const rlk_implementation attention_bwd_sm90 = implement<AttentionBwd, run, supports, workspace>(
-    {.id = "cuda.sm90",
-     .doc = "wgmma, a block per 128 queries, then per 128 keys",
-     .priority = 300,
-     .arithmetic = "sm90/t25k16/attn128",
-     .dtypes = RLK_BF16 | RLK_F16,
-     .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-     .device_type = kDLCUDA,
-     .min_arch = 90,
-     .max_arch = 90});
+extern const rlk_implementation attention_bwd_sm90, attention_bwd_sm90_ex2;
+constinit const rlk_implementation attention_bwd_sm90 = by<false>("cuda.sm90", "sm90/t25k16/attn128");
+constinit const rlk_implementation attention_bwd_sm90_ex2 =
+    by<true>("cuda.sm90_ex2", "sm90/t25k16/ex2/attn128");
 
 }  // namespace rlk::cuda

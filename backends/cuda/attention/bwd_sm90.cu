@@ -1,4 +1,5 @@
-// attention_bwd on Hopper (arithmetic sm90/t25k16/attn128). Four steps, and no sum that crosses blocks:
+// attention_bwd on Hopper (arithmetics sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128). Four steps, and no sum that crosses
+// blocks:
 //
 // stats    a warp per query and head: delta, and base of lse, which are the same for all keys
 // queries  d_q: a block per 128 queries of a head, over tiles of 64 keys; half the rule's tile, whose chain goes on
@@ -182,6 +183,7 @@ std::int64_t backward_workspace_bytes(const Backward& g) {
   return line(stat_count(g) * std::int64_t{sizeof(Stat)}) + parts * std::int64_t{sizeof(float)};
 }
 
+template <bool Unit>
 cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t stream) {
   Gathered gathered{static_cast<Stat*>(workspace)};
   const std::int64_t stats = stat_count(g);
@@ -192,10 +194,9 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
     const auto blocks = static_cast<unsigned>((stats * 32 + kBlock - 1) / kBlock);
     stats_kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
     if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-    if (cudaError_t e = g.p.q.type == rows::Type::f16 ? start_backward<__half>(g, gathered, stream)
-                                                      : start_backward<__nv_bfloat16>(g, gathered, stream);
-        e != cudaSuccess)
-      return e;
+    const auto start =
+        g.p.q.type == rows::Type::f16 ? start_backward<__half, Unit> : start_backward<__nv_bfloat16, Unit>;
+    if (cudaError_t e = start(g, gathered, stream); e != cudaSuccess) return e;
   }
   if (gathered.parts != nullptr) {
     const bool tree = (g.p.group & (g.p.group - 1)) == 0;
@@ -208,5 +209,8 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
     sinks_kernel<<<static_cast<unsigned>(g.all_heads()), kBlock, 0, stream>>>(g, gathered.stats);
   return cudaGetLastError();
 }
+
+template cudaError_t launch_backward<false>(const Backward&, void*, cudaStream_t);
+template cudaError_t launch_backward<true>(const Backward&, void*, cudaStream_t);
 
 }  // namespace rlk::cuda::attention
