@@ -12,7 +12,7 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1) backward_kernel(const __grid_constant__ BackwardJob job) {
   extern __shared__ __align__(1024) unsigned char raw[];
   BackwardWork w;
-  if (!find_work<S>(job.g, w)) return;
+  if (!find_work<S>(job, w)) return;
   const BackwardShared<S> shared(raw);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
@@ -39,6 +39,19 @@ bool map_moving(const Backward& g, CUtensorMap (&maps)[2]) {
          map_tensor(maps[1], p.v, outer, p.room, p.heads, p.value_width, S::kMoving);
 }
 
+// Pairs of a sequence and query head whose moving sides the L2 cache holds at once; of heads that share keys all.
+template <class S>
+int pairs_abreast(const Backward& g) {
+  const Problem& p = g.p;
+  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
+  const bool packed = static_cast<bool>(S::kKeys ? p.cu_k : p.cu_q);
+  const std::int64_t pairs = g.all_heads() * (packed ? 1 : p.sequences);
+  const std::int64_t of_one = 2 * (S::kKeys ? p.queries : p.room) * (p.width + p.value_width),
+                     side_by_side = S::kKeys ? 1 : p.group;
+  const std::int64_t fit = kBytes / std::max<std::int64_t>(of_one, 1) * side_by_side;
+  return static_cast<int>(std::clamp<std::int64_t>(fit, std::min(side_by_side, pairs), pairs));
+}
+
 template <class S>
 cudaError_t start(BackwardJob job, cudaStream_t stream) {
   const Problem& p = job.g.p;
@@ -51,6 +64,7 @@ cudaError_t start(BackwardJob job, cudaStream_t stream) {
   const std::int64_t blocks = (packed ? tiles + p.sequences : tiles * p.sequences) * job.g.all_heads();
   if (blocks == 0) return cudaSuccess;
   job.mapped = map_moving<S>(job.g, job.maps);
+  if (job.pairs == 0) job.pairs = pairs_abreast<S>(job.g);
   kernel<<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, stream>>>(job);
   return cudaGetLastError();
 }
@@ -72,7 +86,7 @@ cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
 
 template <class T, bool Unit>
 cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream) {
-  const BackwardJob job{g, gathered, {}, false};
+  const BackwardJob job{g, gathered, {}, false, 0};
   return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64, Unit>(job, stream)
                                                     : start<T, 128, Unit>(job, stream);
 }

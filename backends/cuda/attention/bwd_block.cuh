@@ -1,6 +1,6 @@
 // What producer and consumers of attention's backward share: which rows a block has, and its shared memory.
 //
-// A block holds 128 rows still, keys or queries, and walks over the other side in tiles of 64:
+// A block holds 128 rows still, keys or queries, and walks over the other side in tiles of 64 or 128:
 //
 //   still        moving       sums
 //   k, v         q, d_out     d_k, d_v of one query head
@@ -19,17 +19,40 @@ struct BackwardJob {
   Gathered gathered;
   CUtensorMap maps[2];  // of the moving side
   bool mapped;          // else threads copy
+  int pairs;  // of a sequence and query head, or packed of heads alone, whose blocks come side by side
 };
 
+// How the steps of a tile follow each other.
+// turns   one after the other
+// pieces  products are handed over a few at a time, dP's between pieces of P, d_k's or d_q's between pieces of dS; d_v's when P is
+//         there
+// late    likewise, d_v's with d_k's
+// ahead   the scores of the next tile come before d_k's or d_q's products of this one, which run beside the next tile's P
+enum class Steps { turns, pieces, late, ahead };
+// What a kernel may do in one way or another with the same bits.
+struct Form {
+  Steps steps = Steps::turns;
+  int moving = 64, stages = 3;  // rows of a tile of the moving side, and tiles that wait in shared memory
+  bool held = false;            // the left operand of dP is kept in registers
+};
+// Scores that are capped are wanted again after dP.
+constexpr Form form_of(int /*width*/, bool capped, bool unit, Side /*still*/) {
+  if (capped || !unit) return {};
+  return {Steps::pieces};
+}
+
 // Unit: P by the special function units' ex2.
-template <class T, int Width, bool Capped, bool Unit, Side Still>
+template <class T, int Width, bool Capped, bool Unit, Side Still,
+          Form F = form_of(Width, Capped, Unit, Still)>
 struct BackwardShape {
   using Element = T;
   static constexpr int kWidth = Width;
   static constexpr bool kCapped = Capped, kUnit = Unit, kKeys = Still == Side::keys;
-  static constexpr int kStill = 128, kMoving = 64;  // rows
+  static constexpr int kStill = 128, kMoving = F.moving;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
-  static constexpr int kStages = 3;
+  static constexpr Steps kSteps = F.steps;
+  static constexpr bool kHeld = F.held;
+  static constexpr int kStages = F.stages;
   static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
   static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
   static constexpr int kStatBytes = kStages * kMoving * 8;
@@ -45,23 +68,25 @@ struct BackwardWork {
       all_to = 0;
 };
 
-// What block x does; false: nothing. Blocks with the most to do come first: a causal sequence's first keys are seen by the
-// most queries, its last queries see the most keys.
+// What block x does; false: nothing. Pairs of a sequence and head come a few at a time, of them the blocks with the most to do
+// first: a causal sequence's first keys are seen by the most queries, its last queries see the most keys.
 template <class S>
-__device__ inline bool find_work(const Backward& g, BackwardWork& w) {
+__device__ inline bool find_work(const BackwardJob& job, BackwardWork& w) {
+  const Backward& g = job.g;
   const Problem& p = g.p;
-  const auto x = static_cast<std::int64_t>(blockIdx.x), heads = static_cast<std::int64_t>(g.all_heads());
-  w.head = static_cast<int>(x % heads), w.kv_head = w.head / p.group;
-  const std::int64_t blocks = gridDim.x / heads, at = S::kKeys ? x / heads : blocks - 1 - x / heads;
-  int tile;
-  if (S::kKeys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q)) {
-    tile = static_cast<int>(at);
+  const bool packed = S::kKeys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q);
+  const auto heads = static_cast<unsigned>(g.all_heads()), abreast = static_cast<unsigned>(job.pairs);
+  const unsigned pairs = packed ? heads : heads * static_cast<unsigned>(p.sequences),
+                 tiles = gridDim.x / pairs;
+  const unsigned first = blockIdx.x / (abreast * tiles) * abreast, rest = blockIdx.x - first * tiles;
+  const unsigned here = min(abreast, pairs - first), pair = first + rest % here, at = rest / here;
+  int tile = static_cast<int>(S::kKeys ? at : tiles - 1 - at);
+  w.head = static_cast<int>(pair % heads), w.kv_head = w.head / p.group, w.n = pair / heads;
+  if (packed) {
     const auto tiles_in = [&](std::int64_t i) {
       return tiles_of(S::kKeys ? p.kv_count(i) : p.q_len(i), S::kStill);
     };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
-  } else {
-    w.n = at % p.sequences, tile = static_cast<int>(at / p.sequences);
   }
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.row_begin = g.row(w.n, 0);
   w.queries = static_cast<int>(p.q_len(w.n)), w.keys = static_cast<int>(p.kv_count(w.n));

@@ -12,7 +12,12 @@ template <class S>
 class BackwardConsumer {
   using T = typename S::Element;
   static constexpr int kSums = S::kWidth / 2;  // a thread
+  static constexpr int kScores = S::kMoving / 2;
+  static constexpr int kChunks = S::kMoving / 16;        // of moving rows, as many as a product adds up
+  static constexpr int kTilesOfRule = 128 / S::kMoving;  // tiles here that one of the rule is
+  static constexpr bool kWhole = !S::kKeys && kTilesOfRule == 1 && S::kWidth == 128;
   using Sums = float[kSums];
+  using Scores = float[kScores];
 
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardJob& job, const BackwardWork& w,
@@ -27,62 +32,312 @@ class BackwardConsumer {
       }
     }
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) a_[e] = b_[e] = 0;
+    for (int e = 0; e < kSums; ++e) {
+      b_[e] = 0;
+      if constexpr (!kWhole) a_[e] = 0;
+    }
   }
 
   // While a warpgroup makes weights of a tile's scores, the tensor cores compute its dP and take the other warpgroup's products.
   __device__ __forceinline__ void run() {
     load_still();
     if (w_.begin < w_.end) {
-      float x[32], y[32];
-      next_tile(w_.begin);
-      multiply(x, 0);
-      wait(x);
-      multiply(y, 1);
-      int tile = w_.begin;
-      for (;; ++tile) {
-        weigh(x);
-        wait(y);
-        slope(x, y);
-        mask(x, y, tile * S::kMoving);
-        add(x, y, S::kKeys || (tile % 2 != 0 && tile != w_.begin));
-        if (tile + 1 == w_.end) break;
-        next_tile(tile + 1);
-        multiply(x, 0);
-        wait(x);
-        end_tile(tile);
-        multiply(y, 1);
-      }
-      wgmma_wait<0>();
-      end_tile(tile);
+      if constexpr (kWhole)
+        whole_tiles();
+      else if constexpr (S::kSteps == Steps::turns)
+        by_turns();
+      else if constexpr (S::kSteps == Steps::ahead)
+        ahead();
+      else
+        in_pieces();
     }
     S::kKeys ? store_keys() : store_queries();
   }
 
  private:
-  __device__ __forceinline__ void load_still() const {
+  __device__ __forceinline__ void by_turns() {
+    Scores x, y;
+    next_tile(w_.begin);
+    multiply(x, 0);
+    wait(x);
+    multiply(y, 1);
+    int tile = w_.begin;
+    for (;; ++tile) {
+      weigh(x);
+      wait(y);
+      slope(x, y);
+      mask(x, y, tile * S::kMoving);
+      add(x, y, continued(tile));
+      if (tile + 1 == w_.end) break;
+      next_tile(tile + 1);
+      multiply(x, 0);
+      wait(x);
+      end_tile(tile);
+      multiply(y, 1);
+    }
+    wgmma_wait<0>();
+    end_tile(tile);
+  }
+  // Products are handed over a few at a time between pieces of P and dS: a warp that hands over many at once is held until
+  // nearly all of them are done.
+  __device__ __forceinline__ void in_pieces() {
+    constexpr bool kEarly = S::kKeys && S::kSteps == Steps::pieces;
+    Scores x, y;
+    next_tile(w_.begin);
+    multiply(x, 0);
+    wait(x);
+    int tile = w_.begin;
+    for (;; ++tile) {
+      weigh_beside(x, y);
+      mask(x, tile * S::kMoving);
+      if constexpr (kEarly) add_weights(x);
+      wgmma_wait<kEarly ? 1 : 0>();
+      wgmma_fence_operand(y);
+      slope_beside(x, y, continued(tile));
+      if (tile + 1 == w_.end) break;
+      next_tile(tile + 1);
+      multiply(x, 0);
+      wait(x);
+      end_tile(tile);
+    }
+    wgmma_wait<0>();
+    end_tile(tile);
+  }
+  // The tensor cores have a tile's last products to do when the next tile's scores are there.
+  __device__ __forceinline__ void ahead() {
+    Scores x, y;
+    next_tile(w_.begin);
+    multiply(x, 0);
+    wait(x);
+    for (int tile = w_.begin; tile < w_.end; ++tile) {
+      stage_ = front_.stage;
+      weigh(x);
+      mask(x, tile * S::kMoving);
+      wgmma_wait<0>();
+      wgmma_fence_operand(a_);
+      if constexpr (S::kKeys) wgmma_fence_operand(b_);
+      products_of_values(y);
+      if (tile != w_.begin) end_tile(tile - 1);
+      add_weights(x);
+      wgmma_wait<S::kKeys ? 1 : 0>();
+      wgmma_fence_operand(y);
+      std::uint32_t ds[kChunks][4];
+      float4 pair = {};
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        slope_chunk(x, y, k, pair);
+        pack_chunk(y, k, ds[k]);
+      }
+      // Behind the last tile scores of whatever lies there: ptxas does not let products run on past a branch.
+      next_tile(tile + 1, tile + 1 < w_.end);
+      multiply(x, 0);
+      wgmma_fence_operand(a_);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k)
+        wgmma<T, true>(a_, ds[k], moving_rows(0).at(k * 128), continued(tile) || k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      wgmma_fence_operand(x);
+    }
+    wgmma_wait<0>();
+    end_tile(w_.end - 1);
+  }
+
+  // d_q by whole tiles of the rule: their chains need registers when P and dS no longer do. ahead: the chain runs beside the
+  // next tile's P.
+  __device__ __forceinline__ void whole_tiles() {
+    constexpr bool kAhead = S::kSteps == Steps::ahead;
+    Scores x, y;
+    Sums chain;
+    next_tile(w_.begin);
+    multiply(x, 0);
+    wait(x);
+    for (int tile = w_.begin;; ++tile) {
+      if constexpr (kAhead) {
+        weigh(x);
+        wgmma_wait<0>();
+        wgmma_fence_operand(chain);
+        if (tile != w_.begin) end_whole_tile(chain);
+        products_of_values(y);
+      } else {
+        weigh_beside(x, y);
+      }
+      mask(x, tile * S::kMoving);
+      wait(y);
+      std::uint32_t ds[kChunks][4];
+      float4 pair = {};
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        slope_chunk(x, y, k, pair);
+        pack_chunk(y, k, ds[k]);
+      }
+      const Descriptor keys = moving_rows(0);
+      if constexpr (kAhead) {
+        next_tile(tile + 1, tile + 1 < w_.end);
+        multiply(x, 0);
+      }
+      wgmma_fence_operand(chain);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) wgmma<T, true>(chain, ds[k], keys.at(k * 128), k > 0);
+      wgmma_commit();
+      if constexpr (kAhead) {
+        wgmma_wait<1>();
+        wgmma_fence_operand(x);
+        if (tile + 1 == w_.end) break;
+      } else {
+        if (tile + 1 == w_.end) break;
+        next_tile(tile + 1);
+        multiply(x, 0);
+        wait(x);
+        end_whole_tile(chain);
+      }
+    }
+    wgmma_wait<0>();
+    end_whole_tile(chain);
+  }
+  __device__ __forceinline__ void end_whole_tile(Sums& chain) {
+    wgmma_fence_operand(chain);
+    if (thread_ % 32 == 0) barrier_arrive(s_.empty + back_.stage);
+    back_.next();
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) b_[e] = __fadd_rn(b_[e], chain[e]);
+  }
+  __device__ __forceinline__ void products_of_values(Scores& y) const {
+    wgmma_fence_operand(y);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kWidth / 16; ++i) product_of_values(y, i);
+    wgmma_commit();
+  }
+
+  // P of a chunk of scores.
+  __device__ __forceinline__ void weigh_chunk(Scores& x, int k, float4& pair) const {
+#pragma unroll
+    for (int e = 8 * k; e < 8 * k + 8; ++e) asm volatile("" : "+f"(x[e]));
+    if constexpr (S::kUnit) {
+#pragma unroll
+      for (int e = 8 * k; e < 8 * k + 8; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
+    } else {
+      float some[8];
+      bool inside = true;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        some[i] = __fmaf_rn(x[8 * k + i], g_.p.c, -stat(8 * k + i, pair).base);
+        inside = inside && fabsf(some[i]) <= kMostMagnitude;
+      }
+      if (__all_sync(~0u, inside)) {
+        exp2_inside(some);
+      } else {
+#pragma unroll
+        for (float& one : some) one = simt::exp2(one);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[8 * k + i] = some[i];
+    }
+#pragma unroll
+    for (int e = 8 * k; e < 8 * k + 8; ++e) asm volatile("" : "+f"(x[e]));
+  }
+  // dS of a chunk, in place of dP.
+  __device__ __forceinline__ void slope_chunk(const Scores& x, Scores& y, int k, float4& pair) const {
+#pragma unroll
+    for (int e = 8 * k; e < 8 * k + 8; ++e) y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -stat(e, pair).delta));
+  }
+  __device__ __forceinline__ static void pack_chunk(const Scores& x, int k, std::uint32_t (&to)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = pack<T>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
+  }
+  // dP's products between pieces of P.
+  __device__ __forceinline__ void weigh_beside(Scores& x, Scores& y) const {
+    constexpr int kProducts = S::kWidth / 16;
+    float4 pair = {};
+    wgmma_fence_operand(y);
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      wgmma_fence();
+#pragma unroll
+      for (int i = k * kProducts / kChunks; i < (k + 1) * kProducts / kChunks; ++i) product_of_values(y, i);
+      if (k + 1 == kChunks) wgmma_commit();
+      weigh_chunk(x, k, pair);
+    }
+  }
+  // P is there: d_v's products.
+  __device__ __forceinline__ void add_weights(const Scores& x) {
+    if constexpr (S::kKeys) {
+      std::uint32_t weights[kChunks][4];
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) pack_chunk(x, k, weights[k]);
+      wgmma_fence_operand(b_);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) wgmma<T, true>(b_, weights[k], moving_rows(1).at(k * 128), true);
+      wgmma_commit();
+    }
+  }
+  // d_k's or d_q's products, each when its piece of dS is there.
+  __device__ __forceinline__ void slope_beside(const Scores& x, Scores& y, bool continued) {
+    constexpr bool kWeights = S::kKeys && S::kSteps == Steps::late;  // d_v's as well
+    float4 pair = {};
+    wgmma_fence_operand(a_);
+    if constexpr (kWeights) wgmma_fence_operand(b_);
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      std::uint32_t weights[4], ds[4];
+      if constexpr (kWeights) pack_chunk(x, k, weights);
+      slope_chunk(x, y, k, pair);
+      pack_chunk(y, k, ds);
+      wgmma_fence();
+      if constexpr (kWeights) wgmma<T, true>(b_, weights, moving_rows(1).at(k * 128), true);
+      wgmma<T, true>(a_, ds, moving_rows(0).at(k * 128), continued || k > 0);
+    }
+    wgmma_commit();
+  }
+  // Whether a tile's chain goes on from the tile before: d_k's always does.
+  __device__ __forceinline__ bool continued(int tile) const {
+    return S::kKeys || (tile % kTilesOfRule != 0 && tile != w_.begin);
+  }
+  __device__ __forceinline__ void load_still() {
 #pragma unroll
     for (int tensor = 0; tensor < 2; ++tensor) {
       const int pieces = (tensor == 0 ? g_.p.width : g_.p.value_width) / 8;
-      for (int at = thread_ % 128; at < 64 * S::kPieces; at += 128) {
-        const int row = group_ * 64 + at / S::kPieces, piece = at % S::kPieces;
-        uint4 x = make_uint4(0, 0, 0, 0);
+      constexpr int kEach = S::kPieces / 2;  // pieces of a thread, on their way at once
+      uint4 x[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = thread_ % 128 + i * 128, row = group_ * 64 + at / S::kPieces, piece = at % S::kPieces;
+        x[i] = make_uint4(0, 0, 0, 0);
         if (row < w_.count && piece < pieces)
-          x = static_cast<const uint4*>(row_of<S::kKeys>(g_, w_, tensor, w_.first + row))[piece];
-        *reinterpret_cast<uint4*>(s_.still[tensor] + swizzled(S::kStill, row, piece)) = x;
+          x[i] = static_cast<const uint4*>(row_of<S::kKeys>(g_, w_, tensor, w_.first + row))[piece];
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = thread_ % 128 + i * 128, row = group_ * 64 + at / S::kPieces, piece = at % S::kPieces;
+        *reinterpret_cast<uint4*>(s_.still[tensor] + swizzled(S::kStill, row, piece)) = x[i];
       }
     }
     fence_async_proxy();
     role_sync(2 + group_, 128);
+    if constexpr (S::kHeld) hold();
+  }
+  // A thread's part of the still side's second tensor as a left operand.
+  __device__ __forceinline__ void hold() {
+#pragma unroll
+    for (int i = 0; i < S::kWidth / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        held_[i][j] = *reinterpret_cast<const std::uint32_t*>(
+            s_.still[1] + swizzled(S::kStill, row_of_thread(j % 2), 2 * i + j / 2) + thread_ % 4 * 4);
   }
 
-  __device__ __forceinline__ void next_tile(int tile) {
+  __device__ __forceinline__ void next_tile(int tile, bool there = true) {
     front_.next();
+    if (!there) return;
     barrier_wait(s_.full + front_.stage, front_.phase);
     if (by_threads<S>(job_, w_, tile)) fence_async_proxy();
   }
   // Scores or dP: 64 still rows by the tile's, chains over channels.
-  __device__ __forceinline__ void multiply(float (&x)[32], int tensor) const {
+  __device__ __forceinline__ void multiply(Scores& x, int tensor) const {
     const Descriptor still(shared_address(s_.still[tensor] + group_ * 64 * 128) >> 4, 1, 64,
                            Swizzle::bytes128),
         moving(shared_address(s_.moving[tensor] + front_.stage * S::kMovingBytes) >> 4, 1, 64,
@@ -95,29 +350,54 @@ class BackwardConsumer {
                              moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
-  __device__ __forceinline__ static void wait(float (&x)[32]) {
+  // One of dP's products, over channels from 16 i on.
+  __device__ __forceinline__ void product_of_values(Scores& y, int i) const {
+    const int d = 16 * i;
+    const std::uint64_t moving =
+        Descriptor(shared_address(s_.moving[1] + front_.stage * S::kMovingBytes) >> 4, 1, 64,
+                   Swizzle::bytes128)
+            .at(d / 64 * (S::kMoving * 8) + d % 64 / 8);
+    if constexpr (S::kHeld)
+      wgmma<T, false>(y, held_[i], moving, d > 0);
+    else
+      wgmma<T, false, false>(
+          y,
+          Descriptor(shared_address(s_.still[1] + group_ * 64 * 128) >> 4, 1, 64, Swizzle::bytes128)
+              .at(d / 64 * (S::kStill * 8) + d % 64 / 8),
+          moving, d > 0);
+  }
+  __device__ __forceinline__ static void wait(Scores& x) {
     wgmma_wait<0>();
     wgmma_fence_operand(x);
   }
   // P and dS as left operands: d_k and d_v go on by chains over the tile's rows; or the chain over a tile of the rule does, or starts.
-  __device__ __forceinline__ void add(const float (&x)[32], const float (&y)[32], bool continued) {
-    std::uint32_t weights[4][4], ds[4][4];
-    if constexpr (S::kKeys) pack32(x, weights);
-    pack32(y, ds);
+  __device__ __forceinline__ void add(const Scores& x, const Scores& y, bool continued) {
+    std::uint32_t weights[kChunks][4], ds[kChunks][4];
+
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if constexpr (S::kKeys) pack_chunk(x, k, weights[k]);
+      pack_chunk(y, k, ds[k]);
+    }
     wgmma_fence_operand(a_);
     if constexpr (S::kKeys) wgmma_fence_operand(b_);
     wgmma_fence();
     if constexpr (S::kKeys) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<T, true>(b_, weights[k], moving_rows(1).at(k * 128), true);
+      for (int k = 0; k < kChunks; ++k) wgmma<T, true>(b_, weights[k], moving_rows(1).at(k * 128), true);
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma<T, true>(a_, ds[k], moving_rows(0).at(k * 128), continued || k > 0);
+    for (int k = 0; k < kChunks; ++k)
+      wgmma<T, true>(a_, ds[k], moving_rows(0).at(k * 128), continued || k > 0);
     wgmma_commit();
   }
   __device__ __forceinline__ Descriptor moving_rows(int tensor) const {
-    return {shared_address(s_.moving[tensor] + back_.stage * S::kMovingBytes) >> 4, S::kMoving * 8, 64,
+    return {shared_address(s_.moving[tensor] + stage() * S::kMovingBytes) >> 4, S::kMoving * 8, 64,
             Swizzle::bytes128};
+  }
+  // Of the tile that is weighed.
+  __device__ __forceinline__ int stage() const {
+    return S::kSteps == Steps::ahead && !kWhole ? stage_ : static_cast<int>(back_.stage);
   }
   // The tile's sums are there.
   __device__ __forceinline__ void end_tile(int tile) {
@@ -127,8 +407,7 @@ class BackwardConsumer {
       barrier_arrive(s_.empty + back_.stage);  // each lane has read its stats
     back_.next();
     if constexpr (!S::kKeys) {
-      // A tile of the rule is two here.
-      if (tile % 2 == 0 && tile + 1 != w_.end) return;
+      if (tile % kTilesOfRule + 1 != kTilesOfRule && tile + 1 != w_.end) return;  // the rule's goes on
 #pragma unroll
       for (int e = 0; e < kSums; ++e) b_[e] = __fadd_rn(b_[e], a_[e]);
     }
@@ -137,21 +416,21 @@ class BackwardConsumer {
   // What the row of element e has for all keys alike. Asked for in ascending order.
   __device__ __forceinline__ Stat stat(int e, float4& pair) const {
     if constexpr (!S::kKeys) return stat_[e / 2 % 2];
-    if (e % 4 == 0) pair = s_.stats[(back_.stage * S::kMoving + thread_ % 4 * 2 + e / 4 * 8) / 2];
+    if (e % 4 == 0) pair = s_.stats[(stage() * S::kMoving + thread_ % 4 * 2 + e / 4 * 8) / 2];
     return e % 2 == 0 ? Stat{pair.x, pair.y} : Stat{pair.z, pair.w};
   }
   // Scores become P.
-  __device__ __forceinline__ void weigh(float (&x)[32]) const {
+  __device__ __forceinline__ void weigh(Scores& x) const {
     if constexpr (S::kCapped) return;  // scores are wanted later
     float4 pair = {};
     if constexpr (S::kUnit) {
 #pragma unroll
-      for (int e = 0; e < 32; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
+      for (int e = 0; e < kScores; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
       return;
     }
     bool inside = true;
 #pragma unroll
-    for (int e = 0; e < 32; ++e) {
+    for (int e = 0; e < kScores; ++e) {
       x[e] = __fmaf_rn(x[e], g_.p.c, -stat(e, pair).base);
       inside = inside && fabsf(x[e]) <= kMostMagnitude;
     }
@@ -164,10 +443,10 @@ class BackwardConsumer {
     }
   }
   // dP becomes dS.
-  __device__ __forceinline__ void slope(float (&x)[32], float (&y)[32]) const {
+  __device__ __forceinline__ void slope(Scores& x, Scores& y) const {
     float4 pair = {};
 #pragma unroll
-    for (int e = 0; e < 32; ++e) {
+    for (int e = 0; e < kScores; ++e) {
       const Stat row = stat(e, pair);
       if constexpr (S::kCapped) {
         const attn128::Capped<float> score = attn128::capped_with_slope<float>(g_.p, x[e]);
@@ -179,8 +458,9 @@ class BackwardConsumer {
       }
     }
   }
-  // Both are +0 where a pair is masked.
-  __device__ __forceinline__ void mask(float (&x)[32], float (&y)[32], int at) const {
+  // Both are +0 where a pair is masked; or P alone, of which dS will be made: its zero may have a sign then, which no chain shows.
+  __device__ __forceinline__ void mask(Scores& x, int at) const { mask(x, x, at); }
+  __device__ __forceinline__ void mask(Scores& x, Scores& y, int at) const {
     if (w_.all_from <= at && at + S::kMoving <= w_.all_to) return;
     const int j = at + thread_ % 4 * 2;
 #pragma unroll
@@ -190,19 +470,13 @@ class BackwardConsumer {
           S::kKeys ? g_.queries(w_.n, i, i + 1) : g_.p.visible(w_.keys - w_.queries + i, w_.keys);
       const int first = static_cast<int>(seen.first), last = row < w_.count ? static_cast<int>(seen.last) : 0;
 #pragma unroll
-      for (int e = 0; e < 32; ++e)
+      for (int e = 0; e < kScores; ++e)
         if (const int other = j + e / 4 * 8 + e % 2; e / 2 % 2 == h && (other < first || other >= last))
           x[e] = y[e] = 0;
     }
   }
   __device__ __forceinline__ int row_of_thread(int h) const {
     return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
-  }
-  __device__ __forceinline__ static void pack32(const float (&x)[32], std::uint32_t (&to)[4][4]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) to[k][i] = pack<T>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
   }
 
   // d_k and d_v of one query head, to be joined with those of the others.
@@ -251,9 +525,11 @@ class BackwardConsumer {
   const BackwardShared<S>& s_;
   const int thread_, group_;
   Stat stat_[2];
+  std::uint32_t held_[S::kHeld ? S::kWidth / 16 : 1][4];
   Sums a_, b_;  // d_k and d_v; or the chain of a tile, and d_q
   Turn<S::kStages> front_{S::kStages - 1, 1},
-      back_;  // of the tile that is multiplied, and of the one that is weighed
+      back_;  // of the tile that is multiplied, and of the one whose sums are there next
+  int stage_ = 0;
 };
 
 }  // namespace rlk::cuda::attention

@@ -49,13 +49,16 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
   const Stat* const stats = job.gathered.stats + w.head * g.rows() + w.row_begin;
   Turn<S::kStages> turn;
   for (int tile = w.begin; tile < w.end; ++tile, turn.next()) {
-    const int first = tile * S::kMoving, row = first + t - 64;  // threads from 64 on bring stats
+    const int first = tile * S::kMoving;
     std::uint64_t* const full = s.full + turn.stage;
     const bool ordered = !by_threads<S>(job, w, tile);
     barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
-    if (S::kKeys && t >= 64)
-      copy8(reinterpret_cast<float2*>(s.stats) + turn.stage * S::kMoving + t - 64,
-            row < rows ? stats + row : stats, row < rows ? 8 : 0);
+    if (S::kKeys && t >= 64) {
+#pragma unroll
+      for (int at = t - 64; at < S::kMoving; at += 64)
+        copy8(reinterpret_cast<float2*>(s.stats) + turn.stage * S::kMoving + at,
+              first + at < rows ? stats + first + at : stats, first + at < rows ? 8 : 0);
+    }
     if (ordered && t == 0) barrier_expect(full, 2 * S::kMovingBytes);
 #pragma unroll
     for (int tensor = 0; tensor < 2; ++tensor) {
