@@ -228,6 +228,21 @@ TEST_CASE("attention_bwd on Hopper has the bits of its replay, a few draws") {
   for (unsigned seed = 1; seed <= 20; ++seed) one_draw(seed);
 }
 
+TEST_CASE(
+    "attention_bwd on Hopper has the bits of its replay where a block has all heads that share its keys") {
+  if (!hopper()) return;
+  std::mt19937 random(7);
+  for (const bool packed : {false, true})
+    for (const int64_t group : {1, 2, 3, 4}) {
+      CAPTURE(packed);
+      CAPTURE(group);
+      // Blocks enough, and keys enough of each sequence that sums of heads fit where those of each head would.
+      Held h = make({packed, 70, 20, packed ? 300 : 140, 2, group, 64, 64, DType::bf16, DType::bf16}, {},
+                    false, random);
+      same_as_replay(h);
+    }
+}
+
 TEST_CASE("attention_bwd on Hopper: a graph captured once serves other lengths") {
   if (!hopper()) return;
   SUBCASE("the library's exp2") { other_lengths(false); }

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) backward_kernel(const __grid_c
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    produce<S>(job, w, shared);
+    produce_all<S>(job, w, shared);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     BackwardConsumer<S>(job, w, shared).run();
@@ -45,9 +45,10 @@ int pairs_abreast(const Backward& g) {
   const Problem& p = g.p;
   constexpr std::int64_t kBytes = std::int64_t{16} << 20;
   const bool packed = static_cast<bool>(S::kKeys ? p.cu_k : p.cu_q);
-  const std::int64_t pairs = g.all_heads() * (packed ? 1 : p.sequences);
+  const std::int64_t pairs = (S::kGrouped ? p.heads : g.all_heads()) * (packed ? 1 : p.sequences);
   const std::int64_t of_one = 2 * (S::kKeys ? p.queries : p.room) * (p.width + p.value_width),
                      side_by_side = S::kKeys ? 1 : p.group;
+  if (S::kGrouped) return static_cast<int>(pairs);  // few and long blocks: the longest of all first
   const std::int64_t fit = kBytes / std::max<std::int64_t>(of_one, 1) * side_by_side;
   return static_cast<int>(std::clamp<std::int64_t>(fit, std::min(side_by_side, pairs), pairs));
 }
@@ -61,7 +62,8 @@ cudaError_t start(BackwardJob job, cudaStream_t stream) {
     return e;
   const bool packed = static_cast<bool>(S::kKeys ? p.cu_k : p.cu_q);
   const std::int64_t tiles = ((S::kKeys ? p.room : p.queries) + S::kStill - 1) / S::kStill;
-  const std::int64_t blocks = (packed ? tiles + p.sequences : tiles * p.sequences) * job.g.all_heads();
+  const std::int64_t blocks =
+      (packed ? tiles + p.sequences : tiles * p.sequences) * (S::kGrouped ? p.heads : job.g.all_heads());
   if (blocks == 0) return cudaSuccess;
   job.mapped = map_moving<S>(job.g, job.maps);
   if (job.pairs == 0) job.pairs = pairs_abreast<S>(job.g);
@@ -76,7 +78,10 @@ cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
         e != cudaSuccess)
       return e;
   if (job.gathered.parts == nullptr) return cudaSuccess;
-  return start<BackwardShape<T, Width, Capped, Unit, Side::keys>>(job, stream);
+  constexpr Form kForm = form_of(Width, Capped, Unit, Side::keys);
+  return job.gathered.grouped
+             ? start<BackwardShape<T, Width, Capped, Unit, Side::keys, grouped(kForm)>>(job, stream)
+             : start<BackwardShape<T, Width, Capped, Unit, Side::keys, kForm>>(job, stream);
 }
 template <class T, int Width, bool Unit>
 cudaError_t start(const BackwardJob& job, cudaStream_t stream) {

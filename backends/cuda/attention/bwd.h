@@ -16,9 +16,20 @@ inline constexpr int kMostGroup =
 
 // What kernels leave for others in the workspace.
 struct Gathered {
-  Stat* stats = nullptr;   // [query heads][rows of q]
-  float* parts = nullptr;  // [rows of k][query heads][D + Dv]: d_k and d_v of each query head
+  Stat* stats = nullptr;  // [query heads][rows of q]
+  // [rows of k][query heads][D + Dv]: d_k and d_v of each query head; or grouped, sums that wait for those of other heads.
+  float* parts = nullptr;
+  bool grouped = false;
 };
+
+// Sums of a block's heads that wait for others', where one block has all heads that share keys.
+__host__ __device__ constexpr int waiting_levels(int group) {
+  if ((group & (group - 1)) != 0) return 1;
+  int levels = 0;
+  for (; 1 << levels < group; ++levels) {
+  }
+  return levels;
+}
 
 std::int64_t backward_workspace_bytes(const Backward& g);
 // Unit: P by the special function units' ex2 in place of the library's own exp2, which is another arithmetic.

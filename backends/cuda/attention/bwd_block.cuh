@@ -34,11 +34,18 @@ struct Form {
   Steps steps = Steps::turns;
   int moving = 64, stages = 3;  // rows of a tile of the moving side, and tiles that wait in shared memory
   bool held = false;            // the left operand of dP is kept in registers
+  bool grouped = false;         // a block of keys has all query heads that share them
 };
 // Scores that are capped are wanted again after dP.
 constexpr Form form_of(int /*width*/, bool capped, bool unit, Side /*still*/) {
   if (capped || !unit) return {};
   return {Steps::pieces};
+}
+
+constexpr Form grouped(Form form) {
+  form.grouped = true;
+  if (form.steps == Steps::ahead) form.steps = Steps::late;
+  return form;
 }
 
 // Unit: P by the special function units' ex2.
@@ -51,7 +58,8 @@ struct BackwardShape {
   static constexpr int kStill = 128, kMoving = F.moving;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr Steps kSteps = F.steps;
-  static constexpr bool kHeld = F.held;
+  static constexpr bool kHeld = F.held, kGrouped = F.grouped;
+  static_assert(!kGrouped || (kKeys && F.steps != Steps::ahead));
   static constexpr int kStages = F.stages;
   static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
   static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
@@ -75,13 +83,15 @@ __device__ inline bool find_work(const BackwardJob& job, BackwardWork& w) {
   const Backward& g = job.g;
   const Problem& p = g.p;
   const bool packed = S::kKeys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q);
-  const auto heads = static_cast<unsigned>(g.all_heads()), abreast = static_cast<unsigned>(job.pairs);
+  const auto heads = static_cast<unsigned>(S::kGrouped ? p.heads : g.all_heads()),
+             abreast = static_cast<unsigned>(job.pairs);
   const unsigned pairs = packed ? heads : heads * static_cast<unsigned>(p.sequences),
                  tiles = gridDim.x / pairs;
   const unsigned first = blockIdx.x / (abreast * tiles) * abreast, rest = blockIdx.x - first * tiles;
   const unsigned here = min(abreast, pairs - first), pair = first + rest % here, at = rest / here;
   int tile = static_cast<int>(S::kKeys ? at : tiles - 1 - at);
-  w.head = static_cast<int>(pair % heads), w.kv_head = w.head / p.group, w.n = pair / heads;
+  w.head = static_cast<int>(pair % heads) * (S::kGrouped ? p.group : 1), w.kv_head = w.head / p.group,
+  w.n = pair / heads;
   if (packed) {
     const auto tiles_in = [&](std::int64_t i) {
       return tiles_of(S::kKeys ? p.kv_count(i) : p.q_len(i), S::kStill);
@@ -115,14 +125,14 @@ __device__ __forceinline__ bool by_threads(const BackwardJob& job, const Backwar
 template <class S>
 struct BackwardShared {
   unsigned char *still[2], *moving[2];  // k and v, or q and d_out
-  float4* stats;                        // [kStages][kMoving / 2]: base and delta of two moving queries
+  float* stats;                         // [kStages][2][kMoving]: base, then delta, of moving queries
   std::uint64_t *full, *empty;
 
   __device__ explicit BackwardShared(unsigned char* raw) {
     still[0] = raw, still[1] = still[0] + S::kStillBytes;
     moving[0] = still[1] + S::kStillBytes, moving[1] = moving[0] + S::kStages * S::kMovingBytes;
     unsigned char* const rest = moving[1] + S::kStages * S::kMovingBytes;
-    stats = reinterpret_cast<float4*>(rest);
+    stats = reinterpret_cast<float*>(rest);
     full = reinterpret_cast<std::uint64_t*>(rest + S::kStatBytes), empty = full + S::kStages;
   }
   __device__ void init() const {

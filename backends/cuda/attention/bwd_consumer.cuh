@@ -31,16 +31,28 @@ class BackwardConsumer {
         if (row < w.count) stat_[h] = job.gathered.stats[w.head * g_.rows() + w.row_begin + w.first + row];
       }
     }
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      b_[e] = 0;
-      if constexpr (!kWhole) a_[e] = 0;
-    }
+    clear();
   }
 
   // While a warpgroup makes weights of a tile's scores, the tensor cores compute its dP and take the other warpgroup's products.
   __device__ __forceinline__ void run() {
     load_still();
+    if constexpr (S::kGrouped) {
+      for (int i = 0; i < g_.p.group; ++i) {
+        if (i > 0) clear();
+        tiles();
+        join(i);
+      }
+      store_rows(g_.d_k, a_, g_.p.scale, g_.p.width);
+      store_rows(g_.d_v, b_, 1, g_.p.value_width);
+    } else {
+      tiles();
+      S::kKeys ? store_keys() : store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void tiles() {
     if (w_.begin < w_.end) {
       if constexpr (kWhole)
         whole_tiles();
@@ -51,10 +63,7 @@ class BackwardConsumer {
       else
         in_pieces();
     }
-    S::kKeys ? store_keys() : store_queries();
   }
-
- private:
   __device__ __forceinline__ void by_turns() {
     Scores x, y;
     next_tile(w_.begin);
@@ -122,7 +131,7 @@ class BackwardConsumer {
       wgmma_wait<S::kKeys ? 1 : 0>();
       wgmma_fence_operand(y);
       std::uint32_t ds[kChunks][4];
-      float4 pair = {};
+      float2 pair = {};
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         slope_chunk(x, y, k, pair);
@@ -166,7 +175,7 @@ class BackwardConsumer {
       mask(x, tile * S::kMoving);
       wait(y);
       std::uint32_t ds[kChunks][4];
-      float4 pair = {};
+      float2 pair = {};
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         slope_chunk(x, y, k, pair);
@@ -213,18 +222,18 @@ class BackwardConsumer {
   }
 
   // P of a chunk of scores.
-  __device__ __forceinline__ void weigh_chunk(Scores& x, int k, float4& pair) const {
+  __device__ __forceinline__ void weigh_chunk(Scores& x, int k, float2& pair) const {
 #pragma unroll
     for (int e = 8 * k; e < 8 * k + 8; ++e) asm volatile("" : "+f"(x[e]));
     if constexpr (S::kUnit) {
 #pragma unroll
-      for (int e = 8 * k; e < 8 * k + 8; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
+      for (int e = 8 * k; e < 8 * k + 8; ++e) x[e] = weight<true>(x[e], g_.p.c, -base(e, pair));
     } else {
       float some[8];
       bool inside = true;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        some[i] = __fmaf_rn(x[8 * k + i], g_.p.c, -stat(8 * k + i, pair).base);
+        some[i] = __fmaf_rn(x[8 * k + i], g_.p.c, -base(8 * k + i, pair));
         inside = inside && fabsf(some[i]) <= kMostMagnitude;
       }
       if (__all_sync(~0u, inside)) {
@@ -240,9 +249,9 @@ class BackwardConsumer {
     for (int e = 8 * k; e < 8 * k + 8; ++e) asm volatile("" : "+f"(x[e]));
   }
   // dS of a chunk, in place of dP.
-  __device__ __forceinline__ void slope_chunk(const Scores& x, Scores& y, int k, float4& pair) const {
+  __device__ __forceinline__ void slope_chunk(const Scores& x, Scores& y, int k, float2& pair) const {
 #pragma unroll
-    for (int e = 8 * k; e < 8 * k + 8; ++e) y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -stat(e, pair).delta));
+    for (int e = 8 * k; e < 8 * k + 8; ++e) y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -delta(e, pair)));
   }
   __device__ __forceinline__ static void pack_chunk(const Scores& x, int k, std::uint32_t (&to)[4]) {
 #pragma unroll
@@ -251,7 +260,7 @@ class BackwardConsumer {
   // dP's products between pieces of P.
   __device__ __forceinline__ void weigh_beside(Scores& x, Scores& y) const {
     constexpr int kProducts = S::kWidth / 16;
-    float4 pair = {};
+    float2 pair = {};
     wgmma_fence_operand(y);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
@@ -278,7 +287,7 @@ class BackwardConsumer {
   // d_k's or d_q's products, each when its piece of dS is there.
   __device__ __forceinline__ void slope_beside(const Scores& x, Scores& y, bool continued) {
     constexpr bool kWeights = S::kKeys && S::kSteps == Steps::late;  // d_v's as well
-    float4 pair = {};
+    float2 pair = {};
     wgmma_fence_operand(a_);
     if constexpr (kWeights) wgmma_fence_operand(b_);
 #pragma unroll
@@ -413,25 +422,31 @@ class BackwardConsumer {
     }
   }
 
-  // What the row of element e has for all keys alike. Asked for in ascending order.
-  __device__ __forceinline__ Stat stat(int e, float4& pair) const {
-    if constexpr (!S::kKeys) return stat_[e / 2 % 2];
-    if (e % 4 == 0) pair = s_.stats[(stage() * S::kMoving + thread_ % 4 * 2 + e / 4 * 8) / 2];
-    return e % 2 == 0 ? Stat{pair.x, pair.y} : Stat{pair.z, pair.w};
+  // What the query of element e has for all keys alike. Asked for in ascending order.
+  __device__ __forceinline__ float base(int e, float2& pair) const {
+    return S::kKeys ? of_pair(0, e, pair) : stat_[e / 2 % 2].base;
+  }
+  __device__ __forceinline__ float delta(int e, float2& pair) const {
+    return S::kKeys ? of_pair(S::kMoving, e, pair) : stat_[e / 2 % 2].delta;
+  }
+  __device__ __forceinline__ float of_pair(int first, int e, float2& pair) const {
+    const int at = stage() * 2 * S::kMoving + first + thread_ % 4 * 2 + e / 4 * 8;
+    if (e % 4 == 0) pair = *reinterpret_cast<const float2*>(s_.stats + at);
+    return e % 2 == 0 ? pair.x : pair.y;
   }
   // Scores become P.
   __device__ __forceinline__ void weigh(Scores& x) const {
     if constexpr (S::kCapped) return;  // scores are wanted later
-    float4 pair = {};
+    float2 pair = {};
     if constexpr (S::kUnit) {
 #pragma unroll
-      for (int e = 0; e < kScores; ++e) x[e] = weight<true>(x[e], g_.p.c, -stat(e, pair).base);
+      for (int e = 0; e < kScores; ++e) x[e] = weight<true>(x[e], g_.p.c, -base(e, pair));
       return;
     }
     bool inside = true;
 #pragma unroll
     for (int e = 0; e < kScores; ++e) {
-      x[e] = __fmaf_rn(x[e], g_.p.c, -stat(e, pair).base);
+      x[e] = __fmaf_rn(x[e], g_.p.c, -base(e, pair));
       inside = inside && fabsf(x[e]) <= kMostMagnitude;
     }
     if (__all_sync(~0u, inside)) {
@@ -444,17 +459,17 @@ class BackwardConsumer {
   }
   // dP becomes dS.
   __device__ __forceinline__ void slope(Scores& x, Scores& y) const {
-    float4 pair = {};
+    float2 bases = {}, deltas = {};
 #pragma unroll
     for (int e = 0; e < kScores; ++e) {
-      const Stat row = stat(e, pair);
       if constexpr (S::kCapped) {
+        const Stat row{base(e, bases), delta(e, deltas)};
         const attn128::Capped<float> score = attn128::capped_with_slope<float>(g_.p, x[e]);
         const auto both =
             attn128::slope_of(g_.p, score, weight<S::kUnit>(score.score, g_.p.c, -row.base), y[e], row);
         x[e] = both.p, y[e] = both.ds;
       } else {
-        y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -row.delta));
+        y[e] = __fmul_rn(x[e], __fadd_rn(y[e], -delta(e, deltas)));
       }
     }
   }
@@ -496,24 +511,62 @@ class BackwardConsumer {
       }
     }
   }
-  __device__ __forceinline__ void store_queries() const {
+  // Rows of the still side, finished.
+  __device__ __forceinline__ void store_rows(const attn128::Tensor& tensor, const Sums& sums, float scale,
+                                             int width) const {
+    if (!tensor) return;
+    const std::int64_t first = (S::kKeys ? w_.k_begin : w_.q_begin) + w_.first;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of_thread(h);
       if (row >= w_.count) continue;
-      void* const to = g_.d_q.at(w_.n, w_.q_begin + w_.first + row, w_.head);
+      void* const to = tensor.at(w_.n, first + row, S::kKeys ? w_.kv_head : w_.head);
 #pragma unroll
       for (int i = 0; i < S::kWidth / 8; ++i) {
         const int d = 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
-        if (d >= g_.p.width) continue;
-        const float2 x = make_float2(__fmul_rn(b_[e], g_.p.scale), __fmul_rn(b_[e + 1], g_.p.scale));
-        if (g_.d_q.type == rows::Type::f32)
+        if (d >= width) continue;
+        const float2 x = make_float2(__fmul_rn(sums[e], scale), __fmul_rn(sums[e + 1], scale));
+        if (tensor.type == rows::Type::f32)
           *reinterpret_cast<float2*>(static_cast<float*>(to) + d) =
               make_float2(simt::from_float<float>(x.x), simt::from_float<float>(x.y));
         else
           *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(to) + d) = pack<T>(x.x, x.y);
       }
     }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      b_[e] = 0;
+      if constexpr (!kWhole) a_[e] = 0;
+    }
+  }
+  // The sums of head i of those that share a key are there. Those of heads before wait in memory, each thread's own: as a binary
+  // counter has them, which is the tree of neighbours, or ascending.
+  __device__ __forceinline__ void join(int i) {
+    const int group = g_.p.group, levels = waiting_levels(group);
+    float4* at = reinterpret_cast<float4*>(job_.gathered.parts) +
+                 std::int64_t{blockIdx.x} * levels * (kSums / 2 * S::kConsumers) + thread_;
+    const bool pairs = (group & (group - 1)) == 0;
+    for (int left = pairs ? i : i > 0; left & 1; left = pairs ? left >> 1 : 0) {
+      take_in(at, a_), take_in(at + kSums / 4 * S::kConsumers, b_);
+      if (pairs) at += kSums / 2 * S::kConsumers;
+    }
+    if (i + 1 < group) leave(at, a_), leave(at + kSums / 4 * S::kConsumers, b_);
+  }
+  __device__ __forceinline__ static void take_in(const float4* from, Sums& sums) {
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4) {
+      const float4 x = __ldcg(from + e / 4 * S::kConsumers);
+      sums[e] = __fadd_rn(x.x, sums[e]), sums[e + 1] = __fadd_rn(x.y, sums[e + 1]);
+      sums[e + 2] = __fadd_rn(x.z, sums[e + 2]), sums[e + 3] = __fadd_rn(x.w, sums[e + 3]);
+    }
+  }
+  __device__ __forceinline__ static void leave(float4* to, const Sums& sums) {
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4)
+      __stcg(to + e / 4 * S::kConsumers, make_float4(sums[e], sums[e + 1], sums[e + 2], sums[e + 3]));
   }
 
   // Where exp2_inside is exp2: results, and 2^n by itself, are normal.

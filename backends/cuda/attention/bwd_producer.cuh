@@ -6,8 +6,8 @@
 
 namespace rlk::cuda::attention {
 
-__device__ __forceinline__ void copy8(void* to, const void* from, int valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
+__device__ __forceinline__ void copy4(void* to, const void* from, int valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
                : "memory");
 }
 
@@ -43,11 +43,11 @@ __device__ __forceinline__ void order_moving(const BackwardJob& job, const Backw
 }
 
 template <class S>
-__device__ inline void produce(const BackwardJob& job, const BackwardWork& w, const BackwardShared<S>& s) {
+__device__ inline void produce(const BackwardJob& job, const BackwardWork& w, const BackwardShared<S>& s,
+                               Turn<S::kStages>& turn) {
   const Backward& g = job.g;
   const int t = static_cast<int>(threadIdx.x) % 128, rows = S::kKeys ? w.queries : w.keys;
   const Stat* const stats = job.gathered.stats + w.head * g.rows() + w.row_begin;
-  Turn<S::kStages> turn;
   for (int tile = w.begin; tile < w.end; ++tile, turn.next()) {
     const int first = tile * S::kMoving;
     std::uint64_t* const full = s.full + turn.stage;
@@ -55,9 +55,12 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
     barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
     if (S::kKeys && t >= 64) {
 #pragma unroll
-      for (int at = t - 64; at < S::kMoving; at += 64)
-        copy8(reinterpret_cast<float2*>(s.stats) + turn.stage * S::kMoving + at,
-              first + at < rows ? stats + first + at : stats, first + at < rows ? 8 : 0);
+      for (int at = t - 64; at < S::kMoving; at += 64) {
+        const bool there = first + at < rows;
+        const Stat* const from = there ? stats + first + at : stats;
+        float* const to = s.stats + turn.stage * 2 * S::kMoving + at;
+        copy4(to, &from->base, there ? 4 : 0), copy4(to + S::kMoving, &from->delta, there ? 4 : 0);
+      }
     }
     if (ordered && t == 0) barrier_expect(full, 2 * S::kMovingBytes);
 #pragma unroll
@@ -70,6 +73,11 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
     }
     if (!ordered || t != 0) copy_arrive(full);
   }
+}
+template <class S>
+__device__ inline void produce_all(const BackwardJob& job, BackwardWork w, const BackwardShared<S>& s) {
+  Turn<S::kStages> turn;
+  for (int i = 0; i < (S::kGrouped ? job.g.p.group : 1); ++i, ++w.head) produce<S>(job, w, s, turn);
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 

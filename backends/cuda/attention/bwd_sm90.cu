@@ -3,12 +3,13 @@
 //
 // stats    a warp per query and head: delta, and base of lse, which are the same for all keys
 // queries  d_q: a block per 128 queries of a head, over tiles of 64 keys; half the rule's tile, whose chain goes on
-// keys     d_k and d_v of one query head: a block per 128 keys and query head, over tiles of 64 queries
+// keys     d_k and d_v: a block per 128 keys and the query heads that share them, over tiles of 64 queries of one head after the
+//          other; where such blocks are few, a block per query head, and
 // join     the heads that share a key: tree, scale, rounding; rows of no sequence are +0
 //
 // Operations: 2 (2 D + Dv) per query head and visible key for queries, 2 (2 D + 2 Dv) for keys: scores and dP are computed
 // twice, which is what it costs that d_q needs no order between blocks. Workspace: 8 bytes per query and head, 4 (D + Dv) per
-// key and query head.
+// key and query head, or what waits there for other heads.
 #include "cuda/attention/block.cuh"
 #include "cuda/attention/bwd.h"
 
@@ -137,6 +138,26 @@ __global__ void __launch_bounds__(kBlock)
     rows::store(to.type, to.at(n, token, head), d - (is_key ? 0 : p.width) + i, __fmul_rn(x[i], scale));
 }
 
+// Rows of no sequence, where blocks have written all others.
+__global__ void __launch_bounds__(kBlock)
+    idle_kernel(const __grid_constant__ Backward g, std::int64_t count) {
+  const Problem& p = g.p;
+  const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32;
+  if (at >= count) return;
+  const std::int64_t key = at / p.heads, head = at % p.heads;
+  std::int64_t n = p.cu_k ? 0 : key / p.room, token = p.cu_k ? key : key % p.room;
+  if (key_in_use(p, n, token)) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  clear_row(g.d_k, n, token, head, p.width, lane, 32);
+  clear_row(g.d_v, n, token, head, p.value_width, lane, 32);
+}
+cudaError_t start_idle(const Backward& g, cudaStream_t stream) {
+  const std::int64_t count = g.key_batches * g.p.room * g.p.heads;
+  if (count == 0 || (!g.p.cu_k && !g.p.kv_len)) return cudaSuccess;
+  idle_kernel<<<static_cast<unsigned>((count * 32 + kBlock - 1) / kBlock), kBlock, 0, stream>>>(g, count);
+  return cudaGetLastError();
+}
+
 template <int Group>
 cudaError_t start_join(const Backward& g, const float* parts, cudaStream_t stream) {
   if constexpr (Group > 1)
@@ -172,6 +193,18 @@ __global__ void __launch_bounds__(kBlock)
   if (t == 0) rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
 }
 
+// Whether a block has all query heads that share its keys: blocks have to be many, and what waits in the workspace has to fit
+// where the sums of each head by itself would.
+constexpr std::int64_t kManyBlocks = 264;
+bool grouped(const Backward& g) {
+  const Problem& p = g.p;
+  const std::int64_t tiles = (p.room + 127) / 128,
+                     blocks = (p.cu_k ? tiles + p.sequences : tiles * p.sequences) * p.heads;
+  const std::int64_t width = std::max(p.width, p.value_width) <= 64 ? 64 : 128;
+  return blocks >= kManyBlocks && blocks * waiting_levels(p.group) * 128 * 2 * width <=
+                                      g.key_batches * p.room * g.all_heads() * (p.width + p.value_width);
+}
+
 std::int64_t line(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 std::int64_t stat_count(const Backward& g) { return g.rows() * g.all_heads(); }
 
@@ -189,16 +222,19 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
   const std::int64_t stats = stat_count(g);
   if (g.d_k || g.d_v)
     gathered.parts =
-        reinterpret_cast<float*>(static_cast<char*>(workspace) + line(stats * std::int64_t{sizeof(Stat)}));
+        reinterpret_cast<float*>(static_cast<char*>(workspace) + line(stats * std::int64_t{sizeof(Stat)})),
+    gathered.grouped = grouped(g);
   if (stats > 0) {
     const auto blocks = static_cast<unsigned>((stats * 32 + kBlock - 1) / kBlock);
     stats_kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
     if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-    const auto start =
-        g.p.q.type == rows::Type::f16 ? start_backward<__half, Unit> : start_backward<__nv_bfloat16, Unit>;
-    if (cudaError_t e = start(g, gathered, stream); e != cudaSuccess) return e;
   }
-  if (gathered.parts != nullptr) {
+  const auto start =
+      g.p.q.type == rows::Type::f16 ? start_backward<__half, Unit> : start_backward<__nv_bfloat16, Unit>;
+  if (cudaError_t e = start(g, gathered, stream); e != cudaSuccess) return e;
+  if (gathered.grouped) {
+    if (cudaError_t e = start_idle(g, stream); e != cudaSuccess) return e;
+  } else if (gathered.parts != nullptr) {
     const bool tree = (g.p.group & (g.p.group - 1)) == 0;
     if (cudaError_t e = tree ? start_join<kMostGroup>(g, gathered.parts, stream)
                              : start_join<0>(g, gathered.parts, stream);
