@@ -78,7 +78,7 @@ cudaError_t start(const BackwardJob& job, cudaStream_t stream) {
         e != cudaSuccess)
       return e;
   if (job.gathered.parts == nullptr) return cudaSuccess;
-  constexpr Form kForm = form_of(Width, Capped, Unit, Side::keys);
+  constexpr Form kForm = form_of(Width, Capped, Unit);
   return job.gathered.grouped
              ? start<BackwardShape<T, Width, Capped, Unit, Side::keys, grouped(kForm)>>(job, stream)
              : start<BackwardShape<T, Width, Capped, Unit, Side::keys, kForm>>(job, stream);

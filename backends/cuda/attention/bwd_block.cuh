@@ -24,24 +24,22 @@ struct BackwardJob {
 
 // How the steps of a tile follow each other.
 // turns   one after the other
-// pieces  products are handed over a few at a time, dP's between pieces of P, d_k's or d_q's between pieces of dS; d_v's when P is
-//         there
-// late    likewise, d_v's with d_k's
+// late    products are handed over a few at a time, dP's between pieces of P, d_k's or d_q's, with d_v's, between pieces of dS
 // ahead   the scores of the next tile come before d_k's or d_q's products of this one, which run beside the next tile's P
-enum class Steps { turns, pieces, late, ahead };
+enum class Steps { turns, late, ahead };
 // What a kernel may do in one way or another with the same bits.
 struct Form {
   Steps steps = Steps::turns;
-  int moving = 64, stages = 3;  // rows of a tile of the moving side, and tiles that wait in shared memory
-  bool held = false;            // the left operand of dP is kept in registers
-  bool grouped = false;         // a block of keys has all query heads that share them
+  int moving = 64;       // rows of a tile of the moving side
+  bool grouped = false;  // a block of keys has all query heads that share them
 };
-// Scores that are capped are wanted again after dP.
-constexpr Form form_of(int /*width*/, bool capped, bool unit, Side /*still*/) {
-  if (capped || !unit) return {};
-  return {Steps::pieces};
+// As measured. Scores that are capped are wanted again after dP.
+constexpr Form form_of(int width, bool capped, bool unit) {
+  if (capped) return {};
+  if (width > 64) return {Steps::ahead};
+  return unit ? Form{Steps::late, 128} : Form{};
 }
-
+// The sums of other heads leave no registers for the scores of a tile ahead.
 constexpr Form grouped(Form form) {
   form.grouped = true;
   if (form.steps == Steps::ahead) form.steps = Steps::late;
@@ -49,8 +47,7 @@ constexpr Form grouped(Form form) {
 }
 
 // Unit: P by the special function units' ex2.
-template <class T, int Width, bool Capped, bool Unit, Side Still,
-          Form F = form_of(Width, Capped, Unit, Still)>
+template <class T, int Width, bool Capped, bool Unit, Side Still, Form F = form_of(Width, Capped, Unit)>
 struct BackwardShape {
   using Element = T;
   static constexpr int kWidth = Width;
@@ -58,9 +55,9 @@ struct BackwardShape {
   static constexpr int kStill = 128, kMoving = F.moving;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr Steps kSteps = F.steps;
-  static constexpr bool kHeld = F.held, kGrouped = F.grouped;
+  static constexpr bool kGrouped = F.grouped;
   static_assert(!kGrouped || (kKeys && F.steps != Steps::ahead));
-  static constexpr int kStages = F.stages;
+  static constexpr int kStages = 3;          // tiles that wait in shared memory
   static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
   static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
   static constexpr int kStatBytes = kStages * kMoving * 8;

@@ -15,7 +15,6 @@ class BackwardConsumer {
   static constexpr int kScores = S::kMoving / 2;
   static constexpr int kChunks = S::kMoving / 16;        // of moving rows, as many as a product adds up
   static constexpr int kTilesOfRule = 128 / S::kMoving;  // tiles here that one of the rule is
-  static constexpr bool kWhole = !S::kKeys && kTilesOfRule == 1 && S::kWidth == 128;
   using Sums = float[kSums];
   using Scores = float[kScores];
 
@@ -54,9 +53,7 @@ class BackwardConsumer {
  private:
   __device__ __forceinline__ void tiles() {
     if (w_.begin < w_.end) {
-      if constexpr (kWhole)
-        whole_tiles();
-      else if constexpr (S::kSteps == Steps::turns)
+      if constexpr (S::kSteps == Steps::turns)
         by_turns();
       else if constexpr (S::kSteps == Steps::ahead)
         ahead();
@@ -90,7 +87,6 @@ class BackwardConsumer {
   // Products are handed over a few at a time between pieces of P and dS: a warp that hands over many at once is held until
   // nearly all of them are done.
   __device__ __forceinline__ void in_pieces() {
-    constexpr bool kEarly = S::kKeys && S::kSteps == Steps::pieces;
     Scores x, y;
     next_tile(w_.begin);
     multiply(x, 0);
@@ -99,9 +95,7 @@ class BackwardConsumer {
     for (;; ++tile) {
       weigh_beside(x, y);
       mask(x, tile * S::kMoving);
-      if constexpr (kEarly) add_weights(x);
-      wgmma_wait<kEarly ? 1 : 0>();
-      wgmma_fence_operand(y);
+      wait(y);
       slope_beside(x, y, continued(tile));
       if (tile + 1 == w_.end) break;
       next_tile(tile + 1);
@@ -153,66 +147,6 @@ class BackwardConsumer {
     end_tile(w_.end - 1);
   }
 
-  // d_q by whole tiles of the rule: their chains need registers when P and dS no longer do. ahead: the chain runs beside the
-  // next tile's P.
-  __device__ __forceinline__ void whole_tiles() {
-    constexpr bool kAhead = S::kSteps == Steps::ahead;
-    Scores x, y;
-    Sums chain;
-    next_tile(w_.begin);
-    multiply(x, 0);
-    wait(x);
-    for (int tile = w_.begin;; ++tile) {
-      if constexpr (kAhead) {
-        weigh(x);
-        wgmma_wait<0>();
-        wgmma_fence_operand(chain);
-        if (tile != w_.begin) end_whole_tile(chain);
-        products_of_values(y);
-      } else {
-        weigh_beside(x, y);
-      }
-      mask(x, tile * S::kMoving);
-      wait(y);
-      std::uint32_t ds[kChunks][4];
-      float2 pair = {};
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k) {
-        slope_chunk(x, y, k, pair);
-        pack_chunk(y, k, ds[k]);
-      }
-      const Descriptor keys = moving_rows(0);
-      if constexpr (kAhead) {
-        next_tile(tile + 1, tile + 1 < w_.end);
-        multiply(x, 0);
-      }
-      wgmma_fence_operand(chain);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k) wgmma<T, true>(chain, ds[k], keys.at(k * 128), k > 0);
-      wgmma_commit();
-      if constexpr (kAhead) {
-        wgmma_wait<1>();
-        wgmma_fence_operand(x);
-        if (tile + 1 == w_.end) break;
-      } else {
-        if (tile + 1 == w_.end) break;
-        next_tile(tile + 1);
-        multiply(x, 0);
-        wait(x);
-        end_whole_tile(chain);
-      }
-    }
-    wgmma_wait<0>();
-    end_whole_tile(chain);
-  }
-  __device__ __forceinline__ void end_whole_tile(Sums& chain) {
-    wgmma_fence_operand(chain);
-    if (thread_ % 32 == 0) barrier_arrive(s_.empty + back_.stage);
-    back_.next();
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) b_[e] = __fadd_rn(b_[e], chain[e]);
-  }
   __device__ __forceinline__ void products_of_values(Scores& y) const {
     wgmma_fence_operand(y);
     wgmma_fence();
@@ -284,20 +218,19 @@ class BackwardConsumer {
       wgmma_commit();
     }
   }
-  // d_k's or d_q's products, each when its piece of dS is there.
+  // d_k's or d_q's products, and d_v's, each when its piece of dS is there.
   __device__ __forceinline__ void slope_beside(const Scores& x, Scores& y, bool continued) {
-    constexpr bool kWeights = S::kKeys && S::kSteps == Steps::late;  // d_v's as well
     float2 pair = {};
     wgmma_fence_operand(a_);
-    if constexpr (kWeights) wgmma_fence_operand(b_);
+    if constexpr (S::kKeys) wgmma_fence_operand(b_);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       std::uint32_t weights[4], ds[4];
-      if constexpr (kWeights) pack_chunk(x, k, weights);
+      if constexpr (S::kKeys) pack_chunk(x, k, weights);
       slope_chunk(x, y, k, pair);
       pack_chunk(y, k, ds);
       wgmma_fence();
-      if constexpr (kWeights) wgmma<T, true>(b_, weights, moving_rows(1).at(k * 128), true);
+      if constexpr (S::kKeys) wgmma<T, true>(b_, weights, moving_rows(1).at(k * 128), true);
       wgmma<T, true>(a_, ds, moving_rows(0).at(k * 128), continued || k > 0);
     }
     wgmma_commit();
@@ -327,16 +260,6 @@ class BackwardConsumer {
     }
     fence_async_proxy();
     role_sync(2 + group_, 128);
-    if constexpr (S::kHeld) hold();
-  }
-  // A thread's part of the still side's second tensor as a left operand.
-  __device__ __forceinline__ void hold() {
-#pragma unroll
-    for (int i = 0; i < S::kWidth / 16; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        held_[i][j] = *reinterpret_cast<const std::uint32_t*>(
-            s_.still[1] + swizzled(S::kStill, row_of_thread(j % 2), 2 * i + j / 2) + thread_ % 4 * 4);
   }
 
   __device__ __forceinline__ void next_tile(int tile, bool there = true) {
@@ -366,14 +289,10 @@ class BackwardConsumer {
         Descriptor(shared_address(s_.moving[1] + front_.stage * S::kMovingBytes) >> 4, 1, 64,
                    Swizzle::bytes128)
             .at(d / 64 * (S::kMoving * 8) + d % 64 / 8);
-    if constexpr (S::kHeld)
-      wgmma<T, false>(y, held_[i], moving, d > 0);
-    else
-      wgmma<T, false, false>(
-          y,
-          Descriptor(shared_address(s_.still[1] + group_ * 64 * 128) >> 4, 1, 64, Swizzle::bytes128)
-              .at(d / 64 * (S::kStill * 8) + d % 64 / 8),
-          moving, d > 0);
+    const std::uint64_t still =
+        Descriptor(shared_address(s_.still[1] + group_ * 64 * 128) >> 4, 1, 64, Swizzle::bytes128)
+            .at(d / 64 * (S::kStill * 8) + d % 64 / 8);
+    wgmma<T, false, false>(y, still, moving, d > 0);
   }
   __device__ __forceinline__ static void wait(Scores& x) {
     wgmma_wait<0>();
@@ -406,7 +325,7 @@ class BackwardConsumer {
   }
   // Of the tile that is weighed.
   __device__ __forceinline__ int stage() const {
-    return S::kSteps == Steps::ahead && !kWhole ? stage_ : static_cast<int>(back_.stage);
+    return S::kSteps == Steps::ahead ? stage_ : static_cast<int>(back_.stage);
   }
   // The tile's sums are there.
   __device__ __forceinline__ void end_tile(int tile) {
@@ -538,8 +457,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int e = 0; e < kSums; ++e) {
-      b_[e] = 0;
-      if constexpr (!kWhole) a_[e] = 0;
+      a_[e] = b_[e] = 0;
     }
   }
   // The sums of head i of those that share a key are there. Those of heads before wait in memory, each thread's own: as a binary
@@ -578,7 +496,6 @@ class BackwardConsumer {
   const BackwardShared<S>& s_;
   const int thread_, group_;
   Stat stat_[2];
-  std::uint32_t held_[S::kHeld ? S::kWidth / 16 : 1][4];
   Sums a_, b_;  // d_k and d_v; or the chain of a tile, and d_q
   Turn<S::kStages> front_{S::kStages - 1, 1},
       back_;  // of the tile that is multiplied, and of the one whose sums are there next

@@ -2,8 +2,8 @@
 // blocks:
 //
 // stats    a warp per query and head: delta, and base of lse, which are the same for all keys
-// queries  d_q: a block per 128 queries of a head, over tiles of 64 keys; half the rule's tile, whose chain goes on
-// keys     d_k and d_v: a block per 128 keys and the query heads that share them, over tiles of 64 queries of one head after the
+// queries  d_q: a block per 128 queries of a head, over tiles of 64 keys, half the rule's tile, whose chain goes on, or of 128
+// keys     d_k and d_v: a block per 128 keys and the query heads that share them, over tiles of 64 or 128 queries of one head after the
 //          other; where such blocks are few, a block per query head, and
 // join     the heads that share a key: tree, scale, rounding; rows of no sequence are +0
 //
