@@ -19,6 +19,7 @@ struct Job {
   int splits;
   bool values_in_keys;  // v is the first channels of k
   int pairs = 1;  // of a sequence and key head, or packed of heads alone, whose blocks come side by side
+  int items = 0;  // groups of kRows rows, which blocks take one after another
 };
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
@@ -46,8 +47,10 @@ struct Shape {
                                                                           : 2;
   static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kPlaceBytes = 2 * kTile * 8;
-  static constexpr int kBarriers = 2 * (kKeyStages + kValueStages);
-  static constexpr int kBytes = kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8;
+  static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + (Spread ? 0 : kGroups));
+  static constexpr int kWorkBytes = Spread ? 0 : 2 * 64;
+  static constexpr int kBytes =
+      kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8 + kWorkBytes;
   static_assert(kBytes <= 227 * 1024, "of a block");
 };
 
@@ -57,10 +60,18 @@ struct Work {
   std::int64_t n = 0, q_begin = 0, k_begin = 0;
   int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0;
 };
+static_assert(sizeof(Work) <= 64);
+
+// The items that a block takes: one of every round, and every other round backwards, so that those of all blocks take about
+// the same time where they come in the order of their size.
+__device__ __forceinline__ int item_of(int round) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+}
 
 // Whether threads bring a tile's keys and values: those behind the sequence's end have to be zeros.
-__device__ __forceinline__ bool by_threads(const Work& w, int box, int tile) {
-  return box == 0 || (tile + 1) * kTile > w.keys;
+__device__ __forceinline__ bool by_threads(int keys, int box, int tile) {
+  return box == 0 || (tile + 1) * kTile > keys;
 }
 
 __device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
@@ -91,17 +102,18 @@ __device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::in
   return false;
 }
 
-// What block (x, y) does; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows,
-// which see the most keys, first.
+// What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see the
+// most keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
 template <class S>
-__device__ inline bool find_work(const Job& job, Work& w) {
+__device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
   const Problem& p = job.p;
   const auto heads = static_cast<unsigned>(p.heads), abreast = static_cast<unsigned>(job.pairs);
   const unsigned pairs = p.cu_q ? heads : heads * static_cast<unsigned>(p.sequences),
-                 tiles = gridDim.x / pairs;
-  const unsigned first = blockIdx.x / (abreast * tiles) * abreast, rest = blockIdx.x - first * tiles;
+                 tiles = static_cast<unsigned>(job.items) / pairs;
+  const unsigned turn = item / (abreast * tiles), first = turn * abreast, rest = item - first * tiles;
   const unsigned here = min(abreast, pairs - first), pair = first + rest % here;
-  int tile = static_cast<int>(tiles - 1 - rest / here);
+  const bool down = ((pairs - 1) / abreast - turn) % 2 == 0;
+  int tile = static_cast<int>(down ? tiles - 1 - rest / here : rest / here);
   w.h = static_cast<int>(pair % heads), w.n = pair / heads;
   if (p.cu_q) {
     const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
@@ -131,6 +143,23 @@ __device__ __forceinline__ int swizzled(int rows, int row, int piece) {
   return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
 }
 
+// Queries [first, first + 64) of an item's, by `Threads` threads of which this is the `thread`-th. Rows that are not there are
+// copies of the last one.
+template <class S, int Threads>
+__device__ __forceinline__ void copy_queries(const Problem& p, const Work& w, unsigned char* to, int first,
+                                             int thread) {
+  constexpr int kPieces = S::kWidth / 8;
+  // Copies do not wait for one another, and a loop is less code to bring than its turns.
+#pragma unroll 1
+  for (int i = thread; i < 64 * kPieces; i += Threads) {
+    const int row = first + i / kPieces, piece = i % kPieces, at = w.first + min(row, w.count - 1);
+    const auto* q =
+        static_cast<const uint4*>(p.q.at(w.n, w.q_begin + at / p.group, w.h * p.group + at % p.group));
+    const bool there = piece * 8 < p.width;
+    copy16(to + swizzled(S::kRows, row, piece), there ? q + piece : q, there ? 16 : 0);
+  }
+}
+
 // It starts on 1024 bytes, as tiles have to.
 template <class S>
 struct Shared {
@@ -138,6 +167,8 @@ struct Shared {
   float4* total;
   const unsigned char** places;  // [k, v][kTile] where the keys and values of a tile lie; null: nowhere
   std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
+  std::uint64_t *q_full, *q_empty;  // of each warpgroup; not Spread
+  Work* work;                       // of two items, in turn
 
   __device__ explicit Shared(unsigned char* raw) {
     q = raw;
@@ -148,12 +179,16 @@ struct Shared {
     places = reinterpret_cast<const unsigned char**>(rest + S::kTotalBytes);
     k_full = reinterpret_cast<std::uint64_t*>(rest + S::kTotalBytes + S::kPlaceBytes);
     k_empty = k_full + S::kKeyStages, v_full = k_empty + S::kKeyStages, v_empty = v_full + S::kValueStages;
+    q_full = v_empty + S::kValueStages, q_empty = q_full + S::kGroups;
+    work = reinterpret_cast<Work*>(q_empty + S::kGroups);
   }
   __device__ void init() const {
     for (int i = 0; i < S::kKeyStages; ++i)
       barrier_init(k_full + i, 128), barrier_init(k_empty + i, S::kConsumers / 32);
     for (int i = 0; i < S::kValueStages; ++i)
       barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
+    for (int i = 0; i < (S::kSpread ? 0 : S::kGroups); ++i)
+      barrier_init(q_full + i, 128 + 1), barrier_init(q_empty + i, 4);
     fence_barrier_init();
   }
 };

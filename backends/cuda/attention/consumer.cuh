@@ -1,5 +1,5 @@
-// The consumers of the attention kernel: warpgroups of 64 rows. While a warpgroup computes the weights of a
-// tile, the tensor cores add the values of the tile before and take the other warpgroup's products.
+// The consumers of the attention kernel: warpgroups of 64 rows. While a warpgroup computes the weights of a tile, the tensor
+// cores have the other's products.
 #pragma once
 
 #include <utility>
@@ -12,107 +12,186 @@ template <class S>
 class Consumer {
   using T = typename S::Element;
   static constexpr int kSums = S::kPartWidth / 2;  // of O, a thread
+  static constexpr bool kTreeLast = kSums <= 64;   // behind a tile's products, as registers allow
+  // Two warpgroups order products by turns.
+  static constexpr bool kInTurns = S::kGroups == 2 && !S::kOneByOne;
 
  public:
-  __device__ __forceinline__ Consumer(const Job& job, const Work& w, const Shared<S>& s)
-      : job_(job), p_(job.p), w_(w), s_(s), thread_(static_cast<int>(threadIdx.x)), group_(thread_ / 128) {
-    // From one lane, so that the compiler sees that a warp stays together.
-    const int warp = __shfl_sync(~0u, thread_ / 32 % (S::kRows / 16), 0), lane = thread_ % 32;
+  __device__ __forceinline__ Consumer(const Job& job, const Shared<S>& s)
+      : job_(job), p_(job.p), s_(s), thread_(static_cast<int>(threadIdx.x)), group_(uniform(thread_ / 128)) {
     tiles_of_split_ = p_.split == 0 ? 1 << 30 : static_cast<int>(p_.split) / kTile;
+    if constexpr (kInTurns)
+      if (group_ == 1) pass_turn();
+  }
+
+  // The item that comes next: how many rows it has, or none. (As a bool it would keep the compiler from seeing that a warp
+  // stays together, and products would wait for one another.)
+  __device__ __forceinline__ int next() {
+    barrier_wait(s_.q_full + group_, items_.phase);
+    fence_async_proxy();
+    const Work& w = s_.work[items_.phase];
+    items_.next();
+    const int count = uniform(w.count);
+    if (count > 0)
+      begin(w);
+    else
+      release_queries();
+    return count;
+  }
+  __device__ __forceinline__ void begin(const Work& w) {
+    w_ = &w;
+    begin_ = uniform(w.begin), end_ = uniform(w.end), keys_ = uniform(w.keys);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (begin_ < end_) {
+      if constexpr (S::kSpread) load_queries();
+      if constexpr (S::kOneByOne)
+        one_by_one();
+      else
+        side_by_side();
+    } else {
+      release_queries();
+      see();
+    }
+    end();
+  }
+
+ private:
+  // All lanes have the same; so that the compiler sees that a warp stays together.
+  static __device__ __forceinline__ int uniform(int x) {
+    return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
+  }
+  // What a thread's rows see, and no sums.
+  __device__ __forceinline__ void see() {
+    const int warp = uniform(thread_ / 32 % (S::kRows / 16)), lane = thread_ % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_[h] = warp * 16 + lane / 4 + 8 * h;
-      const attn128::Visible seen = p_.visible(w.offset + query(row_[h]), w.keys);
+      const attn128::Visible seen = p_.visible(w_->offset + query(row_[h]), keys_);
       rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
       begun_[h] = false, total_m_[h] = -__builtin_inff(), total_l_[h] = 0;
     }
+    rows_.begin = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
+    rows_.end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
     rows_.restart();
     clear();
   }
 
-  // There is a tile.
-  __device__ __forceinline__ void run() {
-    load_queries();
-    if constexpr (S::kOneByOne)
-      one_by_one();
-    else
-      side_by_side();
-  }
-  // No key is seen.
-  __device__ __forceinline__ void run_empty() {
-    if constexpr (!S::kSpread) store();
-  }
-
- private:
-  // No product is waited for while another could run: of a tile's scores and the values of the tile before,
-  // the scores come first. The first half of a tile's weights is computed while the latter run, which keep 32
-  // registers for so long.
+  // A warp that orders products is held until all but the last are done, so there are weights of a tile and products of the
+  // next by turns, and between its last weight and its first product is little: l waits until the products are on their way.
   __device__ __forceinline__ void side_by_side() {
-    float s[64], before[2], sums[2][4], sum[2];
+    float s[64], before[2], sums[2][4];
     Bases bases;
     std::uint32_t weights[8][4];
-    wgmma_fence_operand(o_);
-    multiply_keys(s, w_.begin);
+    int last = 0;  // stage of the values of the tile before
+    await_keys(begin_);
+    if constexpr (!kTreeLast) see();
+    multiply_keys(s);
+    if constexpr (kTreeLast) see();
     wgmma_wait<0>();
     wgmma_fence_operand(s);
-    for (int tile = w_.begin; tile < w_.end; ++tile) {
+    for (int tile = begin_; tile < end_; ++tile) {
       release(s_.k_empty, k_);
-      const bool first = tile == w_.begin;
+      const bool first = tile == begin_, more = tile + 1 < end_;
+      if (!more) release_queries();
       const bool next =
           !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
-      Rows ended;
-      if constexpr (!S::kSpread) {
-        ended = rows_;
-        if (next) rows_.restart();
-      }
-      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, before, bases);
+      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, next, before, bases);
+      const bool moves = S::kUnit || changed;
+      float by[2] = {1, 1};
+      if (kTreeLast && moves) factors(before, bases, by);
       if constexpr (!S::kUnit) weigh<false, 0, 1>(p_.c, s, bases, sums);
       wgmma_fence_operand(s);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       wgmma_fence_operand(s);
-      if (!first) release(s_.v_empty, v_);
+      if (!first && thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
       if constexpr (S::kUnit)
         weigh<true, 0, 1, 2, 3>(p_.c, s, bases, sums);
       else
         weigh<false, 2, 3>(p_.c, s, bases, sums);
       pack<T>(s, weights);
-      tree(sums, sum);
-      if (next) {
-        end_split(ended, tile);
-        rows_.l[0] = sum[0], rows_.l[1] = sum[1];
+      if constexpr (kTreeLast) {
+        here(sums), here(weights), here(by);
+        ready(next, tile, moves, before, by);
       } else {
-        go_on(changed, before, bases, sum);
+        float sum[2];
+        tree(sums, sum);
+        if (next) {
+          end_split(before, tile);
+          rows_.l[0] = sum[0], rows_.l[1] = sum[1];
+        } else {
+          go_on(changed, before, bases, sum);
+        }
       }
-      // Behind the last tile scores of whatever lies there: a second copy of the loop's body, which is not in
-      // the instruction cache, costs a block far more.
-      multiply_keys(s, tile + 1, tile + 1 < w_.end);
+      if (more) await_keys(tile + 1);
+      if constexpr (kInTurns) role_sync(4 + group_, 256);
+      if (more) multiply_keys(s);
       multiply_values(weights, tile);
+      last = v_.stage, v_.next();
+      if constexpr (kInTurns) pass_turn();
+      if constexpr (kTreeLast) sum_up(next, sums, by);
       wgmma_wait<1>();
       wgmma_fence_operand(s);
     }
     wgmma_wait<0>();
     wgmma_fence_operand(o_);
-    end();
+    if (thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
+  }
+  // O for a tile's values: of another split, or multiplied as the maxima moved on, with the units' ex2 by 1 where none did.
+  __device__ __forceinline__ void ready(bool next, int tile, bool moves, const float (&before)[2],
+                                        const float (&by)[2]) {
+    if (next) [[unlikely]] {
+      end_split(before, tile);
+    } else if (moves) {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], by[e / 2 % 2]);
+    }
+  }
+  // The sums of a tile's weights come to l.
+  __device__ __forceinline__ void sum_up(bool next, const float (&sums)[2][4], const float (&by)[2]) {
+    float sum[2];
+    tree(sums, sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows_.l[h] = next ? sum[h] : __fmaf_rn(rows_.l[h], by[h], sum[h]);
+  }
+  // Computed by here, not where it is used.
+  template <class X, int N, int M>
+  static __device__ __forceinline__ void here(X (&x)[N][M]) {
+#pragma unroll
+    for (int i = 0; i < N * M; ++i) {
+      if constexpr (std::is_same_v<X, float>)
+        asm volatile("" : "+f"(x[i / M][i % M]));
+      else
+        asm volatile("" : "+r"(x[i / M][i % M]));
+    }
+  }
+  static __device__ __forceinline__ void here(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
+  // The other warpgroup may order its products.
+  __device__ __forceinline__ void pass_turn() const {
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ ^ 1)) : "memory");
   }
   // Where registers do not hold the scores of a tile beside the weights of another.
   __device__ __forceinline__ void one_by_one() {
+    see();
     float s[64], before[2], sums[2][4], sum[2];
     Bases bases;
     std::uint32_t weights[8][4];
-    for (int tile = w_.begin; tile < w_.end; ++tile) {
-      if (!S::kSpread && tile != w_.begin && (tile & (tiles_of_split_ - 1)) == 0) {
-        end_split(rows_, tile);
+    for (int tile = begin_; tile < end_; ++tile) {
+      if (!S::kSpread && tile != begin_ && (tile & (tiles_of_split_ - 1)) == 0) {
+        end_split(rows_.m, tile);
         rows_.restart();
       }
-      multiply_keys(s, tile);
+      await_keys(tile);
+      multiply_keys(s);
       wgmma_wait<0>();
       wgmma_fence_operand(s);
       if constexpr (!S::kLatent)
         release(s_.k_empty, k_);
       else if (!job_.values_in_keys && thread_ % 32 == 0)
         barrier_arrive(s_.v_empty);
-      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, before, bases);
+      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, false, before, bases);
       weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
       tree(sums, sum);
       go_on(changed, before, bases, sum);
@@ -125,7 +204,7 @@ class Consumer {
       else
         v_.next(), release(s_.k_empty, k_);
     }
-    end();
+    release_queries();
   }
   // A tile's weights are there: l takes in their sum, and O what it is multiplied by. Where no maximum of the
   // warp moved, that is 1, which leaves O and l as they are.
@@ -144,33 +223,80 @@ class Consumer {
     }
   }
   __device__ __forceinline__ void end() {
-    if constexpr (S::kSpread) {
+    if constexpr (S::kSpread)
       store_part();
-    } else {
-      end_last();
-      store();
-    }
+    else
+      finish();
   }
-  // Of a row what it is joined by to the splits before; whether it sees anything of the split that ends before `end`.
-  __device__ __forceinline__ bool join_row(int h, const Rows& rows, int end, float& a, float& b) {
-    const int begin = ((end - 1) & -tiles_of_split_) * kTile;
-    const bool sees = rows.first[h] < rows.last[h] && rows.first[h] < end * kTile && rows.last[h] > begin;
-    if (sees) {
-      const attn128::Join j = attn128::join(total_m_[h], rows.m[h]);
-      a = j.a, b = j.b;
-      total_l_[h] = begun_[h] ? attn128::joined(total_l_[h], j.a, rows.l[h], j.b) : rows.l[h];
-      total_m_[h] = begun_[h] ? j.m : rows.m[h];
-    }
-    return sees;
+
+  // Whether row h sees anything of the split that ends before tile `end`.
+  __device__ __forceinline__ bool sees_split(int h, int end) const {
+    const int begin = (max(end - 1, 0) & -tiles_of_split_) * kTile;
+    return rows_.first[h] < rows_.last[h] && rows_.first[h] < end * kTile && rows_.last[h] > begin;
   }
-  // The last split's sums are joined to the others' in registers.
-  __device__ __forceinline__ void end_last() {
-    float a[2] = {}, b[2] = {};
-    bool sees[2];
+  // The last split's sums are joined to the others', a sink comes last, and rows go to memory; those that see no key are zeros.
+  // Of the four lanes that hold two rows, two each do what is done once a row: half the code, which is not in the
+  // instruction cache.
+  __device__ __forceinline__ void finish() {
+    const bool second = thread_ & 2;
+    const auto own = [&](const auto& x) { return second ? x[1] : x[0]; };
+    const auto both = []<class X>(X x, auto(&to)[2]) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sees[h] = join_row(h, rows_, w_.end, a[h], b[h]);
-    if (__any_sync(~0u, begun_[0] || begun_[1])) {
-      const float4* const total = s_.total + thread_;
+      for (int h = 0; h < 2; ++h) to[h] = __shfl_sync(~0u, x, 2 * h, 4);
+    };
+    const bool sees[2] = {sees_split(0, end_), sees_split(1, end_)};
+    float m = own(total_m_), l = own(total_l_);
+    const attn128::Join j = attn128::join(m, own(rows_.m));
+    if (own(sees)) {
+      l = own(begun_) ? attn128::joined(l, j.a, own(rows_.l), j.b) : own(rows_.l);
+      m = own(begun_) ? j.m : own(rows_.m);
+    }
+    float a[2], b[2];
+    both(j.a, a), both(j.b, b);
+    join_last(sees, a, b);
+    const bool none = !(own(begun_) || own(sees)) || l == 0;
+    const int row = own(row_), at = query(row), of = head(row);
+    float lse = -__builtin_inff();
+    if (p_.sinks != nullptr) [[unlikely]] {
+      lse = p_.sinks[of];
+      const attn128::Join last = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
+      if (!none) l = attn128::joined(l, last.a, 1.0f, last.b), m = last.m;
+      both(last.a, a), both(last.b, b);
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) o_[e] = attn128::joined(o_[e], a[e / 2 % 2], 0.0f, b[e / 2 % 2]);
+    }
+    if (!none) lse = attn128::lse_of(m, l);
+    if (p_.lse && thread_ % 2 == 0 && row < w_->count)
+      rows::store(rows::Type::f32, p_.lse.at(w_->n, w_->q_begin + at, of), 0, lse);
+    float inverse[2];
+    both(none ? 0.0f : __fdiv_rn(1.0f, l), inverse);
+    if (__any_sync(~0u, none)) [[unlikely]] {
+      int nones[2];
+      both(static_cast<int>(none), nones);
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) o_[e] = nones[e / 2 % 2] ? 0.0f : o_[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], inverse[e / 2 % 2]);
+    long long to[2];
+    both(static_cast<char*>(p_.out.at(w_->n, w_->q_begin + at, of)) - static_cast<char*>(p_.out.data), to);
+    if (p_.out.type == rows::Type::f32)
+      store_rows<float2>(to);
+    else
+      store_rows<std::uint32_t>(to);
+  }
+  __device__ __forceinline__ void join_last(const bool (&sees)[2], const float (&a)[2], const float (&b)[2]) {
+    const float4* const total = s_.total + thread_;
+    if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
+#pragma unroll
+      for (int e = 0; e < kSums; e += 4) {
+        const float4 x = total[e / 4 * S::kConsumers];
+        o_[e] = attn128::joined(x.x, a[0], o_[e], b[0]),
+        o_[e + 1] = attn128::joined(x.y, a[0], o_[e + 1], b[0]);
+        o_[e + 2] = attn128::joined(x.z, a[1], o_[e + 2], b[1]);
+        o_[e + 3] = attn128::joined(x.w, a[1], o_[e + 3], b[1]);
+      }
+    } else if (__any_sync(~0u, begun_[0] || begun_[1])) [[unlikely]] {
       const auto with = [&](int h, float sum, float& o) {
         const float both = attn128::joined(sum, a[h], o, b[h]);
         o = !begun_[h] ? o : sees[h] ? both : sum;
@@ -181,8 +307,17 @@ class Consumer {
         with(0, x.x, o_[e]), with(0, x.y, o_[e + 1]), with(1, x.z, o_[e + 2]), with(1, x.w, o_[e + 3]);
       }
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
+  }
+  // Of a row what it is joined by to the splits before, of which one ends before tile `end`; whether it sees anything of it.
+  __device__ __forceinline__ bool join_row(int h, float m, int end, float& a, float& b) {
+    const bool sees = sees_split(h, end);
+    if (sees) {
+      const attn128::Join j = attn128::join(total_m_[h], m);
+      a = j.a, b = j.b;
+      total_l_[h] = begun_[h] ? attn128::joined(total_l_[h], j.a, rows_.l[h], j.b) : rows_.l[h];
+      total_m_[h] = begun_[h] ? j.m : m;
+    }
+    return sees;
   }
 
   // What the warpgroup has of the block's rows and of the values' channels.
@@ -190,26 +325,24 @@ class Consumer {
   __device__ __forceinline__ int first_channel() const { return S::kParts > 1 ? group_ * S::kPartWidth : 0; }
 
   // Rows that are not there are copies of the last one.
-  __device__ __forceinline__ int held(int row) const { return row < w_.count ? row : w_.count - 1; }
-  __device__ __forceinline__ int query(int row) const { return (w_.first + held(row)) / p_.group; }
+  __device__ __forceinline__ int held(int row) const { return row < w_->count ? row : w_->count - 1; }
+  __device__ __forceinline__ int query(int row) const { return (w_->first + held(row)) / p_.group; }
   __device__ __forceinline__ int head(int row) const {
-    return w_.h * p_.group + (w_.first + held(row)) % p_.group;
+    return w_->h * p_.group + (w_->first + held(row)) % p_.group;
   }
 
   __device__ __forceinline__ void load_queries() {
-    constexpr int kPieces = S::kWidth / 8, kLoaders = 128 * S::kParts;  // those who use them
-    // Copies do not wait for one another, and a loop is less code to bring than its eight turns.
-#pragma unroll 1
-    for (int at = thread_ % kLoaders; at < 64 * kPieces; at += kLoaders) {
-      const int row = first_row() + at / kPieces, piece = at % kPieces;
-      const auto* q = static_cast<const uint4*>(p_.q.at(w_.n, w_.q_begin + query(row), head(row)));
-      const bool there = piece * 8 < p_.width;
-      copy16(s_.q + swizzled(S::kRows, row, piece), there ? q + piece : q, there ? 16 : 0);
-    }
+    constexpr int kLoaders = 128 * S::kParts;  // those who use them
+    copy_queries<S, kLoaders>(p_, *w_, s_.q, first_row(), thread_ % kLoaders);
     copy_commit();
     copy_wait<0>();
     fence_async_proxy();
     role_sync(2 + first_row() / 64, kLoaders);
+  }
+  // Their last scores are there.
+  __device__ __forceinline__ void release_queries() {
+    if constexpr (!S::kSpread)
+      if (thread_ % 32 == 0) barrier_arrive(s_.q_empty + group_);
   }
 
   template <int Stages>
@@ -219,20 +352,28 @@ class Consumer {
   }
 
   // Where an operand starts; not known beforehand, or all steps of all operands would wait in registers.
-  __device__ __forceinline__ static std::uint32_t here(const unsigned char* at) {
+  __device__ __forceinline__ static std::uint32_t start_of(const unsigned char* at) {
     std::uint32_t start = shared_address(at) >> 4;
     asm volatile("" : "+r"(start));
     return start;
   }
 
-  // Scores: 64 rows by the keys of a tile, chains over channels.
-  __device__ __forceinline__ void multiply_keys(float (&s)[64], int tile, bool there = true) {
-    if (there) {
-      barrier_wait(s_.k_full + k_.stage, k_.phase);
-      if (by_threads(w_, job_.maps.box, tile)) fence_async_proxy();
+  __device__ __forceinline__ void await_keys(int tile) {
+    barrier_wait(s_.k_full + k_.stage, k_.phase);
+    if (by_threads(keys_, job_.maps.box, tile)) [[unlikely]]
+      fence_async_proxy();
+  }
+  __device__ __forceinline__ void await_values(int tile) {
+    if (!S::kLatent || !job_.values_in_keys) {
+      barrier_wait(s_.v_full + v_.stage, v_.phase);
+      if (by_threads(keys_, job_.maps.box, tile)) [[unlikely]]
+        fence_async_proxy();
     }
-    const Descriptor q(here(s_.q + first_row() * 128), 1, 64, Swizzle::bytes128),
-        k(here(s_.k + k_.stage * S::kKeyBytes), 1, 64, Swizzle::bytes128);
+  }
+  // Scores: 64 rows by the keys of a tile, chains over channels.
+  __device__ __forceinline__ void multiply_keys(float (&s)[64]) {
+    const Descriptor q(start_of(s_.q + first_row() * 128), 1, 64, Swizzle::bytes128),
+        k(start_of(s_.k + k_.stage * S::kKeyBytes), 1, 64, Swizzle::bytes128);
     wgmma_fence_operand(s);
     wgmma_fence();
 #pragma unroll
@@ -243,12 +384,9 @@ class Consumer {
   }
   // O goes on by chains over the tile's keys.
   __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4], int tile) {
-    if (!S::kLatent || !job_.values_in_keys) {
-      barrier_wait(s_.v_full + v_.stage, v_.phase);
-      if (by_threads(w_, job_.maps.box, tile)) fence_async_proxy();
-    }
-    const Descriptor v(here(s_.v + v_.stage * S::kValueBytes + first_channel() / 64 * kTile * 128), kTile * 8,
-                       64, Swizzle::bytes128);
+    await_values(tile);
+    const Descriptor v(start_of(s_.v + v_.stage * S::kValueBytes + first_channel() / 64 * kTile * 128),
+                       kTile * 8, 64, Swizzle::bytes128);
     wgmma_fence_operand(o_);
     wgmma_fence();
 #pragma unroll
@@ -256,11 +394,11 @@ class Consumer {
     wgmma_commit();
   }
   // Joins the sums of the split that ends before tile `end` to those before it; O starts again.
-  __device__ __forceinline__ void end_split(const Rows& rows, int end) {
+  __device__ __forceinline__ void end_split(const float (&m)[2], int end) {
     float a[2] = {}, b[2] = {};
     bool sees[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sees[h] = join_row(h, rows, end, a[h], b[h]);
+    for (int h = 0; h < 2; ++h) sees[h] = join_row(h, m[h], end, a[h], b[h]);
     float4* const total = s_.total + thread_;
     if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
 #pragma unroll
@@ -299,8 +437,8 @@ class Consumer {
   __device__ __forceinline__ void store_part() const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (row_[h] >= w_.count) continue;
-      const std::int64_t token = p_.cu_q ? w_.q_begin + query(row_[h]) : w_.n * p_.queries + query(row_[h]);
+      if (row_[h] >= w_->count) continue;
+      const std::int64_t token = p_.cu_q ? w_->q_begin + query(row_[h]) : w_->n * p_.queries + query(row_[h]);
       float* const to =
           job_.parts +
           ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + blockIdx.y) * (p_.value_width + 2);
@@ -315,42 +453,14 @@ class Consumer {
     }
   }
 
-  // O as it is written: rows that see no key are zeros.
-  __device__ __forceinline__ void store() {
-    float inverse[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) inverse[h] = end_row(h);
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) o_[e] = none_[e / 2 % 2] ? 0.0f : __fmul_rn(o_[e], inverse[e / 2 % 2]);
-    if (p_.out.type == rows::Type::f32)
-      store_rows<float2>();
-    else
-      store_rows<std::uint32_t>();
-  }
-  // O has a row's sums; a sink is the last one to be joined. What they are to be multiplied by.
-  __device__ __forceinline__ float end_row(int h) {
-    float lse = p_.sinks != nullptr ? p_.sinks[head(row_[h])] : -__builtin_inff();
-    none_[h] = !begun_[h] || total_l_[h] == 0;
-    if (p_.sinks != nullptr) {
-      const attn128::Join j = attn128::join(total_m_[h], __fmul_rn(lse, attn128::kLog2e));
-      if (!none_[h]) total_l_[h] = attn128::joined(total_l_[h], j.a, 1.0f, j.b), total_m_[h] = j.m;
-#pragma unroll
-      for (int e = 0; e < kSums; ++e)
-        if (e / 2 % 2 == h) o_[e] = attn128::joined(o_[e], j.a, 0.0f, j.b);
-    }
-    if (!none_[h]) lse = attn128::lse_of(total_m_[h], total_l_[h]);
-    if (p_.lse && thread_ % 4 == 0 && row_[h] < w_.count)
-      rows::store(rows::Type::f32, p_.lse.at(w_.n, w_.q_begin + query(row_[h]), head(row_[h])), 0, lse);
-    return none_[h] ? 0 : __fdiv_rn(1.0f, total_l_[h]);
-  }
   // Two channels at once, or, of 16 bits, eight: the four lanes of a row change places.
   template <class Two>
-  __device__ __forceinline__ void store_rows() const {
+  __device__ __forceinline__ void store_rows(const long long (&at)[2]) const {
     const int lane = thread_ % 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      char* const to = static_cast<char*>(p_.out.at(w_.n, w_.q_begin + query(row_[h]), head(row_[h])));
-      const bool there = row_[h] < w_.count;
+      char* const to = static_cast<char*>(p_.out.data) + at[h];
+      const bool there = row_[h] < w_->count;
       if constexpr (sizeof(Two) == 4) {
         const bool by_sixteen = p_.value_width == S::kPartWidth && S::kPartWidth % 32 == 0 &&
                                 __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 16 == 0);
@@ -398,16 +508,18 @@ class Consumer {
 
   const Job& job_;
   const Problem& p_;
-  const Work& w_;
+  const Work* w_ = nullptr;
+  int begin_ = 0, end_ = 0, keys_ = 0;  // of it
   const Shared<S>& s_;
   const int thread_, group_;
   int row_[2], tiles_of_split_;  // a power of two
-  bool begun_[2], none_[2];
+  bool begun_[2];
   Rows rows_;
   float total_m_[2], total_l_[2];
   float o_[kSums];
   Turn<S::kKeyStages> k_;
   Turn<S::kValueStages> v_;
+  Turn<1> items_;
 };
 
 }  // namespace rlk::cuda::attention

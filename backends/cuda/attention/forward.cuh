@@ -9,22 +9,60 @@
 
 namespace rlk::cuda::attention {
 
+// A block's items one after another; that it has as many for all of its threads is plain from the grid, which the compiler
+// has to see to keep warps together. Spread: its one.
+template <class S>
+__device__ __forceinline__ void produce(const Job& job, const Shared<S>& shared, const Work& only) {
+  Producer<S> producer(job, shared);
+  if constexpr (S::kSpread) {
+    producer.bring(only);
+  } else {
+    for (int round = 0; item_of(round) < job.items; ++round) {
+      Work w;
+      if (!find_work<S>(job, item_of(round), w)) w = Work{};
+      producer.bring(w);
+    }
+  }
+  producer.end();
+}
+template <class S>
+__device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared, const Work& only) {
+  Consumer<S> consumer(job, shared);
+  if constexpr (S::kSpread) {
+    consumer.begin(only);
+    consumer.run();
+  } else {
+    for (int round = 0; item_of(round) < job.items; ++round)
+      if (consumer.next() > 0) consumer.run();
+  }
+}
+
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_constant__ Job job) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  Work w;
-  if (!find_work<S>(job, w)) return;
   const Shared<S> shared(raw);
+  Work only;
+  if constexpr (S::kSpread) {
+    if (!find_work<S>(job, blockIdx.x, only)) return;
+  }
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
-    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    produce<S>(job, w, shared);
+    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    produce(job, shared, only);
   } else {
-    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Consumer<S> consumer(job, w, shared);
-    w.begin < w.end ? consumer.run() : consumer.run_empty();
+    if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    consume(job, shared, only);
   }
+}
+
+// Blocks that take `items` by turns: one an SM.
+inline cudaError_t blocks_for(int items, int& blocks) {
+  int device = 0, processors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  blocks = std::min(items, processors);
+  return e;
 }
 
 template <class S>
@@ -33,11 +71,15 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
       e != cudaSuccess)
     return e;
-  const dim3 blocks(static_cast<unsigned>(tiles_at_most(p, S::kRows) * p.heads),
-                    static_cast<unsigned>(S::kSpread ? splits : 1));
-  kernel<<<blocks, S::kThreads, S::kBytes, stream>>>({p, maps_of(p), parts, static_cast<int>(splits),
-                                                      values_in_keys(p),
-                                                      S::kSpread ? all_pairs(p) : pairs_abreast(p)});
+  const int items = static_cast<int>(tiles_at_most(p, S::kRows) * p.heads);
+  int blocks = items;
+  if constexpr (!S::kSpread) {
+    if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
+  }
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(S::kSpread ? splits : 1));
+  kernel<<<grid, S::kThreads, S::kBytes, stream>>>({p, maps_of(p), parts, static_cast<int>(splits),
+                                                    values_in_keys(p),
+                                                    S::kSpread ? all_pairs(p) : pairs_abreast(p), items});
   return cudaGetLastError();
 }
 

@@ -2,9 +2,10 @@
 // time; weights by the library's own exp2.
 //
 // A block is a producer warpgroup and one or two consumers of 64 rows; a row is a query of one of the heads that share keys,
-// so that several heads fill a tile. Many blocks: each takes all keys of its 128 rows (D and Dv above 192 and 128: of its 64,
-// whose sums are what shared memory holds), and joins splits in shared memory. Few blocks: each takes one split and leaves
-// its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as when decoding, have a
+// so that several heads fill a tile. Many rows: an item is 128 rows with all of their keys (D and Dv above 192 and 128: 64,
+// whose sums are what shared memory holds), whose splits are joined in shared memory; each SM has one block, which takes items
+// by turns, and its producer is ahead of the consumers by the next item's keys and queries. Few rows: each block takes one
+// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as when decoding, have a
 // kernel of their own (few_rows.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is

@@ -1,4 +1,4 @@
-// The producer of the attention kernel: a warpgroup that brings tiles of keys and values, from wherever they lie.
+// The producer of the attention kernel: a warpgroup that brings queries and tiles of keys and values, from wherever they lie.
 #pragma once
 
 #include "cuda/attention/block.cuh"
@@ -10,7 +10,7 @@ template <int Pieces>
 __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char* const* places,
                                           const void* anywhere, int pieces) {
   const int t = static_cast<int>(threadIdx.x) % 128;
-#pragma unroll 8
+#pragma unroll 4
   for (int i = 0; i < Pieces; ++i) {
     const int at = t + i * 128, row = at / Pieces, piece = at % Pieces;
     const unsigned char* from = places[row];
@@ -50,34 +50,64 @@ __device__ __forceinline__ void copy_places(const Problem& p, const Work& w, int
 }
 
 template <class S>
-__device__ inline void produce(const Job& job, const Work& w, const Shared<S>& s) {
-  const Problem& p = job.p;
-  Turn<S::kKeyStages> keys;
-  Turn<S::kValueStages> values;
-  for (int tile = w.begin; tile < w.end; ++tile) {
-    unsigned char *const k = s.k + keys.stage * S::kKeyBytes, *const v = s.v + values.stage * S::kValueBytes;
-    const bool threads = by_threads(w, job.maps.box, tile), with_values = !S::kLatent || !job.values_in_keys;
-    if (threads) copy_places(p, w, tile, s.places);
-    barrier_wait(s.k_empty + keys.stage, keys.phase ^ 1);
-    if (threads) {
-      copy_tile<S::kWidth / 8>(k, s.places, p.k.data, p.width / 8);
-      copy_arrive(s.k_full + keys.stage);
-    } else {
-      order_tile<S::kWidth>(k, &job.maps.k, s.k_full + keys.stage, job, w, tile);
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const Job& job, const Shared<S>& s) : job_(job), p_(job.p), s_(s) {}
+
+  // An item, or one that is nothing, without rows.
+  __device__ __forceinline__ void bring(const Work& w) {
+    if (w.begin >= w.end) return bring_queries(w);
+    for (int tile = w.begin; tile < w.end; ++tile) {
+      unsigned char* const k = s_.k + keys_.stage * S::kKeyBytes;
+      unsigned char* const v = s_.v + values_.stage * S::kValueBytes;
+      const bool threads = by_threads(w.keys, job_.maps.box, tile),
+                 with_values = !S::kLatent || !job_.values_in_keys;
+      if (threads) copy_places(p_, w, tile, s_.places);
+      barrier_wait(s_.k_empty + keys_.stage, keys_.phase ^ 1);
+      if (threads) {
+        copy_tile<S::kWidth / 8>(k, s_.places, p_.k.data, p_.width / 8);
+        copy_arrive(s_.k_full + keys_.stage);
+      } else {
+        order_tile<S::kWidth>(k, &job_.maps.k, s_.k_full + keys_.stage, job_, w, tile);
+      }
+      keys_.next();
+      if (tile == w.begin) bring_queries(w);
+      if (!with_values) continue;
+      // In the place of keys: when their scores are there.
+      barrier_wait(s_.v_empty + values_.stage, S::kLatent ? values_.phase : values_.phase ^ 1);
+      if (threads) {
+        copy_tile<S::kValueWidth / 8>(v, s_.places + kTile, p_.v.data, p_.value_width / 8);
+        copy_arrive(s_.v_full + values_.stage);
+      } else {
+        order_tile<S::kValueWidth>(v, &job_.maps.v, s_.v_full + values_.stage, job_, w, tile);
+      }
+      values_.next();
     }
-    keys.next();
-    if (!with_values) continue;
-    // In the place of keys: when their scores are there.
-    barrier_wait(s.v_empty + values.stage, S::kLatent ? values.phase : values.phase ^ 1);
-    if (threads) {
-      copy_tile<S::kValueWidth / 8>(v, s.places + kTile, p.v.data, p.value_width / 8);
-      copy_arrive(s.v_full + values.stage);
-    } else {
-      order_tile<S::kValueWidth>(v, &job.maps.v, s.v_full + values.stage, job, w, tile);
-    }
-    values.next();
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
+  __device__ __forceinline__ void end() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+ private:
+  // Each warpgroup's queries, when it has the last scores of those before, and which they are.
+  __device__ __forceinline__ void bring_queries(const Work& w) {
+    if constexpr (!S::kSpread) {
+      const int thread = static_cast<int>(threadIdx.x) % 128;
+      for (int g = 0; g < S::kGroups; ++g) barrier_wait(s_.q_empty + g, items_.phase ^ 1);
+      if (thread == 0) s_.work[items_.phase] = w;
+      for (int g = 0; g < S::kGroups; ++g) {
+        if (w.begin < w.end) copy_queries<S, 128>(p_, w, s_.q, 64 * g, thread);
+        copy_arrive(s_.q_full + g);
+        if (thread == 0) barrier_arrive(s_.q_full + g);
+      }
+      items_.next();
+    }
+  }
+
+  const Job& job_;
+  const Problem& p_;
+  const Shared<S>& s_;
+  Turn<S::kKeyStages> keys_;
+  Turn<S::kValueStages> values_;
+  Turn<1> items_;
+};
 
 }  // namespace rlk::cuda::attention

@@ -60,6 +60,7 @@ enum class Exponential { inside, anywhere, unit };
 // Two rows of a thread: what they see, and their sums so far.
 struct Rows {
   int first[2], last[2];  // keys seen
+  int begin, end;         // tiles that all rows of the warp see the whole of
   float m[2], l[2];
   __device__ void restart() {
     m[0] = m[1] = -__builtin_inff();
@@ -80,21 +81,29 @@ struct Bases {
 // Unit: the number is not wanted.
 template <bool Unit>
 __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], float (&least)[2]) {
-  int most[2] = {INT_MIN, INT_MIN};
+  // Chains abreast: as many as keep a warp busy.
+  constexpr int kChains = Unit ? 4 : 1;
+  int mosts[2][kChains], most[2];
   unsigned far[2] = {};
 #pragma unroll
   for (int i = 0; i < 16; ++i)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int a = __float_as_int(s[4 * i + 2 * h]), b = __float_as_int(s[4 * i + 2 * h + 1]);
-      most[h] = __vimax3_s32(most[h], a, b);
+      int& chain = mosts[h][i % kChains];
+      chain = i < kChains ? max(a, b) : __vimax3_s32(chain, a, b);
       if constexpr (!Unit) far[h] = __vimax3_u32(far[h], a, b);
     }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    most[h] = mosts[h][0];
+    if constexpr (Unit) most[h] = max(__vimax3_s32(most[h], mosts[h][1], mosts[h][2]), mosts[h][3]);
+  }
 #pragma unroll
   for (int step = 1; step <= 2; ++step)
 #pragma unroll
     for (int h = 0; h < 2; ++h) most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], step));
-  if (__any_sync(~0u, most[0] < 0 || most[1] < 0)) {  // a row of negative ones
+  if (__any_sync(~0u, most[0] < 0 || most[1] < 0)) [[unlikely]] {  // a row of negative ones
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int small = INT_MAX;
@@ -111,21 +120,18 @@ __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], 
     top[h] = __int_as_float(most[h]), least[h] = __int_as_float(min(static_cast<int>(far[h]), 0));
 }
 
-// Masks scores of the tile from key `at` on; m moves on from `before`. True where it did for any row of the
+// Masks scores of the tile from key `at` on; m moves on from `before`, or starts anew. True where it did for any row of the
 // warp; else all sums so far would be multiplied by 1.
 template <bool Capped, bool Unit>
-__device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, float (&before)[2],
-                                     Bases& bases) {
+__device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, bool anew,
+                                     float (&before)[2], Bases& bases) {
   if constexpr (Capped) {
     if (p.cap != 0) {
 #pragma unroll
       for (float& x : s) x = attn128::capped(p, x);
     }
   }
-  bool whole = true;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) whole = whole && rows.first[h] <= at && rows.last[h] >= at + kTile;
-  if (!__all_sync(~0u, whole)) {
+  if (at < rows.begin * kTile || at >= rows.end * kTile) [[unlikely]] {
     const int j = at + static_cast<int>(threadIdx.x) % 4 * 2;
     const int first[2] = {rows.first[0] - j, rows.first[1] - j};
     const int last[2] = {rows.last[0] - j, rows.last[1] - j};
@@ -140,14 +146,16 @@ __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& row
   extremes<Unit>(s, top, least);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float scaled = __fmul_rn(top[h], p.c), m = scaled > rows.m[h] ? scaled : rows.m[h];
+    before[h] = rows.m[h];
+    const float from = anew ? -__builtin_inff() : before[h];
+    const float scaled = __fmul_rn(top[h], p.c), m = scaled > from ? scaled : from;
     const float base = attn128::base_of(m);
     bases.minus[h] = -base;
     if constexpr (!Unit)
       inside = inside && __fmaf_rn(least[h], p.c, -base) >= kLeastExponent &&
                __fmaf_rn(top[h], p.c, -base) <= kMostExponent;
-    changed = changed || m != rows.m[h];
-    before[h] = rows.m[h], rows.m[h] = m;
+    changed = changed || m != from;
+    rows.m[h] = m;
   }
   if constexpr (!Unit) bases.inside = __all_sync(~0u, inside);
   return __any_sync(~0u, changed);
