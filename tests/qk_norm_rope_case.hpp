@@ -1,0 +1,191 @@
+// Calls of qk_norm_rope for its tests: heads as views of one fused product, results that hold NaN, caches that hold something.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "rlk/half.hpp"
+#include "rlk/ops.hpp"
+
+namespace qknr {
+
+using rlk::DType;
+using rlk::Tensor;
+
+inline constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+// Elements on 64 bytes, all NaN or drawn.
+struct Memory {
+  DType type;
+  std::vector<std::byte> bytes;
+  std::size_t skip;
+
+  Memory(std::int64_t count, DType t)
+      : type(t), bytes(static_cast<std::size_t>(count * rlk::size_of(t)) + 64, std::byte{0xff}) {
+    skip = (64 - reinterpret_cast<std::uintptr_t>(bytes.data()) % 64) % 64;
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  void set(std::int64_t i, double x) {
+    std::byte* at = bytes.data() + skip + i * rlk::size_of(type);
+    const auto single = static_cast<float>(x);
+    const std::uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
+    const auto word = static_cast<std::int32_t>(x);
+    const auto wide = static_cast<std::int64_t>(x);
+    if (type == DType::i64)
+      std::memcpy(at, &wide, 8);
+    else if (type == DType::i32)
+      std::memcpy(at, &word, 4);
+    else if (type == DType::f32)
+      std::memcpy(at, &single, 4);
+    else
+      std::memcpy(at, &half, 2);
+  }
+  Memory& drawn(std::mt19937& random, double deviation = 1) {
+    std::normal_distribution<double> normal(0, deviation);
+    const auto count = static_cast<std::int64_t>(bytes.size() - 64) / rlk::size_of(type);
+    for (std::int64_t i = 0; i < count; ++i) set(i, normal(random));
+    return *this;
+  }
+  Tensor view(std::vector<std::int64_t> shape, std::vector<std::int64_t> strides = {},
+              std::int64_t first = 0) {
+    return Tensor(bytes.data() + skip + first * rlk::size_of(type), std::span(shape), type, {kDLCPU, 0},
+                  std::span(strides));
+  }
+};
+
+struct Form {
+  const char* name;
+  bool norm = true, wide = false, early = false, offset = false, adjacent = false;
+  bool keys = true, cached = true, values = true;  // keys: k_out
+  std::int64_t pad = 0;                            // elements between rows of the product and of the caches
+};
+inline constexpr Form kForms[] = {
+    {.name = "cached"},
+    {.name = "cached alone", .early = true, .offset = true, .adjacent = true, .keys = false},
+    {.name = "no norm", .norm = false, .cached = false},
+    {.name = "no norm, cached", .norm = false, .adjacent = true, .pad = 8},
+    {.name = "wide", .wide = true, .pad = 3},
+    {.name = "early", .early = true, .cached = false, .pad = 16},
+    {.name = "keys alone", .keys = false, .values = false},
+    {.name = "queries alone", .keys = false, .cached = false},
+};
+
+struct Heads {
+  std::int64_t dims, turned, v_dims;
+};
+inline constexpr Heads kHeads[] = {{64, 64, 64},   {128, 128, 128}, {256, 256, 192}, {20, 20, 24},
+                                   {96, 32, 40},   {44, 12, 100},   {2, 2, 7},       {34, 34, 33},
+                                   {136, 96, 256}, {16, 16, 16},    {128, 50, 128}};
+
+inline constexpr std::int64_t kRows = 50, kPlaces = 31;
+
+struct Case {
+  const Form form;
+  const Heads size;
+  const DType type;
+  const std::int64_t tokens, q_heads, k_heads;
+  std::vector<std::int64_t> slot;
+  std::int64_t row, step, value_step;  // of the product; heads of the caches
+  Memory product, q_out, k_out, k_cache, v_cache, cos, sin, positions, slots, q_weight, k_weight;
+  const std::vector<std::byte> k_before, v_before;
+
+  Case(const Form& f, const Heads& h, DType t, std::int64_t tokens_, std::mt19937& random)
+      : form(f),
+        size(h),
+        type(t),
+        tokens(tokens_),
+        q_heads(1 + static_cast<std::int64_t>(random() % 6)),
+        k_heads(1 + static_cast<std::int64_t>(random() % 3)),
+        slot(places(tokens, random)),
+        row(q_heads * h.dims + k_heads * (h.dims + h.v_dims) + f.pad),
+        step(h.dims + f.pad),
+        value_step(h.v_dims + f.pad),
+        product(tokens * row, t),
+        q_out(tokens * q_heads * step, t),
+        k_out(tokens * k_heads * h.dims, t),
+        k_cache(kPlaces * k_heads * step, t),
+        v_cache(kPlaces * k_heads * value_step, t),
+        cos(kRows * h.turned / 2, f.wide ? t : DType::f32),
+        sin(kRows * h.turned / 2, f.wide ? t : DType::f32),
+        positions(tokens, f.wide ? DType::i64 : DType::i32),
+        slots(tokens, f.wide ? DType::i32 : DType::i64),
+        q_weight(h.dims, f.wide ? DType::f32 : t),
+        k_weight(h.dims, f.wide ? DType::f32 : t),
+        k_before(k_cache.drawn(random).bytes),
+        v_before(v_cache.drawn(random).bytes) {
+    product.drawn(random, 2), cos.drawn(random), sin.drawn(random);
+    q_weight.drawn(random), k_weight.drawn(random);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      positions.set(i, static_cast<double>(random() % kRows));
+      slots.set(i, static_cast<double>(slot[static_cast<std::size_t>(i)]));
+    }
+  }
+
+  Tensor q() { return product.view({tokens, q_heads, size.dims}, {row, size.dims, 1}); }
+  Tensor k() { return product.view({tokens, k_heads, size.dims}, {row, size.dims, 1}, q_heads * size.dims); }
+  Tensor v() {
+    return product.view({tokens, k_heads, size.v_dims}, {row, size.v_dims, 1},
+                        (q_heads + k_heads) * size.dims);
+  }
+  Tensor keys() { return k_cache.view({kPlaces, k_heads, size.dims}, {k_heads * step, step, 1}); }
+  Tensor values() {
+    return v_cache.view({kPlaces, k_heads, size.v_dims}, {k_heads * value_step, value_step, 1});
+  }
+  void forget() {
+    k_cache.bytes = k_before, v_cache.bytes = v_before;
+    for (Memory* m : {&q_out, &k_out}) std::fill(m->bytes.begin(), m->bytes.end(), std::byte{0xff});
+  }
+
+ private:
+  // Different places, but for tokens that have none.
+  static std::vector<std::int64_t> places(std::int64_t tokens, std::mt19937& random) {
+    std::vector<std::int64_t> all;
+    for (std::int64_t i = 0; i < kPlaces; ++i) all.push_back(i);
+    std::shuffle(all.begin(), all.end(), random);
+    std::vector<std::int64_t> some;
+    for (std::int64_t i = 0; i < tokens; ++i)
+      some.push_back(i % 5 == 3                   ? -1 - i
+                     : i % 5 == 4 || i >= kPlaces ? kPlaces + i
+                                                  : all[static_cast<std::size_t>(i)]);
+    return some;
+  }
+};
+
+// The call's tensors, which its arguments point to.
+struct Tensors {
+  Tensor q, k, v, cos, sin, positions, slots, q_weight, k_weight, keys, values, q_out, k_out;
+
+  explicit Tensors(Case& c)
+      : q(c.q()),
+        k(c.k()),
+        v(c.v()),
+        cos(c.cos.view({kRows, c.size.turned / 2})),
+        sin(c.sin.view({kRows, c.size.turned / 2})),
+        positions(c.positions.view({c.tokens})),
+        slots(c.slots.view({c.tokens})),
+        q_weight(c.q_weight.view({c.size.dims})),
+        k_weight(c.k_weight.view({c.size.dims})),
+        keys(c.keys()),
+        values(c.values()),
+        q_out(c.q_out.view({c.tokens, c.q_heads, c.size.dims}, {c.q_heads * c.step, c.step, 1})),
+        k_out(c.k_out.view({c.tokens, c.k_heads, c.size.dims})) {}
+
+  rlk::QkNormRope call(const Form& f) {
+    rlk::QkNormRope a{.q = q, .k = k, .cos = cos, .sin = sin, .positions = positions, .q_out = q_out};
+    if (f.norm) a.q_weight = q_weight, a.k_weight = k_weight;
+    if (f.cached) a.slots = slots, a.k_cache = keys;
+    if (f.cached && f.values) a.v = v, a.v_cache = values;
+    if (f.keys) a.k_out = k_out;
+    a.eps = 1e-5;
+    a.weight_offset = f.offset;
+    if (f.early) a.cast = rlk::QkNormRope::Cast::early;
+    if (f.adjacent) a.pairing = rlk::QkNormRope::Pairing::adjacent;
+    return a;
+  }
+};
+
+}  // namespace qknr
