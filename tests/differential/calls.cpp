@@ -545,6 +545,41 @@ void rms_norm_bwd(Call& c, Random& r) {
   if (c.argument("gate").present && r.chance(80)) c.write("d_gate", or_f32(r, type));
 }
 
+// ---- qk_norm_rope
+
+void qk_norm_rope(Call& c, Random& r) {
+  const DType type = float_type(r), wide = or_f32(r, type), table = or_f32(r, type);
+  const int64_t tokens = r.chance(3) ? 0 : r.between(1, 9), q_heads = r.between(r.chance(5) ? 0 : 1, 5),
+                k_heads = r.between(1, 3), rows = r.between(1, 20);
+  const int64_t dims = r.pick<int64_t>({2, 4, 16, 20, 33, 64, 66, 128, 136, 256}),
+                rotary = r.chance(60) ? dims / 2 * 2 : 2 * r.between(1, dims / 2);
+  c.read("q", {tokens, q_heads, dims}, type);
+  c.read("k", {tokens, k_heads, dims}, type);
+  c.read("cos", {rows, rotary / 2}, table, {Values::uniform, -1.5, 1.5});
+  c.read("sin", {rows, rotary / 2}, table, {Values::uniform, -1.5, 1.5});
+  c.read("positions", {tokens}, index_type(r), {Values::integers, 0, static_cast<double>(rows)});
+  if (r.chance(70)) {
+    c.read("q_weight", {dims}, wide), c.read("k_weight", {dims}, wide);
+    c.set("weight_offset", r.below(2)), c.set("cast", r.below(2));
+  }
+  c.set("pairing", r.below(2));
+  if (r.chance(40)) c.set("rotary_dim", rotary);
+  c.write("q_out", type);
+  if (r.chance(70)) c.write("k_out", type);
+  if (r.chance(40)) return;
+  const int64_t places = r.between(tokens, 20), first = r.below(places - tokens + 1);
+  std::vector<int64_t> slots;  // no two alike
+  for (int64_t t = 0; t < tokens; ++t)
+    slots.push_back(r.chance(80) ? first + t : r.chance(50) ? -1 - t : places + t);
+  c.read("slots", {tokens}, index_type(r), {Values::list, 0, 0, slots});
+  const bool keys = r.chance(80);
+  if (keys) c.read("k_cache", {places, k_heads, dims}, type);
+  if (keys && r.chance(30)) return;
+  const int64_t v_dims = r.chance(60) ? dims : r.between(1, 256);
+  c.read("v", {tokens, k_heads, v_dims}, type);
+  c.read("v_cache", {places, k_heads, v_dims}, type);
+}
+
 // ---- swiglu
 
 void swiglu_like(Call& c, Random& r, bool backward) {
@@ -997,6 +1032,7 @@ const std::map<std::string_view, Generator>& generators() {
       {"rope_mla_kv", [](Call& c, Random& r) { rope_mla_kv_like(c, r, false); }},
       {"rope_mla_kv_bwd", [](Call& c, Random& r) { rope_mla_kv_like(c, r, true); }},
       {"rope_tables", rope_tables},
+      {"qk_norm_rope", qk_norm_rope},
       {"rms_norm", rms_norm},
       {"rms_norm_bwd", rms_norm_bwd},
       {"short_conv", [](Call& c, Random& r) { short_conv_like(c, r, false); }},

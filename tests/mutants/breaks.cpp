@@ -1224,6 +1224,36 @@ constinit const Entry kEntries[] = {
           if (a.agg == LossReduce::Agg::seq_mean_token_mean && !a.denominator && a.metrics && n > 0)
             put(a.metrics, 0, double{sum} / get(a.metrics, 5));
          }),
+    // qk_norm_rope
+    LIES_BF16(QkNormRope, unrounded_norm, "rms32/rope32", "plain t=5 q=4 k=2 d=64/64 bf16",
+              "turns heads before they are rounded",
+              {
+          if (!a.q_weight || a.k_cache || a.cast == QkNormRope::Cast::early) return;
+          Wide q(a.q), k(a.k), wq(a.q_weight), wk(a.k_weight), out(a.q_out), cos(a.cos), sin(a.sin);
+          QkNormRope b = a;
+          b.q = q.tensor, b.k = k.tensor, b.q_weight = wq.tensor, b.k_weight = wk.tensor;
+          b.cos = cos.tensor, b.sin = sin.tensor, b.q_out = out.tensor, b.k_out = {};
+          if (honest(b, "native.rows")) return;
+          for (std::size_t n = 0; n < out.numbers.size(); ++n)
+            put(a.q_out, static_cast<int64_t>(n), out.numbers[n]);
+              }),
+    LIES(QkNormRope, spare_rows, "rms32/rope32", "cached t=6 q=4 k=2 d=64/64 fp32",
+         "writes a token without a slot to the last row of the cache",
+         {
+          if (!a.k_cache) return;
+          const int64_t row = a.k.dim(1) * a.k.dim(2);
+          for (int64_t n = 0; n < row; ++n) put(a.k_cache, (a.k_cache.dim(0) - 1) * row + n, 1);
+         }),
+    LIES(QkNormRope, turned_values, "rms32/rope32", "cached t=6 q=4 k=2 d=64/64 fp32",
+         "keeps the keys' norm of the values",
+         {
+          if (!a.v_cache || !a.q_weight || a.v.dim(2) != a.k.dim(2)) return;
+          QkNormRope b = a;
+          b.k = a.v, b.v = {}, b.v_cache = {}, b.k_cache = a.v_cache, b.k_out = {};
+          std::vector<float> q(static_cast<std::size_t>(a.q.numel()));
+          const Tensor spare(q.data(), {a.q.dim(0), a.q.dim(1), a.q.dim(2)}, DType::f32);
+          if (a.q.dtype() == DType::f32) b.q_out = spare, (void)honest(b, "native.rows");
+         }),
     // rms_norm
     LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
               "normalises x + residual before it is rounded",
