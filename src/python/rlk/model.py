@@ -139,21 +139,61 @@ class Block(nn.Module):
         tag("qkv")
         qkv = ops.linear(x, self.qkv)
         note("qkv", qkv)
-        q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
-        if c.qk_norm:
-            with branch(q) as queries:
-                tag("q_norm")
-                q = ops.rms_norm(q, self.q_norm, eps=c.eps)
-            tag("k_norm")
-            k = ops.rms_norm(k, self.k_norm, eps=c.eps)
-            queries.join()
-        tag("rope")
-        q, k = turn(q, k)
-        note("rope", k)
+        q, k, v = turn(self, *qkv.unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], 1), note, tag)
         tag("attention")
         x = attend(q, k, v)
         note("attention", x)
         return x
+
+
+class Turn:
+    """The norms of q's and k's heads and their rotation. Where nobody wants a gradient or a trace, they are one op with the bits of the
+    three, which also takes k and v to their places in a cache: ``keep(layer, v)`` names these as the op does, and then k and v are None."""
+
+    def __init__(self, model, positions, keep, noted):
+        self.model, self.positions, self.keep, self.noted = model, positions, keep, noted
+        plain = torch.is_grad_enabled() or rlk.tracing() or model.config.head_dim > 256
+        self.at_once = False if plain or not getattr(model.ops, "turns", model.ops is rlk.torch) else None  # None: not asked yet
+
+    def __call__(self, layer, block, q, k, v, note, tag):
+        if self.at_once is None:
+            self.at_once = self._same_bits(block, q, k)
+        if self.at_once:
+            try:
+                return self._one(layer, block, q, k, v, note)
+            except (_errors.NoImplementation, _errors.Unsupported):
+                self.at_once = False
+        c, m = self.model.config, self.model
+        if c.qk_norm:
+            with branch(q) as queries:
+                tag("q_norm")
+                q = m.ops.rms_norm(q, block.q_norm, eps=c.eps)
+            tag("k_norm")
+            k = m.ops.rms_norm(k, block.k_norm, eps=c.eps)
+            queries.join()
+        tag("rope")
+        q, k = m.ops.rope(q, m.cos, m.sin, k=k, positions=self.positions, layout="thd")
+        note("rope", k)
+        return q, k, v
+
+    def _same_bits(self, block, q, k):
+        """Whether the three have the arithmetic here that the one op has: a scope or RLK_BACKEND may want another."""
+        m = self.model
+        found = [rlk.resolve("rope", q, m.cos, m.sin, k=k, positions=self.positions, layout="thd")]
+        if block.config.qk_norm:
+            found.append(rlk.resolve("rms_norm", q, block.q_norm, eps=block.config.eps))
+        return all(found) and {f.arithmetic for f in found} <= {"rms32", "rope32"}
+
+    def _one(self, layer, block, q, k, v, note):
+        m, c = self.model, self.model.config
+        norms = {"q_weight": block.q_norm, "k_weight": block.k_norm} if c.qk_norm else {}
+        kept = self.keep(layer, v) if self.keep else {}
+        found = m.ops.qk_norm_rope(q, k, m.cos, m.sin, self.positions, **norms, **kept, k_out=self.noted or not kept, eps=c.eps,
+                                   arithmetic="rms32/rope32")
+        q, k = found if isinstance(found, tuple) else (found, None)
+        if k is not None:
+            note("rope", k)
+        return (q, None, None) if kept else (q, k, v)
 
 
 def norm(ops, added, weight, stream, eps):
@@ -248,22 +288,22 @@ class Decoder(nn.Module):
     def head_weight(self):
         return self.embed if self.head is None else self.head
 
-    def forward(self, tokens, positions, attend, note=lambda layer, name, rows: None, recur=None):
+    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None):
         """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row, and in a
         model with recurrent layers recur(layer, block, qkv, decay, beta);
-        note(layer, name, rows) is shown what every op leaves."""
+        note(layer, name, rows) is shown what every op leaves. Where keep(layer, v) gives the caches of a layer, with their slots and
+        v, as qk_norm_rope takes them, it may be that op which writes there, and then attend has None for k and v."""
         ops = self.ops
 
         tag = rlk.trace_tag if rlk.tracing() else lambda text: None
-
-        def turn(q, k):
-            return ops.rope(q, self.cos, self.sin, k=k, positions=positions, layout="thd")
+        turn = None if self.config.period else Turn(self, positions, keep, note is not None)
+        note = note or (lambda layer, name, rows: None)
 
         tag("embedding")
         added, stream = ops.embedding(tokens, self.embed), None
         note(-1, "embedding", added)
         for i, block in enumerate(self.blocks):
-            added, stream = block(ops, added, stream, turn, lambda q, k, v: attend(i, q, k, v),
+            added, stream = block(ops, added, stream, lambda *given: turn(i, *given), lambda q, k, v: attend(i, q, k, v),
                                   lambda *given: recur(i, *given),
                                   lambda name, rows: note(i, name, rows), lambda role: tag(f"layer {i} {role}"))
         tag("last norm")

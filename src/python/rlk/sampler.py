@@ -258,16 +258,21 @@ class Sampler:
         """Hidden rows of these tokens, their keys and values written to their slots."""
         cache, ops = self.cache, self.model.ops
 
+        def keep(layer, v):
+            at = cache.layers[layer]
+            return {"v": v, "slots": slots, "k_cache": cache.k[at].flatten(0, 1), "v_cache": cache.v[at].flatten(0, 1)}
+
         def attend(layer, q, k, v):
             pages_k, pages_v = cache.k[cache.layers[layer]], cache.v[cache.layers[layer]]
-            with branch(v) as values:
-                pages_v.flatten(0, 1)[slots] = v
-            pages_k.flatten(0, 1)[slots] = k
-            values.join()
+            if k is not None:  # else they are there
+                with branch(v) as values:
+                    pages_v.flatten(0, 1)[slots] = v
+                pages_k.flatten(0, 1)[slots] = k
+                values.join()
             return ops.attention(q, pages_k, pages_v, cu_q, kv_len=lengths, block_table=table)
 
         with torch.no_grad():
-            return self.model(tokens, positions, attend, **options)
+            return self.model(tokens, positions, attend, keep=keep, **options)
 
     def _columns(self, sequences, rows):
         """What sample wants to know of each row, in lists of `rows`: the last are nobody's."""
