@@ -74,6 +74,28 @@ def gated_norm_rows(heads, width):
               rlk=lambda: ops.rms_norm_bwd(dy, x, w, gate=gate, d_x=dx, d_gate=dg, d_weight=dw, eps=1e-6))
 
 
+def qk_norm_rope_rows(tokens, heads=16, kv_heads=8, width=128):
+    """Heads as views of one product, keys and values into a cache; and the same op by op."""
+    qkv, q_weight, k_weight = normal(tokens, heads + 2 * kv_heads, width), normal(width), normal(width)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+    cos, sin = (normal(40960, width // 2, dtype=FP32) for _ in range(2))
+    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    slots = torch.randperm(2 * tokens, device="cuda")[:tokens]
+    k_cache, v_cache = (normal(2 * tokens, kv_heads, width) for _ in range(2))
+    q_out, k_out = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(k, memory_format=torch.contiguous_format)
+    q_norm, k_norm = torch.empty_like(q_out), torch.empty_like(k_out)
+
+    def steps():
+        ops.rms_norm(q, q_weight, y=q_norm, eps=1e-6)
+        ops.rms_norm(k, k_weight, y=k_norm, eps=1e-6)
+        ops.rope(q_norm, cos, sin, k=k_norm, positions=positions, layout="thd", out=q_out, k_out=k_out)
+        k_cache[slots], v_cache[slots] = k_out, v
+
+    yield Row(f"qk_norm_rope [{tokens}, {heads} + {kv_heads}, {width}]", 2 * size(qkv),
+              rlk=lambda: ops.qk_norm_rope(q, k, cos, sin, positions, v, q_weight, k_weight, slots, k_cache, v_cache, q_out=q_out, eps=1e-6),
+              steps=steps)
+
+
 def short_conv_rows(tokens, width):
     """One sequence, four taps."""
     x, dy, w = normal(1, tokens, width), normal(1, tokens, width), normal(width, 4)
@@ -220,6 +242,8 @@ def all_rows():
         yield from rms_norm_rows(tokens, width)
     for heads in (32768, 262144):
         yield from gated_norm_rows(heads, 128)
+    for tokens in (1, 64, 1000, 8192, 32768):
+        yield from qk_norm_rope_rows(tokens)
     for tokens in (1, 64, 1000, 8192):
         yield from swiglu_rows(tokens, 12288)
     yield from swiglu_rows(8192, 4096)
