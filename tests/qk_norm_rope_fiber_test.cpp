@@ -11,13 +11,13 @@ namespace {
 using namespace qknr;
 using rlk::rms32_rope32::problem_of;
 
-std::vector<std::vector<std::byte>> written(const Case& c) {
+std::vector<Bytes> written(const Case& c) {
   return {c.q_out.bytes, c.k_out.bytes, c.k_cache.bytes, c.v_cache.bytes};
 }
 
 // launch() leaves this, at every wave size and order.
 template <class Launch>
-void same_on_fibers(Case& c, const std::vector<std::vector<std::byte>>& expected, const Launch& launch) {
+void same_on_fibers(Case& c, const std::vector<Bytes>& expected, const Launch& launch) {
   using rlk_fiber::Order;
   for (int wave : {32, 64})
     for (Order order : {Order::ascending, Order::descending, Order::shuffled}) {
@@ -62,18 +62,15 @@ TEST_CASE("on fibers a position without a row in the tables makes its token's he
     c.positions.set(0, kRows), c.positions.set(2, -1);
     const auto size = static_cast<std::size_t>(rlk::size_of(type));
     const std::uint32_t nan = type == DType::f32 ? 0x7fffffffu : 0x7fffu;
-    const auto spoil = [&](std::vector<std::byte>& bytes, std::size_t first) {
-      for (std::size_t i = 0; i < 16; ++i) std::memcpy(bytes.data() + first + i * size, &nan, size);
+    const auto spoil = [&](Bytes& bytes, std::int64_t row, std::int64_t heads) {
+      for (std::int64_t i = 0; i < 16; ++i)
+        for (std::int64_t h = 0; h < heads; ++h)
+          std::memcpy(bytes.data() + static_cast<std::size_t>((row * heads + h) * 32 + i) * size, &nan, size);
     };
     for (std::int64_t token : {0, 2}) {
-      const auto at = [&](const Memory& m, std::int64_t row, std::int64_t heads, std::int64_t h) {
-        return m.skip + static_cast<std::size_t>((row * heads + h) * 32) * size;
-      };
-      for (std::int64_t h = 0; h < c.q_heads; ++h) spoil(expected[0], at(c.q_out, token, c.q_heads, h));
-      for (std::int64_t h = 0; h < c.k_heads; ++h) {
-        spoil(expected[1], at(c.k_out, token, c.k_heads, h));
-        spoil(expected[2], at(c.k_cache, c.slot[static_cast<std::size_t>(token)], c.k_heads, h));
-      }
+      spoil(expected[0], token, c.q_heads);
+      spoil(expected[1], token, c.k_heads);
+      spoil(expected[2], c.slot[static_cast<std::size_t>(token)], c.k_heads);
     }
     same_on_fibers(c, expected, [&] { rlk::simt::qk_norm_rope::launch_forward(problem_of(a), nullptr); });
   }
