@@ -39,4 +39,10 @@ template <class T, bool Unit>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream);
 
+// A cluster of 8 or 4 `blocks` has a split of a sequence and head (few_rows_cluster.cuh). splits > 1: their sums go to `parts`.
+// p.split is not 0.
+template <class T, bool Unit>
+cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, int blocks,
+                           cudaStream_t stream);
+
 }  // namespace rlk::cuda::attention

@@ -41,14 +41,49 @@ struct FewShared {
   }
 };
 
+// A number of Integers as it lies in memory: what is read after it need not wait for it.
+struct Unread {
+  int low = 0, high = 0;
+
+  __device__ __forceinline__ Unread() {}
+  __device__ __forceinline__ Unread(const attn128::Integers& x, std::int64_t i, std::int64_t j = 0) {
+    const int* const at =
+        static_cast<const int*>(x.data) + (i * x.stride[0] + j * x.stride[1]) * (x.wide ? 2 : 1);
+    low = at[0];
+    if (x.wide) high = at[1];
+  }
+  __device__ __forceinline__ std::int64_t of(const attn128::Integers& x) const {
+    return x.wide ? std::int64_t{high} << 32 | static_cast<std::uint32_t>(low) : low;
+  }
+};
+
+// Of sequence n, as Problem has them, but read at once.
+struct Bounds {
+  std::int64_t q_begin, q_len, k_begin, keys;
+
+  __device__ __forceinline__ Bounds(const Problem& p, std::int64_t n) {
+    Unread q[2], k[2], len;
+    if (p.cu_q) q[0] = {p.cu_q, n}, q[1] = {p.cu_q, n + 1};
+    if (p.cu_k) k[0] = {p.cu_k, n}, k[1] = {p.cu_k, n + 1};
+    if (p.kv_len) len = {p.kv_len, n};
+    q_begin = p.cu_q ? Problem::held(q[0].of(p.cu_q), p.queries) : 0;
+    q_len =
+        p.cu_q ? Problem::held(Problem::held(q[1].of(p.cu_q), p.queries) - q_begin, p.queries) : p.queries;
+    k_begin = p.cu_k ? Problem::held(k[0].of(p.cu_k), p.room) : 0;
+    keys = p.cu_k ? Problem::held(Problem::held(k[1].of(p.cu_k), p.room) - k_begin, p.room) : p.room;
+    if (p.kv_len) keys = Problem::held(len.of(p.kv_len), keys);
+  }
+};
+
 // Rows of sequence n and key head h from `first` on, and the tiles of keys that this block brings to them; false: there are
 // no such rows. A block is one of gridDim.y that share a sequence's splits evenly; without keys none is left for it.
 template <class S>
 __device__ inline bool find_few(const Problem& p, int first, Work& w) {
   w.h = static_cast<int>(blockIdx.x) % p.heads, w.n = blockIdx.x / p.heads;
-  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
+  const Bounds bounds(p, w.n);
+  const std::int64_t queries = bounds.q_len, rows = queries * p.group, keys = bounds.keys;
   if (first >= rows) return false;
-  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.first = first;
+  w.q_begin = bounds.q_begin, w.k_begin = bounds.k_begin, w.first = first;
   w.count = static_cast<int>(rows - first < S::kRows ? rows - first : S::kRows);
   w.keys = static_cast<int>(keys), w.offset = static_cast<int>(keys - queries);
   const attn128::Visible top = p.visible(w.offset + first / p.group, keys),

@@ -5,8 +5,8 @@
 // so that several heads fill a tile. Many rows: an item is 128 rows with all of their keys (D and Dv above 192 and 128: 64,
 // whose sums are what shared memory holds), whose splits are joined in shared memory; each SM has one block, which takes items
 // by turns, and its producer is ahead of the consumers by the next item's keys and queries. Few rows: each block takes one
-// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as when decoding, have a
-// kernel of their own (few_rows.cuh).
+// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as
+// when decoding, have a kernel of their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
 // read once; else v takes its place.
@@ -26,7 +26,6 @@ namespace {
 // A row's splits joined ascending, a block a row, a thread a channel.
 __global__ void __launch_bounds__(512)
     join_kernel(const __grid_constant__ Problem p, const float* parts, int splits) {
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // for the parts
   const std::int64_t heads = std::int64_t{p.heads} * p.group, head = blockIdx.x % heads;
   std::int64_t i = blockIdx.x / heads, n = 0, token = i;
   if (p.cu_q) {
@@ -42,6 +41,9 @@ __global__ void __launch_bounds__(512)
   const int d = static_cast<int>(threadIdx.x);
   const bool here = d < p.value_width;
   float m = -__builtin_inff(), l = 0, o = 0;
+  // For the parts. What is read before is older than the kernel that they come from: it lets this one start once its own wait,
+  // if it has one, is over.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   if (seen.first < seen.last) {
     const std::int64_t begin = p.split_of(seen.first / kTile), end = p.split_of((seen.last - 1) / kTile) + 1;
     const float* from =
@@ -110,6 +112,14 @@ std::int64_t few_rows_blocks(const Problem& p) {
   return std::max<std::int64_t>(1, std::min(splits, kManyBlocks / rows));
 }
 
+// Few rows, and few splits of all sequences and heads: blocks of a cluster, which has one of them; else 0. Splits are then so
+// few that few_rows_blocks is their number, and workspace_bytes has room for their parts.
+int cluster_blocks(const Problem& p) {
+  if (p.split == 0) return 0;
+  const std::int64_t clusters = p.sequences * p.heads * splits_of(p);
+  return clusters <= 16 ? 8 : clusters <= 32 ? 4 : 0;
+}
+
 cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t splits, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(row_count(p)));
@@ -142,9 +152,14 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
   auto* const parts = static_cast<float*>(workspace);
   const bool half = p.q.type == rows::Type::f16;
   if (few_rows(p) != 0) {
+    const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
+    if (const int in_cluster = cluster_blocks(p); in_cluster != 0) {
+      const auto start = half ? start_clusters<__half, Unit> : start_clusters<__nv_bfloat16, Unit>;
+      const cudaError_t e = start(p, parts, splits, in_cluster, stream);
+      return e != cudaSuccess || splits == 1 ? e : launch_join(p, parts, splits, stream);
+    }
     const Maps maps = few_rows_maps(p);
     if (maps.box != 0) {
-      const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
       const auto start = half ? start_few<__half, Unit> : start_few<__nv_bfloat16, Unit>;
       const cudaError_t e = start(p, maps, parts, splits, blocks, stream);
       return e != cudaSuccess || blocks == 1 ? e : launch_join(p, parts, splits, stream);

@@ -14,6 +14,11 @@ __device__ __forceinline__ int cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
+// Without the release, which is a fence of all memory: behind fence_barrier_init, which is one for new barriers, or for what
+// has been waited for by barriers of its own.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
@@ -29,6 +34,20 @@ __device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barr
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
           to),
       "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barrier,
+                                            const std::uint32_t (&four)[4]) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
+          to),
+      "r"(four[0]), "r"(four[1]), "r"(four[2]), "r"(four[3]), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barrier, float2 x) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to),
+      "f"(x.x), "f"(x.y), "r"(barrier)
       : "memory");
 }
 
