@@ -49,6 +49,7 @@ struct FewParams {
   std::int64_t weight_fours, x_fours, up_bytes;  // bytes from a line to the fourth after it, from gate to up
   int x_lines;                                   // chunks of x in a warp's ring
   bool resident;                                 // they are all that its leaf has
+  std::uint64_t hint;                            // of L2, for weights
   bool aligned;                                  // lines of c, bias and residual, for four at once
 };
 
@@ -92,8 +93,8 @@ class FewWarp {
     length_ = (real_ + 15) / 16 * 16;
     weights_ = shared + warp * P::kRingBytes, weights_end_ = weights_ + P::kRingBytes;
     x_ = shared + kFewWarps * P::kRingBytes + warp * p.x_lines * p.m * 128;
-    to_weights_ = weights_, to_x_ = x_, at_weights_ = weights_, at_x_ = x_;
     to_ = lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+    to_weights_ = weights_ + to_, to_x_ = x_ + to_, at_weights_ = weights_, at_x_ = x_;
     x_from_ = static_cast<const T*>(p.product.a.data) + lane / 8 * p.product.a.ld + start_ + lane % 8 * 8;
     if (length_ == 0) tile_ = p.tiles;
     place_tile();
@@ -112,9 +113,9 @@ class FewWarp {
     }
     copy_commit();
     to_weights_ += P::kStageBytes, to_x_ += P::kDepth * p.m * 128;
-    if (to_weights_ == weights_end_) {
-      to_weights_ = weights_;
-      if (!p.resident) to_x_ = x_;
+    if (to_weights_ == weights_end_ + to_) {
+      to_weights_ = weights_ + to_;
+      if (!p.resident) to_x_ = x_ + to_;
     }
   }
 
@@ -137,10 +138,12 @@ class FewWarp {
   const FewParams& p;
   int group_, start_, real_, length_;        // of its leaf: what exists of it, and that in whole groups
   std::uint32_t weights_, weights_end_, x_;  // its rings
-  std::uint32_t to_weights_, to_x_;          // the stage that is asked for next
-  std::uint32_t at_weights_, at_x_;          // and the one that is multiplied next
-  int to_;                                   // this lane's 16 bytes of the first four lines
-  const T* x_from_;                          // where they come from
+  // This lane's places in the stage that is asked for next. By places of the warp, with the lane's added at each copy, CUDA 13.0
+  // makes an illegal instruction of a copy that has a hint.
+  std::uint32_t to_weights_, to_x_;
+  std::uint32_t at_weights_, at_x_;  // and the one that is multiplied next
+  std::uint32_t to_;                 // this lane's 16 bytes of the first four lines
+  const T* x_from_;                  // where they come from
   const char* from_ = nullptr;
   int tile_, k_ = 0, lines_ = 0;  // what is asked for next; of a tile, its lines behind this lane's first
 
@@ -163,7 +166,7 @@ class FewWarp {
     for (int i = 0; i < kFours; ++i) {
       if (gated && i == kFours / 2) from = first + p.up_bytes;
       const int line = gated && i >= kFours / 2 ? 4 * i - P::kRows / 2 : 4 * i;
-      if (line < lines_) copy(weights + (to_ ^ i % 2 * 64) + i * 512, from, kReadOnce);
+      if (line < lines_) copy((weights ^ i % 2 * 64) + i * 512, from, p.hint);
       from += p.weight_fours;
     }
     if (p.resident && tile_ != static_cast<int>(blockIdx.x)) return;
@@ -172,7 +175,7 @@ class FewWarp {
 #pragma unroll
     for (int i = 0; i < P::kTokens / 4; ++i, from += p.x_fours) {
       if (4 * i >= p.m) break;
-      if (4 * i + lane() / 8 < p.m) copy(x + (to_ ^ i % 2 * 64) + i * 512, from, kReadAgain);
+      if (4 * i + lane() / 8 < p.m) copy((x ^ i % 2 * 64) + i * 512, from, kReadAgain);
     }
   }
   __device__ __forceinline__ void fetch_whole() const {
@@ -377,7 +380,7 @@ FewParams few_params(const Product& g, std::int64_t blocks) {
   p.weight_fours = 8 * g.b.ld, p.up_bytes = 2 * g.up * g.b.ld, p.x_fours = 8 * g.a.ld;
   const int of_tile = p.columns * p.groups;
   p.tiles = (p.n + of_tile - 1) / of_tile;
-  p.aligned = fours_aligned(g);
+  p.aligned = fours_aligned(g), p.hint = kReadOnce;
   const std::int64_t chunks = (std::min(g.width, g.k) + P::kK - 1) / P::kK * P::kDepth,
                      line = kFewWarps * g.m * 128,
                      fixed = kFewWarps * (P::kRingBytes + 2 * g.m * P::kRows * 4);
