@@ -56,6 +56,26 @@ template <std::uint32_t Reach>
 __device__ __forceinline__ bool near_middle(float q) {
   return (float_bits(q) << 16) - ((0x8000u - Reach) << 16) <= 2 * Reach << 16;
 }
+// v times a gate's silu or sigmoid, or what a bf16 result rounds to the same number: within 22 last places of the rule's. False,
+// and v is as it was, where one of them lies so close to a middle that it may round to another.
+template <int N>
+__device__ __forceinline__ bool multiply_for_bf16(bool silu, const float (&gate)[N], float (&v)[N]) {
+  constexpr std::uint32_t kReach = 24;
+  bool unsure = false;
+  float about[N];
+#  pragma unroll
+  for (int k = 0; k < N; ++k) {
+    const float s = about_sigmoid(gate[k]), size = fabsf(gate[k]);
+    about[k] = v[k] * (silu ? gate[k] * s : s);
+    // A silu may be subnormal, where last places are few.
+    unsure = unsure || gate[k] < kLeastAbout || (silu && size < 0x1p-60f && size > 0) ||
+             near_middle<kReach>(about[k]);
+  }
+  if (unsure) return false;
+#  pragma unroll
+  for (int k = 0; k < N; ++k) v[k] = about[k];
+  return true;
+}
 #endif
 
 }  // namespace rlk::simt

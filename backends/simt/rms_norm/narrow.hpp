@@ -45,26 +45,10 @@ __device__ __forceinline__ void gate_exactly(Gate act, const float (&gate)[kPack
   multiply(v, gate_values(act, g).at);
 }
 
-// v times the gate, or what a bf16 result rounds to the same number. Within 22 last places of the rule's by sigmoid.hpp's bound.
+// v times the gate, or what a bf16 result rounds to the same number.
 __device__ __forceinline__ void gate_for_bf16(Gate act, const float (&gate)[kPack], float (&v)[kPack]) {
 #if defined(__CUDA_ARCH__)
-  constexpr std::uint32_t kReach = 24;
-  const bool silu = act == Gate::silu;
-  bool unsure = false;
-  float about[kPack];
-#  pragma unroll
-  for (int k = 0; k < kPack; ++k) {
-    const float s = about_sigmoid(gate[k]), size = fabsf(gate[k]);
-    about[k] = v[k] * (silu ? gate[k] * s : s);
-    // A silu may be subnormal, where last places are few.
-    unsure = unsure || gate[k] < kLeastAbout || (silu && size < 0x1p-60f && size > 0) ||
-             near_middle<kReach>(about[k]);
-  }
-  if (!unsure) {
-#  pragma unroll
-    for (int k = 0; k < kPack; ++k) v[k] = about[k];
-    return;
-  }
+  if (multiply_for_bf16(act == Gate::silu, gate, v)) return;
 #endif
   gate_exactly(act, gate, v);
 }

@@ -53,6 +53,29 @@ __device__ __forceinline__ void activate(const Problem& p, const Problem& a, con
   if (p.twice) rows::round_pack<T>(p.gate.type, to);
 }
 
+// out = act(gate) up, which `out` is.
+template <class T, bool Silu>
+__device__ __forceinline__ void gate_up(const Problem& p, const Problem& a, const float (&gate)[kPack],
+                                        float (&out)[kPack]) {
+  float act[kPack];
+#if defined(__CUDA_ARCH__)
+  if constexpr (Silu && __is_same(T, bf16)) {
+    if (!p.twice && multiply_for_bf16(true, gate, out)) return;
+#  pragma unroll
+    for (int k = 0; k < kPack; ++k) act[k] = 1;
+    if (p.twice && multiply_for_bf16(true, gate, act)) {
+      rows::round_pack<T>(p.gate.type, act);
+#  pragma unroll
+      for (int k = 0; k < kPack; ++k) out[k] = act[k] * out[k];
+      return;
+    }
+  }
+#endif
+  activate<T>(p, a, gate, act);
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) out[k] = act[k] * act32::held_up(a, out[k]);
+}
+
 template <class T, bool Silu, int Each>
 __global__ void __launch_bounds__(kThreads) forward(Problem p) {
   const Place<Each> at(p);
@@ -67,12 +90,10 @@ __global__ void __launch_bounds__(kThreads) forward(Problem p) {
 #pragma unroll
   for (int c = 0; c < Each; ++c) {
     if (at.count(c) == 0) return;
-    float gate[kPack], up[kPack], out[kPack];
+    float gate[kPack], out[kPack];
     gates.unpack<T>(raw_gate[c], gate);
-    ups.unpack<T>(raw_up[c], up);
-    activate<T>(p, a, gate, out);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) out[k] = out[k] * act32::held_up(a, up[k]);
+    ups.unpack<T>(raw_up[c], out);
+    gate_up<T, Silu>(p, a, gate, out);
     outs.set<T>(at.column(c), at.count(c), out);
   }
 }
