@@ -148,7 +148,7 @@ void measure_decode(std::int64_t batch, std::int64_t keys, std::int64_t group) {
                tl = tensor(lengths, {batch}, DType::i32),
                tt = tensor(table, {batch, keys / kPage}, DType::i32);
   const rlk::Attention call{.q = tq, .k = tk, .v = tv, .kv_len = tl, .block_table = tt, .out = to};
-  rlk::Options options{.backend = "cuda.sm90_s1024"};
+  rlk::Options options{.backend = "cuda.sm90_ex2_s1024"};
   const auto bytes = rlk::workspace(call, options);
   if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
   const Memory workspace(static_cast<std::int64_t>(*bytes));

@@ -56,9 +56,9 @@ template <bool Unit>
 constexpr rlk_implementation by(const char* id, const char* arithmetic) {
   return implement<AttentionBwd, run<Unit>, supports, workspace>(
       {.id = id,
-       .doc = Unit ? "the same with weights by the special function units: faster"
-                   : "wgmma, a block per 128 queries, then per 128 keys",
-       .priority = Unit ? 250 : 300,
+       .doc = Unit ? "wgmma, a block per 128 queries, then per 128 keys"
+                   : "the same with weights by the library's own exp2: slower",
+       .priority = Unit ? 300 : 250,
        .arithmetic = arithmetic,
        .dtypes = RLK_BF16 | RLK_F16,
        .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,

@@ -51,9 +51,9 @@ template <int S, bool Unit>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<Attention, run<S, Unit>, supports<S>, workspace>(
       {.id = id,
-       .doc = Unit ? "the same with weights by the special function units: faster"
-                   : "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys",
-       .priority = Unit ? 250 : 300,
+       .doc = Unit ? "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys"
+                   : "the same with weights by the library's own exp2: slower",
+       .priority = Unit ? 300 : 250,
        .arithmetic = arithmetic,
        .dtypes = RLK_BF16 | RLK_F16,
        .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
