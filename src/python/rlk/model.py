@@ -243,9 +243,9 @@ class branch:
 
 
 def gated(ops, x, weight, tag):
-    """swiglu of linear, in one step of the same bits where there is one, it is faster (on a GPU, of up to 8 rows), and neither a gradient nor a
+    """swiglu of linear, in one step of the same bits where there is one, it is faster (on a GPU, of up to 16 rows), and neither a gradient nor a
     trace wants what is between."""
-    wanted = getattr(ops, "gates", ops is rlk.torch) and not (x.is_cuda and len(x) > 8)
+    wanted = getattr(ops, "gates", ops is rlk.torch) and not (x.is_cuda and len(x) > 16)
     if wanted and not torch.is_grad_enabled() and not rlk.tracing():
         try:  # a rank without a row of the weight has no product to hold to an arithmetic
             held = {"arithmetic": rlk.resolve("linear", x, weight.detach()).arithmetic} if len(weight) else {}
