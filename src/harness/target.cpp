@@ -83,25 +83,28 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
     if (i.dtypes & bit) out.targets.push_back(make_target(e, schema, static_cast<DType>(bit)));
 }
 
+// From this priority on an implementation is more than a reference: calls get it unasked.
+constexpr int32_t kUnasked = 100;
+
 // Of the library's own alone: what a plugin says of itself must not spare it a trial. Lesser is code whose arithmetic
-// other code has for more of this processor, and golden beside any other: whatever is held to its results tries them.
+// other code has for more of this processor, and what no call gets unasked, golden and replays, beside what calls get.
 void mark_lesser(std::vector<Target>& targets) {
   std::map<std::tuple<std::string, std::string, std::string>, int32_t> best;
-  std::set<std::pair<std::string, std::string>> beside_golden;
+  std::set<std::pair<std::string, std::string>> served;
   const auto level = [&](const Target& t) -> int32_t& {
     return best[{t.entry.op, t.entry.dtype, t.entry.arithmetic}];
   };
   const auto native = [](const Target& t) { return t.entry.backend == "native"; };
-  const auto golden = [](const Target& t) { return t.subject.implementation->traits & RLK_GOLDEN; };
+  const auto unasked = [](const Target& t) { return t.subject.implementation->priority >= kUnasked; };
   for (const Target& t : targets) {
     if (!native(t)) continue;
     level(t) = std::max(level(t), t.subject.implementation->min_arch);
-    if (!golden(t)) beside_golden.emplace(t.entry.op, t.entry.dtype);
+    if (unasked(t)) served.emplace(t.entry.op, t.entry.dtype);
   }
   for (Target& t : targets) {
     if (!native(t)) continue;
-    t.lesser = golden(t) ? beside_golden.contains({t.entry.op, t.entry.dtype})
-                         : t.subject.implementation->min_arch < level(t);
+    const bool beside = !unasked(t) && served.contains({t.entry.op, t.entry.dtype});
+    t.lesser = beside || t.subject.implementation->min_arch < level(t);
   }
 }
 
