@@ -136,7 +136,9 @@ TEST_CASE("a child of fork asks, reloads and logs, whatever other threads were d
     });
   };
   rlk_set_log_sink([](void*, int32_t, const char*) {}, nullptr);
-  keep([] { rlk_reload_environment(); });
+  // Every reload leaves a snapshot for those who may still look at it: without a pause a busy machine's forks fall behind, and
+  // have gigabytes to copy.
+  keep([] { rlk_reload_environment(), std::this_thread::sleep_for(std::chrono::microseconds(100)); });
   keep([] { rlk_load_evidence("/dev/null"); });
   keep([] { rlk_set_log_sink([](void*, int32_t, const char*) {}, nullptr); });
   for (int i = 0; i < 100; ++i)
