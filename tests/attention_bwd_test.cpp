@@ -209,7 +209,7 @@ TEST_CASE("attention_bwd as a tensor core computes it is close to the fp32 one, 
       s.backend = "native.replay_sm90";
       const Gradients replayed = s.all();
       bool differ = false;
-      for (const Owned Gradients::*which : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
+      for (const Owned Gradients::* which : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
         const Owned &x = usual.*which, &y = replayed.*which;
         double peak = 0, most = 0;
         for (int64_t i = 0; i < x.count(); ++i) {
@@ -234,7 +234,7 @@ TEST_CASE("attention_bwd with Hopper's own 2^x is close to that with the library
       s.backend = "native.replay_sm90_ex2";
       const Gradients units = s.all();
       bool differ = false;
-      for (const Owned Gradients::*which : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
+      for (const Owned Gradients::* which : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
         const Owned &x = own.*which, &y = units.*which;
         double peak = 0, most = 0;
         for (int64_t i = 0; i < x.count(); ++i) {
