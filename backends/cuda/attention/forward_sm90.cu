@@ -1,5 +1,5 @@
-// attention on Hopper (arithmetic sm90/t25k16/attn128/s<S>): scores and weighted values by wgmma, a tile of 128 keys at a
-// time; weights by the library's own exp2.
+// attention on Hopper (arithmetics sm90/t25k16/ex2/attn128/s<S> and sm90/t25k16/attn128/s<S>): scores and weighted values by
+// wgmma, a tile of 128 keys at a time; weights by the special function units' ex2, or by the library's own exp2.
 //
 // A block is a producer warpgroup and one or two consumers of 64 rows; a row is a query of one of the heads that share keys,
 // so that several heads fill a tile. Many rows: an item is 128 rows with all of their keys (D and Dv above 192 and 128: 64,
