@@ -32,7 +32,7 @@ constexpr Variable kVariables[] = {{"RLK_BACKEND", &Environment::backend},
                                    {"RLK_CPU", &Environment::cpu},
                                    {"RLK_TRACE", &Environment::trace}};
 
-// Every environment that was ever read stays: references to it are out, and reloads are rare.
+// Every environment that was ever read stays, once: references to it are out.
 ForkMutex history_mutex;
 std::vector<std::unique_ptr<const Environment>>& history() {
   static auto* all = new std::vector<std::unique_ptr<const Environment>>;
@@ -83,8 +83,13 @@ const Environment& publish(bool reload) {
   {
     const std::lock_guard lock(history_mutex);
     if (!reload && current) return *current;
-    history().push_back(read());
-    now = history().back().get();
+    std::unique_ptr<const Environment> fresh = read();
+    for (const auto& old : history())
+      if (*old == *fresh) now = old.get();
+    if (!now) {
+      history().push_back(std::move(fresh));
+      now = history().back().get();
+    }
     current = now;
   }
   configure_log(now->log);

@@ -14,6 +14,7 @@ struct Environment {
   std::string cpu;           // RLK_CPU
   std::string trace;         // RLK_TRACE
   bool secure = false;       // true: variables were ignored
+  bool operator==(const Environment&) const = default;
 };
 
 // Read by the first call of the process; the reference stays valid when another thread reloads.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "registry/op.hpp"
 #include "src/build_id.hpp"
@@ -32,11 +33,41 @@ constexpr const char* kKnownBackends[] = {"native", "onednn", "cuda", "hip"};
 
 std::mutex publish_mutex;
 std::atomic<const Snapshot*> published{nullptr};
+// The last that was built, and through it all.
+std::atomic<const Snapshot*> newest{nullptr};
 
-// Nothing here is half done when another thread forks.
+bool equal(const Status& a, const Status& b) { return a.code() == b.code() && a.message() == b.message(); }
+
+// A loaded one is itself for ever; the others are made anew by every reload.
+bool equal(const std::shared_ptr<Backend>& a, const std::shared_ptr<Backend>& b) {
+  if (a == b) return true;
+  const auto of = [](const Backend& x) {
+    return std::tie(x.name, x.origin, x.fixed_state, x.fixed_reason, x.built);
+  };
+  return !a->table && !b->table && of(*a) == of(*b);
+}
+
+// The ops and implementations are those of the backends.
+bool equal(const Snapshot& a, const Snapshot& b) {
+  return a.environment.text() == b.environment.text() &&
+         equal(a.environment.error(), b.environment.error()) && equal(a.cpu, b.cpu) &&
+         a.plugin_notes == b.plugin_notes &&
+         std::equal(a.backends.begin(), a.backends.end(), b.backends.begin(), b.backends.end(),
+                    [](const auto& x, const auto& y) { return equal(x, y); });
+}
+
+// What was said before is said again by the same snapshot: a program that reloads in a loop keeps one for each of its
+// environments, not for each reload. Nothing here is half done when another thread forks.
 void publish(std::unique_ptr<Snapshot> next) {
-  next->before = published.load(std::memory_order_relaxed);
-  published.store(next.release(), std::memory_order_release);
+  const Snapshot* last = newest.load(std::memory_order_relaxed);
+  const Snapshot* now = last;
+  while (now && !equal(*now, *next)) now = now->before;
+  if (!now) {
+    next->before = last;
+    now = next.release();
+    newest.store(now, std::memory_order_relaxed);
+  }
+  published.store(now, std::memory_order_release);
   move_gate();
 }
 

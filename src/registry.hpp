@@ -31,8 +31,8 @@ struct Snapshot {
   Override environment;                                    // RLK_BACKEND
   Status cpu;                                              // of RLK_CPU
   std::vector<std::string> plugin_notes;                   // files seen and passed over, with reasons
-  // None is ever freed: readers hold plain pointers, and registrations are few. From the last a leak checker sees
-  // them all.
+  // None is ever freed: readers hold plain pointers, and those that differ are few. From the last that was built a
+  // leak checker sees them all.
   const Snapshot* before = nullptr;
   KnownNames names() const;
   // A variable that makes no sense: every resolution returns it.
