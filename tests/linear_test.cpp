@@ -34,11 +34,14 @@ std::int64_t start(std::int64_t n, std::int64_t ranks, std::int64_t r) {
 // The whole by one implementation of an id, its parts by another where there is one.
 struct Way {
   const char *arithmetic, *whole, *part;
-  bool fp32 = false, everywhere = true;
+  bool fp32 = false, fp16 = true, everywhere = true;
 };
-constexpr Way kWays[] = {{"fma32/tree8", "native.scalar", "native", true},
-                         {"amx/k32/tree8", "native.amx", "native.amx", false, false},
-                         {"sm90/t25k16/tree8", "native.replay_sm90.scalar", "native.replay_sm90"}};
+constexpr Way kWays[] = {
+    {"fma32/tree8", "native.scalar", "native", true},
+    {"amx/k32/tree8", "native.amx", "native.amx", false, false, false},
+    {"avx512bf16/tree8", "native.replay_avx512bf16.scalar", "native.replay_avx512bf16", false, false},
+    {"avx512bf16/tree8", "native.avx512bf16", "native.replay_avx512bf16", false, false, false},
+    {"sm90/t25k16/tree8", "native.replay_sm90.scalar", "native.replay_sm90"}};
 rlk::Options options(const Way& way, const char* id) { return {.backend = id, .arithmetic = way.arithmetic}; }
 bool missing(const rlk::Status& status, const Way& way) {
   return status.code() == RLK_NO_IMPLEMENTATION && !way.everywhere;
@@ -367,7 +370,7 @@ TEST_CASE("linear with swiglu is linear, then swiglu, bit for bit") {
              {Size{1, 1, 1}, Size{3, 300, 70}, Size{1, 130, 64}, Size{17, 96, 192}, Size{2, 2304, 33},
               Size{300, 40, 320}, Size{5, 0, 64}, Size{0, 64, 64}, Size{3, 64, 0}}) {
           if ((type == DType::f32 && !way.fp32) || (interleaved && width % 64 != 0)) continue;
-          if (type == DType::f16 && way.arithmetic == std::string("amx/k32/tree8")) continue;
+          if (type == DType::f16 && !way.fp16) continue;
           for (const bool bias : {false, true})
             fused_is_composed(way, {type, bias && m == 17 ? DType::f32 : type, m, k, width, bias, interleaved,
                                     m % 2 == 0, ++seed});

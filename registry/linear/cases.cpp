@@ -268,19 +268,22 @@ Bound rounded(DType output, double sum) {
   if (output == DType::f32) return {Bound::peak, sum, 0};
   return {Bound::elementwise, sum, 0.5};
 }
+bool flushes(const BoundQuery& q) {
+  return q.arithmetic == "amx/k32/tree8" || q.arithmetic == "avx512bf16/tree8";
+}
 }  // namespace
 
 // 3e-6 of the peak up to K = 16384.
 Bound linear_bound(const BoundQuery& q) {
   Bound b = rounded(q.output, std::max(1.0, static_cast<double>(q.reduction) / 16384) * 3e-6);
-  b.flushes = q.arithmetic == "amx/k32/tree8";
+  b.flushes = flushes(q);
   return b;
 }
 // Sums over tokens are chains of up to 4096.
 Bound linear_bwd_bound(const BoundQuery& q) {
   if (q.result == "d_x") return linear_bound(q);
   Bound b = rounded(q.output, 1e-5);
-  b.flushes = q.arithmetic == "amx/k32/tree8";
+  b.flushes = flushes(q);
   return b;
 }
 

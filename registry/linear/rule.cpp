@@ -25,6 +25,7 @@ std::optional<Id> id_of(std::string_view arithmetic) {
   if (arithmetic == "fma64") return Id{};
   if (arithmetic == "fma32/tree8") return Id{chains::fma32};
   if (arithmetic == "amx/k32/tree8") return Id{chains::amx, true, 32};
+  if (arithmetic == "avx512bf16/tree8") return Id{chains::pairs<2>, true, 2};
   if (arithmetic == "sm90/t25k16/tree8") return Id{chains::sm90, true, 16};
   return {};
 }

@@ -67,11 +67,12 @@ inline float fused_or_zero(float a, float b, float c) {
   const bool below = std::fma(sign * double{a}, double{b}, sign * double{c} - least) < 0;
   return below ? std::copysign(0.f, sum) : sum;
 }
-// K filled with zeros to a multiple of 32; of each pair the odd position first.
+// Filled with zeros to a multiple of `Fill`; of each pair the odd position first.
+template <std::size_t Fill>
 inline float pairs(const Operands& x, std::size_t begin, std::size_t end) {
   const auto at = [end](std::span<const float> v, std::size_t k) { return k < end ? flush(v[k]) : 0; };
   float sum = 0;
-  for (std::size_t k = begin; k < begin + (end - begin + 31) / 32 * 32; k += 2)
+  for (std::size_t k = begin; k < begin + (end - begin + Fill - 1) / Fill * Fill; k += 2)
     for (const std::size_t i : {k + 1, k}) sum = fused_or_zero(at(x.a, i), at(x.b, i), sum);
   return sum;
 }

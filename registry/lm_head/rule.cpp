@@ -54,7 +54,7 @@ double sum_of(Id id, const Operands& x) {
     case Id::amx:
       return double{chains::blocks(chains::amx, x, 4096)};
     case Id::pairs:
-      return double{chains::blocks(chains::pairs, x, x.a.size() <= 1024 ? 512 : 1024)};
+      return double{chains::blocks(chains::pairs<32>, x, x.a.size() <= 1024 ? 512 : 1024)};
     case Id::sm90:
       return double{chains::sm90(x, 0, x.a.size())};
     case Id::sm90_ranges:

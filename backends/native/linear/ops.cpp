@@ -1,24 +1,38 @@
 // linear and its gradients by chains (native/lm_head/chain.hpp), an implementation per instruction set:
 //
-//   native           fma32/tree8   fp32: eight leaves along the depth, joined as a tree; lanes over the columns
-//   native.golden    fma64         fp64, one rounding
-//   native.tree8     fma32/tree8   lm_head's gradients by the same rule, for who asks for them
+//   native                       fma32/tree8        fp32: eight leaves along the depth, joined as a tree; lanes over the columns
+//   native.golden                fma64              fp64, one rounding
+//   native.avx512bf16            avx512bf16/tree8   the same leaves by VDPBF16PS (native/lm_head/pairs.hpp)
+//   native.replay_avx512bf16     avx512bf16/tree8   its bits on any other processor
+//   native.tree8                 fma32/tree8        lm_head's gradients by the same rule, for who asks for them
 #include <optional>
 
 #include "arithmetic/linear/lm_head_gradients.hpp"
 #include "arithmetic/linear/segments.hpp"
 #include "native/linear/gate.hpp"
+#include "native/lm_head/pairs.hpp"
 
 namespace rlk::native {
 namespace {
 
+// How the sums of products are made. Those with ones are plain fp32 beside pairs.
+enum class Sum { fma32, fma64, pairs };
+
+struct Engine {
+  const ChainKernels& products;
+  const ChainKernels& plain;
+  Chain chain;
+  Activate activate;
+
+  std::size_t room() const {
+    return chain == Chain::fma64 ? products.scratch_bytes
+                                 : std::max(products.joined_scratch_bytes, plain.joined_scratch_bytes);
+  }
+};
+
 void cut(ChainProduct& p, std::int64_t total, std::int64_t leaves) {
   p.block = leaves::width(total == 0 ? p.depth : total);
   p.leaves = static_cast<int>(leaves);
-}
-
-std::size_t room_of(const ChainKernels& kernels, Chain chain) {
-  return chain == Chain::fma64 ? kernels.scratch_bytes : kernels.joined_scratch_bytes;
 }
 
 ChainProduct product_of(const Linear& a, const ReadRows& x) {
@@ -33,13 +47,13 @@ ChainProduct product_of(const Linear& a, const ReadRows& x) {
 }
 
 // A tile of both products into `room`, and their swiglu to y.
-void run_gated_tile(const Linear& a, const ChainProduct& whole, const ChainTile& tile,
-                    const ChainKernels& kernels, Chain chain, Activate activate, std::byte* scratch) {
-  const auto run = chain == Chain::fma64 ? kernels.fma64 : kernels.fma32;
+void run_gated_tile(const Linear& a, const ChainProduct& whole, const ChainTile& tile, const Engine& engine,
+                    std::byte* scratch) {
+  const auto run = engine.chain == Chain::fma64 ? engine.products.fma64 : engine.products.fma32;
   const auto bytes = [](const void* data, std::int64_t elements, Float type) {
     return data ? static_cast<const std::byte*>(data) + elements * bytes_of(type) : nullptr;
   };
-  std::byte* const products = scratch + line(room_of(kernels, chain));
+  std::byte* const products = scratch + line(engine.room());
   const std::int64_t columns = tile.col_end - tile.col_begin;
   ChainProduct p = whole;
   p.rows = tile.row_end - tile.row_begin;
@@ -64,28 +78,26 @@ void run_gated_tile(const Linear& a, const ChainProduct& whole, const ChainTile&
             out,
             whole.out_row_stride,
             a.roundings == Linear::Roundings::twice}
-      .activate(activate);
+      .activate(engine.activate);
 }
 
-rlk_code compute_gated(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain,
-                       Activate activate) {
+rlk_code compute_gated(const Linear& a, const Call& call, const Engine& engine) {
   std::byte* room = shared_workspace(call);
   const ReadRows x(a.x, room);
-  const std::uint64_t scratch = line(room_of(kernels, chain)) + GatedTiles::kBytes;
+  const std::uint64_t scratch = line(engine.room()) + GatedTiles::kBytes;
   for_row_runs(a.y, product_of(a, x), [&](ChainProduct part, std::int64_t first) {
     part.a.data = x.row(first);
     const std::int64_t workers = workers_for(call.threads(), std::int64_t{1} << 30);
     const GatedTiles tiles(part.rows, part.cols / 2, workers > 1 ? 4 * workers : 1);
     run_tasks(call, tiles.count(), scratch, copies(a), [&](std::int64_t index, std::byte* mine) {
-      run_gated_tile(a, part, tiles.tile(index), kernels, chain, activate, mine);
+      run_gated_tile(a, part, tiles.tile(index), engine, mine);
     });
   });
   return RLK_OK;
 }
 
-rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels, Chain chain,
-                 Activate activate) {
-  if (gated(a)) return compute_gated(a, call, kernels, chain, activate);
+rlk_code compute(const Linear& a, const Call& call, const Engine& engine) {
+  if (gated(a)) return compute_gated(a, call, engine);
   std::byte* room = shared_workspace(call);
   const ReadRows x(a.x, room);
   std::optional<ReadRows> residual;
@@ -93,14 +105,13 @@ rlk_code compute(const Linear& a, const Call& call, const ChainKernels& kernels,
   for_row_runs(a.y, product_of(a, x), [&](ChainProduct part, std::int64_t first) {
     part.a.data = x.row(first);
     if (residual) add_residual(part, *residual, first);
-    run_chain(call, part, kernels, chain, copies(a));
+    run_chain(call, part, engine.products, engine.chain, copies(a));
   });
   return RLK_OK;
 }
 
 // d_x[m, k] = sum over n of d_y[m, n] * weight[n, k]
-void input_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, const ChainKernels& kernels,
-                    Chain chain) {
+void input_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, const Engine& engine) {
   ChainProduct p;
   p.rows = d_y.rows, p.cols = a.weight.dim(1), p.depth = d_y.width;
   p.a = d_y.matrix();
@@ -110,13 +121,13 @@ void input_gradient(const LinearBwd& a, const ReadRows& d_y, const Call& call, c
   p.segments = leaves::segments_of(a);
   for_row_runs(a.d_x, p, [&](ChainProduct part, std::int64_t first) {
     part.a.data = d_y.row(first);
-    run_chain(call, part, kernels, chain, copies(a));
+    run_chain(call, part, engine.products, engine.chain, copies(a));
   });
 }
 
 // d_weight[n, k] = sum over m, ascending, of d_y[m, n] * x[m, k]
 void weight_gradient(const LinearBwd& a, const ReadRows& d_y, const ReadRows& x, const Call& call,
-                     const ChainKernels& kernels, Chain chain) {
+                     const Engine& engine) {
   ChainProduct p;
   p.rows = d_y.width, p.cols = x.width, p.depth = d_y.rows, p.block = kTokens;
   p.a = d_y.transposed();
@@ -125,44 +136,55 @@ void weight_gradient(const LinearBwd& a, const ReadRows& d_y, const ReadRows& x,
   p.out_row_stride = a.d_weight.stride(0);
   if (a.d_weight_before)
     p.residual = a.d_weight_before.data<void>(), p.residual_row_stride = a.d_weight_before.stride(0);
-  run_chain(call, p, kernels, chain, copies(a));
+  run_chain(call, p, engine.products, engine.chain, copies(a));
 }
 
-rlk_code compute(const LinearBwd& a, const Call& call, const ChainKernels& kernels, Chain chain, Activate) {
+rlk_code compute(const LinearBwd& a, const Call& call, const Engine& engine) {
   if (const rlk_code code = leaves::check_segments(a, call); code != RLK_OK) return code;
   std::byte* room = shared_workspace(call);
   const ReadRows d_y(a.d_y, room), x(a.x, room);
-  if (a.d_x) input_gradient(a, d_y, call, kernels, chain);
-  if (a.d_weight) weight_gradient(a, d_y, x, call, kernels, chain);
-  if (a.d_bias) bias_gradient(a, d_y, call, kernels, chain, copies(a));
-  if (a.d_residual) residual_gradient(a, d_y, call, kernels, chain, copies(a));
+  if (a.d_x) input_gradient(a, d_y, call, engine);
+  if (a.d_weight) weight_gradient(a, d_y, x, call, engine);
+  if (a.d_bias) bias_gradient(a, d_y, call, engine.plain, engine.chain, copies(a));
+  if (a.d_residual) residual_gradient(a, d_y, call, engine.plain, engine.chain, copies(a));
   return RLK_OK;
 }
 
-template <Isa I, Chain Sum, class Args>
+template <Isa I, Sum S, class Args>
 struct Linears {
-  static Activate activate() { return Sum == Chain::fma64 ? activate_golden : swiglu::engine_for(I).forward; }
-  static rlk_code run(const Args& a, const Call& call) {
-    return compute(a, call, *chain_kernels<I>(), Sum, activate());
+  static constexpr bool kPairs = S == Sum::pairs;
+  static Engine engine() {
+    return {kPairs ? *pair_kernels<I>() : *chain_kernels<I>(), *chain_kernels<I>(),
+            S == Sum::fma64 ? Chain::fma64 : Chain::fma32,
+            S == Sum::fma64 ? activate_golden : swiglu::engine_for(I).forward};
   }
-  static rlk_verdict supports(const Args&, const rlk_request&) {
-    return chain_kernels<I>() ? kAccept : refuse("this build lacks the instruction set");
+  static rlk_code run(const Args& a, const Call& call) { return compute(a, call, engine()); }
+  static rlk_verdict supports(const Args& a, const rlk_request&) {
+    if (!chain_kernels<I>() || (kPairs && !pair_kernels<I>()))
+      return refuse("this build lacks the instruction set");
+    if constexpr (kPairs) {
+      if (I == Isa::avx512 && pairs_refusal()) return refuse(pairs_refusal());
+      if constexpr (std::is_same_v<Args, LinearBwd>)
+        if (a.d_y.dtype() != a.x.dtype())
+          return refuse("the instruction takes two operands in bf16, d_y is fp32", {},
+                        "round d_y to x's dtype", 0);
+    }
+    return kAccept;
   }
   static std::uint64_t workspace(const Args& a, const rlk_request& r) {
-    const ChainKernels& kernels = *chain_kernels<I>();
-    const std::size_t room = room_of(kernels, Sum);
+    const std::size_t room = engine().room();
     if constexpr (std::is_same_v<Args, Linear>)
       if (gated(a))
         return workspace_for(r.threads, GatedTiles::most(RowSet(a.x).rows, a.weight.dim(0) / 2),
                              line(room) + GatedTiles::kBytes, copies(a));
-    return workspace_for(r.threads, most_tiles(a, kernels), room, copies(a));
+    return workspace_for(r.threads, most_tiles(a, *chain_kernels<I>()), room, copies(a));
   }
 };
 
 // The gradients of lm_head by linear's.
 template <Isa I>
 struct LmHeadTree {
-  using Forms = Linears<I, Chain::fma32, LinearBwd>;
+  using Forms = Linears<I, Sum::fma32, LinearBwd>;
   static rlk_code run(const LmHeadBwd& a, const Call& call) { return Forms::run(leaves::as_linear(a), call); }
   static rlk_verdict supports(const LmHeadBwd& a, const rlk_request& r) {
     return Forms::supports(leaves::as_linear(a), r);
@@ -175,6 +197,19 @@ struct LmHeadTree {
 constexpr Facts kTree = pinned_facts(
     "fp32 FMA chains over eight leaves, joined as a tree; lanes over the columns", "fma32/tree8");
 constexpr Facts kGolden = golden_facts("ascending fp64 FMA chain, one rounding");
+constexpr Facts kPairs{.id = "native.avx512bf16",
+                       .doc = "VDPBF16PS chains over eight leaves, joined as a tree",
+                       .priority = 200,
+                       .arithmetic = "avx512bf16/tree8",
+                       .dtypes = RLK_BF16,
+                       .traits = kPinned,
+                       .min_arch = RLK_CPU_AVX512};
+constexpr Facts kReplay{.id = "",
+                        .doc = "what AVX512-BF16 adds, on any CPU",
+                        .priority = 3,
+                        .arithmetic = "avx512bf16/tree8",
+                        .dtypes = RLK_BF16,
+                        .traits = kPinned};
 // Behind lm_head's own: nobody gets other bits unasked.
 constexpr Facts kLmHeadTree{
     .id = "",
@@ -184,21 +219,38 @@ constexpr Facts kLmHeadTree{
     .dtypes = kFloats,
     .traits = kPinned};
 
-template <Family F, Chain Sum, class Args>
+template <Isa I, Sum S, class Args>
+constexpr rlk_implementation linears(const Facts& facts) {
+  using Forms = Linears<I, S, Args>;
+  return implement<Args, Forms::run, Forms::supports, Forms::workspace>(facts);
+}
+template <Family F, Sum S, class Args>
 constexpr Levels levels(const Facts& facts) {
-  return by_level([&]<Isa I>() {
-    using Forms = Linears<I, Sum, Args>;
-    return implement<Args, Forms::run, Forms::supports, Forms::workspace>(facts_at<F, I>(facts));
-  });
+  return by_level([&]<Isa I>() { return linears<I, S, Args>(facts_at<F, I>(facts)); });
+}
+template <Isa I, class Args>
+constexpr rlk_implementation replay() {
+  return linears<I, Sum::pairs, Args>(facts_at<"native.replay_avx512bf16", I>(kReplay));
 }
 
 }  // namespace
 
 extern const Levels linear_tree, linear_golden, linear_bwd_tree, linear_bwd_golden;
-constinit const Levels linear_tree = levels<"native", Chain::fma32, Linear>(kTree);
-constinit const Levels linear_golden = levels<"native.golden", Chain::fma64, Linear>(kGolden);
-constinit const Levels linear_bwd_tree = levels<"native", Chain::fma32, LinearBwd>(kTree);
-constinit const Levels linear_bwd_golden = levels<"native.golden", Chain::fma64, LinearBwd>(kGolden);
+constinit const Levels linear_tree = levels<"native", Sum::fma32, Linear>(kTree);
+constinit const Levels linear_golden = levels<"native.golden", Sum::fma64, Linear>(kGolden);
+constinit const Levels linear_bwd_tree = levels<"native", Sum::fma32, LinearBwd>(kTree);
+constinit const Levels linear_bwd_golden = levels<"native.golden", Sum::fma64, LinearBwd>(kGolden);
+
+extern const rlk_implementation linear_avx512bf16, linear_replay_avx512bf16_avx2,
+    linear_replay_avx512bf16_scalar, linear_bwd_avx512bf16, linear_bwd_replay_avx512bf16_avx2,
+    linear_bwd_replay_avx512bf16_scalar;
+constinit const rlk_implementation linear_avx512bf16 = linears<Isa::avx512, Sum::pairs, Linear>(kPairs);
+constinit const rlk_implementation linear_bwd_avx512bf16 =
+    linears<Isa::avx512, Sum::pairs, LinearBwd>(kPairs);
+constinit const rlk_implementation linear_replay_avx512bf16_avx2 = replay<Isa::avx2, Linear>();
+constinit const rlk_implementation linear_replay_avx512bf16_scalar = replay<Isa::scalar, Linear>();
+constinit const rlk_implementation linear_bwd_replay_avx512bf16_avx2 = replay<Isa::avx2, LinearBwd>();
+constinit const rlk_implementation linear_bwd_replay_avx512bf16_scalar = replay<Isa::scalar, LinearBwd>();
 
 extern const Levels lm_head_bwd_tree8;
 constinit const Levels lm_head_bwd_tree8 = by_level([]<Isa I>() {

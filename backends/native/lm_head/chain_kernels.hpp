@@ -7,8 +7,9 @@
 //     kLaneRows              up to so many rows lie in the lanes, b's elements broadcast (rows_in_lanes)
 //     kDirectRows            up to so many rows b is not packed (direct); both 0 where there is no such path
 //     zero, load, store, broadcast, fma, add
-//     upcast_run(src, type, index, count, dst)                         contiguous elements to Scalar
-//     kTile, pack_tile(rows, type, k, count, dst, stride) -> depth     transposes kTile columns of b
+//     kStep (optional)       elements of the depth that a step takes: 1, or pairs
+//     upcast_run(src, type, count, dst)                                neighbours to Scalar; of pairs pair_run(even, odd, ...)
+//     kTile, pack_tile(rows, type, k, count, dst, stride) -> steps     transposes kTile columns of b
 //     ChainMode (optional)   lives while chains run, and not where their sums are joined
 //     store_row(...) -> columns written                                the vector part of finish_element
 //   };
@@ -28,6 +29,18 @@
 namespace rlk::native {
 namespace {
 
+// Elements of the depth in a step of the chains.
+template <class Lanes>
+inline constexpr std::int64_t kStep = 1;
+template <class Lanes>
+  requires(Lanes::kStep > 1)
+inline constexpr std::int64_t kStep<Lanes> = Lanes::kStep;
+template <class Lanes>
+constexpr std::int64_t steps(std::int64_t depth) {
+  return (depth + kStep<Lanes> - 1) / kStep<Lanes>;
+}
+
+// Depths are steps here.
 template <class Lanes>
 struct Blocking {
   using Scalar = typename Lanes::Scalar;
@@ -55,20 +68,33 @@ inline const char* element_address(const MatrixView& view, std::int64_t row, std
          (row * view.row_stride + col * view.col_stride) * bytes_of(view.type);
 }
 
-// One register tile's rows of a, k0 <= k < k0+depth: dst[k][kRows].
+// The numbers of one step that lie `stride` elements apart. Those of the depth are `deeper` apart, and of a pair the second may
+// be past its end: a zero.
+template <class Lanes>
+RLK_ISA inline void pack_step(const char* first, Float type, std::int64_t stride, std::int64_t deeper,
+                              std::int64_t depth_left, std::int64_t count, typename Lanes::Scalar* dst) {
+  if constexpr (kStep<Lanes> == 2) {
+    const char* second = depth_left > 1 ? first + deeper * bytes_of(type) : nullptr;
+    if (stride == 1) return Lanes::pair_run(first, second, count, dst);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t at = i * stride * bytes_of(type);
+      Lanes::pair_run(first + at, second ? second + at : nullptr, 1, dst + i);
+    }
+  } else {
+    if (stride == 1) return Lanes::upcast_run(first, type, count, dst);
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = load_element(first, type, i * stride);
+  }
+}
+
+// One register tile's rows of a, k0 <= k < k0+depth: dst[step][kRows].
 template <class Lanes>
 RLK_ISA void pack_a(const MatrixView& a, std::int64_t row, std::int64_t rows, std::int64_t k0,
                     std::int64_t depth, typename Lanes::Scalar* dst) {
   constexpr int kParts = (Lanes::kRows + Lanes::kTile - 1) / Lanes::kTile;
   if (a.col_stride != 1) {
-    for (std::int64_t k = 0; k < depth; ++k) {
-      const char* first = element_address(a, row, k0 + k);
-      typename Lanes::Scalar* line = dst + k * Lanes::kRows;
-      if (a.row_stride == 1)
-        Lanes::upcast_run(first, a.type, rows, line);
-      else
-        for (std::int64_t i = 0; i < rows; ++i) line[i] = load_element(first, a.type, i * a.row_stride);
-    }
+    for (std::int64_t k = 0; k < depth; k += kStep<Lanes>, dst += Lanes::kRows)
+      pack_step<Lanes>(element_address(a, row, k0 + k), a.type, a.row_stride, a.col_stride, depth - k, rows,
+                       dst);
     return;
   }
   const char* lines[kParts * Lanes::kTile];
@@ -77,32 +103,23 @@ RLK_ISA void pack_a(const MatrixView& a, std::int64_t row, std::int64_t rows, st
   for (std::int64_t k = 0; k < depth;) {
     std::int64_t packed = 0;
     for (int part = 0; part < kParts; ++part)
-      packed = Lanes::pack_tile(lines + part * Lanes::kTile, a.type, k, depth - k,
-                                dst + k * Lanes::kRows + part * Lanes::kTile, Lanes::kRows);
-    k += packed;
+      packed = Lanes::pack_tile(lines + part * Lanes::kTile, a.type, k, depth - k, dst + part * Lanes::kTile,
+                                Lanes::kRows);
+    k += packed * kStep<Lanes>, dst += packed * Lanes::kRows;
   }
 }
 
-// One panel of b: dst[k][0 .. kPanel) for k0 <= k < k0+depth. Columns past col_end repeat the last one: they
+// One panel of b: dst[step][0 .. kPanel) for k0 <= k < k0+depth. Columns past col_end repeat the last one: they
 // are computed and dropped, and no memory outside the matrix is read.
 template <class Lanes>
 RLK_ISA void pack_b(const MatrixView& b, std::int64_t col, std::int64_t cols, std::int64_t k0,
                     std::int64_t depth, typename Lanes::Scalar* dst) {
   using B = Blocking<Lanes>;
-  using Scalar = typename Lanes::Scalar;
-  if (b.col_stride == 1) {
-    for (std::int64_t k = 0; k < depth; ++k) {
-      Scalar* line = dst + k * B::kPanel;
-      Lanes::upcast_run(element_address(b, k0 + k, col), b.type, cols, line);
-      for (std::int64_t j = cols; j < B::kPanel; ++j) line[j] = 0;
-    }
-    return;
-  }
   if (b.row_stride != 1) {
-    for (std::int64_t k = 0; k < depth; ++k) {
-      const char* first = element_address(b, k0 + k, col);
-      for (std::int64_t j = 0; j < B::kPanel; ++j)
-        dst[k * B::kPanel + j] = j < cols ? load_element(first, b.type, j * b.col_stride) : 0.0f;
+    for (std::int64_t k = 0; k < depth; k += kStep<Lanes>, dst += B::kPanel) {
+      pack_step<Lanes>(element_address(b, k0 + k, col), b.type, b.col_stride, b.row_stride, depth - k, cols,
+                       dst);
+      for (std::int64_t j = cols; j < B::kPanel; ++j) dst[j] = 0;
     }
     return;
   }
@@ -111,8 +128,8 @@ RLK_ISA void pack_b(const MatrixView& b, std::int64_t col, std::int64_t cols, st
   for (std::int64_t k = 0; k < depth;) {
     std::int64_t packed = 0;
     for (int part = 0; part < B::kPanel; part += Lanes::kTile)
-      packed = Lanes::pack_tile(columns + part, b.type, k, depth - k, dst + k * B::kPanel + part, B::kPanel);
-    k += packed;
+      packed = Lanes::pack_tile(columns + part, b.type, k, depth - k, dst + part, B::kPanel);
+    k += packed * kStep<Lanes>, dst += packed * B::kPanel;
   }
 }
 
@@ -127,12 +144,21 @@ struct Fetch {
   std::int64_t rows = 0;  // left; 0: nothing to ask for
 };
 
+// Where a finished sum of a block goes: `lowest` is its place in the lowest level, it meets so many and goes to one. Nowhere:
+// its chain goes on.
+template <class Lanes>
+struct Join {
+  typename Lanes::Scalar* lowest = nullptr;
+  int meets = 0, to = 0;
+};
+
 // sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0).
 template <class Lanes, int Rows>
 RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
                            const typename Lanes::Scalar* b, typename Lanes::Scalar* sums, std::int64_t pitch,
-                           bool start, Fetch& next) {
+                           bool start, const Join<Lanes>& join, Fetch& next) {
   using Vec = typename Lanes::Vec;
+  using B = Blocking<Lanes>;
   Vec sum[Rows][Lanes::kVecs];
 #pragma GCC unroll 16
   for (int i = 0; i < Rows; ++i)
@@ -163,6 +189,16 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
     b += Blocking<Lanes>::kPanel;
   }
   next = fetch;
+  if (join.lowest) {
+    for (int level = 0; level < join.meets; ++level)
+#pragma GCC unroll 16
+      for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+        for (int v = 0; v < Lanes::kVecs; ++v)
+          sum[i][v] = Lanes::add(
+              Lanes::load(join.lowest + level * B::kSums + i * B::kColBlock + v * Lanes::kLanes), sum[i][v]);
+    sums = join.lowest + join.to * B::kSums, pitch = B::kColBlock;
+  }
 #pragma GCC unroll 16
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
@@ -172,31 +208,35 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
 template <class Lanes, int Rows = Lanes::kRows>
 RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typename Lanes::Scalar* a,
                               const typename Lanes::Scalar* b, typename Lanes::Scalar* sums,
-                              std::int64_t pitch, bool start, Fetch& next) {
-  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start, next);
-  if constexpr (Rows > 1) register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, next);
+                              std::int64_t pitch, bool start, const Join<Lanes>& join, Fetch& next) {
+  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start, join, next);
+  if constexpr (Rows > 1)
+    register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, join, next);
 }
 
 // Nothing, where the lanes want no mode of their own.
 template <class Lanes>
+concept Modal = requires { typename Lanes::ChainMode; };
+template <class Lanes>
 struct ChainMode {
   ChainMode() {}
 };
-template <class Lanes>
-  requires requires { typename Lanes::ChainMode; }
+template <Modal Lanes>
 struct ChainMode<Lanes> : Lanes::ChainMode {};
 
-// One panel over one depth block, chunk by chunk: transpose a chunk of b, use it for every row.
+// One panel over one depth block, chunk by chunk: transpose a chunk of b, use it for every row. The last chunk's sums join.
 template <class Lanes>
 RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col, std::int64_t cols,
                        std::int64_t cols_after, std::int64_t k0, std::int64_t depth,
                        const typename Lanes::Scalar* packed_a, typename Lanes::Scalar* packed_b,
-                       typename Lanes::Scalar* sums, std::int64_t pitch, bool start) {
+                       typename Lanes::Scalar* sums, std::int64_t pitch, bool start,
+                       const Join<Lanes>& join) {
   using B = Blocking<Lanes>;
   const std::int64_t tiles = (rows + Lanes::kRows - 1) / Lanes::kRows;
   const ChainMode<Lanes> mode;
-  for (std::int64_t k = 0; k < depth; k += B::kChunk) {
-    const std::int64_t chunk = depth - k < B::kChunk ? depth - k : B::kChunk;
+  constexpr std::int64_t kChunk = B::kChunk * kStep<Lanes>;
+  for (std::int64_t k = 0; k < depth; k += kChunk) {
+    const std::int64_t chunk = depth - k < kChunk ? depth - k : kChunk;
     pack_b<Lanes>(b, col, cols, k0 + k, chunk, packed_b);
     // What comes next is this panel's next chunk, or the next panel's first.
     Fetch next;
@@ -205,13 +245,17 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
     const std::int64_t rows_next = left > 0 ? cols : cols_after < B::kPanel ? cols_after : B::kPanel;
     if (b.row_stride == 1 && rows_next > 0)
       next = {left > 0 ? element_address(b, k0 + k + chunk, col) : element_address(b, k0, col + cols),
-              b.col_stride * bytes_of(b.type), (run < B::kChunk ? run : B::kChunk) * bytes_of(b.type), 0,
+              b.col_stride * bytes_of(b.type), (run < kChunk ? run : kChunk) * bytes_of(b.type), 0,
               rows_next};
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t i = tile * Lanes::kRows;
       const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
-      register_tile_of<Lanes>(height, chunk, packed_a + tile * B::kTileA + k * Lanes::kRows, packed_b,
-                              sums + i * pitch, pitch, start && k == 0, next);
+      register_tile_of<Lanes>(
+          height, steps<Lanes>(chunk), packed_a + tile * B::kTileA + k / kStep<Lanes> * Lanes::kRows,
+          packed_b, sums + i * pitch, pitch, start && k == 0,
+          left > 0 || !join.lowest ? Join<Lanes>{}
+                                   : Join<Lanes>{join.lowest + i * B::kColBlock, join.meets, join.to},
+          next);
     }
   }
 }
@@ -263,7 +307,7 @@ RLK_ISA void pack_rows(const MatrixView& a, std::int64_t row, std::int64_t rows,
 }
 
 // The panels of one piece. The sum of a block in one piece passes through `partial`, that of several through the
-// chain's buffer.
+// chain's buffer. Sums join as they leave the registers, but in a mode that is the chains' alone.
 template <class Lanes>
 RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t rows, std::int64_t col,
                        std::int64_t cols, const typename Lanes::Scalar* packed_a,
@@ -271,14 +315,16 @@ RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t r
                        typename Lanes::Scalar* sums) {
   using B = Blocking<Lanes>;
   const bool ends = piece.to != kChain, whole = ends && !piece.resumes;
+  const bool at_once = ends && piece.depth > 0 && !Modal<Lanes>;
   if (piece.depth == 0) std::fill_n(partial, rows * B::kPanel, 0.0f);
   for (std::int64_t j = 0; j < cols; j += B::kPanel) {
     const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
     typename Lanes::Scalar* to = whole ? partial : sums + kChain * B::kSums + j;
     const std::int64_t pitch = whole ? B::kPanel : B::kColBlock;
     run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, piece.first, piece.depth, packed_a,
-                     packed_b, to, pitch, !piece.resumes);
-    if (ends) join_panel<Lanes>(rows, to, pitch, sums + j, piece);
+                     packed_b, to, pitch, !piece.resumes,
+                     at_once ? Join<Lanes>{sums + j, piece.meets, piece.to} : Join<Lanes>{});
+    if (ends && !at_once) join_panel<Lanes>(rows, to, pitch, sums + j, piece);
   }
 }
 
@@ -298,8 +344,8 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
         p.b.type == Float::f32 && p.a.col_stride == 1)
       return Lanes::rows_in_lanes(p, row, rows, col, cols, packed_a, sums);
   if constexpr (Lanes::kDirectRows > 0)
-    if ((p.leaves > 0 || p.block <= B::kDepthBlock) && p.segments.count == 0 && rows <= Lanes::kDirectRows &&
-        p.b.row_stride == 1)
+    if ((p.leaves > 0 || p.block <= B::kDepthBlock * kStep<Lanes>) && p.segments.count == 0 &&
+        rows <= Lanes::kDirectRows && p.b.row_stride == 1 && (kStep<Lanes> == 1 || p.a.col_stride == 1))
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
 
   if constexpr (B::kWide) {
@@ -309,11 +355,11 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
       for (std::int64_t j = 0; j < cols; j += B::kPanel) {
         const std::int64_t width = cols - j < B::kPanel ? cols - j : B::kPanel;
         run_panel<Lanes>(p.b, rows, col + j, width, cols - j - width, k0, depth, packed_a, packed_b, sums + j,
-                         B::kColBlock, k0 == 0);
+                         B::kColBlock, k0 == 0, Join<Lanes>{});
       }
     }
   } else {
-    for_pieces(p, B::kDepthBlock, [&](const Piece& piece) RLK_ISA {
+    for_pieces(p, B::kDepthBlock * kStep<Lanes>, [&](const Piece& piece) RLK_ISA {
       pack_rows<Lanes>(p.a, row, rows, piece.first, piece.depth, packed_a);
       run_piece<Lanes>(p, piece, rows, col, cols, packed_a, packed_b, partial, sums);
     });

@@ -3,8 +3,8 @@
 //   native.avx512bf16               the instruction, where the processor has it
 //   native.replay_avx512bf16.*      its bits on any other
 //
-// hidden is copied to dense rows, filled with zeros. The weight is read as it lies where its rows are whole pairs that need no
-// filling; else a few rows at a time are copied beside the worker's tiles.
+// hidden is copied to dense rows, filled with zeros. The weight is read as it lies where its rows need no filling;
+// else a few rows at a time are copied beside the worker's tiles.
 #include "native/lm_head/pairs.hpp"
 
 #include <cstring>
@@ -25,8 +25,7 @@ struct PairPlan {
       : rows(RowSet(a.hidden).rows),
         cols(a.weight.dim(0)),
         filled(pair_depth(a.weight.dim(1))),
-        in_place(filled == a.weight.dim(1) && (cols == 1 || a.weight.stride(0) % 2 == 0) &&
-                 reinterpret_cast<std::uintptr_t>(a.weight.data<std::byte>()) % 4 == 0),
+        in_place(filled == a.weight.dim(1)),
         shared(line(static_cast<std::uint64_t>(2 * rows * filled))),
         scratch(line(kernels.scratch_bytes) +
                 (in_place ? 0 : static_cast<std::uint64_t>(2 * kStrip * filled))) {}
@@ -51,7 +50,7 @@ void run_strips(const ChainProduct& p, const ChainTile& tile, const LmHead& a, c
               strip);
     ChainProduct part = p;
     part.cols = count;
-    part.b.data = strip, part.b.col_stride = plan.filled / 2;
+    part.b.data = strip, part.b.col_stride = plan.filled;
     part.out = static_cast<std::byte*>(p.out) + col * bytes_of(p.out_type);
     if (p.bias)
       part.bias = static_cast<const std::byte*>(p.bias) + col * p.bias_stride * bytes_of(p.bias_type);
@@ -63,16 +62,16 @@ rlk_code run(const LmHead& a, const Call& call, const ChainKernels& kernels) {
   const PairPlan plan(a, kernels);
   if (plan.rows == 0 || plan.cols == 0) return RLK_OK;
   std::byte* hidden = shared_workspace(call);
-  const std::int64_t depth = a.weight.dim(1), pairs = plan.filled / 2;
+  const std::int64_t depth = a.weight.dim(1);
   run_tasks(call, (plan.rows + 15) / 16, plan.scratch, plan.shared, [&](std::int64_t task, std::byte*) {
     for (std::int64_t i = 16 * task; i < std::min(plan.rows, 16 * task + 16); ++i)
       fill_rows(a.hidden.data<std::byte>() + 2 * row_offset(a.hidden, i), 0, 1, depth, plan.filled,
                 hidden + 2 * i * plan.filled);
   });
   ChainProduct p;
-  p.rows = plan.rows, p.cols = plan.cols, p.depth = pairs, p.block = pair_block(depth);
-  p.a = {hidden, Float::f32, pairs, 1};
-  p.b = {a.weight.data<void>(), Float::f32, 1, a.weight.stride(0) / 2};
+  p.rows = plan.rows, p.cols = plan.cols, p.depth = plan.filled, p.block = pair_block(depth);
+  p.a = {hidden, Float::bf16, plan.filled, 1};
+  p.b = {a.weight.data<void>(), Float::bf16, 1, a.weight.stride(0)};
   p.out_type = float_of(a.out.dtype());
   if (a.bias)
     p.bias = a.bias.data<void>(), p.bias_type = float_of(a.bias.dtype()), p.bias_stride = a.bias.stride(0);
@@ -87,13 +86,6 @@ rlk_code run(const LmHead& a, const Call& call, const ChainKernels& kernels) {
               });
   });
   return RLK_OK;
-}
-
-template <Isa I>
-const ChainKernels* pair_kernels() {
-  if constexpr (I == Isa::avx512) return pair_kernels_avx512();
-  if constexpr (I == Isa::avx2) return pair_kernels_avx2();
-  return &pair_kernels_scalar();
 }
 
 template <Isa I>

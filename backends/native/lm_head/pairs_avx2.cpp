@@ -27,6 +27,7 @@ class Flushing {
 struct PairLanes : Lanes8 {
   using ChainMode = Flushing;
   static constexpr int kRows = 4;
+  static constexpr std::int64_t kStep = 2;
 
   RLK_INLINE Vec odd(Vec pair) {
     return _mm256_and_ps(pair, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -38,17 +39,19 @@ struct PairLanes : Lanes8 {
     return _mm256_fmadd_ps(even(a), even(b), _mm256_fmadd_ps(odd(a), odd(b), sum));
   }
 
-  RLK_ISA static void upcast_run(const void* src, Float, std::int64_t count, float* dst) {
-    std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float));
+  static void pair_run(const char* even, const char* odd, std::int64_t count, float* dst) {
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = pair_at(even, odd, i);
   }
-
+  // A step's excess lies where the next step begins.
   RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float, std::int64_t k, std::int64_t count,
                                         float* dst, std::int64_t dst_stride) {
-    const std::int64_t depth = std::min<std::int64_t>(count, 8);
-    // A step's excess lies where the next step begins.
-    for (std::int64_t i = 0; i < depth; ++i)
-      for (int j = 0; j < 8; ++j) dst[i * dst_stride + j] = reinterpret_cast<const float*>(rows[j])[k + i];
-    return depth;
+    const std::int64_t pairs = std::min<std::int64_t>((count + 1) / 2, 8);
+    for (std::int64_t i = 0; i < pairs; ++i)
+      for (int j = 0; j < 8; ++j) {
+        const char* even = rows[j] + 2 * (k + 2 * i);
+        dst[i * dst_stride + j] = pair_at(even, 2 * i + 1 < count ? even + 2 : nullptr, 0);
+      }
+    return pairs;
   }
   static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const float*,
                                 const void*) {

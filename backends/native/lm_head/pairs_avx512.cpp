@@ -19,64 +19,98 @@ RLK_INLINE __m512 dot(__m512 a, __m512 b, __m512 sum) {
 
 struct PairLanes : Lanes16 {
   static constexpr int kLaneRows = 0;
+  static constexpr std::int64_t kStep = 2;
 
   RLK_INLINE Vec fma(Vec a, Vec b, Vec sum) { return dot(a, b, sum); }
 
-  RLK_ISA static void upcast_run(const void* src, Float, std::int64_t count, float* dst) {
-    std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float));
+  RLK_ISA static void pair_run(const char* even, const char* odd, std::int64_t count, float* dst) {
+    for (std::int64_t i = 0; i < count; i += 16) {
+      const __mmask16 mask = first_lanes(count - i);
+      const __m256i low = _mm256_maskz_loadu_epi16(mask, even + 2 * i);
+      const __m256i high = odd ? _mm256_maskz_loadu_epi16(mask, odd + 2 * i) : _mm256_setzero_si256();
+      _mm512_mask_storeu_epi32(
+          dst + i, mask,
+          _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16)));
+    }
   }
   RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float, std::int64_t k, std::int64_t count,
                                         float* dst, std::int64_t dst_stride) {
     __m512 tile[16];
-    if (count >= 16) {
-      load_tile<Float::bf16, true>(rows, 2 * k, 32, tile);
+    if (count >= 32) {
+      load_tile<Float::bf16, true>(rows, k, 32, tile);
 #  pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
       return 16;
     }
-    load_tile<Float::f32, false>(rows, k, count, tile);
-    for (int i = 0; i < static_cast<int>(count); ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
-    return count;
+    load_tile<Float::bf16, false>(rows, k, count, tile);
+    const int pairs = static_cast<int>((count + 1) / 2);
+    for (int i = 0; i < pairs; ++i) _mm512_storeu_ps(dst + i * dst_stride, tile[i]);
+    return pairs;
   }
   RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                              std::int64_t cols, float*, float* sums);
 };
 
-// 16 columns over one block. Blocks are whole tiles: K is filled up to 16 pairs. (Two groups of columns in turn, whose
-// chains would hide each other's latency, are a quarter slower: too many streams.)
+RLK_INLINE __m512 pair_of(const char* row, std::int64_t k) {
+  std::int32_t pair;
+  std::memcpy(&pair, row + 2 * k, sizeof pair);
+  return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
+}
+// The last of an odd depth.
+RLK_INLINE __m512 half_of(const char* row, std::int64_t k) {
+  std::uint16_t half;
+  std::memcpy(&half, row + 2 * k, sizeof half);
+  return _mm512_castsi512_ps(_mm512_set1_epi32(half));
+}
+
 template <int Rows>
-RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* const* a, float* sums,
+RLK_INLINE void accumulate_end(__m512 (&sum)[Rows], const char* const* columns, std::int64_t k,
+                               std::int64_t count, const char* const* a) {
+  __m512 tile[16];
+  load_tile<Float::bf16, false>(columns, k, count, tile);
+  for (int i = 0; i < static_cast<int>(count); i += 2)
+#  pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+      sum[r] = dot(i + 1 < count ? pair_of(a[r], k + i) : half_of(a[r], k + i), tile[i / 2], sum[r]);
+}
+
+// 16 columns over one block. (Two groups of columns in turn, whose chains would hide each other's latency, are a quarter
+// slower: too many streams.)
+template <int Rows>
+RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const char* const* a, float* sums,
                          const Piece& piece) {
+  using B = Blocking<PairLanes>;
   __m512 sum[Rows];
 #  pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) sum[r] = _mm512_setzero_ps();
-  for (std::int64_t k = 0; k < depth; k += 16) {
+  std::int64_t k = 0;
+  for (; k + 32 <= depth; k += 32) {
     __m512 tile[16];
-    load_tile<Float::bf16, true>(columns, 2 * k, 32, tile);
+    load_tile<Float::bf16, true>(columns, k, 32, tile);
 #  pragma GCC unroll 16
     for (int i = 0; i < 16; ++i)
 #  pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) sum[r] = dot(_mm512_set1_ps(a[r][k + i]), tile[i], sum[r]);
+      for (int r = 0; r < Rows; ++r) sum[r] = dot(pair_of(a[r], k + 2 * i), tile[i], sum[r]);
   }
+  if (k < depth) accumulate_end<Rows>(sum, columns, k, depth - k, a);
 #  pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
-    float* at = sums + r * Blocking<PairLanes>::kColBlock;
-    _mm512_storeu_ps(at, joined<PairLanes>(sum[r], at, piece.meets));
+    float* at = sums + r * B::kColBlock;
+    _mm512_storeu_ps(at + piece.to * B::kSums, joined<PairLanes>(sum[r], at, piece.meets));
   }
 }
 
 RLK_ISA void PairLanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                                std::int64_t cols, float*, float* sums) {
-  using Run = void (*)(const char* const*, std::int64_t, const float* const*, float*, const Piece&);
+  using Run = void (*)(const char* const*, std::int64_t, const char* const*, float*, const Piece&);
   constexpr Run kOf[] = {direct_rows<1>, direct_rows<2>, direct_rows<3>, direct_rows<4>};
   for (std::int64_t j = 0; j < cols; j += 16)
-    for_pieces(p, p.block, [&](const Piece& piece) RLK_ISA {
+    for_pieces(p, std::max<std::int64_t>(p.block, 1), [&](const Piece& piece) RLK_ISA {
       const char* columns[16];
       for (int c = 0; c < 16; ++c)
         columns[c] = element_address(p.b, piece.first, col + std::min(j + c, cols - 1));
-      const float* lines[kDirectRows];
-      for (std::int64_t i = 0; i < rows; ++i)
-        lines[i] = reinterpret_cast<const float*>(element_address(p.a, row + i, piece.first));
+      const char* lines[kDirectRows];
+      for (std::int64_t i = 0; i < rows; ++i) lines[i] = element_address(p.a, row + i, piece.first);
       kOf[rows - 1](columns, piece.depth, lines, sums + j, piece);
     });
   for (std::int64_t i = 0; i < rows; ++i)
