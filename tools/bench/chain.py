@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Ops of the dense chain, and those beside linear attention, on a GPU beside PyTorch's, eager and compiled, in one run.
+"""Ops of the dense chain, and those beside linear attention, beside PyTorch's, eager and compiled, in one run.
 
-    PYTHONPATH=build/release/python python tools/bench/chain_gpu.py [--json FILE] [--only PATTERN...] [--rounds N] [--no-compile]
+    PYTHONPATH=build/release/python python tools/bench/chain.py [--device cpu] [--dtype fp32]
+        [--json FILE] [--only PATTERN...] [--rounds N] [--no-compile]
 
-Every candidate is captured in a CUDA graph, so host time is left out; the graphs of a row take turns, and a figure is the median
-over rounds. `floor` is the time that a copy of as many bytes takes, measured in the same turns: 1.00 would be a copy's speed.
+The candidates of a row take turns, and a figure is the median over rounds. On a GPU each is captured in a CUDA graph, so
+host time is left out. `copy` is what a copy of as many bytes takes, measured in the same turns: at 1.00 of it an op has a
+copy's speed.
 """
 
 import argparse
 import fnmatch
 import json
+import os
 import statistics
+import time
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +22,13 @@ import torch.nn.functional as F
 import rlk
 import rlk.torch as ops
 
-BF16, FP32 = torch.bfloat16, torch.float32
+FP32 = torch.float32
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": FP32}
+DEVICE, DTYPE = "cuda", torch.bfloat16  # main() sets both
 
 
-def normal(*shape, dtype=BF16, scale=1.0):
-    return (torch.randn(*shape, device="cuda", dtype=FP32) * scale).to(dtype)
+def normal(*shape, dtype=None, scale=1.0):
+    return (torch.randn(*shape, device=DEVICE, dtype=FP32) * scale).to(dtype or DTYPE)
 
 
 def size(*tensors):
@@ -79,8 +85,8 @@ def qk_norm_rope_rows(tokens, heads=16, kv_heads=8, width=128):
     qkv, q_weight, k_weight = normal(tokens, heads + 2 * kv_heads, width), normal(width), normal(width)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     cos, sin = (normal(40960, width // 2, dtype=FP32) for _ in range(2))
-    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
-    slots = torch.randperm(2 * tokens, device="cuda")[:tokens]
+    positions = torch.arange(tokens, dtype=torch.int32, device=DEVICE)
+    slots = torch.randperm(2 * tokens, device=DEVICE)[:tokens]
     k_cache, v_cache = (normal(2 * tokens, kv_heads, width) for _ in range(2))
     q_out, k_out = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(k, memory_format=torch.contiguous_format)
     q_norm, k_norm = torch.empty_like(q_out), torch.empty_like(k_out)
@@ -109,14 +115,14 @@ def short_conv_rows(tokens, width):
 def kda_step_rows(batch, heads=32, width=128):
     """One token of every sequence; sequences are spread over the chunk of 64, and 64 calls take each around it once."""
     q, k, v = (F.normalize(normal(batch, 1, heads, width), dim=-1) for _ in range(3))
-    g, beta = -torch.rand(batch, 1, heads, width, device="cuda") / 10, torch.rand(batch, 1, heads, device="cuda")
+    g, beta = -torch.rand(batch, 1, heads, width, device=DEVICE) / 10, torch.rand(batch, 1, heads, device=DEVICE)
     state = normal(batch, heads, width, width, dtype=FP32)
-    row = rlk.Spec([1, 1, heads, width], "bf16")
+    row = rlk.Spec([1, 1, heads, width], next(name for name in DTYPES if DTYPES[name] is DTYPE))
     kept = rlk._C.infer("kda_step", row, row, row, rlk.Spec([1, 1, heads, width], "fp32"), rlk.Spec([1, 1, heads], "fp32"),
                         rlk.Spec([1], "int64"), rlk.Spec([1, heads, width, width], "fp32"))
     floats = kept["cache"][0][2]
-    cache, out = torch.zeros(batch, heads, floats, device="cuda"), torch.empty_like(v)
-    start = torch.arange(batch, device="cuda") * 64 // batch
+    cache, out = torch.zeros(batch, heads, floats, device=DEVICE), torch.empty_like(v)
+    start = torch.arange(batch, device=DEVICE) * 64 // batch
     turns = [(start + turn) % 64 + (64 if turn else 0) * ((start + turn) % 64 == 0) for turn in range(64)]
     moved = size(q, k, v, g, beta, out) + 2 * size(state)
     yield Row(f"kda_step of {batch}", moved, calls=64,
@@ -142,7 +148,7 @@ def swiglu_rows(tokens, width):
 
 
 def embedding_rows(tokens, width, vocab):
-    table, ids, d = normal(vocab, width), torch.randint(vocab, (tokens,), device="cuda"), normal(tokens, width)
+    table, ids, d = normal(vocab, width), torch.randint(vocab, (tokens,), device=DEVICE), normal(tokens, width)
     out, d_table = torch.empty_like(d), torch.empty_like(table)
     shape = f"[{tokens}, {width}] of {vocab}"
     leaf = table.clone().requires_grad_()
@@ -155,9 +161,9 @@ def embedding_rows(tokens, width, vocab):
 
 
 def logp_rows(tokens, vocab):
-    z, target = normal(tokens, vocab, scale=3.0), torch.randint(vocab, (tokens,), device="cuda", dtype=torch.int32)
+    z, target = normal(tokens, vocab, scale=3.0), torch.randint(vocab, (tokens,), device=DEVICE, dtype=torch.int32)
     wide = target.long()
-    value, stats = torch.empty(tokens, device="cuda"), torch.empty(tokens, 4, device="cuda")
+    value, stats = torch.empty(tokens, device=DEVICE), torch.empty(tokens, 4, device=DEVICE)
     d, dz = normal(tokens, dtype=FP32), torch.empty_like(z)
     shape = f"[{tokens}, {vocab}]"
 
@@ -177,9 +183,9 @@ def logp_rows(tokens, vocab):
 
 def sample_rows(rows, vocab):
     z = normal(rows, vocab, scale=3.0)
-    seed = torch.arange(rows, device="cuda")
-    full = lambda v, t: torch.full((rows,), v, device="cuda", dtype=t)  # noqa: E731
-    token, value = torch.empty(rows, device="cuda", dtype=torch.int32), torch.empty(rows, device="cuda")
+    seed = torch.arange(rows, device=DEVICE)
+    full = lambda v, t: torch.full((rows,), v, device=DEVICE, dtype=t)  # noqa: E731
+    token, value = torch.empty(rows, device=DEVICE, dtype=torch.int32), torch.empty(rows, device=DEVICE)
     shape = f"[{rows}, {vocab}]"
     warm, k, p, least = full(0.8, FP32), full(50, torch.int32), full(0.9, FP32), full(0.02, FP32)
 
@@ -195,15 +201,15 @@ def sample_rows(rows, vocab):
 
 
 def tp_sum_rows(ranks, tokens, width):
-    parts, y = normal(ranks, tokens, width, dtype=FP32), torch.empty(tokens, width, device="cuda", dtype=BF16)
+    parts, y = normal(ranks, tokens, width, dtype=FP32), torch.empty(tokens, width, device=DEVICE, dtype=DTYPE)
     yield Row(f"tp_sum [{ranks}, {tokens}, {width}]", size(parts, y), rlk=lambda: ops.tp_sum(parts, y=y),
-              torch=lambda: parts.sum(0).to(BF16))
+              torch=lambda: parts.sum(0).to(DTYPE))
 
 
 def loss_rows(sequences, length):
     shape = (sequences, length)
-    new, old, ref = (-torch.rand(shape, device="cuda") for _ in range(3))
-    adv, mask = torch.randn(sequences, device="cuda"), torch.ones(shape, device="cuda", dtype=torch.bool)
+    new, old, ref = (-torch.rand(shape, device=DEVICE) for _ in range(3))
+    adv, mask = torch.randn(sequences, device=DEVICE), torch.ones(shape, device=DEVICE, dtype=torch.bool)
     yield Row(f"ratio_kl {list(shape)}", 5 * size(new) + size(mask), rlk=lambda: ops.ratio_kl(new, old, ref, mask))
     try:
         ops.policy_loss(new, old, adv, mask, advantages_per="sequence", ref_logp=ref, kl_coef=0.1)
@@ -216,26 +222,48 @@ def loss_rows(sequences, length):
 
 def linear_rows(m, n, k):
     x, w = normal(m, k), normal(n, k, scale=k**-0.5)
-    y = torch.empty(m, n, device="cuda", dtype=BF16)
+    y = torch.empty(m, n, device=DEVICE, dtype=DTYPE)
     yield Row(f"linear {m} x {n} x {k}", size(x, w, y), rlk=lambda: ops.linear(x, w, y=y), torch=lambda: F.linear(x, w))
+    if DEVICE == "cuda":
+        return
+    dy, dx, dw = normal(m, n), torch.empty_like(x), torch.empty_like(w)
+    yield Row(f"linear backward {m} x {n} x {k}", size(x, w, y, dx, dw),
+              rlk=lambda: ops.linear_bwd(dy, x, w, d_x=dx, d_weight=dw), torch=lambda: (dy @ w, dy.T @ x))
+
+
+def scaled_dot_product(q, k, v, causal, backend):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
 
 
 def attention_rows(batch, length, heads, kv_heads, width=128):
     q = normal(batch, length, heads, width)
     k, v = (normal(batch, length, kv_heads, width) for _ in range(2))
-    flat = lambda x: x.transpose(1, 2)  # noqa: E731
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    shape = f"{batch} x {length}, {heads}/{kv_heads} x {width}"
+    kinds = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"} if DEVICE == "cuda" else {"flash": "FLASH_ATTENTION"}
+    peers = {kind: lambda name=name: scaled_dot_product(q, k, v, True, name) for kind, name in kinds.items()}
+    yield Row(f"attention causal {shape}", size(q, k, v, q), rlk=lambda: ops.attention(q, k, v, causal=True), **peers)
+    if DEVICE == "cuda":
+        return
+    leaves, d = [t.clone().requires_grad_() for t in (q, k, v)], normal(batch, heads, length, width)
+    out, lse = ops.attention(q, k, v, causal=True, lse=True)
+    d_out = d.transpose(1, 2).contiguous()
+    value = scaled_dot_product(*leaves, True, "FLASH_ATTENTION")
+    yield Row(f"attention backward {shape}", 2 * size(q, k, v, q),
+              rlk=lambda: ops.attention_bwd(q, k, v, out, lse, d_out, causal=True, d_q=True, d_k=True, d_v=True),
+              flash=lambda: torch.autograd.grad(value, leaves, d, retain_graph=True))
 
-    def peer(backend):
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(flat(q), flat(k), flat(v), is_causal=True, enable_gqa=True)
 
-    yield Row(f"attention causal {batch} x {length}, {heads}/{kv_heads} x {width}", size(q, k, v, q),
-              rlk=lambda: ops.attention(q, k, v, causal=True), cudnn=lambda: peer(SDPBackend.CUDNN_ATTENTION),
-              flash=lambda: peer(SDPBackend.FLASH_ATTENTION))
+def decode_rows(batch, keys, heads, kv_heads, width=128):
+    q = normal(batch, 1, heads, width)
+    k, v = (normal(batch, keys, kv_heads, width) for _ in range(2))
+    yield Row(f"attention of one token {batch} x {keys}, {heads}/{kv_heads} x {width}", size(q, k, v, q),
+              rlk=lambda: ops.attention(q, k, v), flash=lambda: scaled_dot_product(q, k, v, False, "FLASH_ATTENTION"))
 
 
-def all_rows():
+def gpu_rows():
     for tokens in (1, 64, 1000, 8192, 32768):
         yield from rms_norm_rows(tokens, 4096)
     for tokens, width in ((262144, 128), (65536, 256), (65536, 512), (32768, 1024), (65536, 2048)):
@@ -268,15 +296,39 @@ def all_rows():
     yield from attention_rows(8, 2048, 16, 8)
 
 
+def cpu_rows():
+    for tokens, width in ((1, 4096), (64, 4096), (1000, 4096), (16384, 128)):
+        yield from rms_norm_rows(tokens, width)
+    yield from gated_norm_rows(16384, 128)
+    for tokens in (1, 1000):
+        yield from qk_norm_rope_rows(tokens)
+    for tokens in (1, 64, 700):
+        yield from swiglu_rows(tokens, 4096)
+    yield from short_conv_rows(1000, 4096)
+    yield from embedding_rows(1000, 2048, 50257)
+    yield from logp_rows(64, 151936)
+    for rows in (1, 32):
+        yield from sample_rows(rows, 151936)
+    yield from tp_sum_rows(4, 512, 4096)
+    yield from loss_rows(64, 1024)
+    for m in (1, 16, 64, 200):
+        for n, k in ((1024, 1024), (4096, 4096), (700, 2880)):
+            yield from linear_rows(m, n, k)
+    yield from attention_rows(1, 1024, 8, 2)
+    yield from attention_rows(3, 333, 8, 8, 64)
+    yield from decode_rows(4, 4096, 8, 2)
+
+
 def runnable(kind, candidate):
     """A function without arguments; torch.compile's, where the row says what to compile."""
     if not isinstance(candidate, tuple):
         return candidate
+    prepare = torch.compile if kind == "compiled" else lambda function: function
     if candidate[0] not in ("backward", "both"):
-        function = torch.compile(candidate[0])
+        function = prepare(candidate[0])
         return lambda: function(*candidate[1:])
     mode, body, leaves, cotangent = candidate
-    function = torch.compile(body)
+    function = prepare(body)
     if mode == "both":
         return lambda: torch.autograd.grad(function(*leaves), leaves, cotangent)
     value = function(*leaves)
@@ -297,61 +349,105 @@ def captured(run, calls):
     return graph
 
 
-def measure(row, rounds, compiles):
+def gpu_timer(row, run):
+    """A function that makes the call and returns its microseconds."""
     calls = 1 if row.calls * row.moved > 2**30 else 4
-    half = row.moved // 2
-    source, target = (torch.empty(half, device="cuda", dtype=torch.uint8) for _ in range(2))
-    graphs, failures = {}, {}
-    for kind, candidate in [*row.candidates.items(), ("copy", lambda: target.copy_(source))]:
+    graph = captured(run, calls)
+
+    def timed():
+        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1000 / calls
+
+    return timed
+
+
+def cpu_timer(_, run):
+    """Likewise, of calls enough for a millisecond; on one CPU (taskset) by processor time."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    run()
+    start = clock()
+    run()
+    calls = max(1, min(1000, int(1e-3 / (clock() - start))))
+
+    def timed():
+        start = clock()
+        for _ in range(calls):
+            run()
+        return (clock() - start) * 1e6 / calls
+
+    return timed
+
+
+def measure(row, rounds, compiles):
+    """Microseconds of what can run of a row and of a copy of as many bytes, and why the rest cannot."""
+    source, target = (torch.empty(row.moved // 2, device=DEVICE, dtype=torch.uint8) for _ in range(2))
+    timers, failures = {}, {}
+    candidates = dict(row.candidates, copy=lambda: target.copy_(source))
+    if isinstance(row.candidates.get("compiled"), tuple):
+        candidates.setdefault("torch", row.candidates["compiled"])
+    for kind, candidate in candidates.items():
         if kind == "compiled" and not compiles:
             continue
         try:
-            graphs[kind] = captured(runnable(kind, candidate), calls)
+            timers[kind] = (gpu_timer if DEVICE == "cuda" else cpu_timer)(row, runnable(kind, candidate))
         except Exception as error:  # a peer that is not there, or an op that nobody serves
             failures[kind] = str(error).splitlines()[0][:150]
-            torch.cuda.synchronize()
-    times = {kind: [] for kind in graphs}
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+    times = {kind: [] for kind in timers}
     for turn in range(rounds + 2):
-        for kind, graph in graphs.items():
-            start, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
+        for kind, timer in timers.items():
+            us = timer() / (1 if kind == "copy" else row.calls)
             if turn >= 2:
-                times[kind].append(start.elapsed_time(end) * 1000 / calls / (1 if kind == "copy" else row.calls))
+                times[kind].append(us)
     return {kind: statistics.median(t) for kind, t in times.items()}, failures
 
 
+def processor():
+    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{names[0]}, {torch.get_num_threads()} threads"
+
+
 def main():
+    global DEVICE, DTYPE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--dtype", choices=[*DTYPES], default="bf16")
     parser.add_argument("--json")
     parser.add_argument("--only", nargs="+", default=["*"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true")
     given = parser.parse_args()
+    DEVICE, DTYPE = given.device, DTYPES[given.dtype]
     torch.manual_seed(1)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, us; `of copy` = copy's time / ours, `of peer` = best peer's / ours")
-    print(f"{'':52}{'rlk':>9}{'copy':>9}{'of copy':>9}{'GB/s':>7}{'torch':>9}{'compiled':>9}{'cudnn':>9}{'flash':>9}{'of peer':>9}")
+    if DEVICE == "cpu":
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as rlk takes
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else processor()
+    peers = [*("torch", "compiled"), *(["cudnn"] if DEVICE == "cuda" else []), "flash"]
+    print(f"{device}, {given.dtype}, torch {torch.__version__}, us; `of copy` = copy's time / ours, `of peer` = best peer's / ours")
+    print(f"{'':52}" + "".join(f"{word:>10}" for word in ("rlk", "copy", "of copy", "GB/s", *peers, "of peer")))
     results = []
-    for row in all_rows():
+    for row in gpu_rows() if DEVICE == "cuda" else cpu_rows():
         if not any(fnmatch.fnmatch(row.name, pattern) for pattern in given.only):
             continue
         us, failures = measure(row, given.rounds, not given.no_compile)
-        peers = [t for kind, t in us.items() if kind not in ("rlk", "copy")]
-        ours = us.get("rlk")
+        ours, best = us.get("rlk"), min((us[kind] for kind in peers if kind in us), default=None)
         text = lambda t, form=".1f": f"{t:{form}}" if t is not None else "-"  # noqa: E731
-        print(f"{row.name:52}{text(ours):>9}{text(us['copy']):>9}{text(ours and us['copy'] / ours, '.2f'):>9}"
-              f"{text(ours and row.moved / ours / 1000, '.0f'):>7}" +
-              "".join(f"{text(us.get(kind)):>9}" for kind in ("torch", "compiled", "cudnn", "flash")) +
-              f"{text(min(peers) / ours if peers and ours else None, '.2f'):>9}", flush=True)
+        cells = [text(ours), text(us["copy"]), text(ours and us["copy"] / ours, ".2f"), text(ours and row.moved / ours / 1000),
+                 *(text(us.get(kind)) for kind in peers), text(ours and best and best / ours, ".2f")]
+        print(f"{row.name:52}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
         for kind, why in failures.items():
             print(f"    {kind}: {why}", flush=True)
         results.append({"name": row.name, "bytes": row.moved, "us": us, "failures": failures})
-        torch.cuda.empty_cache()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
     if given.json:
         with open(given.json, "w") as out:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": results}, out, indent=1)
+            json.dump({"device": device, "dtype": given.dtype, "torch": torch.__version__, "rows": results}, out, indent=1)
 
 
 if __name__ == "__main__":
