@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "arithmetic/math.hpp"
 #include "arithmetic/rows.hpp"
@@ -54,6 +55,18 @@ struct Row {
     std::int64_t i = 0;
     for (; i + W <= n; i += W) store(out + i, f(load(in + i)...));
     for (; i < n; ++i) out[i] = f(in[i]...);
+  }
+
+  // The sum of n floats, a power of two, by halving: x[i] + x[i + n / 2] for every i of the first half, and so on. x is overwritten.
+  static float halve(float* x, std::int64_t n) {
+    std::int64_t h = n / 2;
+    for (; h >= W; h /= 2)
+      for (std::int64_t i = 0; i < h; i += W) store(x + i, load(x + i) + load(x + i + h));
+    if constexpr (W > 1)
+      if (n >= W) return halve<W / 2>(load(x));
+    for (; h > 0; h /= 2)
+      for (std::int64_t i = 0; i < h; ++i) x[i] = x[i] + x[i + h];
+    return x[0];
   }
 
   // W elements, widened; or rounded once to nearest even, a NaN as the canonical one. Streamed results go around the caches
@@ -123,6 +136,19 @@ struct Row {
   }
 
  private:
+  template <int H>
+  static float halve(L x) {
+    const L sums = x + moved_down<H>(x, std::make_integer_sequence<int, W>{});
+    if constexpr (H == 1)
+      return sums[0];
+    else
+      return halve<H / 2>(sums);
+  }
+  template <int H, int... I>
+  static L moved_down(L x, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(x, x, ((I + H) % W)...);
+  }
+
   template <class S>
   static void widen(const S* from, float* to, std::int64_t n) {
     std::int64_t i = 0;

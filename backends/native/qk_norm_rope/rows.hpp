@@ -36,11 +36,7 @@ class Rows {
     while (width < n) width *= 2;
     Row::map(n, [](auto a) { return a * a; }, lanes, x);
     std::fill(lanes + n, lanes + width, 0.0f);
-    for (int h = width / 2; h > 0; h /= 2)
-      Row::map(
-          h, [](auto a, auto b) { return a + b; }, lanes, static_cast<const float*>(lanes),
-          static_cast<const float*>(lanes + h));
-    return lanes[0];
+    return Row::halve(lanes, width);
   }
 
   // As a tensor of this type holds it.

@@ -15,9 +15,11 @@ template <class L, int W>
 class Rows {
   using Row = native::Row<L, W>;
 
-  // rms32 of x * y.
+  // rms32 of x * y. Lanes behind a short row are +0: their half is left out, and only makes a +0 of a -0.
   static float sum(const float* x, const float* y, std::int64_t n, float* lanes) {
-    for (std::int64_t lane = 0; lane < kLanes; lane += W) {
+    std::int64_t held = W;
+    while (held < std::min<std::int64_t>(n, kLanes)) held *= 2;
+    for (std::int64_t lane = 0; lane < held; lane += W) {
       L total{};
       for (std::int64_t i = lane; i + W <= n; i += kLanes)
         total = simt::fused(Row::load(x + i), Row::load(y + i), total);
@@ -25,11 +27,9 @@ class Rows {
     }
     for (std::int64_t i = n / W * W; i < n; ++i)
       lanes[i % kLanes] = simt::fused(x[i], y[i], lanes[i % kLanes]);
-    for (int h = kLanes / 2; h > 0; h /= 2)
-      Row::map(
-          h, [](auto a, auto b) { return a + b; }, lanes, static_cast<const float*>(lanes),
-          static_cast<const float*>(lanes + h));
-    return lanes[0];
+    if (held < kLanes)
+      Row::map(held, [](auto a) { return a + 0.0f; }, lanes, static_cast<const float*>(lanes));
+    return Row::halve(lanes, held);
   }
 
   static void round(rows::Type type, float* x, void* scratch, std::int64_t n) {
