@@ -117,6 +117,7 @@ namespace {
 const char* linear_of(const std::string& backend) {
   return backend == "native.amx"           ? "amx/k32/tree8"
          : backend == "native.replay_sm90" ? "sm90/t25k16/tree8"
+         : backend.ends_with("avx512bf16") ? "avx512bf16/tree8"
                                            : "fma32/tree8";
 }
 

@@ -157,7 +157,8 @@ Bound linear_logp_bound(const BoundQuery& q) {
 // matrix unit sums them each is rounded to 16 bits, by up to half an ulp of itself, which stays where terms near 1 cancel.
 Bound linear_logp_bwd_bound(const BoundQuery& q) {
   const double logits = lm_head_bound({q.result, q.input, DType::f32, q.arithmetic, q.reduction}).value;
-  const bool rounds = q.arithmetic.starts_with("amx/") || q.arithmetic.starts_with("sm90/");
+  const bool rounds = q.arithmetic.starts_with("amx/") || q.arithmetic.starts_with("avx512bf16/") ||
+                      q.arithmetic.starts_with("sm90/");
   const double halves = !rounds ? 0 : q.input == DType::bf16 ? 0x3p-9 : 0x3p-12;
   return {
       .metric = Bound::elementwise, .value = 20 * logits + halves, .ulps = 1, .absolute = 2e-6 + halves / 3};

@@ -27,9 +27,9 @@ std::string_view chain_of(std::string_view arithmetic) {
   const std::string_view chain = before(arithmetic, kRows);
   return chain.ends_with('/') ? chain.substr(0, chain.size() - 1) : std::string_view();
 }
-// linear_bwd's id of it: fp32 chains have no blocks inside a leaf.
+// linear_bwd's id of it, whose leaves have no blocks inside.
 std::string tree_of(std::string_view chain) {
-  return std::string(chain.starts_with("fma32/") ? "fma32" : chain).append(kTree);
+  return std::string(chain.substr(0, chain.find("/kb"))).append(kTree);
 }
 
 template <class Args>

@@ -50,7 +50,7 @@ void print_impls(const Json& impls, const Json& backends) {
     if (op != last) table.row({op});
     const std::string id = i["id"], backend = i["backend"];
     const bool of_it = id.compare(0, backend.size() + 1, backend + ".") == 0;
-    table.row({"  " + id + (of_it ? "" : " of " + backend), yes_no(i["built"]), yes_no(i["loaded"]),
+    table.row({" " + id + (of_it ? "" : " of " + backend), yes_no(i["built"]), yes_no(i["loaded"]),
                notes.mark(i["usable"]), joined(i["dtypes"]), i["arithmetic"],
                std::to_string(i["priority"].get<int>())});
     last = op;

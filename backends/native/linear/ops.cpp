@@ -5,6 +5,8 @@
 //   native.avx512bf16            avx512bf16/tree8   the same leaves by VDPBF16PS (native/lm_head/pairs.hpp)
 //   native.replay_avx512bf16     avx512bf16/tree8   its bits on any other processor
 //   native.tree8                 fma32/tree8        lm_head's gradients by the same rule, for who asks for them
+//
+// lm_head's gradients by pairs are linear's of the same names.
 #include <optional>
 
 #include "arithmetic/linear/lm_head_gradients.hpp"
@@ -182,15 +184,18 @@ struct Linears {
 };
 
 // The gradients of lm_head by linear's.
-template <Isa I>
+template <Isa I, Sum S>
 struct LmHeadTree {
-  using Forms = Linears<I, Sum::fma32, LinearBwd>;
+  using Forms = Linears<I, S, LinearBwd>;
   static rlk_code run(const LmHeadBwd& a, const Call& call) { return Forms::run(leaves::as_linear(a), call); }
   static rlk_verdict supports(const LmHeadBwd& a, const rlk_request& r) {
     return Forms::supports(leaves::as_linear(a), r);
   }
   static std::uint64_t workspace(const LmHeadBwd& a, const rlk_request& r) {
     return Forms::workspace(leaves::as_linear(a), r);
+  }
+  static constexpr rlk_implementation of(const Facts& facts) {
+    return implement<LmHeadBwd, run, supports, workspace>(facts);
   }
 };
 
@@ -253,10 +258,15 @@ constinit const rlk_implementation linear_bwd_replay_avx512bf16_avx2 = replay<Is
 constinit const rlk_implementation linear_bwd_replay_avx512bf16_scalar = replay<Isa::scalar, LinearBwd>();
 
 extern const Levels lm_head_bwd_tree8;
-constinit const Levels lm_head_bwd_tree8 = by_level([]<Isa I>() {
-  using Forms = LmHeadTree<I>;
-  return implement<LmHeadBwd, Forms::run, Forms::supports, Forms::workspace>(
-      facts_at<"native.tree8", I>(kLmHeadTree));
-});
+constinit const Levels lm_head_bwd_tree8 =
+    by_level([]<Isa I>() { return LmHeadTree<I, Sum::fma32>::of(facts_at<"native.tree8", I>(kLmHeadTree)); });
+
+extern const rlk_implementation lm_head_bwd_avx512bf16, lm_head_bwd_replay_avx512bf16_avx2,
+    lm_head_bwd_replay_avx512bf16_scalar;
+constinit const rlk_implementation lm_head_bwd_avx512bf16 = LmHeadTree<Isa::avx512, Sum::pairs>::of(kPairs);
+constinit const rlk_implementation lm_head_bwd_replay_avx512bf16_avx2 =
+    LmHeadTree<Isa::avx2, Sum::pairs>::of(facts_at<"native.replay_avx512bf16", Isa::avx2>(kReplay));
+constinit const rlk_implementation lm_head_bwd_replay_avx512bf16_scalar =
+    LmHeadTree<Isa::scalar, Sum::pairs>::of(facts_at<"native.replay_avx512bf16", Isa::scalar>(kReplay));
 
 }  // namespace rlk::native

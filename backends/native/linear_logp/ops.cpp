@@ -1,9 +1,11 @@
 // linear_logp and its gradients on the CPU (composed.hpp), an implementation per chain of lm_head and instruction set:
 //
-//   native              fma32/kb1024/lse128/l8
-//   native.kb256        fma32/kb256/lse128/l8
-//   native.amx          amx/k32/lse128/l8
-//   native.replay_sm90  sm90/t25k16/lse128/l8
+//   native                    fma32/kb1024/lse128/l8
+//   native.kb256              fma32/kb256/lse128/l8
+//   native.amx                amx/k32/lse128/l8
+//   native.avx512bf16         avx512bf16/kb1024/lse128/l8
+//   native.replay_avx512bf16  the same on other processors
+//   native.replay_sm90        sm90/t25k16/lse128/l8
 //
 // The gradients' ids end in /tree8: their products are linear_bwd's.
 #include "native/linear_logp/composed.hpp"
@@ -12,7 +14,9 @@ namespace rlk::native {
 
 extern const Levels lm_head_fma32, lm_head_kb256, linear_bwd_tree;
 extern const rlk_implementation lm_head_amx, linear_bwd_amx, lm_head_replay_sm90_avx512,
-    lm_head_replay_sm90_scalar, linear_bwd_replay_sm90_avx512, linear_bwd_replay_sm90_scalar;
+    lm_head_replay_sm90_scalar, linear_bwd_replay_sm90_avx512, linear_bwd_replay_sm90_scalar,
+    lm_head_avx512bf16, lm_head_replay_avx512bf16_avx2, lm_head_replay_avx512bf16_scalar,
+    linear_bwd_avx512bf16, linear_bwd_replay_avx512bf16_avx2, linear_bwd_replay_avx512bf16_scalar;
 
 namespace {
 
@@ -90,6 +94,27 @@ constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, kPanels),
                 kKb256Bwd = facts("", "fma32/kb256/lse128/l8/tree8", 20, kBlocks);
 constexpr Facts kAmx = amx_facts(kUnit, "amx/k32/lse128/l8"),
                 kAmxBwd = amx_facts(kUnit, "amx/k32/lse128/l8/tree8");
+constexpr Facts pair_facts(const char* arithmetic) {
+  return {.id = "native.avx512bf16",
+          .doc = "a panel of lm_head's logits by VDPBF16PS at a time",
+          .priority = 200,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned,
+          .min_arch = RLK_CPU_AVX512};
+}
+constexpr Facts kPairs = pair_facts("avx512bf16/kb1024/lse128/l8"),
+                kPairsBwd = pair_facts("avx512bf16/kb1024/lse128/l8/tree8");
+constexpr Facts pair_replay_facts(const char* arithmetic) {
+  return {.id = "",
+          .doc = "what AVX512-BF16 adds, on any CPU",
+          .priority = 3,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned};
+}
+constexpr Facts kPairReplay = pair_replay_facts("avx512bf16/kb1024/lse128/l8"),
+                kPairReplayBwd = pair_replay_facts("avx512bf16/kb1024/lse128/l8/tree8");
 constexpr Facts replay_facts(const char* arithmetic) {
   return {.id = "",
           .doc = "a Hopper tensor core's products on the CPU",
@@ -136,5 +161,25 @@ constinit const rlk_implementation linear_logp_bwd_replay_sm90_scalar =
 constinit const rlk_implementation linear_logp_bwd_replay_sm90_avx512 =
     Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>, only<&linear_bwd_replay_sm90_avx512>,
           true>::backward(facts_at<"native.replay_sm90", Isa::avx512>(kReplayBwd));
+
+extern const rlk_implementation linear_logp_avx512bf16, linear_logp_bwd_avx512bf16,
+    linear_logp_replay_avx512bf16_avx2, linear_logp_replay_avx512bf16_scalar,
+    linear_logp_bwd_replay_avx512bf16_avx2, linear_logp_bwd_replay_avx512bf16_scalar;
+constinit const rlk_implementation linear_logp_avx512bf16 =
+    Forms<Isa::avx512, only<&lm_head_avx512bf16>>::forward(kPairs);
+constinit const rlk_implementation linear_logp_bwd_avx512bf16 =
+    Forms<Isa::avx512, only<&lm_head_avx512bf16>, only<&linear_bwd_avx512bf16>, true>::backward(kPairsBwd);
+constinit const rlk_implementation linear_logp_replay_avx512bf16_avx2 =
+    Forms<Isa::avx2, only<&lm_head_replay_avx512bf16_avx2>>::forward(
+        facts_at<"native.replay_avx512bf16", Isa::avx2>(kPairReplay));
+constinit const rlk_implementation linear_logp_replay_avx512bf16_scalar =
+    Forms<Isa::scalar, only<&lm_head_replay_avx512bf16_scalar>>::forward(
+        facts_at<"native.replay_avx512bf16", Isa::scalar>(kPairReplay));
+constinit const rlk_implementation linear_logp_bwd_replay_avx512bf16_avx2 =
+    Forms<Isa::avx2, only<&lm_head_replay_avx512bf16_avx2>, only<&linear_bwd_replay_avx512bf16_avx2>,
+          true>::backward(facts_at<"native.replay_avx512bf16", Isa::avx2>(kPairReplayBwd));
+constinit const rlk_implementation linear_logp_bwd_replay_avx512bf16_scalar =
+    Forms<Isa::scalar, only<&lm_head_replay_avx512bf16_scalar>, only<&linear_bwd_replay_avx512bf16_scalar>,
+          true>::backward(facts_at<"native.replay_avx512bf16", Isa::scalar>(kPairReplayBwd));
 
 }  // namespace rlk::native

@@ -120,7 +120,7 @@ extern const rlk_implementation lm_head_avx512bf16, lm_head_replay_avx512bf16_av
 constinit const rlk_implementation lm_head_avx512bf16 =
     Pairs<Isa::avx512>::of({.id = "native.avx512bf16",
                             .doc = "VDPBF16PS chains, lanes over the columns",
-                            .priority = 60,
+                            .priority = 205,
                             .arithmetic = "avx512bf16/kb1024",
                             .dtypes = RLK_BF16,
                             .traits = kPinned,
