@@ -57,7 +57,7 @@ TEST_CASE("--list shows every implementation in aligned columns") {
       CHECK(*row++ == op);
     }
     const std::string id = i["id"], rule = i["arithmetic"];
-    CHECK_MESSAGE(row->compare(0, id.size() + 3, "  " + id + " ") == 0, *row);
+    CHECK_MESSAGE(row->compare(0, id.size() + 2, " " + id + " ") == 0, *row);
     CHECK_MESSAGE(row->compare(arithmetic, rule.size() + 1, rule + " ") == 0, *row);
     ++row;
   }
