@@ -252,7 +252,7 @@ def attention_rows(batch, length, heads, kv_heads, width=128):
     d_out = d.transpose(1, 2).contiguous()
     value = scaled_dot_product(*leaves, True, "FLASH_ATTENTION")
     yield Row(f"attention backward {shape}", 2 * size(q, k, v, q),
-              rlk=lambda: ops.attention_bwd(q, k, v, out, lse, d_out, causal=True, d_q=True, d_k=True, d_v=True),
+              rlk=lambda: ops.attention_bwd(q, k, v, out=out, lse=lse, d_out=d_out, causal=True, d_q=True, d_k=True, d_v=True),
               flash=lambda: torch.autograd.grad(value, leaves, d, retain_graph=True))
 
 
