@@ -56,8 +56,8 @@ struct Case {
   bool large = false;    // left out of short budgets
   bool brief = false;    // its size or its values are what it is for: varied in few ways
   bool sampled = false;  // brief, and judged at some hundred elements of each result
-  // Sums may overflow on the way, which is the arithmetic's own affair: judged by the written rule of the id
-  // alone.
+  // Sums may overflow on the way, or all there is may vanish, which is the arithmetic's own affair: judged by the
+  // written rule of the id alone.
   bool ruled = false;
   int64_t most_rows = 4096;  // how far a batch of such rows is grown: fewer where a row is a whole sequence
   // Batch axes of arguments or results that differ from the schema's in this case: a layout attribute moved

@@ -142,6 +142,15 @@ Config with_lengths(const char* name, int64_t page, const std::vector<double>& l
   return o;
 }
 
+// Scores so far apart that weights go down to 2^-149, each with a channel of values for itself: what is left of the least shows.
+void faint(const CaseSink& sink, DType t) {
+  Config o{
+      .name = "faint", .brief = true, .q = {Fill::constant, 1}, .k = {Fill::values}, .v = {Fill::values}};
+  for (int j = 0; j < 16; ++j)
+    for (int d = 0; d < 16; ++d) o.k.list.push_back(-1.71875 * j), o.v.list.push_back(d == j ? 1024 : 0);
+  dense(sink, {1, 3, 16, 1, 1, 16, 16}, t, o);
+}
+
 // Every option at once, and each layout with as little work as lets further options be tried on it.
 void combined_cases(const CaseSink& sink, DType t) {
   Config all{.name = "all", .sinks = true, .brief = true, .window = 40, .softcap = 2, .scale = 0.7};
@@ -181,6 +190,7 @@ void small_cases(const CaseSink& sink, DType t) {
   dense(sink, {2, 2, 200, 2, 1, 16, 16}, t, {.name = "paged", .brief = true, .page = 100});
   dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, filled("special", {}, special()));
   dense(sink, {2, 6, 40, 1, 1, 16, 16}, t, filled("far apart", {Fill::normal, 0, 30}, {Fill::normal, 0, 30}));
+  faint(sink, t);
   packed(sink, t, {});
   packed(sink, t, {.name = "bare", .causal = false, .sinks = true, .split = 0});
   combined_cases(sink, t);

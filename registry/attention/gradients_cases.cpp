@@ -18,10 +18,10 @@ struct Shape {
 
 struct Config {
   const char* name = "dense";
-  bool causal = true, sinks = false, lse = false, wide = false, brief = false, sampled = false;
+  bool causal = true, sinks = false, lse = false, wide = false, brief = false, sampled = false, ruled = false;
   int64_t window = 0;
   double softcap = 0, scale = 0;
-  Fill d_out{}, lse_fill{};
+  Fill q{}, k{}, d_out{}, lse_fill{};
   std::vector<double> lengths{};  // kv_len
 };
 
@@ -41,7 +41,7 @@ void set_options(Case& c, const Config& o, DType t, int64_t keys) {
   const DType result = o.wide ? DType::f32 : t;
   c.results = {{"d_q", result}, {"d_k", result}, {"d_v", result}};
   if (o.sinks) c.results.push_back({"d_sinks", DType::f32});
-  c.brief = o.brief, c.sampled = o.sampled;
+  c.brief = o.brief, c.sampled = o.sampled, c.ruled = o.ruled;
   c.reduction = keys;
 }
 
@@ -50,8 +50,8 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o = {}) 
   c.name = fmt::format("{} b={} s={} l={} h={}/{} d={}/{}{}{} {}", o.name, s.batch, s.queries, s.keys,
                        s.heads, s.kv_heads, s.d, s.dv, o.causal ? "" : " whole",
                        o.window ? fmt::format(" window={}", o.window) : "", name_of(t));
-  c.inputs = {{"q", {s.batch, s.queries, s.heads, s.d}, t},
-              {"k", {s.batch, s.keys, s.kv_heads, s.d}, t},
+  c.inputs = {{"q", {s.batch, s.queries, s.heads, s.d}, t, o.q},
+              {"k", {s.batch, s.keys, s.kv_heads, s.d}, t, o.k},
               {"v", {s.batch, s.keys, s.kv_heads, s.dv}, t}};
   set_options(c, o, t, s.keys);
   if (!o.lengths.empty())
@@ -94,6 +94,15 @@ Fill listed(double usual, double first, double second) {
   for (int i = 0; i < 53; ++i) fill.list.push_back(usual + std::cos(i * i * 3.7));
   fill.list[17] = first, fill.list[40] = second;
   return fill;
+}
+
+// Scores so far apart that weights go down to 2^-149: of the least, d_v has nothing else. Where they
+// become zero is an id's own affair.
+void faint(const CaseSink& sink, DType t) {
+  Config o{.name = "faint", .brief = true, .ruled = true, .q = {Fill::constant, 1}, .k = {Fill::values}};
+  for (int i = 0; i < 16 * 16; ++i) o.k.list.push_back(-1.71875 * (i / 16));
+  o.d_out = {Fill::normal, 0, 1024}, o.lse_fill = {Fill::constant, 0.25};
+  dense(sink, {1, 5, 16, 1, 1, 16, 16}, t, o);
 }
 
 // Every option at once, and each layout with as little work as lets further options be tried on it.
@@ -142,6 +151,7 @@ void small_cases(const CaseSink& sink, DType t) {
   dense(sink, {2, 7, 60, 2, 1, 16, 16}, t, none);
   special.name = "special", special.causal = false, special.d_out = listed(0, inf, NAN);
   dense(sink, {2, 7, 60, 2, 2, 16, 16}, t, special);
+  faint(sink, t);
   packed(sink, t, {});
   Config bare{.name = "bare", .causal = false, .sinks = true, .lse = true};
   bare.lengths = {129, 0, 100, 26};

@@ -192,7 +192,9 @@ void kda_fwd_cases(const CaseSink& sink) {
   const std::pair<Shape, Config> beyond[] = {
       {{1, 8256, 1, 1, 16, 16}, {.gating = kZero, .brief = true, .strengths = faint}},
       {{1, 4200, 1, 1, 16, 16},
-       {.gating = kZero, .v_first = true, .bounds = {0, 4096, 4200}, .brief = true, .strengths = faint}}};
+       {.gating = kZero, .v_first = true, .bounds = {0, 4096, 4200}, .brief = true, .strengths = faint}},
+      {{1, 4304, 1, 1, 16, 16},
+       {.gating = kZero, .bounds = {0, 104, 4304}, .brief = true, .strengths = faint}}};
   for (const auto& [s, o] : beyond) emit(make(s, DType::f32, o), DType::f32);
 }
 
