@@ -18,7 +18,7 @@ struct Mutant {
   const char* transform = nullptr;  // shows on all of the op's cases with this transform alone
 };
 std::span<const Mutant> all();
-// Of breaks.cpp: part of all().
+// Of breaks.cpp and the files that it collects: part of all().
 std::vector<const rlk_implementation*> broken_implementations();
 std::vector<Mutant> broken();
 extern const rlk_backend backend;

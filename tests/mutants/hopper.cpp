@@ -1,0 +1,503 @@
+// Deliberate errors in attention and its gradients under the ids of Hopper's ex2, which CPUs replay. The rules are written
+// here once more, with a place for every error: a Way is right as it stands, and each mutant changes one of its functions.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "break.hpp"
+#include "registry/attention/gradients.hpp"
+#include "registry/attention/rows.hpp"
+#include "registry/ex2_sm90.hpp"
+#include "registry/exp32.hpp"
+#include "registry/lm_head/chains.hpp"
+#include "registry/logp/lse128.hpp"
+
+namespace rlk::mutants {
+namespace {
+
+using registry::ex2_sm90, registry::exp2_32, registry::ln32, registry::tanh32;
+using registry::attention::Sequence, registry::attention::Sequences, registry::attention::Visible;
+namespace chains = registry::chains;
+
+constexpr int64_t kTile = 128;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147182f;
+using Row = std::vector<float>;
+
+float to_bf16(float x) { return bf16_to_float(float_to_bf16(x)); }
+float without_nothing(float m) { return m == -INFINITY ? 0 : m; }
+
+struct Way {
+  // Of a score, its factor, and the row's base.
+  static float weight(float s, float c, float b) { return ex2_sm90(std::fma(s, c, -b)); }
+  static float factor(float x) { return exp2_32(x); }  // of the sums so far
+  static float share(float x) { return exp2_32(x); }   // of a split
+  static float rounded(float p) { return to_bf16(p); }
+  static float summed(float p) { return p; }
+  static float lse(float m, float l) { return std::fma(m, kLn2, ln32(l)); }
+  static bool scale_apart() { return false; }                            // a rounding of its own for scale
+  static bool backwards() { return false; }                              // splits
+  static bool skips(int64_t, int64_t) { return false; }                  // keys [first, last) of a tile
+  static int64_t group_start(int64_t first) { return first / 16 * 16; }  // of the first key in a tile
+  static int64_t kv_head(int64_t h, int64_t group, int64_t) { return h / group; }
+  // Gradients.
+  static float base(float lse) { return lse * kLog2e; }
+  static float delta(const Row& d_out, const Row& out) {
+    float sum = 0;
+    for (std::size_t d = 0; d < out.size(); d += kTile) {
+      std::array<float, kTile> products{};
+      for (std::size_t i = d; i < std::min(out.size(), d + kTile); ++i) products[i - d] = d_out[i] * out[i];
+      sum = sum + registry::lse128::tree_of_128(products);
+    }
+    return sum;
+  }
+  static int64_t place(int64_t i, const Sequence&) { return i; }  // of a query in the sums over queries
+  static bool heads_in_order() { return false; }
+};
+
+Row single(const std::vector<double>& x) { return {x.begin(), x.end()}; }
+float product(const Row& x, const Row& y, DType t) { return chains::sm90({x, y, t}, 0, x.size()); }
+
+template <class Args>
+struct Scores {
+  explicit Scores(const Args& a, bool apart)
+      : scale(static_cast<float>(registry::attention::scale_of(a.scale, a.q.dim(-1)))),
+        cap(static_cast<float>(a.softcap)),
+        apart_(apart && cap == 0),
+        c(cap != 0 || apart_ ? kLog2e : scale * kLog2e) {}
+  float operator()(float s) const {
+    if (apart_) return s * scale;
+    return cap != 0 ? cap * tanh32(s * scale / cap) : s;
+  }
+  float scale, cap;
+
+ private:
+  bool apart_;
+
+ public:
+  float c;
+};
+
+// ---- attention
+
+struct Sums {
+  float m = -INFINITY, l = 0;
+  Row o;
+};
+
+template <class W>
+void join(Sums& all, const Sums& part) {
+  const float most = all.m > part.m ? all.m : part.m, base = without_nothing(most);
+  const float a = W::share(all.m - base), b = W::share(part.m - base);
+  all.l = std::fma(all.l, a, part.l * b);
+  for (std::size_t d = 0; d < all.o.size(); ++d) all.o[d] = std::fma(all.o[d], a, part.o[d] * b);
+  all.m = most;
+}
+
+template <class W>
+class Forward {
+ public:
+  explicit Forward(const Attention& a)
+      : a_(a),
+        all_(a),
+        score_(a, W::scale_apart()),
+        heads_(a.q.dim(-2)),
+        kv_heads_(a.k.dim(-2)),
+        width_(a.v.dim(-1)) {}
+
+  void run() const {
+    for (const Sequence& s : all_.all())
+      for (int64_t i = 0; i < s.q_len; ++i)
+        for (int64_t h = 0; h < heads_; ++h) row(s, i, h);
+  }
+
+ private:
+  void row(const Sequence& s, int64_t i, int64_t head) const {
+    std::vector<Sums> parts = splits(s, i, head);
+    if (W::backwards()) std::reverse(parts.begin(), parts.end());
+    const int64_t r = all_.row(s, i) * heads_ + head;
+    const float sink = a_.sinks ? static_cast<float>(get(a_.sinks, head)) : -INFINITY;
+    for (std::size_t n = 1; n < parts.size(); ++n) join<W>(parts[0], parts[n]);
+    const bool none = parts.empty() || parts[0].l == 0;
+    if (a_.sinks && !none) join<W>(parts[0], {sink * kLog2e, 1, Row(static_cast<std::size_t>(width_))});
+    for (int64_t d = 0; d < width_; ++d)
+      put(a_.out, r * width_ + d, none ? 0 : parts[0].o[static_cast<std::size_t>(d)] * (1 / parts[0].l));
+    if (a_.lse) put(a_.lse, r, canonical(none ? sink : W::lse(parts[0].m, parts[0].l)));
+  }
+
+  std::vector<Sums> splits(const Sequence& s, int64_t i, int64_t head) const {
+    const int64_t kv_head = W::kv_head(head, heads_ / kv_heads_, kv_heads_);
+    const Visible seen = all_.visible(s, i);
+    std::vector<double> q;
+    all_.query(a_.q, s, i, head, q);
+    std::vector<Sums> parts;
+    bool open = false;
+    for (int64_t tile = seen.first / kTile; tile * kTile < seen.last; ++tile) {
+      if (!open) parts.push_back({-INFINITY, 0, Row(static_cast<std::size_t>(width_))});
+      const int64_t first = std::max(seen.first, tile * kTile),
+                    last = std::min(seen.last, (tile + 1) * kTile);
+      if (!W::skips(first, last)) one_tile(s, single(q), kv_head, first, last, parts.back());
+      open = a_.split == 0 || (tile + 1) * kTile % a_.split != 0;
+    }
+    return parts;
+  }
+
+  void one_tile(const Sequence& s, const Row& q, int64_t kv_head, int64_t first, int64_t last,
+                Sums& at) const {
+    std::array<float, kTile> p{}, summed{};
+    std::vector<double> key;
+    float m = at.m;
+    for (int64_t j = first; j < last; ++j) {
+      all_.key(a_.k, s, j, kv_head, key);
+      const float x = p[static_cast<std::size_t>(j % kTile)] = score_(product(q, single(key), a_.q.dtype()));
+      if (x * score_.c > m) m = x * score_.c;
+    }
+    const float base = without_nothing(m);
+    for (auto j = static_cast<std::size_t>(first % kTile); j <= static_cast<std::size_t>((last - 1) % kTile);
+         ++j) {
+      p[j] = W::weight(p[j], score_.c, base);
+      summed[j] = W::summed(p[j]);
+      p[j] = W::rounded(p[j]);
+    }
+    const float a = W::factor(at.m - base);
+    at.l = std::fma(at.l, a, registry::lse128::tree_of_128(summed));
+    at.m = m;
+    for (float& o : at.o) o = o * a;
+    values(s, p, kv_head, first, last, at.o);
+  }
+
+  void values(const Sequence& s, const std::array<float, kTile>& p, int64_t kv_head, int64_t first,
+              int64_t last, Row& o) const {
+    std::vector<std::vector<double>> v(static_cast<std::size_t>(kTile + 16), std::vector<double>(o.size()));
+    for (int64_t j = first; j < last; ++j)
+      all_.key(a_.v, s, j, kv_head, v[static_cast<std::size_t>(j % kTile)]);
+    Row column(v.size()), weights(p.begin(), p.end());
+    weights.resize(v.size());
+    const auto start = static_cast<std::size_t>(W::group_start(first % kTile)),
+               end = static_cast<std::size_t>((last - 1) % kTile) + 1;
+    for (std::size_t d = 0; d < o.size(); ++d) {
+      for (std::size_t j = 0; j < v.size(); ++j) column[j] = static_cast<float>(v[j][d]);
+      for (std::size_t k = start; k < end; k += 16)
+        o[d] = chains::group_of_16(o[d], {weights, column, a_.v.dtype()}, k, k + 16);
+      o[d] = o[d] + 0.0f;
+    }
+  }
+
+  const Attention& a_;
+  const Sequences<Attention> all_;
+  const Scores<Attention> score_;
+  const int64_t heads_, kv_heads_, width_;
+};
+
+// Checked and computed by the replay of this id; then W's rows over it.
+template <class W>
+rlk_code by_rows(const Attention& a) {
+  const std::string split = a.split == 0 ? "none" : std::to_string(a.split);
+  if (const rlk_code code = honest(a, ("native.replay_sm90_ex2_s" + split).c_str())) return code;
+  Forward<W>(a).run();
+  return RLK_OK;
+}
+
+// ---- attention_bwd
+
+template <class W>
+class Backward {
+ public:
+  explicit Backward(const AttentionBwd& a)
+      : a_(a),
+        all_(a),
+        score_(a, W::scale_apart()),
+        group_(a.q.dim(-2) / a.k.dim(-2)),
+        heads_(a.q.dim(-2)),
+        kv_heads_(a.k.dim(-2)) {}
+
+  void run() const {
+    for (const Sequence& s : all_.all()) {
+      for (int64_t i = 0; a_.d_q && i < s.q_len; ++i)
+        for (int64_t h = 0; h < heads_; ++h) write(a_.d_q, all_.row(s, i) * heads_ + h, d_q(s, i, h));
+      for (int64_t j = 0; (a_.d_k || a_.d_v) && j < s.kv_len; ++j)
+        for (int64_t h = 0; h < kv_heads_; ++h) d_kv(s, j, h);
+    }
+  }
+
+ private:
+  struct Query {
+    Row q, d_out;
+    float base, delta;
+  };
+  struct Key {
+    Row k, v;
+  };
+  struct Pair {
+    float p = 0, ds = 0;
+  };
+
+  static void write(const Out& t, int64_t row, const Row& x) {
+    for (std::size_t d = 0; t && d < x.size(); ++d)
+      put(t, row * t.dim(-1) + static_cast<int64_t>(d), t.dtype() == DType::f32 ? canonical(x[d]) : x[d]);
+  }
+
+  Query query(const Sequence& s, int64_t i, int64_t head) const {
+    Query x{};
+    std::vector<double> row;
+    all_.query(a_.q, s, i, head, row), x.q = single(row);
+    all_.query(a_.d_out, s, i, head, row), x.d_out = single(row);
+    all_.query(a_.out, s, i, head, row), x.delta = W::delta(x.d_out, single(row));
+    using registry::attention::scalar;
+    if (a_.d_lse) x.delta = x.delta - static_cast<float>(scalar(a_.d_lse, s, i, head));
+    const auto lse = static_cast<float>(scalar(a_.lse, s, i, head));
+    x.base = lse == -INFINITY ? 0 : W::base(lse);
+    return x;
+  }
+  Key key(const Sequence& s, int64_t j, int64_t kv_head) const {
+    Key x;
+    std::vector<double> row;
+    all_.key(a_.k, s, j, kv_head, row), x.k = single(row);
+    all_.key(a_.v, s, j, kv_head, row), x.v = single(row);
+    return x;
+  }
+  Pair pair(const Query& x, const Key& y) const {
+    const float raw = product(x.q, y.k, a_.q.dtype()), s = score_(raw);
+    const float p = W::weight(s, score_.c, x.base);
+    const float ds = p * (product(x.d_out, y.v, a_.q.dtype()) - x.delta);
+    if (score_.cap == 0) return {p, ds};
+    const float t = tanh32(raw * score_.scale / score_.cap);
+    return {p, ds * std::fma(-t, t, 1.0f)};
+  }
+
+  // Sums of weights[i] rows[i], groups of 16 by the places of the first and all that follow.
+  Row chain(const Row& weights, const std::vector<Row>& rows, int64_t place, std::size_t width) const {
+    const auto before = static_cast<std::size_t>(place % 16);
+    Row x(before), column, sum(width);
+    x.insert(x.end(), weights.begin(), weights.end());
+    x.resize((x.size() + 15) / 16 * 16);
+    for (std::size_t d = 0; d < width; ++d) {
+      column.assign(x.size(), 0);
+      for (std::size_t i = 0; i < rows.size(); ++i) column[before + i] = rows[i][d];
+      for (std::size_t k = 0; k < x.size(); k += 16)
+        sum[d] = chains::group_of_16(sum[d], {x, column, a_.v.dtype()}, k, k + 16);
+    }
+    return sum;
+  }
+
+  Row d_q(const Sequence& s, int64_t i, int64_t head) const {
+    const Query x = query(s, i, head);
+    const Visible seen = all_.visible(s, i);
+    Row sum(x.q.size());
+    for (int64_t tile = seen.first / kTile; tile * kTile < seen.last; ++tile) {
+      const int64_t first = std::max(seen.first, tile * kTile),
+                    last = std::min(seen.last, (tile + 1) * kTile);
+      Row weights;
+      std::vector<Row> rows;
+      for (int64_t j = first; j < last; ++j) {
+        const Key y = key(s, j, W::kv_head(head, group_, kv_heads_));
+        weights.push_back(W::skips(first, last) ? 0 : to_bf16(pair(x, y).ds)), rows.push_back(y.k);
+      }
+      const Row part = chain(weights, rows, first % kTile - W::group_start(first % kTile), sum.size());
+      for (std::size_t d = 0; d < sum.size(); ++d) sum[d] = sum[d] + part[d];
+    }
+    for (float& g : sum) g = g * score_.scale;
+    return sum;
+  }
+
+  void d_kv(const Sequence& s, int64_t j, int64_t kv_head) const {
+    const Key y = key(s, j, kv_head);
+    const Visible seen = registry::attention::seen_by(a_, s, j);
+    std::vector<Row> d_k, d_v;
+    for (int64_t h = 0; h < heads_; ++h) {
+      if (W::kv_head(h, group_, kv_heads_) != kv_head) continue;
+      Row p, ds;
+      std::vector<Row> q, d_out;
+      for (int64_t i = seen.first; i < seen.last; ++i) {
+        const Query x = query(s, i, h);
+        const Pair of = pair(x, y);
+        p.push_back(W::rounded(of.p)), ds.push_back(to_bf16(of.ds)), q.push_back(x.q),
+            d_out.push_back(x.d_out);
+      }
+      const int64_t place = W::place(seen.first, s);
+      d_k.push_back(chain(ds, q, place, y.k.size())), d_v.push_back(chain(p, d_out, place, y.v.size()));
+    }
+    Row of_k = joined(d_k, 0, d_k.size());
+    for (float& g : of_k) g = g * score_.scale;
+    const int64_t row = registry::attention::key_row(a_, s, j) * kv_heads_ + kv_head;
+    write(a_.d_k, row, of_k), write(a_.d_v, row, joined(d_v, 0, d_v.size()));
+  }
+
+  static Row joined(const std::vector<Row>& heads, std::size_t first, std::size_t count) {
+    if (count == 1) return heads[first];
+    const bool pairs = (heads.size() & (heads.size() - 1)) == 0 && !W::heads_in_order();
+    const std::size_t left = pairs ? count / 2 : count - 1;
+    Row sum = joined(heads, first, left);
+    const Row right = joined(heads, first + left, count - left);
+    for (std::size_t d = 0; d < sum.size(); ++d) sum[d] = sum[d] + right[d];
+    return sum;
+  }
+
+  const AttentionBwd& a_;
+  const Sequences<AttentionBwd> all_;
+  const Scores<AttentionBwd> score_;
+  const int64_t group_, heads_, kv_heads_;
+};
+
+template <class W>
+rlk_code by_rows(const AttentionBwd& a) {
+  if (const rlk_code code = honest(a, "native.replay_sm90_ex2")) return code;
+  Backward<W>(a).run();
+  return RLK_OK;
+}
+
+// ---- their table
+
+constexpr const char *kSplit1024 = "sm90/t25k16/ex2/attn128/s1024",
+                     *kSplit512 = "sm90/t25k16/ex2/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128";
+constexpr const char *kLittle = "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 bf16",
+                     *kOneMore = "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16",
+                     *kWindow = "window b=2 s=3 l=300 h=2/1 d=16/16 split=1024 window=128 bf16",
+                     *kTwoSplits = "split b=1 s=2 l=642 h=1/1 d=16/16 split=512 bf16",
+                     *kAllOptions = "all b=2 s=37 l=150 h=4/2 d=16/32 split=1024 window=40 bf16",
+                     *kFaint = "faint b=1 s=3 l=16 h=1/1 d=16/16 split=1024 bf16";
+constexpr const char *kOneMoreBwd = "dense b=2 s=2 l=129 h=2/1 d=32/32 bf16",
+                     *kSinksBwd = "sinks b=2 s=5 l=150 h=3/1 d=16/48 bf16",
+                     *kTilesBwd = "between tiles b=1 s=170 l=173 h=1/1 d=64/64 bf16",
+                     *kBareBwd = "bare packed h=4/2 d=32/16 whole bf16",
+                     *kWideBwd = "width b=1 s=5 l=140 h=2/1 d=96/96 bf16",
+                     *kGroupsBwd = "groups b=1 s=9 l=140 h=16/2 d=16/16 bf16",
+                     *kPackedBwd = "dense packed h=4/2 d=32/16 bf16",
+                     *kFaintBwd = "faint b=1 s=5 l=16 h=1/1 d=16/16 bf16";
+
+struct FactorByUnit : Way {
+  static float factor(float x) { return ex2_sm90(x); }
+};
+struct SharesByUnit : Way {
+  static float share(float x) { return ex2_sm90(x); }
+};
+struct ScaleApart : Way {
+  static bool scale_apart() { return true; }
+};
+struct RoundedInput : Way {
+  static float weight(float s, float c, float b) {
+    const volatile float x = s * c;
+    return ex2_sm90(x - b);
+  }
+};
+struct LogarithmOfTwo : Way {
+  static float lse(float m, float l) { return (m + std::log2(l)) * kLn2; }
+};
+struct Backwards : Way {
+  static bool backwards() { return true; }
+};
+struct LoneKey : Way {
+  static bool skips(int64_t first, int64_t last) {
+    return first > 0 && first % kTile == 0 && last == first + 1;
+  }
+};
+struct HeadsInTurn : Way {
+  static int64_t kv_head(int64_t h, int64_t, int64_t kv_heads) { return h % kv_heads; }
+};
+struct NoFlush : Way {
+  static float weight(float s, float c, float b) {
+    const float x = std::fma(s, c, -b);
+    return x < -125 ? ex2_sm90(x + 64) * 0x1p-64f : ex2_sm90(x);
+  }
+};
+struct CutWeights : Way {
+  static float rounded(float p) { return std::bit_cast<float>(std::bit_cast<uint32_t>(p) & 0xffff0000u); }
+};
+struct SumOfRounded : Way {
+  static float summed(float p) { return to_bf16(p); }
+};
+struct GroupsOfWindow : Way {
+  static int64_t group_start(int64_t first) { return first; }
+};
+struct DividedBase : Way {
+  static float base(float lse) { return lse / kLn2; }
+};
+struct DeltaInOrder : Way {
+  static float delta(const Row& d_out, const Row& out) {
+    float sum = 0;
+    for (std::size_t d = 0; d < out.size(); ++d) sum = std::fma(d_out[d], out[d], sum);
+    return sum;
+  }
+};
+struct HeadsInOrder : Way {
+  static bool heads_in_order() { return true; }
+};
+struct GroupsOfBatch : Way {
+  static int64_t place(int64_t i, const Sequence& s) { return s.q_begin + i; }
+};
+
+template <class Args, class W>
+constexpr Entry changed(const char* id, const char* arithmetic, const char* where, const char* error) {
+  return alone<Args>([](const Args& a, const Call&) { return by_rows<W>(a); }, id, arithmetic, "equal bits",
+                     error, where, RLK_BF16);
+}
+template <class W>
+constexpr Entry gradients(const char* id, const char* where, const char* error) {
+  return changed<AttentionBwd, W>(id, kGradients, where, error);
+}
+
+constinit const Entry kEntries[] = {
+    alone<Attention>([](const Attention& a, const Call&) { return honest(a, "native.replay_sm90_s1024"); },
+                     "mutant.ex2_of_library", kSplit1024, "equal bits",
+                     "takes weights by the library's exp2, not by the unit's", kOneMore, RLK_BF16),
+    changed<Attention, FactorByUnit>("mutant.ex2_everywhere", kSplit1024, kWindow,
+                                     "takes the factor of earlier tiles by the unit's ex2, too"),
+    changed<Attention, SharesByUnit>("mutant.ex2_of_splits", kSplit512, kTwoSplits,
+                                     "joins splits by the unit's ex2"),
+    changed<Attention, ScaleApart>("mutant.ex2_scale_apart", kSplit1024, kOneMore,
+                                   "multiplies scores by scale, then by log2 e"),
+    changed<Attention, RoundedInput>("mutant.ex2_rounded_input", kSplit1024, kLittle,
+                                     "rounds s c before the base is taken away"),
+    changed<Attention, LogarithmOfTwo>("mutant.ex2_log2", kSplit1024, kOneMore,
+                                       "takes lse by a logarithm of base 2"),
+    changed<Attention, Backwards>("mutant.ex2_splits_backwards", kSplit512, kTwoSplits,
+                                  "joins splits from the last to the first"),
+    changed<Attention, LoneKey>("mutant.ex2_lone_key", kSplit1024, kOneMore,
+                                "drops a tile's key where it is the only one"),
+    changed<Attention, HeadsInTurn>("mutant.ex2_other_head", kSplit1024, kAllOptions,
+                                    "takes key heads in turn, not by groups"),
+    changed<Attention, NoFlush>("mutant.ex2_no_flush", kSplit1024, kFaint, "keeps weights below 2^-126"),
+    changed<Attention, CutWeights>("mutant.ex2_cut_weights", kSplit1024, kOneMore, "cuts weights to bf16"),
+    changed<Attention, SumOfRounded>("mutant.ex2_sum_of_rounded", kSplit1024, kOneMore,
+                                     "adds weights after they are rounded to bf16"),
+    changed<Attention, GroupsOfWindow>("mutant.ex2_groups_of_window", kSplit1024, kWindow,
+                                       "counts groups of 16 keys from the first that is seen"),
+    alone<AttentionBwd>([](const AttentionBwd& a, const Call&) { return honest(a, "native.replay_sm90"); },
+                        "mutant.ex2_bwd_of_library", kGradients, "equal bits",
+                        "takes weights by the library's exp2, not by the unit's", kBareBwd, RLK_BF16),
+    gradients<ScaleApart>("mutant.ex2_bwd_scale_apart", kWideBwd,
+                          "multiplies scores by scale, then by log2 e"),
+    gradients<RoundedInput>("mutant.ex2_bwd_rounded_input", kPackedBwd,
+                            "rounds s c before the base is taken away"),
+    gradients<DividedBase>("mutant.ex2_bwd_divided_base", kSinksBwd, "divides lse by ln 2 for the base"),
+    gradients<DeltaInOrder>("mutant.ex2_bwd_delta_in_order", kTilesBwd, "adds d_out out in one chain"),
+    gradients<LoneKey>("mutant.ex2_bwd_lone_key", kOneMoreBwd,
+                       "d_q lacks a tile's key where it is the only one"),
+    gradients<HeadsInTurn>("mutant.ex2_bwd_other_head", kGroupsBwd, "takes key heads in turn, not by groups"),
+    gradients<HeadsInOrder>("mutant.ex2_bwd_heads_in_order", kGroupsBwd,
+                            "adds the heads of a group one after another"),
+    gradients<GroupsOfBatch>("mutant.ex2_bwd_groups_of_batch", kPackedBwd,
+                             "counts groups of 16 queries from the first of the batch"),
+    gradients<CutWeights>("mutant.ex2_bwd_cut_weights", kOneMoreBwd, "cuts weights to bf16"),
+    gradients<NoFlush>("mutant.ex2_bwd_no_flush", kFaintBwd, "keeps weights below 2^-126"),
+};
+
+// The rules as they are written here: what is caught above is the change.
+template <class Args>
+constexpr Entry rows(const char* id, const char* arithmetic) {
+  Entry e = alone<Args>([](const Args& a, const Call&) { return by_rows<Way>(a); }, id, arithmetic, "", "",
+                        "", RLK_BF16);
+  e.implementation.doc = "a control";
+  return e;
+}
+constinit const Entry kControls[] = {rows<Attention>("mutant.control_rows", kSplit1024),
+                                     rows<Attention>("mutant.control_rows_s512", kSplit512),
+                                     rows<AttentionBwd>("mutant.control_rows", kGradients)};
+
+}  // namespace
+
+Broken hopper() { return {kEntries, kControls}; }
+
+}  // namespace rlk::mutants
