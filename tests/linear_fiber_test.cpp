@@ -3,6 +3,7 @@
 // thread order.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "arithmetic/tp_sum/bind.hpp"
@@ -37,6 +38,9 @@ void same_on_fibers(std::vector<Array*> results, const Launch& launch) {
 }
 
 void run(const Product& p) { REQUIRE(linear::launch(p, nullptr) == hipSuccess); }
+
+// The first of a matrix.
+Tensor rows(Array& a, std::int64_t n) { return {a.bytes.data(), {n, a.shape[1]}, a.type}; }
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 const rlk::Options kNative{.backend = "native", .arithmetic = "fma32/tree8"};
@@ -199,4 +203,21 @@ TEST_CASE(
       same_on_fibers({&d0, &d1, &d_residual},
                      [&] { rlk::simt::tp_sum::launch(rlk::tree8::spread_of(b), nullptr); });
     }
+}
+
+TEST_CASE("linear on fibers gives a row the same bits among one to 130 rows") {
+  constexpr std::int64_t most = 130, k = 150, n = 70;
+  for (const DType type : kTypes) {
+    CAPTURE(rlk::name_of(type));
+    Array x = normal(type, {most, k}, 1), weight = normal(type, {n, k}, 2), want(DType::f32, {most, n});
+    const Tensor all = x.view(), w = weight.view(), y = want.view();
+    REQUIRE(rlk::linear({.x = all, .weight = w, .y = y}, kNative));
+    for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 65, 130}) {
+      CAPTURE(m);
+      Array got(DType::f32, {m, n});
+      const Tensor part = rows(x, m), to = got.view();
+      run(linear::forward_product(rlk::Linear{.x = part, .weight = w, .y = to}));
+      CHECK(std::equal(got.bytes.begin(), got.bytes.end(), want.bytes.begin()));
+    }
+  }
 }

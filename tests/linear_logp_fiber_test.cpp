@@ -233,3 +233,39 @@ TEST_CASE("a part's gradients on fibers are native's bits") {
   on_fibers({&d_hidden, &d_weight}, a,
             [](const auto&... args) { return simt::linear_logp::backward(args...); });
 }
+
+TEST_CASE("linear_logp on fibers gives a row the same bits among one to 70 rows, in panels of any size") {
+  std::mt19937 random(36);
+  constexpr std::int64_t most = 70, k = 9, v = 1100;
+  for (const DType t : kTypes) {
+    CAPTURE(rlk::name_of(t));
+    const Inputs in(most, k, v, t, random);
+    Owned want({most}, DType::f32), want_stats({most, 4}, DType::f32);
+    REQUIRE(rlk::linear_logp({.hidden = in.hidden.tensor,
+                              .weight = in.weight.tensor,
+                              .target = in.target.tensor,
+                              .logp = want.tensor,
+                              .stats = want_stats.tensor},
+                             kNative));
+    for (const auto& limits : kLimits)
+      for (const std::int64_t n : {1, 2, 15, 16, 17, 33, 70}) {
+        CAPTURE(limits.rows);
+        CAPTURE(n);
+        Owned logp({n}, DType::f32), stats({n, 4}, DType::f32);
+        const rlk::Tensor hidden(const_cast<std::byte*>(in.hidden.bytes.data()), {n, k}, t),
+            target(const_cast<std::byte*>(in.target.bytes.data()), {n}, DType::i64);
+        const LinearLogp a{.hidden = hidden,
+                           .weight = in.weight.tensor,
+                           .target = target,
+                           .logp = logp.tensor,
+                           .stats = stats.tensor};
+        std::vector<std::byte> room(static_cast<std::size_t>(simt::linear_logp::room_of(a, limits)) + 64);
+        auto* at =
+            reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(room.data()) + 63) / 64 * 64);
+        CHECK(simt::linear_logp::forward(a, at, OnFibers{}, limits) == nullptr);
+        CHECK(std::memcmp(logp.bytes.data(), want.bytes.data(), static_cast<std::size_t>(4 * n)) == 0);
+        CHECK(std::memcmp(stats.bytes.data(), want_stats.bytes.data(), static_cast<std::size_t>(16 * n)) ==
+              0);
+      }
+  }
+}

@@ -257,3 +257,23 @@ TEST_CASE("lm_head on matrix cores, played: the sums are those of cdna2/k4, what
         REQUIRE(out.get(i * v + j) == cdna2(line(part, i * k, k, 1), line(weight, j * k, k, 1)));
   }
 }
+
+TEST_CASE("lm_head on fibers: both chains give a row the same bits among one to 130 rows") {
+  Executor executor;
+  constexpr std::int64_t most = 130, k = 150, v = 70;
+  for (const DType type : kTypes)
+    for (const Sum sum : {Sum::fma32, Sum::fma64}) {
+      Array hidden = normal(type, {most, k}, 1), weight = normal(type, {v, k}, 2),
+            want(DType::f32, {most, v});
+      const Tensor all = hidden.view(), w = weight.view(), y = want.view();
+      REQUIRE(rlk::lm_head({.hidden = all, .weight = w, .out = y}, {.backend = native(sum)}));
+      for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 65, 130}) {
+        executor.next();
+        INFO(rlk::name_of(type), " m=", m, " wave ", rlk_fiber::wave_size);
+        Array got(DType::f32, {m, v});
+        const Tensor part(hidden.bytes.data(), {m, k}, type), to = got.view();
+        on_fibers(kernels::forward_product(rlk::LmHead{.hidden = part, .weight = w, .out = to}), sum);
+        CHECK(std::equal(got.bytes.begin(), got.bytes.end(), want.bytes.begin()));
+      }
+    }
+}

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "arithmetic/logp/bind.hpp"
 #include "fiber_rows.hpp"
@@ -160,4 +161,35 @@ TEST_CASE("logp_bwd on fibers is native's bits, with stats and without") {
           on_fibers({&d_logits}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_backward);
         }
       }
+}
+
+// From `many` leaves on a wave has a leaf of its own, below that a block.
+TEST_CASE("logp on fibers gives a row the same bits among one to 33 rows, few of which are many leaves") {
+  std::mt19937 random(15);
+  constexpr std::int64_t most = 33, many = 64;
+  for (DType t : kTypes)
+    for (std::int64_t vocab : {1100, 1104}) {
+      CAPTURE(rlk::name_of(t));
+      CAPTURE(vocab);
+      const Inputs in(most, vocab, vocab, t, random);
+      Owned want({most}, DType::f32), want_stats({most, 4}, DType::f32);
+      REQUIRE(rlk::logp({.logits = in.logits.tensor,
+                         .target = in.target.tensor,
+                         .logp = want.tensor,
+                         .stats = want_stats.tensor},
+                        kTiles));
+      for (std::int64_t n : {1, 2, 7, 8, 9, 16, 33}) {
+        CAPTURE(n);
+        Owned logp({n}, DType::f32), stats({n, 4}, DType::f32);
+        const rlk::Tensor logits(const_cast<std::byte*>(in.logits.bytes.data()), {n, vocab}, t),
+            target(const_cast<std::byte*>(in.target.bytes.data()), {n}, DType::i64);
+        const Logp a{.logits = logits, .target = target, .logp = logp.tensor, .stats = stats.tensor};
+        const rlk::lse128::Problem p = rlk::lse128::problem_of(a);
+        std::vector<std::byte> states(static_cast<std::size_t>(rlk::simt::logp::states_bytes(p)) + 1);
+        rlk::simt::logp::launch_reduction(p, states.data(), nullptr, many);
+        CHECK(std::memcmp(logp.bytes.data(), want.bytes.data(), static_cast<std::size_t>(4 * n)) == 0);
+        CHECK(std::memcmp(stats.bytes.data(), want_stats.bytes.data(), static_cast<std::size_t>(16 * n)) ==
+              0);
+      }
+    }
 }

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -155,6 +156,91 @@ TEST_CASE(
              .leaf_count = count}));
       }
       CHECK(equal(joined, gradient));
+    }
+  }
+}
+
+namespace {
+
+// Rows of `from` with room for more columns behind them, which hold what no entry may.
+std::vector<float> padded(const std::vector<float>& from, std::int64_t rows, std::int64_t width,
+                          std::int64_t padding) {
+  const float nothing[] = {NAN, kInfinity, 3e38f, -kInfinity};
+  std::vector<float> all;
+  for (std::int64_t n = 0; n < rows; ++n) {
+    all.insert(all.end(), from.begin() + n * width, from.begin() + (n + 1) * width);
+    for (std::int64_t i = 0; i < padding; ++i) all.push_back(nothing[i % 4]);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("columns behind the vocabulary, NaN and infinite, change no bit: logp, linear_logp and sample") {
+  std::mt19937 random(3);
+  constexpr std::int64_t rows = 6, depth = 8, vocab = 300;
+  std::vector<float> z = drawn(rows * vocab, random, 3), hidden = drawn(rows * depth, random, 1),
+                     weight = drawn(vocab * depth, random, 1);
+  std::vector<std::int64_t> target{0, 299, 17, 128, 5, 255}, seed{1, 2, 3, 4, 5, 6},
+      position{9, 8, 7, 6, 5, 4};
+  std::vector<float> top_p(rows, 0.9f);
+  const Tensor targets(target.data(), {rows}, DType::i64), seeds(seed.data(), {rows}, DType::i64),
+      positions(position.data(), {rows}, DType::i64), p(top_p.data(), {rows}, DType::f32),
+      h(hidden.data(), {rows, depth}, DType::f32);
+  struct All {
+    Results of_logits{rows}, of_hidden{rows};
+    std::vector<std::int64_t> token = std::vector<std::int64_t>(rows);
+    std::vector<float> logp = std::vector<float>(rows);
+    std::vector<std::int32_t> count = std::vector<std::int32_t>(rows);
+    bool operator==(const All& b) const {
+      return of_logits == b.of_logits && of_hidden == b.of_hidden && token == b.token &&
+             equal(logp, b.logp) && count == b.count;
+    }
+  };
+  const auto vector_of = [&](std::vector<float>& x) { return Tensor(x.data(), {rows}, DType::f32); };
+  const auto run = [&](std::int64_t padding, const char* tiles, const char* chain, const char* draws) {
+    All out;
+    std::vector<float> wide = padded(z, rows, vocab, padding), tall = weight;
+    tall.resize(static_cast<std::size_t>((vocab + padding) * depth), NAN);
+    const Tensor logits(wide.data(), {rows, vocab + padding}, DType::f32),
+        w(tall.data(), {vocab + padding, depth}, DType::f32);
+    REQUIRE(rlk::logp({.logits = logits,
+                       .target = targets,
+                       .logp = vector_of(out.of_logits.logp),
+                       .lse = vector_of(out.of_logits.lse),
+                       .entropy = vector_of(out.of_logits.entropy),
+                       .stats = Tensor(out.of_logits.stats.data(), {rows, 4}, DType::f32),
+                       .vocab = vocab},
+                      {.backend = tiles}));
+    REQUIRE(rlk::linear_logp({.hidden = h,
+                              .weight = w,
+                              .target = targets,
+                              .logp = vector_of(out.of_hidden.logp),
+                              .lse = vector_of(out.of_hidden.lse),
+                              .entropy = vector_of(out.of_hidden.entropy),
+                              .stats = Tensor(out.of_hidden.stats.data(), {rows, 4}, DType::f32),
+                              .vocab = vocab},
+                             {.backend = chain}));
+    REQUIRE(rlk::sample({.logits = logits,
+                         .top_p = p,
+                         .seed = seeds,
+                         .position = positions,
+                         .token = Tensor(out.token.data(), {rows}, DType::i64),
+                         .logp = vector_of(out.logp),
+                         .count = Tensor(out.count.data(), {rows}, DType::i32),
+                         .vocab = vocab},
+                        {.backend = draws}));
+    return out;
+  };
+  for (const auto& [tiles, chain, draws] :
+       {std::array{"native.tiles", "native.kb256", "native.rows"},
+        std::array{"native.tiles.scalar", "native.scalar", "native.rows.scalar"},
+        std::array{"native.golden", "native.golden", "native.golden"}}) {
+    CAPTURE(std::string(tiles));
+    const All narrow = run(0, tiles, chain, draws);
+    for (std::int64_t padding : {1, 4, 100, 725}) {
+      CAPTURE(padding);
+      CHECK(run(padding, tiles, chain, draws) == narrow);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "rlk/half.hpp"
@@ -71,4 +72,61 @@ TEST_CASE("results larger than the caches have the same bits at every width of v
           {.backend = "native.tiles.scalar"}));
       CHECK(d_x == d_x_scalar);
     }
+}
+
+// A norm that takes x + residual in fp32 is right to 16 bits, and other bits than a sum that was stored and read again.
+TEST_CASE(
+    "a norm with a residual is the norm of the rounded sum, and leaves that sum, at every width of vectors") {
+  constexpr std::int64_t rows = 37, width = 200;
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
+    const Large x(rows, width, t, 1), residual(rows, width, t, 77), weight(1, width, t, 5);
+    const Tensor w(weight.data, {width}, t);
+    Large sum(rows, width, t), wide(rows, width, DType::f32);
+    const auto number = [&](const Large& a, std::int64_t i) {
+      const auto half = reinterpret_cast<const std::uint16_t*>(a.data)[t == DType::f32 ? 0 : i];
+      return t == DType::f32    ? reinterpret_cast<const float*>(a.data)[i]
+             : t == DType::bf16 ? rlk::bf16_to_float(half)
+                                : rlk::f16_to_float(half);
+    };
+    for (std::int64_t i = 0; i < rows * width; ++i) {
+      const float s = number(x, i) + number(residual, i);
+      const std::uint16_t half = t == DType::bf16 ? rlk::float_to_bf16(s) : rlk::float_to_f16(s);
+      reinterpret_cast<float*>(wide.data)[i] = s;
+      if (t == DType::f32)
+        reinterpret_cast<float*>(sum.data)[i] = s;
+      else
+        reinterpret_cast<std::uint16_t*>(sum.data)[i] = half;
+    }
+    for (const char* backend :
+         {"native.rows.avx512", "native.rows.avx2", "native.rows.scalar", "native.golden"})
+      for (auto cast : {rlk::RmsNorm::Cast::end, rlk::RmsNorm::Cast::early}) {
+        CAPTURE(std::string(backend));
+        CAPTURE(std::string(rlk::name_of(t)));
+        Large fused(rows, width, t), left(rows, width, t), apart(rows, width, t);
+        rlk::RmsNorm a{.x = sum.tensor, .weight = w, .y = apart.tensor};
+        a.cast = cast;
+        const rlk::Status status = rlk::rms_norm(a, {.backend = backend});
+        if (status.code() == RLK_NO_IMPLEMENTATION) continue;  // another processor's
+        REQUIRE_MESSAGE(status, status.message());
+        a.x = x.tensor, a.residual = residual.tensor, a.sum = left.tensor, a.y = fused.tensor;
+        REQUIRE(rlk::rms_norm(a, {.backend = backend}));
+        CHECK(left == sum);
+        CHECK(fused == apart);
+      }
+    // The trap is one: norms of the sum in fp32 differ from these.
+    Large apart(rows, width, t), unrounded(rows, width, DType::f32);
+    REQUIRE(rlk::rms_norm({.x = sum.tensor, .weight = w, .y = apart.tensor}));
+    std::vector<float> ones(width);
+    for (std::int64_t i = 0; i < width; ++i) ones[static_cast<std::size_t>(i)] = number(weight, i);
+    const Tensor w32(ones.data(), {width}, DType::f32);
+    REQUIRE(rlk::rms_norm({.x = wide.tensor, .weight = w32, .y = unrounded.tensor}));
+    int others = 0;
+    for (std::int64_t i = 0; i < rows * width; ++i) {
+      const float y = reinterpret_cast<const float*>(unrounded.data)[i];
+      others += number(apart, i) != (t == DType::bf16  ? rlk::bf16_to_float(rlk::float_to_bf16(y))
+                                     : t == DType::f16 ? rlk::f16_to_float(rlk::float_to_f16(y))
+                                                       : y);
+    }
+    CHECK((others > 100) == (t != DType::f32));
+  }
 }

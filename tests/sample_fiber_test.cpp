@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -313,4 +314,35 @@ TEST_CASE("filters that end among few, many, equal or negative entries keep on f
         in.min_p = {0.3f, 0, 0.0001f, 0.5f};
         like_native(in, true, min_p_first);
       }
+}
+
+TEST_CASE("sample on fibers gives a row the same token and bits among one to 33 rows") {
+  constexpr int64_t most = 33, v = 700;
+  const Inputs all(most, v, DType::f32, 5);
+  Inputs whole = all;
+  Results want(most, v);
+  both(whole, want, true, false, [](const rlk::Sample& a, const rlk::SampleVerify&) {
+    REQUIRE(rlk::sample(a, {.backend = "native.rows"}));
+  });
+  for (int64_t n : {1, 2, 7, 8, 9, 16, 17, 33}) {
+    CAPTURE(n);
+    Inputs in = all;
+    in.n = n;
+    const auto rows = static_cast<std::size_t>(n);
+    for (auto* x : {&in.temperature, &in.top_p, &in.min_p}) x->resize(rows);
+    for (auto* x : {&in.top_k, &in.stream}) x->resize(rows);
+    for (auto* x : {&in.seed, &in.position, &in.token}) x->resize(rows);
+    Results got(rows, v);
+    both(in, got, true, false, [](const rlk::Sample& a, const rlk::SampleVerify&) {
+      rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr);
+    });
+    const auto first = [](const auto& part, const auto& whole_of) {
+      return std::memcmp(part.data(), whole_of.data(), part.size() * sizeof(part[0])) == 0;
+    };
+    CHECK(first(got.token, want.token));
+    CHECK(first(got.logp, want.logp));
+    CHECK(first(got.raw, want.raw));
+    CHECK(first(got.count, want.count));
+    CHECK(first(got.keep, want.keep));
+  }
 }
