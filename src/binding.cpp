@@ -124,7 +124,8 @@ rlk_code rlk_infer_slots(int32_t op, const rlk_slot* slots, uint32_t count, rlk_
     if (!found) return set_failure(found.status());
     if (!shapes) return null_argument("shapes");
     const rlk_op_schema& schema = **found;
-    const ShapesOnly only(schema, slots);
+    ShapesOnly only(schema, slots);
+    only.without_results(schema);
     DLDevice device;
     if (Status s = check_call(schema, only.slots(), CheckData::no, device); !s) return set_failure(s);
     std::fill_n(shapes, schema.num_arguments, rlk_shape{});

@@ -217,6 +217,11 @@ ShapesOnly::ShapesOnly(const rlk_op_schema& op, const rlk_slot* slots) {
   }
 }
 
+void ShapesOnly::without_results(const rlk_op_schema& op) {
+  for (uint32_t i = 0; i < op.num_arguments; ++i)
+    if (op.arguments[i].role == RLK_WRITE) slots_[i].tensor = nullptr;
+}
+
 Status infer_shapes(const rlk_op_schema& op, const rlk_slot* slots, rlk_shape* shapes) {
   if (!op.infer) return {};
   if (const int32_t code = op.infer(slots, shapes, &host())) {

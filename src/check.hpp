@@ -15,6 +15,8 @@ enum class CheckData { yes, no };  // no: shapes only, for explain and infer; wr
 class ShapesOnly {
  public:
   ShapesOnly(const rlk_op_schema& op, const rlk_slot* slots);
+  // What results look like is asked of the read arguments alone, whichever results are there already.
+  void without_results(const rlk_op_schema& op);
   const rlk_slot* slots() const noexcept { return slots_; }
 
  private:

@@ -371,7 +371,8 @@ Result<Inferred> infer_slots(std::string_view op, const rlk_slot* slots, std::st
   while (which < schema.num_arguments && result != schema.arguments[which].name) ++which;
   if (which == schema.num_arguments || schema.arguments[which].role == RLK_READ)
     return Status(RLK_UNKNOWN_NAME, fmt::format("{}: no result is called {}", schema.name, quoted(result)));
-  const ShapesOnly only(schema, slots);
+  ShapesOnly only(schema, slots);
+  only.without_results(schema);
   slots = only.slots();
   DLDevice device;
   if (Status s = check_call(schema, slots, CheckData::no, device); !s) return s;
