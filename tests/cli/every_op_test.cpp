@@ -147,17 +147,19 @@ class Call {
   Call(const Call&) = delete;
   operator const rlk_args*() const { return args_; }
   const std::vector<Tensor*>& results() const { return results_; }
+  const std::map<std::string, Tensor*>& tensors() const { return names_; }
 
  private:
   Tensor& add(const std::string& name, std::vector<int64_t> shape, DLDataType type) {
     tensors_.push_back(std::make_unique<Tensor>(std::move(shape), type));
     REQUIRE_MESSAGE(rlk_args_tensor(args_, name.c_str(), &tensors_.back()->view) == RLK_OK,
                     std::string(rlk_last_error()));
-    return *tensors_.back();
+    return *(names_[name] = tensors_.back().get());
   }
   rlk_args* args_;
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::vector<Tensor*> results_;
+  std::map<std::string, Tensor*> names_;
 };
 
 Json examples_of(const std::string& op) { return parsed(rlk_examples_json(op.c_str())).at("examples"); }
@@ -249,6 +251,100 @@ TEST_CASE("--explain of every op names the choice and each implementation, and a
       rlk::test::run({RLK_DISPATCH, "--explain", "rope"}, {"RLK_BACKEND=rope=native.no_such_thing"});
   CHECK(wrong.exit == 2);
   CHECK_SAYS(wrong.err, "unknown implementation 'native.no_such_thing'");
+}
+
+namespace {
+
+// A safetensors file, piece by piece.
+class File {
+ public:
+  void metadata(const std::string& name, const std::string& value) { table_["__metadata__"][name] = value; }
+  void tensor(const std::string& name, const Tensor& t, const std::vector<unsigned char>& bytes) {
+    const std::string words[] = {"I", "U", "F", "", "BF"};
+    const std::string type =
+        t.view.dtype.code == kBool ? "BOOL" : words[t.view.dtype.code] + std::to_string(t.view.dtype.bits);
+    const size_t from = data_.size(), size = t.count() * t.view.dtype.bits / 8;
+    data_.append(reinterpret_cast<const char*>(bytes.data()), size);
+    table_[name] = {{"dtype", type}, {"shape", t.shape}, {"data_offsets", {from, data_.size()}}};
+    if (size > 0) last_ = from;
+  }
+  void write(const std::string& path, bool wrong) const {
+    std::string data = data_;
+    if (wrong) data[last_] = static_cast<char>(data[last_] ^ 1);
+    const std::string header = table_.dump();
+    const uint64_t size = header.size();
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), 8);
+    file << header << data;
+  }
+
+ private:
+  Json table_;
+  std::string data_;
+  size_t last_ = 0;  // where the last tensor begins
+};
+
+}  // namespace
+
+TEST_CASE("--against reproduces a call of every op, and names the bit that differs") {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("rlk_every_call_" + std::to_string(getpid()))).string();
+  for (const std::string& op : every_op()) {
+    CAPTURE(op);
+    const Json example = examples_of(op)[0];
+    const Call call(op, example);
+    std::map<std::string, std::vector<unsigned char>> before;
+    for (const auto& [name, t] : call.tensors()) before[name] = t->bytes;
+    REQUIRE(rlk_run(call, nullptr) == RLK_OK);
+    File file;
+    file.metadata("arithmetic", parsed(rlk_resolve_json(call, nullptr)).at("arithmetic"));
+    for (const auto& [name, value] : example.at("attributes").items())
+      file.metadata(name, value.is_string() ? value.get<std::string>() : value.dump());
+    const auto is_result = [&](const Tensor* t) {
+      return std::find(call.results().begin(), call.results().end(), t) != call.results().end();
+    };
+    for (const auto& [name, t] : call.tensors())
+      if (!is_result(t)) file.tensor(name, *t, before[name]);
+    for (const auto& [name, t] : call.tensors()) {
+      if (!is_result(t) && t->bytes != before[name]) file.tensor(name + ".after", *t, t->bytes);
+      if (is_result(t)) file.tensor(name, *t, t->bytes);
+    }
+    file.write(path, false);
+    const Ran good = rlk::test::run({RLK_DISPATCH, "--verify", op, "--against", path});
+    CHECK_MESSAGE(good.exit == 0, good.out, good.err);
+    CHECK_SAYS(good.out, "reproduced, 0 bits differ");
+    file.write(path, true);
+    const Ran bad = rlk::test::run({RLK_DISPATCH, "--verify", op, "--against", path});
+    CHECK(bad.exit == 1);
+    CHECK_SAYS(bad.out, ": 1 of ");
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_CASE("--against says what a dump of a call lacks, or has too much") {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("rlk_a_call_" + std::to_string(getpid()))).string();
+  const Tensor two({2, 4}, kTypes.at("fp32"));
+  const std::vector<unsigned char> zeros(two.bytes.size());
+  const auto said = [&](const char* op, const std::vector<std::string>& tensors,
+                        const std::string& arithmetic) {
+    File file;
+    if (!arithmetic.empty()) file.metadata("arithmetic", arithmetic);
+    for (const std::string& name : tensors) file.tensor(name, two, zeros);
+    file.write(path, false);
+    const Ran ran = rlk::test::run({RLK_DISPATCH, "--verify", op, "--against", path});
+    CHECK(ran.out == "");
+    std::filesystem::remove(path);
+    return std::to_string(ran.exit) + " " + ran.err;
+  };
+  CHECK_SAYS(said("swiglu", {"gate", "up", "out"}, ""), "2 error: ");
+  CHECK_SAYS(said("swiglu", {"gate", "up", "out"}, ""), "\"arithmetic\" is missing");
+  CHECK_SAYS(said("swiglu", {"gate", "up"}, "act32"), "holds no results of swiglu");
+  CHECK_SAYS(said("swiglu", {"up", "out"}, "act32"), "has no tensor 'gate'");
+  CHECK_SAYS(said("swiglu", {"gate", "up", "out", "gates"}, "act32"), "gates");
+  CHECK_SAYS(said("swiglu", {"gate", "up", "out"}, "act31"), "act31");
+  CHECK_SAYS(said("rope_i", {"x", "out"}, "rope32"), "'rope_i' is an alias");
+  CHECK_SAYS(said("swigly", {"gate", "out"}, "act32"), "swigly");
 }
 
 TEST_CASE("every op's implementation of choice gets a certificate that is good and equal to itself") {

@@ -1,114 +1,28 @@
-// --verify lm_head --against FILE: were these logits made by the arithmetic they claim? FILE is a safetensors
-// dump of a run on another machine; the CPU's replay of the same arithmetic must give every bit of it again.
+// --verify OP --against FILE: were these results made by the arithmetic they claim? FILE is a safetensors dump of a call on
+// another machine; the CPU's replay of the same arithmetic must give every bit of it again.
 //
+// Of lm_head, the default, which is too large to dump or to compute again as a whole:
 //   hidden [M, K], weight [V, K], out [R, C], and optionally bias [V]
 //   rows [R], columns [C]   int64; which rows of hidden and of weight `out` holds, when it is a part
 //   metadata "arithmetic"   default sm90/t25k16
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+// Of any other op: replayed.cpp.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <numeric>
 #include <vector>
 
 #include "commands.hpp"
+#include "dump.hpp"
 #include "library.hpp"
+#include "replayed.hpp"
 #include "rlk/rlk.hpp"
 
 namespace rlk::cli {
 namespace {
 
-struct Entry {
-  DType dtype = DType::none;
-  std::vector<std::int64_t> shape;
-  const std::uint8_t* data = nullptr;
-  std::size_t bytes = 0;
-};
-
-DType dtype_named(const std::string& name) {
-  if (name == "F32") return DType::f32;
-  if (name == "BF16") return DType::bf16;
-  if (name == "F16") return DType::f16;
-  if (name == "I64") return DType::i64;
-  return DType::none;
-}
-
-// The file mapped for reading, its table checked against its size.
-class Dump {
- public:
-  explicit Dump(const std::string& path) : path_(path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info{};
-    if (file < 0 || fstat(file, &info) != 0) throw Failure(kUsage, "cannot read " + path);
-    size_ = static_cast<std::size_t>(info.st_size);
-    void* map = size_ < 8 ? MAP_FAILED : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-    close(file);
-    if (map == MAP_FAILED) throw Failure(kUsage, path + " is not a safetensors file");
-    bytes_ = static_cast<const std::uint8_t*>(map);
-    std::uint64_t header = 0;
-    std::memcpy(&header, bytes_, 8);
-    if (header > size_ - 8) throw Failure(kUsage, path + " is not a safetensors file");
-    const Json table = Json::parse(bytes_ + 8, bytes_ + 8 + header, nullptr, false);
-    if (!table.is_object()) throw Failure(kUsage, path + " is not a safetensors file");
-    for (const auto& [name, value] : table.items()) {
-      if (name == "__metadata__")
-        arithmetic_ = value.value("arithmetic", arithmetic_);
-      else
-        add(name, value, 8 + header);
-    }
-  }
-  ~Dump() { munmap(const_cast<std::uint8_t*>(bytes_), size_); }
-  Dump(const Dump&) = delete;
-  Dump& operator=(const Dump&) = delete;
-
-  const std::string& arithmetic() const { return arithmetic_; }
-  const Entry* find(const std::string& name) const {
-    const auto at = entries_.find(name);
-    return at == entries_.end() ? nullptr : &at->second;
-  }
-  const Entry& need(const std::string& name, std::size_t rank) const {
-    const Entry* e = find(name);
-    if (!e) throw Failure(kUsage, path_ + " has no tensor '" + name + "'");
-    if (e->shape.size() != rank)
-      throw Failure(kUsage, path_ + ": " + name + " has rank " + std::to_string(e->shape.size()) +
-                                ", needed is " + std::to_string(rank));
-    return *e;
-  }
-
- private:
-  void add(const std::string& name, const Json& value, std::uint64_t base) {
-    Entry e;
-    std::uint64_t from = 0, to = 0;
-    try {
-      e.dtype = dtype_named(value.at("dtype"));
-      e.shape = value.at("shape").get<std::vector<std::int64_t>>();
-      from = value.at("data_offsets").at(0);
-      to = value.at("data_offsets").at(1);
-    } catch (const std::exception&) {
-      throw Failure(kUsage, path_ + ": its table says nothing sensible of '" + name + "'");
-    }
-    std::int64_t count = 1;
-    bool sane = from <= to && to <= size_ - base;
-    for (const std::int64_t d : e.shape) sane = sane && d >= 0 && !__builtin_mul_overflow(count, d, &count);
-    if (e.dtype == DType::none || !sane ||
-        static_cast<std::uint64_t>(count) != (to - from) / static_cast<std::uint64_t>(size_of(e.dtype)))
-      throw Failure(kUsage, path_ + ": '" + name + "' has a dtype, shape or place that is not possible");
-    e.data = bytes_ + base + from;
-    e.bytes = static_cast<std::size_t>(to - from);
-    entries_.emplace(name, std::move(e));
-  }
-
-  std::string path_, arithmetic_ = "sm90/t25k16";
-  std::size_t size_ = 0;
-  const std::uint8_t* bytes_ = nullptr;
-  std::map<std::string, Entry> entries_;
-};
+using Entry = Dump::Entry;
 
 // The chosen rows of a matrix, dense and aligned.
 struct Rows {
@@ -154,6 +68,8 @@ std::uint32_t bits_at(const std::uint8_t* data, DType t, std::int64_t i) {
   return bits;
 }
 
+std::string arithmetic_of(const Dump& dump) { return dump.said("arithmetic", "sm90/t25k16"); }
+
 Finding replay(const Dump& dump, std::string& implementation) {
   const Entry &hidden = dump.need("hidden", 2), &weight = dump.need("weight", 2), &out = dump.need("out", 2);
   const auto rows = indices(dump, "rows", hidden.shape[0]),
@@ -169,6 +85,7 @@ Finding replay(const Dump& dump, std::string& implementation) {
     throw Failure(kUsage, "bias has V=" + std::to_string(bias->shape[0]) +
                               ", weight has V=" + std::to_string(weight.shape[0]));
   const Rows b(bias ? *bias : weight, bias ? columns : std::vector<std::int64_t>{});
+  const std::string arithmetic = arithmetic_of(dump);
   Finding f;
   constexpr std::int64_t kRows = 64;
   for (std::int64_t first = 0; first < r; first += kRows) {
@@ -178,7 +95,7 @@ Finding replay(const Dump& dump, std::string& implementation) {
     const Tensor y(again.data(), {n, c}, out.dtype);
     LmHead args{.hidden = h.view, .weight = w.view, .out = y};
     if (bias) args.bias = b.view;
-    const rlk::Options options{.backend = "native", .arithmetic = dump.arithmetic()};
+    const rlk::Options options{.backend = "native", .arithmetic = arithmetic};
     if (first == 0) implementation = resolve(args, options).id();
     if (const Status s = lm_head(args, options); !s)
       throw Failure(exit_for(s.code()), std::string(s.message()));
@@ -199,9 +116,10 @@ Finding replay(const Dump& dump, std::string& implementation) {
 
 int against(const Options& o) {
   check_configuration();
-  if (!o.op.empty() && o.op != "lm_head")
-    throw Failure(kUsage, "--against replays lm_head; there is no dump format for '" + o.op + "'");
   const Dump dump(o.against);
+  const std::string op = o.op.empty() || o.op == "*" ? dump.said("op", "lm_head") : o.op;
+  if (op != "lm_head") return against_call(op, dump, o.json);
+  const std::string arithmetic = arithmetic_of(dump);
   std::string implementation;
   const Finding f = replay(dump, implementation);
   if (f.outputs == 0) throw Failure(kUsage, o.against + " holds no outputs: there is nothing to replay");
@@ -209,7 +127,7 @@ int against(const Options& o) {
     Json j{{"schema", 1},
            {"op", "lm_head"},
            {"file", o.against},
-           {"arithmetic", dump.arithmetic()},
+           {"arithmetic", arithmetic},
            {"implementation", implementation},
            {"outputs", f.outputs},
            {"mismatches", f.mismatches}};
@@ -219,11 +137,11 @@ int against(const Options& o) {
     print(j);
   } else if (f.mismatches == 0) {
     std::printf("lm_head  %s  %s: all %" PRId64 " outputs of %s reproduced, 0 bits differ\n",
-                implementation.c_str(), dump.arithmetic().c_str(), f.outputs, printable(o.against).c_str());
+                implementation.c_str(), arithmetic.c_str(), f.outputs, printable(o.against).c_str());
   } else {
     std::printf("lm_head  %s  %s: %" PRId64 " of %" PRId64 " outputs of %s differ; the first is row %" PRId64
                 ", column %" PRId64 ": file 0x%08x, replay 0x%08x\n",
-                implementation.c_str(), dump.arithmetic().c_str(), f.mismatches, f.outputs,
+                implementation.c_str(), arithmetic.c_str(), f.mismatches, f.outputs,
                 printable(o.against).c_str(), f.row, f.column, f.file_bits, f.replay_bits);
   }
   return f.mismatches == 0 ? kGood : kVerificationFailed;

@@ -64,7 +64,7 @@ void add_options(CLI::App& app, Options& o) {
                  "standard, strict or golden; deterministic; backward; arithmetic=ID; backend=CHAIN")
       ->delimiter(',');
   app.add_option("--against", o.against,
-                 "--verify lm_head: replay the logits in a safetensors dump of another machine");
+                 "--verify OP (default: lm_head): replay the call in a safetensors dump of another machine");
   app.add_option("--impl", o.implementation, "--verify: one implementation or backend");
   app.add_option("--seed", o.seed, "--verify: seed of all data")
       ->check([](const std::string& seed) {

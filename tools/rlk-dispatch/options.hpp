@@ -47,7 +47,7 @@ struct Options {
   std::vector<std::string> ranks;  // --verify-model: degrees to try too
   bool replay = false;             // --verify-model: every call again on the CPU
 
-  std::string against;  // --verify lm_head: a dump of another machine's run to replay
+  std::string against;  // --verify OP: a dump of another machine's call to replay
 
   bool json = false;
   bool strict = false;
