@@ -41,8 +41,15 @@ int64_t reach_of(const std::vector<int64_t>& shape, const std::vector<int64_t>& 
   int64_t elements = 1, reach = 1;
   for (int64_t d : shape) elements *= d;
   if (strides.empty() || elements == 0) return elements;
-  for (std::size_t i = 0; i < shape.size(); ++i) reach += (shape[i] - 1) * strides[i];
+  for (std::size_t i = 0; i < shape.size(); ++i) reach += (shape[i] - 1) * std::abs(strides[i]);
   return reach;
+}
+// Elements before the first one: those that negative strides lead back to.
+int64_t origin_of(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  int64_t origin = 0;
+  for (std::size_t i = 0; i < strides.size(); ++i)
+    if (strides[i] < 0 && shape[i] > 1) origin -= (shape[i] - 1) * strides[i];
+  return origin;
 }
 
 // One array of a run: watched host memory, a device copy where there is a device, and the tensor over it.
@@ -67,6 +74,7 @@ class Slab {
       device_base_ = static_cast<char*>(memory) + (256 - reinterpret_cast<uintptr_t>(memory) % 256) % 256;
       data = device_base_ + kGuard + offset_;
     }
+    data += origin_of(shape, strides) * size_of(dtype);
     tensor = Tensor(data, std::span(shape), dtype, where, std::span(strides));
     if (manner.draw) {
       Draw draw = draw_for(manner, argument + 100);
@@ -163,6 +171,16 @@ std::vector<int64_t> padded_strides(const rlk_argument& a, const std::vector<int
   return strides;
 }
 
+// Of an axis of one element the stride says nothing; any other may as well be walked from its end.
+void turn_some(std::vector<int64_t>& strides, const std::vector<int64_t>& shape, Draw& draw) {
+  constexpr int64_t kAny[] = {0, 1, -1, int64_t{1} << 33};
+  for (std::size_t i = 0; i + 1 < shape.size(); ++i)
+    if (shape[i] == 1 && draw.below(2))
+      strides[i] = kAny[draw.below(4)];
+    else if (shape[i] > 1 && draw.below(8) == 0)
+      strides[i] = -strides[i];
+}
+
 // Strides of axes in a drawn order with drawn gaps: seldom one that a single step could walk.
 std::vector<int64_t> drawn_strides(const rlk_argument& a, const std::vector<int64_t>& shape, Draw draw) {
   std::vector<int64_t> strides(shape.size());
@@ -191,6 +209,7 @@ std::vector<int64_t> drawn_strides(const rlk_argument& a, const std::vector<int6
     strides[i] = step;
     step = step * std::max<int64_t>(1, shape[i]) + gap();
   }
+  if (gaps && elements > 0) turn_some(strides, shape, draw);
   return strides;
 }
 
@@ -222,8 +241,9 @@ void walk(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides
   int64_t n = 1;
   for (int64_t d : shape) n *= d;
   const int64_t run = !shape.empty() && strides.back() == 1 ? shape.back() : 1;
+  const int64_t origin = origin_of(shape, strides);
   for (int64_t i = 0; i < n; i += run) {
-    int64_t rest = i, at = 0;
+    int64_t rest = i, at = origin;
     for (std::size_t d = shape.size(); d-- > 0;) {
       at += rest % shape[d] * strides[d];
       rest /= shape[d];
@@ -255,6 +275,11 @@ void gather(Array& a, const std::vector<int64_t>& strides, const std::byte* from
   });
 }
 
+const std::vector<int64_t>& shape_of(const Problem& p, const std::vector<ResultShape>& shapes,
+                                     std::size_t argument) {
+  return p.inputs[argument] ? p.inputs[argument]->shape : shapes[argument].shape;
+}
+
 // All arrays of a run.
 struct Stage {
   std::vector<std::unique_ptr<Slab>> slabs;
@@ -262,9 +287,9 @@ struct Stage {
   std::vector<rlk_slot> slots;
   std::vector<uint64_t> hashes;
   std::vector<std::size_t> place;  // of each argument: whose memory it has, mostly its own
-  std::vector<std::size_t> owner;  // of each argument: whose array it is columns of, mostly its own
-  std::vector<int64_t> column;     // the first of them
-  std::vector<Tensor> columns;
+  std::vector<Part> part;          // of each argument: whose array it is a part of, mostly its own
+  std::vector<int64_t> first;      // element of that array
+  std::vector<Tensor> views;
   Status status;
 
   Stage(const Problem& p, const Subject& subject, const Manner& manner, bool in_fp64) {
@@ -275,9 +300,10 @@ struct Stage {
     hashes.resize(s.num_arguments);
     place.resize(s.num_arguments);
     std::iota(place.begin(), place.end(), std::size_t{0});
-    owner = manner.packed ? arrays_shared(p) : place;
-    column.resize(s.num_arguments);
-    columns.resize(s.num_arguments);
+    if (manner.packing != Packing::none) part = arrays_shared(p);
+    for (std::size_t i = part.size(); i < s.num_arguments; ++i) part.push_back({i, 0});
+    first.resize(s.num_arguments);
+    views.resize(s.num_arguments);
     const auto shapes = result_shapes(p);
     if (!shapes) {
       status = shapes.status();
@@ -291,12 +317,13 @@ struct Stage {
         slots[i].tensor = slots[static_cast<std::size_t>(other)].tensor;
         continue;
       }
-      if (owner[i] != i) continue;  // placed with its array
+      if (part[i].owner != i) continue;  // placed with its array
       std::vector<int64_t> shape = input ? p.inputs[i]->shape : (*shapes)[i].shape;
       DType dtype = input ? p.inputs[i]->dtype : p.results[i];
       if (!input && in_fp64 && (a.dtypes & RLK_F64)) dtype = DType::f64;
-      if (std::count(owner.begin(), owner.end(), i) > 1)
-        shape = array_of(p, i);
+      const std::vector<std::size_t> parts = parts_of(i, manner.packing);
+      if (parts.size() > 1)
+        shape = array_of(p, *shapes, parts);
       else
         strides[i] = strides_for(p, a, i, shape, manner);
       slabs[i] = std::make_unique<Slab>(subject, manner, i, shape, dtype, strides[i], a.flags & RLK_HOST);
@@ -305,37 +332,57 @@ struct Stage {
         return;
       }
       slots[i].tensor = &slabs[i]->tensor.dl();
-      if (std::count(owner.begin(), owner.end(), i) > 1) place_columns(p, i, shape);
+      if (parts.size() > 1) place_parts(p, *shapes, parts, shape);
     }
-    if (manner.in_place)
-      for (const auto& [result, argument] : places_shared(p)) {
+    if (manner.in_place) put_in_place(p, manner.in_place);
+    load(p);
+  }
+  void put_in_place(const Problem& p, uint32_t which) {
+    for (const auto& [result, argument] : places_shared(p)) {
+      if (which & 1) {
         slabs[result].reset();
         slots[result].tensor = slots[argument].tensor;
         place[result] = argument;
       }
-    load(p);
+      which >>= 1;
+    }
   }
   bool taken(std::size_t argument) const { return std::count(place.begin(), place.end(), argument) > 1; }
 
-  // The shape of an array of several arguments; from which column on each has it.
-  std::vector<int64_t> array_of(const Problem& p, std::size_t first) {
-    std::vector<int64_t> shape = p.inputs[first]->shape;
-    shape.back() = 0;
-    for (std::size_t i = first; i < owner.size(); ++i)
-      if (owner[i] == first) column[i] = shape.back(), shape.back() += p.inputs[i]->shape.back();
+  // Of the array of this argument: whose elements lie in it, in the order of their places.
+  std::vector<std::size_t> parts_of(std::size_t owner, Packing packing) const {
+    std::vector<std::size_t> parts;
+    for (std::size_t i = owner; i < part.size(); ++i)
+      if (part[i].owner == owner) parts.push_back(i);
+    if (packing == Packing::last_first) std::reverse(parts.begin(), parts.end());
+    return parts;
+  }
+  // The shape of an array of several parts; and where each of them begins.
+  std::vector<int64_t> array_of(const Problem& p, const std::vector<ResultShape>& shapes,
+                                const std::vector<std::size_t>& parts) {
+    std::vector<int64_t> shape = shape_of(p, shapes, parts[0]);
+    const std::size_t axis = part[parts[0]].axis;
+    int64_t inner = 1;
+    for (std::size_t a = axis + 1; a < shape.size(); ++a) inner *= shape[a];
+    shape[axis] = 0;
+    for (const std::size_t i : parts) {
+      first[i] = shape[axis] * inner;
+      shape[axis] += shape_of(p, shapes, i)[axis];
+    }
     return shape;
   }
-  void place_columns(const Problem& p, std::size_t first, const std::vector<int64_t>& shape) {
+  void place_parts(const Problem& p, const std::vector<ResultShape>& shapes,
+                   const std::vector<std::size_t>& parts, const std::vector<int64_t>& shape) {
     std::vector<int64_t> step(shape.size(), 1);
     for (std::size_t a = shape.size() - 1; a-- > 0;) step[a] = step[a + 1] * shape[a + 1];
-    const DLTensor& whole = slabs[first]->tensor.dl();
-    for (std::size_t i = first; i < owner.size(); ++i) {
-      if (owner[i] != first) continue;
-      const Array& a = *p.inputs[i];
+    const DLTensor& whole = slabs[part[parts[0]].owner]->tensor.dl();
+    const DType dtype = dtype_of(whole.dtype);
+    for (const std::size_t i : parts) {
+      const std::vector<int64_t> own = shape_of(p, shapes, i);
       strides[i] = step;
-      columns[i] = Tensor(static_cast<char*>(whole.data) + column[i] * size_of(a.dtype), std::span(a.shape),
-                          a.dtype, whole.device, std::span(strides[i]));
-      slots[i].tensor = &columns[i].dl();
+      views[i] = Tensor(static_cast<char*>(whole.data) + first[i] * size_of(dtype), std::span(own), dtype,
+                        whole.device, std::span(strides[i]));
+      slots[i].tensor = &views[i].dl();
     }
   }
 
@@ -345,9 +392,9 @@ struct Stage {
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
       if (!slabs[i]) continue;
       if (!p.inputs[i] || !strides[i].empty()) slabs[i]->fill(WatchedMemory::kFill);
-      for (std::size_t j = i; j < owner.size(); ++j)
-        if (owner[j] == i && p.inputs[j])
-          scatter(*p.inputs[j], strides[j], slabs[i]->body() + column[j] * size_of(p.inputs[j]->dtype));
+      for (std::size_t j = i; j < part.size(); ++j)
+        if (part[j].owner == i && p.inputs[j])
+          scatter(*p.inputs[j], strides[j], slabs[i]->body() + first[j] * size_of(p.inputs[j]->dtype));
       const bool read_only = s.arguments[i].role == RLK_READ && !taken(i);
       if (read_only) hashes[i] = slabs[i]->hash();
       slabs[i]->to_device(read_only);
@@ -363,30 +410,35 @@ struct Stage {
     const rlk_op_schema& s = p.schema();
     out.results.resize(s.num_arguments);
     for (uint32_t i = 0; i < s.num_arguments; ++i) {
-      Slab* slab = slabs[place[i]].get();
-      if (!slab) continue;
+      Slab* slab = slabs[place[part[i].owner]].get();
+      if (!slab || !slots[i].tensor) continue;
       slab->to_host();
       const char* name = s.arguments[i].name;
       if (const std::string what = slab->disturbance(); !what.empty() && out.broken.empty())
         out.broken = name + what;
       if (s.arguments[i].role == RLK_READ) {
-        if (!taken(i) && slab->hash() != hashes[i] && out.broken.empty())
+        if (!taken(i) && slab->hash() != hashes[part[i].owner] && out.broken.empty())
           out.broken = fmt::format("{} is a read argument and was changed", name);
         continue;
       }
-      const DLTensor& t = slab->tensor.dl();
+      const DLTensor& t = *slots[i].tensor;
       Array& a = out.results[i];
       a.shape.assign(t.shape, t.shape + t.ndim);
       a.dtype = dtype_of(t.dtype);
-      gather(a, strides[place[i]], slab->body());
-      if (place[i] == i && !strides[i].empty() && s.arguments[i].role == RLK_WRITE && out.broken.empty()) {
-        // What is left of the NaN filling once the elements are put back over it must be all of it.
-        std::vector<std::byte> untouched(slab->body_bytes(), WatchedMemory::kFill);
-        scatter(a, strides[i], untouched.data());
-        if (!std::equal(untouched.begin(), untouched.end(), slab->body()))
-          out.broken = fmt::format("bytes between the rows of {} were written", name);
-      }
+      gather(a, strides[place[i]], slab->body() + first[i] * size_of(a.dtype));
     }
+    for (uint32_t i = 0; i < s.num_arguments; ++i)
+      if (slabs[i] && place[i] == i && !strides[i].empty() && s.arguments[i].role == RLK_WRITE &&
+          out.broken.empty() && !gaps_hold(i, out))
+        out.broken = fmt::format("bytes between the rows of {} were written", s.arguments[i].name);
+  }
+  // What is left of the NaN filling once the elements are put back over it must be all of it.
+  bool gaps_hold(std::size_t i, const Outcome& out) {
+    std::vector<std::byte> untouched(slabs[i]->body_bytes(), WatchedMemory::kFill);
+    for (std::size_t j = i; j < part.size(); ++j)
+      if (part[j].owner == i)
+        scatter(out.results[j], strides[j], untouched.data() + first[j] * size_of(out.results[j].dtype));
+    return std::equal(untouched.begin(), untouched.end(), slabs[i]->body());
   }
 };
 
@@ -418,20 +470,22 @@ std::unique_ptr<Slab> workspace_for(const Subject& subject, const Manner& manner
   return slab;
 }
 
-// The control registers of the calling thread while a call runs: of vectors, and of long double. What they are afterwards
-// is the callee's doing.
+// The control registers of the calling thread while a call runs: of vectors, and of long double, whose rounding is set with
+// the other's as fesetround does. What they are afterwards is the callee's doing.
 class CallerMode {
  public:
 #if defined(__x86_64__)
-  explicit CallerMode(uint32_t bits)
-      : before_(_mm_getcsr()), during_((before_ & ~kFlags) | bits), x87_(x87()) {
+  CallerMode(uint32_t bits, uint32_t traps)
+      : before_(_mm_getcsr()), during_(((before_ & ~kFlags) | bits) & ~traps), x87_before_(x87()) {
+    x87_during_ = static_cast<uint16_t>((x87_before_ & ~0xc00u) | (bits >> 3 & 0xc00u));
+    set_x87(x87_during_);
     _mm_setcsr(during_);
   }
   ~CallerMode() {
     _mm_setcsr(before_);
-    __asm__ volatile("fldcw %0" : : "m"(x87_));
+    set_x87(x87_before_);
   }
-  bool kept() const { return ((_mm_getcsr() ^ during_) & ~kFlags) == 0 && x87() == x87_; }
+  bool kept() const { return ((_mm_getcsr() ^ during_) & ~kFlags) == 0 && x87() == x87_during_; }
 
  private:
   static uint16_t x87() {
@@ -439,11 +493,12 @@ class CallerMode {
     __asm__ volatile("fnstcw %0" : "=m"(word));
     return word;
   }
+  static void set_x87(uint16_t word) { __asm__ volatile("fldcw %0" : : "m"(word)); }
   static constexpr uint32_t kFlags = 0x3f;  // exceptions seen: every sum sets some
   uint32_t before_, during_;
-  uint16_t x87_;
+  uint16_t x87_before_, x87_during_ = 0;
 #else
-  explicit CallerMode(uint32_t) {}
+  CallerMode(uint32_t, uint32_t) {}
   bool kept() const { return true; }
 #endif
 };
@@ -455,7 +510,7 @@ bool workers_in_order([[maybe_unused]] int32_t threads) {
   const auto look = [](void* context, int64_t) {
     if ((_mm_getcsr() & ~0x3fu) != 0x1f80u) *static_cast<std::atomic<bool>*>(context) = false;
   };
-  const CallerMode plain(0);
+  const CallerMode plain(0, 0);
   host().parallel_for(threads, 4 * std::max(threads, 2), look, &good);
   return good;
 #else
@@ -499,7 +554,7 @@ Status run_once(const Subject& subject, const Stage& stage, const Options& optio
   if (manner.graph) return run_captured(subject, stage, options);
   Status status;
   {
-    const CallerMode mode(manner.float_mode);
+    const CallerMode mode(manner.float_mode, manner.traps);
     status = run_slots(subject.op->name, stage.slots.data(), options);
     if (!mode.kept() && broken.empty()) broken = "the caller's floating-point mode was changed";
   }
@@ -514,23 +569,42 @@ Status run_once(const Subject& subject, const Stage& stage, const Options& optio
 
 }  // namespace
 
-std::vector<std::size_t> arrays_shared(const Problem& p) {
+std::vector<Part> arrays_shared(const Problem& p) {
   const rlk_op_schema& s = p.schema();
-  std::vector<std::size_t> out(s.num_arguments);
-  std::iota(out.begin(), out.end(), std::size_t{0});
+  std::vector<Part> out;
+  std::vector<bool> settled(
+      s.num_arguments);  // along which axis, by owner: two parts of one shape do not say
+  const auto shapes = result_shapes(p);
+  for (std::size_t i = 0; i < s.num_arguments; ++i) out.push_back({i, 0});
+  if (!shapes || !p.shared.empty()) return out;
+  const auto dtype = [&](std::size_t i) { return p.inputs[i] ? p.inputs[i]->dtype : p.results[i]; };
   const auto may = [&](std::size_t i) {
     const rlk_argument& a = s.arguments[i];
-    return p.inputs[i] && a.role == RLK_READ && (a.flags & RLK_STRIDED) && !(a.flags & RLK_HOST) &&
-           p.inputs[i]->shape.size() >= 2 && p.inputs[i]->numel() > 0 && p.strides[i].empty() &&
-           p.shared.empty();
+    const auto& shape = shape_of(p, *shapes, i);
+    return dtype(i) != DType::none && (a.flags & RLK_STRIDED) && !(a.flags & RLK_HOST) && shape.size() >= 2 &&
+           p.strides[i].empty() && std::find(shape.begin(), shape.end(), 0) == shape.end();
   };
-  const auto alike = [&](const Array& x, const Array& y) {
-    return x.dtype == y.dtype && x.shape.size() == y.shape.size() &&
-           std::equal(x.shape.begin(), x.shape.end() - 1, y.shape.begin());
+  // The axis in which two differ, the last if in none; nothing where they are no neighbours.
+  const auto between = [&](std::size_t i, std::size_t j) -> std::optional<std::size_t> {
+    const auto &x = shape_of(p, *shapes, i), &y = shape_of(p, *shapes, j);
+    if (s.arguments[i].role != s.arguments[j].role || dtype(i) != dtype(j) || x.size() != y.size()) return {};
+    std::size_t axis = x.size() - 1, differ = 0;
+    for (std::size_t a = 0; a < x.size(); ++a)
+      if (x[a] != y[a]) axis = a, ++differ;
+    if (differ > 1 || axis == 0) return {};
+    return axis;
   };
   for (std::size_t i = 0; i < out.size(); ++i)
-    for (std::size_t j = 0; j < i && out[i] == i && may(i); ++j)
-      if (out[j] == j && may(j) && alike(*p.inputs[i], *p.inputs[j])) out[i] = j;
+    for (std::size_t j = 0; j < i && out[i].owner == i && may(i); ++j) {
+      if (out[j].owner != j || !may(j)) continue;
+      const auto axis = between(i, j);
+      const bool differs = axis && shape_of(p, *shapes, i) != shape_of(p, *shapes, j);
+      if (!axis || (differs && settled[j] && out[j].axis != *axis)) continue;
+      if (differs || !settled[j]) out[j].axis = *axis;
+      settled[j] = settled[j] || differs;
+      out[i] = {j, out[j].axis};
+    }
+  for (Part& x : out) x.axis = out[x.owner].axis;
   return out;
 }
 

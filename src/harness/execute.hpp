@@ -16,6 +16,9 @@
 
 namespace rlk::harness {
 
+// Arguments, and results, that differ in one axis at most may be parts of one array, side by side.
+enum class Packing : uint8_t { none, in_order, last_first };
+
 // Where and how: everything here must not change a bit.
 struct Manner {
   int32_t threads = 0;
@@ -26,10 +29,12 @@ struct Manner {
   int64_t workspace_percent = 100;  // of what the implementation asks for, where it may get less
   WatchedMemory::Edge edge = WatchedMemory::apart;  // which end of every array nobody may touch (CPU)
   uint64_t draw = 0;  // not 0: places, strides, byte offsets and workspace are drawn from it, each by itself
-  bool in_place = false;    // results lie where the arguments do that they may take the place of
-  bool broadcast = false;   // read arguments whose slices along the first axis are equal have stride 0 there
-  bool packed = false;      // read arguments that differ in their last axis at most are columns of one array
+  // Which of the results of places_shared() lie where an argument does: bit by bit.
+  uint32_t in_place = 0;
+  bool broadcast = false;  // read arguments whose slices along the first axis are equal have stride 0 there
+  Packing packing = Packing::none;
   uint32_t float_mode = 0;  // bits of the control register that are set on the caller's thread
+  uint32_t traps = 0;       // and those of it that are cleared: exceptions that would end the process
   Precision precision = Precision::standard;
   bool needs_backward = false, deterministic = false;
   std::shared_ptr<const Problem> before{};  // ran in this very memory first; of the same shapes
@@ -54,8 +59,11 @@ struct Subject {
 
 Outcome execute(const Problem& p, const Subject& subject, const Manner& manner = {});
 
-// By argument: which array its elements are columns of, of those that may share one. Most are their own.
-std::vector<std::size_t> arrays_shared(const Problem& p);
+// By argument: whose array it may be a part of, mostly its own, and the axis along which the parts lie.
+struct Part {
+  std::size_t owner, axis;
+};
+std::vector<Part> arrays_shared(const Problem& p);
 
 // Results that may lie where an argument does, and that argument.
 std::vector<std::pair<std::size_t, std::size_t>> places_shared(const Problem& p);

@@ -136,8 +136,17 @@ class Maker {
     same("memory", "nothing before the arrays", {.edge = WatchedMemory::start});
   }
   void in_place() {
-    offer({"in place", "results where arguments lie", {}, {}, {.in_place = true}},
+    offer({"in place", "results where arguments lie", {}, {}, {.in_place = ~0u}},
           [&](Variant& v) { return !places_shared(p_).empty() && put(v, p_); });
+    const std::size_t places = std::string_view(subject_.op->may_alias ? subject_.op->may_alias : "").empty()
+                                   ? 0
+                                   : places_shared(p_).size();
+    for (std::size_t i = 0; places > 1 && i < places; ++i) {
+      const char* result = subject_.op->arguments[places_shared(p_)[i].first].name;
+      offer(
+          {"in place", fmt::format("{} alone where an argument lies", result), {}, {}, {.in_place = 1u << i}},
+          [&](Variant& v) { return put(v, p_); });
+    }
   }
   void manners() {
     for (int64_t bytes : {2, 4, 8, 16, 32, 48, 64, 128})
@@ -145,12 +154,8 @@ class Maker {
     for (int64_t pad : {1, 8}) same("stride", fmt::format("row padding {}", pad), {.row_padding = pad});
     // A row of a far wider array, while these stay small.
     if (rows_in_all() <= 64) same("stride", "row padding 65521", {.row_padding = 65521});
-    offer({"stride", "arguments are columns of one array", {}, {}, {.packed = true}}, [&](Variant& v) {
-      const std::vector<std::size_t> arrays = arrays_shared(p_);
-      for (std::size_t i = 0; i < arrays.size(); ++i)
-        if (arrays[i] != i) return put(v, p_);
-      return false;
-    });
+    packed("arrays are parts of one", Packing::in_order);
+    packed("arrays are parts of one, the last one first", Packing::last_first);
     const uint32_t traits = subject_.implementation->traits;
     if (traits & RLK_WORKSPACE_OPTIONAL)
       for (int64_t percent : {0, 50})
@@ -180,6 +185,14 @@ class Maker {
     });
     float_modes();
   }
+  void packed(const char* text, Packing packing) {
+    offer({"stride", text, {}, {}, {.packing = packing}}, [&](Variant& v) {
+      const std::vector<Part> parts = arrays_shared(p_);
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        if (parts[i].owner != i) return put(v, p_);
+      return false;
+    });
+  }
   int64_t rows_in_all() const {
     int64_t rows = 0;
     for (const auto& a : p_.inputs)
@@ -189,6 +202,8 @@ class Maker {
   // Flushing and rounding apart: what obeys one may ignore the other.
   void float_modes() {
     constexpr std::pair<const char*, uint32_t> kModes[] = {{"flush to zero", 0x8040},
+                                                           {"flush results alone", 0x8000},
+                                                           {"flush operands alone", 0x0040},
                                                            {"round toward zero", 0x6000},
                                                            {"round up", 0x4000},
                                                            {"round down", 0x2000}};
@@ -197,6 +212,11 @@ class Maker {
         v.promise = Promise::strict;
         return put(v, p_);
       });
+    // Invalid, zero divide, overflow: what feenableexcept is called with.
+    offer({"float environment", "exceptions trap", {}, {}, {.traps = 0x0680}}, [&](Variant& v) {
+      v.promise = Promise::strict;
+      return put(v, p_);
+    });
   }
 
   // ---- what an earlier call left behind: the same memory held other values
