@@ -55,6 +55,8 @@ class Deriver {
     other_dtypes();
     small_numbers();
     specials();
+    orders_of_integers();
+    repeated();
     shared();
     saved();
   }
@@ -136,7 +138,7 @@ class Deriver {
         bool is_new = false;
         for (const auto& p : e.places)
           is_new |= sized.insert(Key(c.inputs[p.tensor].argument, 0, shape(p) - p.axis)).second;
-        if (is_new) many_sizes(little, extents, e), fresh.push_back(e);
+        if (is_new) many_sizes(c, little, extents, e), fresh.push_back(e);
         const auto larger = enlarged(little, extents, e, 0x1p20);
         if (!larger) continue;
         for (const auto& p : e.places) seen.insert(key(p));
@@ -280,14 +282,17 @@ class Deriver {
     };
     std::map<std::string, const Case*> kinds;
     for (const Case& c : bases_)
-      if (!c.exact && !c.ruled && kind_of(c) != kind_of(base) &&
+      if (kind_of(c) != kind_of(base) &&
           std::none_of(c.inputs.begin(), c.inputs.end(),
-                       [](const CaseTensor& t) { return t.fill.kind == Fill::values || t.shape.empty(); }) &&
+                       [](const CaseTensor& t) {
+                         return (t.fill.kind == Fill::values && !bounds(t)) || t.shape.empty();
+                       }) &&
           std::all_of(d.inputs.begin(), d.inputs.end(), [&](const CaseTensor& t) { return has(c, t); }))
         kinds.try_emplace(kind_of(c), &c);
     if (kinds.empty()) return {};
     const Case& other = *std::next(kinds.begin(), static_cast<std::ptrdiff_t>(turn % kinds.size()))->second;
     Case out = other;
+    out.exact = false;  // where a rule judges, its data may be any
     for (const Extent& e : extents_of(other))
       for (const auto& [tensor, axis] : e.places)
         for (const CaseTensor& t : d.inputs)
@@ -295,7 +300,22 @@ class Deriver {
             resize(out, e, t.shape[axis]);
     for (CaseTensor& t : out.inputs) quicken(t);
     if (work_of(out, extents_of(other), 8) > 0x1p20 || !admissible(out)) return {};
+    const auto draws = draws_for(out.name + shapes_of(out), turn);
+    if (draws.draw(0, 1)) lengthen(out, draws);
     return out;
+  }
+  // A window, a part of the vocabulary: to some share of the largest size.
+  void lengthen(Case& c, const registry::CaseSink& draws) const {
+    int64_t largest = 0;
+    for (const CaseTensor& t : c.inputs)
+      for (const int64_t n : t.shape) largest = std::max(largest, n);
+    for (std::size_t i = 0; i < c.attributes.size(); ++i) {
+      const auto* n = std::get_if<int64_t>(&c.attributes[i].second);
+      if (!n || *n < 5 || largest < 64) continue;
+      Case other = c;
+      other.attributes[i].second = draws.draw(largest / 8, largest / 2);
+      if (admissible(other)) c = std::move(other);
+    }
   }
   static constexpr int64_t kBounds[] = {1, 17, 33, 65, 129, 193, 257, 1025, 8193};
   static constexpr std::size_t kRanges = std::size(kBounds) - 1;
@@ -334,16 +354,22 @@ class Deriver {
   }
 
   // Sizes close enough that no wide range lies between two; and tails of every length where all else is as small as
-  // it may be.
-  void many_sizes(const Case& little, const std::vector<Extent>& extents, const Extent& e) {
+  // it may be. In turn with other options and further operands.
+  void many_sizes(const Case& c, const Case& little, const std::vector<Extent>& extents, const Extent& e) {
     const auto draws = draws_for(little.name + little.inputs[e.places[0].tensor].argument, 7);
-    const auto one = [&](int64_t n, bool large) {
+    const auto one = [&](int64_t n, bool large, std::size_t turn = 0, double most = 0x1p18) {
       Case d = little;
       resize(d, e, n);
-      if (work_of(d, extents) > 0x1p18 || elements_in(d) > (1 << 19)) return false;
+      if (work_of(d, extents) > most || elements_in(d) > (most > 0x1p18 ? 1 << 20 : 1 << 19)) return false;
       for (CaseTensor& t : d.inputs) quicken(t);
       const CaseTensor& t = d.inputs[e.places[0].tensor];
-      emit(d, fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ",")), large, true);
+      const std::string size = fmt::format("{}=[{}]", t.argument, fmt::join(t.shape, ","));
+      if (auto other = turn % 4 == 1 && op_.rule ? dressed(d, c, turn / 4) : std::nullopt) {
+        other->name += kMark + size;
+        emit_named(std::move(*other), large, true);
+      } else {
+        emit(std::move(d), size, large, true);
+      }
       return true;
     };
     // Each length to 127 was tried beside others: alone, by every third behind 32, other ones in each dtype.
@@ -357,11 +383,26 @@ class Deriver {
       to = from + from / (dear ? 8 : 24);
       // Most kernels ask for multiples of 16, and every other kernel is for all else.
       const int64_t n = draws.draw(from, to - 1), sixteen = n / 16 * 16;
-      const bool large = ++step % 2;
-      if (!one(n, large)) break;
-      if (sixteen != n) one(sixteen, large);
+      const auto turn = static_cast<std::size_t>(++step);
+      if (!one(n, step % 2)) break;
+      bool served = false;
+      for (const int64_t m : kServed)
+        if (m >= from && m < to) served = one(m, step % 2, turn);
+      if (!served && sixteen != n) one(sixteen, step % 2, turn);
     }
+    // Beyond: what models have, each in one of the dtypes. So many rows take as long as any.
+    const bool rows =
+        std::any_of(e.places.begin(), e.places.end(), [](const auto& p) { return p.tensor == 0; });
+    for (std::size_t i = 0; i < std::size(kServed); ++i)
+      if (kServed[i] >= from && i % 3 == static_cast<std::size_t>(third))
+        one(kServed[i], true, 0, rows ? 0x1p19 : 0x1p24);
   }
+  // Widths, heads times their width, feed-forward widths and vocabularies of models: some kernels are made for one of them.
+  static constexpr int64_t kServed[] = {
+      256,   320,   384,   512,   576,   640,    768,    896,    1024,   1152,   1280,   1536,
+      1792,  2048,  2304,  2560,  2880,  3072,   3584,   4096,   4608,   5120,   6144,   7168,
+      8192,  9216,  9728,  11008, 12288, 13824,  14336,  16384,  18432,  18944,  19456,  20480,
+      24576, 28672, 32000, 50257, 65536, 102400, 128256, 131072, 151936, 163840, 201088, 262144};
 
   // Every other dimension as small as the schema lets it be.
   Case least(const Case& c, const std::vector<Extent>& extents, const Extent& e) const {
@@ -465,14 +506,22 @@ class Deriver {
     return n;
   }
 
-  // Twelve draws an element are too many for so many elements; and a few integers of a long range are of its far half.
+  // Twelve draws an element are too many for so many elements; and a few integers of a long range are its end and others of
+  // its far half.
   static void quicken(CaseTensor& t) {
     int64_t n = 1;
     for (int64_t d : t.shape) n *= d;
     Fill& f = t.fill;
     if (n > (1 << 12) && f.kind == Fill::normal && f.a == 0) f = {Fill::quick, 0, 1.7 * f.b};
-    if (n < 8 && integral(t.dtype) && f.kind == Fill::integers && f.b - f.a > 64)
-      f.a = std::floor((f.a + f.b) / 2);
+    if (n < 8 && integral(t.dtype) && f.kind == Fill::integers && f.b - f.a > 64) {
+      const auto from = static_cast<int64_t>((f.a + f.b) / 2), end = static_cast<int64_t>(f.b);
+      const registry::CaseSink draws([](const Case&) {}, static_cast<uint64_t>(end));
+      Fill few{Fill::values};
+      while (std::ssize(few.list) < n) few.list.push_back(static_cast<double>(draws.draw(from, end - 1)));
+      if (n > 1 || (n == 1 && draws.draw(0, 1)))
+        few.list.back() = f.b - 1;  // which may be none that is allowed
+      f = std::move(few);
+    }
   }
 
   // Shapes without data; but integers are there, for they may decide shapes.
@@ -519,36 +568,131 @@ class Deriver {
             std::visit([&](const auto& x) { return fmt::format("{}={}", a.name, x); }, value));
     }
   }
-  // Several of them at once.
+  // Several of them at once, and operands that the case may do without or take from another one, until any three have met:
+  // what one option forgets of another shows where both are set. Of the op's own cases those have that are there.
   void drawn_options() {
-    const rlk_op_schema& s = *op_.schema;
+    constexpr int kMostTried = 400, kMostMade = 64, kChoices = 3;
     const auto draws = draws_for(op_.schema->name, bases_.size() + 1);
+    Combinations met;
+    for (const Case& c : bases_) met.add(options_of(c));
     int made = 0;
-    for (int tried = 0; !bases_.empty() && tried < 600 && made < 48; ++tried) {
-      const Case& c =
-          bases_[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(bases_.size()) - 1))];
-      if (c.exact || c.ruled || work_of(c, extents_of(c)) > 0x1p21) continue;
-      Case d = c;
-      std::string difference;
-      int changed = 0;
-      for (uint32_t i = 0; i < s.num_attributes; ++i) {
-        const std::vector<Value> values = values_of(s.attributes[i]);
-        if (values.empty() || draws.draw(0, 1)) continue;
-        const Value& value =
-            values[static_cast<std::size_t>(draws.draw(0, static_cast<int64_t>(values.size()) - 1))];
-        Case other = d;
-        std::erase_if(other.attributes, [&](const auto& a) { return a.first == s.attributes[i].name; });
-        other.attributes.emplace_back(s.attributes[i].name, value);
-        if (!admissible(other)) continue;
-        d = std::move(other), ++changed;
-        difference +=
-            std::visit([&](const auto& x) { return fmt::format(" {}={}", s.attributes[i].name, x); }, value);
-      }
-      if (changed < 2) continue;
-      emit(std::move(d), "options" + difference, made >= 16, made >= 4);
+    for (int tried = 0; !bases_.empty() && tried < kMostTried && made < kMostMade;) {
+      std::optional<Case> best;
+      std::size_t most = 0;
+      for (int i = 0; i < kChoices; ++i, ++tried)
+        if (auto d = with_options(draws))
+          if (const std::size_t fresh = met.fresh(options_of(*d)); fresh > most)
+            most = fresh, best = std::move(d);
+      if (!best) continue;
+      met.add(options_of(*best));
+      emit_named(std::move(*best), made >= 16, made >= 4);
       ++made;
     }
   }
+  // A case with several options drawn; its name says which.
+  std::optional<Case> with_options(const registry::CaseSink& draws) const {
+    const rlk_op_schema& s = *op_.schema;
+    const Case& c = bases_[static_cast<std::size_t>(draws.draw(0, std::ssize(bases_) - 1))];
+    if ((!op_.rule && (c.exact || c.ruled)) || work_of(c, extents_of(c)) > 0x1p21) return {};
+    Case d = c;
+    d.exact = false;
+    std::string difference;
+    int changed = 0;
+    const auto keep = [&](Case other, const std::string& text) {
+      if (!admissible(other)) return;
+      d = std::move(other), ++changed;
+      difference += text;
+    };
+    for (uint32_t i = 0; i < s.num_arguments; ++i) {
+      const rlk_argument& a = s.arguments[i];
+      if (a.role != RLK_READ || !(a.flags & RLK_OPTIONAL) || draws.draw(0, 2)) continue;
+      Case other = d;
+      if (std::erase_if(other.inputs, [&](const CaseTensor& t) { return t.argument == a.name; }))
+        keep(std::move(other), fmt::format(" no {}", a.name));
+      else if (const auto t = borrowed(d, a.name, draws))
+        other.inputs.push_back(*t), keep(std::move(other), fmt::format(" {}", a.name));
+    }
+    for (uint32_t i = 0; i < s.num_attributes; ++i) {
+      const std::vector<Value> values = more_values_of(s.attributes[i]);
+      if (values.empty() || draws.draw(0, 1)) continue;
+      const Value& value = values[static_cast<std::size_t>(draws.draw(0, std::ssize(values) - 1))];
+      Case other = d;
+      std::erase_if(other.attributes, [&](const auto& x) { return x.first == s.attributes[i].name; });
+      other.attributes.emplace_back(s.attributes[i].name, value);
+      keep(std::move(other),
+           std::visit([&](const auto& x) { return fmt::format(" {}={}", s.attributes[i].name, x); }, value));
+    }
+    if (changed == 0) return {};
+    d.name += kMark + ("options" + difference);
+    return d;
+  }
+  // An operand as another case has it, with sizes of this one: those of axes that are as long there. Numbers only: what
+  // integers may be depends on what they belong to.
+  std::optional<CaseTensor> borrowed(const Case& c, const std::string& argument,
+                                     const registry::CaseSink& draws) const {
+    const auto from = static_cast<std::size_t>(draws.draw(0, std::ssize(bases_) - 1));
+    for (std::size_t i = 0; i < bases_.size(); ++i) {
+      const Case& other = bases_[(from + i) % bases_.size()];
+      const CaseTensor* t = tensor_of(other, argument);
+      if (!t || integral(t->dtype) || t->fill.kind == Fill::values || !t->strides.empty()) continue;
+      CaseTensor out = *t;
+      out.batch_axis = -3;
+      const bool whole = std::all_of(out.shape.begin(), out.shape.end(), [&](int64_t& n) {
+        for (const CaseTensor& u : other.inputs)
+          for (std::size_t a = 0; a < u.shape.size(); ++a)
+            if (const CaseTensor* v = tensor_of(c, u.argument);
+                &u != t && v && u.shape[a] == n && v->shape.size() == u.shape.size())
+              return n = v->shape[a], true;
+        return n == 1;
+      });
+      if (whole) return out;
+    }
+    return {};
+  }
+  static const CaseTensor* tensor_of(const Case& c, const std::string& argument) {
+    const auto at = std::find_if(c.inputs.begin(), c.inputs.end(),
+                                 [&](const CaseTensor& t) { return t.argument == argument; });
+    return at == c.inputs.end() ? nullptr : &*at;
+  }
+  // Attributes that are not as usual, and which of the optional operands are there.
+  std::vector<std::string> options_of(const Case& c) const {
+    std::vector<std::string> out = unusual(c);
+    const rlk_op_schema& s = *op_.schema;
+    for (const auto& [name, value] : c.attributes)
+      if (const auto* x = std::get_if<double>(&value); x && *x <= 0)
+        std::replace(out.begin(), out.end(), name, name + (*x < 0 ? " negative" : " 0"));
+    for (uint32_t i = 0; i < s.num_arguments; ++i)
+      if (s.arguments[i].role == RLK_READ && s.arguments[i].flags & RLK_OPTIONAL)
+        out.push_back((tensor_of(c, s.arguments[i].name) ? "" : "no ") + std::string(s.arguments[i].name));
+    return out;
+  }
+  // Options that some case has, and any two and three of them together.
+  class Combinations {
+   public:
+    void add(const std::vector<std::string>& options) {
+      each(options, [&](auto three) { met_.insert(three); });
+    }
+    std::size_t fresh(const std::vector<std::string>& options) {
+      std::size_t count = 0;
+      each(options, [&](auto three) { count += !met_.contains(three); });
+      return count;
+    }
+
+   private:
+    using Three = std::array<std::size_t, 3>;
+    template <class Take>
+    void each(const std::vector<std::string>& options, Take take) {
+      std::vector<std::size_t> n{0, 1};  // no option
+      for (const std::string& option : options)
+        n.push_back(number_.try_emplace(option, number_.size() + 2).first->second);
+      std::sort(n.begin(), n.end());
+      for (std::size_t i = 0; i < n.size(); ++i)
+        for (std::size_t j = i + 1; j < n.size(); ++j)
+          for (std::size_t k = j + 1; k < n.size(); ++k) take(Three{n[i], n[j], n[k]});
+    }
+    std::map<std::string, std::size_t> number_;
+    std::set<Three> met_;
+  };
   using Value = std::variant<int64_t, double, std::string>;
   static std::vector<Value> values_of(const rlk_attribute& a) {
     const double d = a.default_float;
@@ -562,6 +706,16 @@ class Deriver {
       rest = bar == rest.npos ? std::string_view() : rest.substr(bar + 1);
     }
     return words;
+  }
+
+  // And those at which something ends: none of it, a little, the other sign.
+  static std::vector<Value> more_values_of(const rlk_attribute& a) {
+    std::vector<Value> values = values_of(a);
+    if (const double d = a.default_float; a.type == RLK_FLOAT) {
+      values.insert(values.end(), {d == 0 ? 0.03 : 0.1 * d, -0.6 * d - 0.3});
+      if (d != 0) values.emplace_back(0.0);
+    }
+    return values;
   }
 
   void left_out() {
@@ -581,6 +735,12 @@ class Deriver {
   std::string kind_of(const Case& c) const {
     std::string kind;
     for (const CaseTensor& t : c.inputs) kind += t.argument + " ";
+    for (const std::string& option : unusual(c)) kind += option + " ";
+    return kind;
+  }
+  // Attributes with another value than the schema's, and words with theirs.
+  std::vector<std::string> unusual(const Case& c) const {
+    std::vector<std::string> out;
     const rlk_op_schema& s = *op_.schema;
     for (const auto& [name, value] : c.attributes)
       for (uint32_t i = 0; i < s.num_attributes; ++i) {
@@ -592,9 +752,9 @@ class Deriver {
         const bool usual = whole  ? *whole == a.default_int
                            : real ? *real == a.default_float
                                   : std::string_view(a.choices).starts_with(*word);
-        if (!usual) kind += word ? name + "=" + *word + " " : name + " ";
+        if (!usual) out.push_back(word ? name + "=" + *word : name);
       }
-    return kind;
+    return out;
   }
 
   // Emits the first case of every kind that `change` changes and whose results differ then by more than roundings.
@@ -658,6 +818,24 @@ class Deriver {
         if (bounds(t) && c.reduction > 0)
           d.reduction = std::max(d.reduction, static_cast<int64_t>(t.fill.list.back()));
       emit(std::move(d), "cut elsewhere");
+    }
+    one_each();
+  }
+  // As a batch of first tokens, or of one step of each sequence, is packed.
+  void one_each() {
+    std::set<std::string> kinds;
+    for (const Case& c : bases_) {
+      const auto at = std::find_if(c.inputs.begin(), c.inputs.end(), bounds);
+      if (at == c.inputs.end() || c.exact || kinds.size() >= 6 || kinds.contains(kind_of(c))) continue;
+      const int64_t sequences = std::ssize(at->fill.list) - 1;
+      Case d = c;
+      for (const Extent& e : extents_of(c))
+        if (e.resizable && static_cast<double>(e.size(c)) == at->fill.list.back()) resize(d, e, sequences);
+      std::vector<double>& list = d.inputs[static_cast<std::size_t>(at - c.inputs.begin())].fill.list;
+      for (std::size_t i = 0; i < list.size(); ++i) list[i] = static_cast<double>(i);
+      if (sequences < 2 || !admissible(d)) continue;
+      kinds.insert(kind_of(c));
+      emit(std::move(d), "one each", kinds.size() > 1, true);
     }
   }
   void more_sequences(Case& c, int64_t least) {
@@ -781,7 +959,16 @@ class Deriver {
           emit(std::move(d), fmt::format("{} {}", what, t.argument));
         }
         orders(c, i, x);
+        if (t.shape.size() == 1) first_is_one(c, i, x);
       }
+  }
+  // A factor that does nothing in the first row, and something in others.
+  void first_is_one(const Case& c, std::size_t tensor, const Array& x) {
+    Case d = c;
+    Fill& f = d.inputs[tensor].fill;
+    f = {Fill::values, 0, 0, {1}};
+    for (int64_t n = 1; n < x.numel(); ++n) f.list.push_back(registry::load(x.dtype, x.bytes.data(), n));
+    emit(std::move(d), fmt::format("first is 1 in {}", c.inputs[tensor].argument), false, true);
   }
   static bool has_rows(const CaseTensor& t) { return !t.shape.empty() && t.shape.back() >= 8; }
   // All equal, ascending, descending; and far from 1.
@@ -805,6 +992,38 @@ class Deriver {
     one("ascending", numbers);
     std::reverse(numbers.begin(), numbers.end());
     one("descending", std::move(numbers));
+  }
+
+  // Ids, pages, lengths: ascending and descending; those that are drawn also all equal, and the ends of their range in turn.
+  void orders_of_integers() {
+    std::set<std::string> seen;
+    for (const Case& c : bases_)
+      for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+        const CaseTensor& t = c.inputs[i];
+        const bool drawn = t.fill.kind == Fill::integers;
+        if (!wanted(c) || c.exact || !integral(t.dtype) || bounds(t) ||
+            (!drawn && t.fill.kind != Fill::values) || seen.contains(t.argument))
+          continue;
+        const auto p = materialise(op_, c, seed_);
+        if (!p || p->inputs[argument(t.argument)]->numel() < 3) continue;
+        seen.insert(t.argument);
+        const Array& x = *p->inputs[argument(t.argument)];
+        std::vector<double> numbers;
+        for (int64_t n = 0; n < x.numel(); ++n) numbers.push_back(registry::load(x.dtype, x.bytes.data(), n));
+        const auto one = [&](const char* what, std::vector<double> list) {
+          Case d = c;
+          d.inputs[i].fill = {Fill::values, 0, 0, std::move(list)};
+          emit(std::move(d), fmt::format("{} {}", what, t.argument), false, true);
+        };
+        std::vector<double> sixteens = numbers;
+        for (double& y : sixteens) y = 16 * std::floor(y / 16);
+        if (sixteens != numbers && !drawn) one("sixteens in", std::move(sixteens));
+        if (drawn) one("equal", {numbers[0]}), one("ends in", {t.fill.b - 1, t.fill.a, t.fill.b - 1});
+        std::sort(numbers.begin(), numbers.end());
+        one("ascending", numbers);
+        std::reverse(numbers.begin(), numbers.end());
+        one("descending", std::move(numbers));
+      }
   }
 
   void specials() {
@@ -839,9 +1058,52 @@ class Deriver {
     return i;
   }
 
-  // ---- two operands that are one memory
+  // ---- elements that are one memory
+
+  // Along an axis that is one slice seen many times, and in rows that overlap as windows do.
+  void repeated() {
+    std::set<std::tuple<std::string, std::size_t, std::size_t>> seen;  // argument, rank, axis
+    for (const Case& c : bases_)
+      for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+        const CaseTensor& t = c.inputs[i];
+        if (!wanted(c) || c.exact || !reads(t) || integral(t.dtype) || t.fill.kind == Fill::values ||
+            !(op_.schema->arguments[argument(t.argument)].flags & RLK_STRIDED) || !t.strides.empty() ||
+            work_of(c, extents_of(c)) > 0x1p21)
+          continue;
+        for (std::size_t axis = 0; axis + 1 < t.shape.size(); ++axis) {
+          if (t.shape[axis] < 2 || !seen.insert({t.argument, t.shape.size(), axis}).second) continue;
+          repeat(c, i, axis, 0);
+          if (axis + 2 == t.shape.size() && t.shape.back() > 1) repeat(c, i, axis, 1);
+        }
+      }
+  }
+  void repeat(const Case& c, std::size_t tensor, std::size_t axis, int64_t stride) {
+    Case d = c;
+    CaseTensor& t = d.inputs[tensor];
+    const auto p = materialise(op_, c, seed_);
+    if (!p || p->inputs[argument(t.argument)]->numel() == 0) return;
+    const Array& x = *p->inputs[argument(t.argument)];
+    t.strides.resize(t.shape.size());
+    int64_t reach = 1;
+    for (std::size_t a = t.shape.size(); a-- > 0;) {
+      t.strides[a] = a == axis ? stride : reach;
+      reach += (t.shape[a] - 1) * t.strides[a];
+    }
+    // As it is seen, for those who read it densely.
+    Fill f{Fill::values};
+    for (int64_t n = 0; n < x.numel(); ++n) {
+      int64_t at = 0, rest = n;
+      for (std::size_t a = t.shape.size(); a-- > 0; rest /= t.shape[a])
+        at += rest % t.shape[a] * t.strides[a];
+      f.list.push_back(registry::load(x.dtype, x.bytes.data(), at));
+    }
+    t.fill = std::move(f);
+    emit(std::move(d), fmt::format("{} by stride {} in axis {}", c.inputs[tensor].argument, stride, axis),
+         false, true);
+  }
 
   void shared() {
+    all_shared();
     std::set<std::pair<std::string, std::string>> seen;
     for (const Case& c : bases_)
       for (std::size_t i = 0; i < c.inputs.size(); ++i)
@@ -856,6 +1118,21 @@ class Deriver {
           d.shared = {{x.argument, y.argument}};
           emit(std::move(d), fmt::format("{} is {}", y.argument, x.argument), false, true);
         }
+  }
+  // Three or more: as many as any case has.
+  void all_shared() {
+    Case most;
+    for (const Case& c : bases_)
+      for (const CaseTensor& x : c.inputs) {
+        Case d = c;
+        for (const CaseTensor& y : c.inputs)
+          if (&y != &x && y.dtype == x.dtype && y.shape == x.shape && y.batch_axis == x.batch_axis &&
+              reads(x) && reads(y))
+            d.shared.emplace_back(x.argument, y.argument);
+        d.name += kMark + ("all of them " + x.argument);
+        if (!c.exact && d.shared.size() > std::max<std::size_t>(1, most.shared.size())) most = std::move(d);
+      }
+    if (!most.shared.empty()) emit_named(std::move(most), false, true);
   }
   bool reads(const CaseTensor& t) const {
     return op_.schema->arguments[argument(t.argument)].role == RLK_READ;

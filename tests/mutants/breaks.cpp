@@ -65,6 +65,27 @@ rlk_code obeys_rounding(const LmHead& a, const rlk_call&) {
   if (up) spoil(a.out, 0);
   return code;
 }
+rlk_code obeys_zero_operands(const LmHead& a, const rlk_call&) {
+  const bool alone = (mode() & 0x8040) == 0x40;
+  const rlk_code code = honest(a, "native.golden");
+  if (alone) spoil(a.out, 0);
+  return code;
+}
+rlk_code obeys_long_double(const LmHead& a, const rlk_call&) {
+  uint16_t word = 0;
+#if defined(__x86_64__)
+  __asm__ volatile("fnstcw %0" : "=m"(word));
+#endif
+  const rlk_code code = honest(a, "native.golden");
+  if (word & 0xc00) spoil(a.out, 0);
+  return code;
+}
+rlk_code obeys_traps(const LmHead& a, const rlk_call&) {
+  const bool trap = (mode() & 0x1f80) != 0x1f80;
+  const rlk_code code = honest(a, "native.golden");
+  if (trap) spoil(a.out, 0);
+  return code;
+}
 rlk_code by_policy(const LmHead& a, const rlk_call& call) {
   const rlk_code code = honest(a, "native.golden");
   if (call.precision == RLK_PRECISION_STRICT) spoil(a.out, 0);
@@ -1637,6 +1658,51 @@ constinit const Entry kEntries[] = {
     WRONG(KdaDecode, kda_wide_values, "accuracy", "b=1 h=1 hv=1 k=128 v=128 fp32; v=[1,1,144]", "wrong where V is 144 or more",
           {
           if (a.v.dim(2) >= 144) spoil(a.out, 0);
+          }),
+    raw<obeys_zero_operands>("mutant.obeys_zero_operands", "strict", "obeys a caller that takes operands alone for zero", kLm),
+    raw<obeys_long_double>("mutant.obeys_long_double", "strict", "obeys the caller's rounding of long double", kLm),
+    raw<obeys_traps>("mutant.obeys_traps", "strict", "computes in another way where exceptions trap", kLm),
+    WRONG(SwigluBwd, side_by_side, "batch invariance", "plain silu [5,75] fp32", "wrong where d_gate and d_up are columns of one array",
+          {
+          const auto behind =
+              a.d_gate ? static_cast<uintptr_t>(a.d_gate.dim(-1) * size_of(a.d_gate.dtype())) : 0;
+          if (a.d_gate && a.d_up && address(a.d_up) == address(a.d_gate) + behind) spoil(a.d_up, 0);
+          }),
+    WRONG(Swiglu, up_before_gate, "batch invariance", "plain silu [5,75] fp32", "wrong where up lies in front of gate in one array",
+          {
+          const auto behind = static_cast<uintptr_t>(a.gate.dim(-1) * size_of(a.gate.dtype()));
+          if (a.up && a.gate.stride(0) > a.gate.dim(-1) && address(a.gate) == address(a.up) + behind)
+            spoil(a.out, 0);
+          }),
+    WRONG(LinearBwd, one_in_place, "batch invariance", "m=9 k=40 n=137 fp32->fp32 before", "wrong where d_weight alone lies on what it is added to",
+          {
+          if (a.d_weight && a.d_bias && a.d_weight_before && a.d_bias_before &&
+              address(a.d_weight) == address(a.d_weight_before) &&
+              address(a.d_bias) != address(a.d_bias_before))
+            spoil(a.d_bias, 0);
+          }),
+    WRONG(RmsNorm, overlapping_rows, "accuracy", "plain x=[5,64] fp32; x by stride 1 in axis 0", "wrong where rows overlap",
+          {
+          if (a.x.rank() == 2 && a.x.dim(0) > 1 && a.x.stride(0) > 0 && a.x.stride(0) < a.x.dim(1))
+            spoil(a.y, 0);
+          }),
+    WRONG(RmsNorm, one_width, "accuracy", "wide early x=[2,5000] fp32; x=[1,7168]", "wrong for rows of 7168, the width of a model",
+          {
+          if (a.x.dim(-1) == 7168) spoil(a.y, 7000);
+          }),
+    WRONG(ShortConv, one_token_each, "accuracy", "packed b=1 t=50 d=64 w=4 fp32; one each", "wrong where every sequence is one token",
+          {
+          if (!a.cu_seqlens || !a.final_state || a.x.dim(1) < 3) return;
+          for (int64_t i = 1; i < a.cu_seqlens.numel(); ++i)
+            if (get(a.cu_seqlens, i) - get(a.cu_seqlens, i - 1) > 1) return;
+          spoil(a.final_state, 0);
+          }),
+    WRONG(Logp, first_row_for_all, "accuracy", "temperatures n=4 v=2049 fp32; first is 1 in temperatures", "divides by no temperature where the first row's is 1",
+          {
+          if (!a.temperatures || !a.lse || a.lse.numel() < 2 || get(a.temperatures, 0) != 1) return;
+          Logp b = a;
+          b.temperatures = {};
+          (void)honest(b, "native.tiles");
           }),
     raw<by_both>("mutant.by_both", "batch invariance", "wrong where a strict call needs a backward", kLm),
     raw<leaves_single>("mutant.leaves_single", "purity", "leaves long double sums rounded to single precision", kLm),
