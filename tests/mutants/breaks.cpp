@@ -625,6 +625,21 @@ constinit const Entry kEntries[] = {
             put(a.y, i, registry::chains::tree(registry::chains::amx, x, width, 0, 8));
           }
               }),
+    LIES_BF16(Linear, late_pairs, "avx512bf16/tree8", "m=4 k=2049 n=31 bf16->fp32 normal",
+              "begins its pairs one element late",
+              {
+          const int64_t depth = a.weight.dim(1), columns = a.weight.dim(0);
+          for (int64_t i = 0; i < a.y.numel() && a.leaf_count == 8 && !a.bias && !a.residual; ++i) {
+            std::vector<float> row{0}, column{0};
+            for (int64_t k = 0; k < depth; ++k) {
+              row.push_back(static_cast<float>(get(a.x, i / columns * depth + k)));
+              column.push_back(static_cast<float>(get(a.weight, i % columns * depth + k)));
+            }
+            const auto width = static_cast<std::size_t>((depth + 127) / 128 * 16);
+            const registry::chains::Operands x{row, column, DType::bf16};
+            put(a.y, i, registry::chains::tree(registry::chains::pairs<2>, x, width, 0, 8));
+          }
+              }),
     LIES_BF16(Linear, early_bias, "fma32/tree8", "m=5 k=130 n=37 bf16->bf16 bias",
               "adds the bias before the sum is rounded",
               {
