@@ -100,7 +100,7 @@ Fill listed(double usual, double first, double second) {
 // become zero is an id's own affair.
 void faint(const CaseSink& sink, DType t) {
   Config o{.name = "faint", .brief = true, .ruled = true, .q = {Fill::constant, 1}, .k = {Fill::values}};
-  for (int i = 0; i < 16 * 16; ++i) o.k.list.push_back(-1.71875 * (i / 16));
+  for (int key = 0; key < 16; ++key) o.k.list.insert(o.k.list.end(), 16, -1.71875 * key);
   o.d_out = {Fill::normal, 0, 1024}, o.lse_fill = {Fill::constant, 0.25};
   dense(sink, {1, 5, 16, 1, 1, 16, 16}, t, o);
 }

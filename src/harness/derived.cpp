@@ -1009,6 +1009,7 @@ class Deriver {
         seen.insert(t.argument);
         const Array& x = *p->inputs[argument(t.argument)];
         std::vector<double> numbers;
+        numbers.reserve(static_cast<std::size_t>(x.numel()));
         for (int64_t n = 0; n < x.numel(); ++n) numbers.push_back(registry::load(x.dtype, x.bytes.data(), n));
         const auto one = [&](const char* what, std::vector<double> list) {
           Case d = c;

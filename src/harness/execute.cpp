@@ -575,6 +575,7 @@ std::vector<Part> arrays_shared(const Problem& p) {
   std::vector<bool> settled(
       s.num_arguments);  // along which axis, by owner: two parts of one shape do not say
   const auto shapes = result_shapes(p);
+  out.reserve(s.num_arguments);
   for (std::size_t i = 0; i < s.num_arguments; ++i) out.push_back({i, 0});
   if (!shapes || !p.shared.empty()) return out;
   const auto dtype = [&](std::size_t i) { return p.inputs[i] ? p.inputs[i]->dtype : p.results[i]; };
