@@ -85,17 +85,16 @@ class Counted:
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_decoder_takes_it_where_nobody_wants_a_gradient_or_a_trace(name, dtype, monkeypatch, tmp_path):
+def test_the_decoder_takes_it_where_nobody_wants_a_trace(name, dtype, monkeypatch, tmp_path):
     model, counted = decoder(name, dtype=dtype), Counted(monkeypatch)
     tokens, cu = torch.arange(23) % 64, torch.tensor([0, 9, 23], dtype=torch.int32)
-    learned, calls = counted.of(lambda: model.packed(tokens, cu).detach())
+    with rlk.trace(tmp_path / "t.jsonl"), torch.no_grad():
+        traced, calls = counted.of(lambda: model.packed(tokens, cu))
     assert calls == {"rope": 2}
-    with torch.no_grad():
-        found, calls = counted.of(lambda: model.packed(tokens, cu))
-        assert calls == {"qk_norm_rope": 2} and torch.equal(found, learned)
-        with rlk.trace(tmp_path / "t.jsonl"):
-            traced, calls = counted.of(lambda: model.packed(tokens, cu))
-        assert calls == {"rope": 2} and torch.equal(traced, learned)
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            found, calls = counted.of(lambda: model.packed(tokens, cu).detach())
+        assert calls == {"qk_norm_rope": 2} and torch.equal(found, traced)
 
 
 @pytest.mark.parametrize("name, scope", [("tiny-qwen3", lambda: rlk.precision("golden")), ("tiny-llama", lambda: rlk.precision("golden")),
@@ -138,7 +137,8 @@ def test_without_the_op_the_decoder_goes_on_as_before(monkeypatch):
     def none(*given, **options):
         raise rlk.NoImplementation("qk_norm_rope: none", None)
 
-    with torch.no_grad():
-        want = model.packed(tokens, cu)
-        monkeypatch.setattr(rlk.torch, "qk_norm_rope", none)
-        assert torch.equal(model.packed(tokens, cu), want)
+    want = model.packed(tokens, cu).detach()
+    monkeypatch.setattr(rlk.torch, "qk_norm_rope", none)
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            assert torch.equal(model.packed(tokens, cu), want)

@@ -19,6 +19,7 @@ from torch import nn
 import rlk.torch
 from rlk import _errors
 from rlk._add_norm import AddNorm
+from rlk._attended import Attended, parts
 from rlk._hybrid import Latent, Packed, Recurrent
 
 
@@ -139,31 +140,59 @@ class Block(nn.Module):
         tag("qkv")
         qkv = ops.linear(x, self.qkv)
         note("qkv", qkv)
-        q, k, v = turn(self, *qkv.unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], 1), note, tag)
-        tag("attention")
-        x = attend(q, k, v)
+        x = turn(self, qkv.unflatten(-1, (-1, c.head_dim)), attend, note, tag)
         note("attention", x)
         return x
 
 
 class Turn:
-    """The norms of q's and k's heads and their rotation. Where nobody wants a gradient or a trace, they are one op with the bits of the
-    three, which also takes k and v to their places in a cache: ``keep(layer, v)`` names these as the op does, and then k and v are None."""
+    """The norms of q's and k's heads, their rotation, and attention. Where nobody wants a trace, norms and rotation are one op with the bits of
+    the three. Without a gradient it also takes k and v to their places in a cache: ``keep(layer, v)`` names these as the op does, and then
+    attend has None for k and v. With one, attention is part of the step, for its backward: within sequences of these `bounds`."""
 
-    def __init__(self, model, positions, keep, noted):
-        self.model, self.positions, self.keep, self.noted = model, positions, keep, noted
-        plain = torch.is_grad_enabled() or rlk.tracing() or model.config.head_dim > 256
-        self.at_once = False if plain or not getattr(model.ops, "turns", model.ops is rlk.torch) else None  # None: not asked yet
+    def __init__(self, model, positions, keep, noted, bounds):
+        self.model, self.positions, self.keep, self.noted, self.bounds = model, positions, keep, noted, bounds
+        self.learns = torch.is_grad_enabled()
+        known = model.ops is rlk.torch or not self.learns and getattr(model.ops, "turns", False)
+        plain = rlk.tracing() or model.config.head_dim > 256 or self.learns and (bounds is None or torch.compiler.is_compiling())
+        self.at_once = None if known and not plain else False  # None: not asked yet
 
-    def __call__(self, layer, block, q, k, v, note, tag):
+    def __call__(self, layer, block, qkv, attend, note, tag):
+        """Rows of attention, of the product qkv [T, heads, D]."""
+        found = self._found(self._learned if self.learns else self._one, layer, block, qkv, note)
+        if self.learns and found is not None:
+            return found
+        q, k, v = found or self._each(block, qkv, note, tag)
+        tag("attention")
+        return attend(q, k, v)
+
+    def _found(self, way, layer, block, qkv, note):
+        """What the one op gives; None: it has not the bits of the three here, or there is none."""
         if self.at_once is None:
-            self.at_once = self._same_bits(block, q, k)
+            self.at_once = self._same_bits(block, qkv)
         if self.at_once:
             try:
-                return self._one(layer, block, q, k, v, note)
+                return way(layer, block, qkv, note)
             except (_errors.NoImplementation, _errors.Unsupported):
                 self.at_once = False
+        return None
+
+    def _same_bits(self, block, qkv):
+        """Whether the three have the arithmetic here that the one op has: a scope or RLK_BACKEND may want another. The norm's backward must
+        have it too: it gets no rstd of the forward."""
+        m, c = self.model, block.config
+        with torch.no_grad():
+            q, k, _ = parts(qkv, c)
+            found = [rlk.resolve("rope", q, m.cos, m.sin, k=k, positions=self.positions, layout="thd")]
+            if c.qk_norm:
+                found.append(rlk.resolve("rms_norm", q, block.q_norm, eps=c.eps))
+            if c.qk_norm and self.learns:
+                found.append(rlk.resolve("rms_norm_bwd", q, q, block.q_norm, d_x=True, d_weight=True, eps=c.eps))
+        return all(found) and {f.arithmetic for f in found} <= {"rms32", "rope32"}
+
+    def _each(self, block, qkv, note, tag):
         c, m = self.model.config, self.model
+        q, k, v = parts(qkv, c)
         if c.qk_norm:
             with branch(q) as queries:
                 tag("q_norm")
@@ -176,16 +205,9 @@ class Turn:
         note("rope", k)
         return q, k, v
 
-    def _same_bits(self, block, q, k):
-        """Whether the three have the arithmetic here that the one op has: a scope or RLK_BACKEND may want another."""
-        m = self.model
-        found = [rlk.resolve("rope", q, m.cos, m.sin, k=k, positions=self.positions, layout="thd")]
-        if block.config.qk_norm:
-            found.append(rlk.resolve("rms_norm", q, block.q_norm, eps=block.config.eps))
-        return all(found) and {f.arithmetic for f in found} <= {"rms32", "rope32"}
-
-    def _one(self, layer, block, q, k, v, note):
+    def _one(self, layer, block, qkv, note):
         m, c = self.model, self.model.config
+        q, k, v = parts(qkv, c)
         norms = {"q_weight": block.q_norm, "k_weight": block.k_norm} if c.qk_norm else {}
         kept = self.keep(layer, v) if self.keep else {}
         found = m.ops.qk_norm_rope(q, k, m.cos, m.sin, self.positions, **norms, **kept, k_out=self.noted or not kept, eps=c.eps,
@@ -194,6 +216,12 @@ class Turn:
         if k is not None:
             note("rope", k)
         return (q, None, None) if kept else (q, k, v)
+
+    def _learned(self, layer, block, qkv, note):
+        m = self.model
+        x, k = Attended.apply(qkv, block.q_norm, block.k_norm, m.cos, m.sin, self.positions, self.bounds, m.config)
+        note("rope", k)
+        return x
 
 
 def norm(ops, added, weight, stream, eps):
@@ -288,15 +316,16 @@ class Decoder(nn.Module):
     def head_weight(self):
         return self.embed if self.head is None else self.head
 
-    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None):
+    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None, bounds=None):
         """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row, and in a
         model with recurrent layers recur(layer, block, qkv, decay, beta);
         note(layer, name, rows) is shown what every op leaves. Where keep(layer, v) gives the caches of a layer, with their slots and
-        v, as qk_norm_rope takes them, it may be that op which writes there, and then attend has None for k and v."""
+        v, as qk_norm_rope takes them, it may be that op which writes there, and then attend has None for k and v. With `bounds` attend is
+        attention within packed sequences of these bounds, and it may be that nobody calls it."""
         ops = self.ops
 
         tag = rlk.trace_tag if rlk.tracing() else lambda text: None
-        turn = None if self.config.period else Turn(self, positions, keep, note is not None)
+        turn = None if self.config.period else Turn(self, positions, keep, note is not None, bounds)
         note = note or (lambda layer, name, rows: None)
 
         tag("embedding")
@@ -328,7 +357,7 @@ class Decoder(nn.Module):
 
         if self.config.period:
             options["recur"] = Packed(self.ops, cu_seqlens)
-        return self.forward(tokens, positions, attend, **options)
+        return self.forward(tokens, positions, attend, bounds=cu_seqlens, **options)
 
     def _expect_lengths(self, cu_seqlens):
         bounds = cu_seqlens.tolist()
