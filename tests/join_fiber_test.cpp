@@ -14,11 +14,12 @@ namespace {
 
 using rlk::simt::kJoinChannels;
 
-template <int Threads>
+template <int Threads, int Channels>
 __global__ void join(const float* shares, double* out, int channels, int blocks) {
-  const int at = int(blockIdx.x) * kJoinChannels + int(threadIdx.x) % kJoinChannels;
-  const double sum = rlk::simt::ascending_sum<Threads>(shares + at, channels, blocks, at < channels);
-  if (at < channels && int(threadIdx.x) < kJoinChannels) out[at] = sum;
+  const int at = int(blockIdx.x) * Channels + int(threadIdx.x) % Channels;
+  const double sum =
+      rlk::simt::ascending_sum<Threads, Channels>(shares + at, channels, blocks, at < channels);
+  if (at < channels && int(threadIdx.x) < Channels) out[at] = sum;
 }
 
 // A channel's shares, by their kind.
@@ -54,7 +55,7 @@ bool same(double a, double b) {
   return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
 }
 
-template <int Threads>
+template <int Threads, int Channels = kJoinChannels>
 void check(int blocks) {
   constexpr int kChannels = 3 * kKinds;
   std::mt19937 random(static_cast<unsigned>(blocks));
@@ -64,9 +65,9 @@ void check(int blocks) {
     for (int c = 0; c < kChannels; ++c)
       shares[std::size_t(b) * kChannels + c] = share_of(c % kKinds, b, random);
   std::vector<double> out(kChannels, 7);
-  const int grid = (kChannels + kJoinChannels - 1) / kJoinChannels;
-  hipLaunchKernelGGL((join<Threads>), dim3(unsigned(grid)), dim3(Threads), 0, nullptr, shares.data(),
-                     out.data(), kChannels, blocks);
+  const int grid = (kChannels + Channels - 1) / Channels;
+  hipLaunchKernelGGL((join<Threads, Channels>), dim3(unsigned(grid)), dim3(Threads), 0, nullptr,
+                     shares.data(), out.data(), kChannels, blocks);
   for (int c = 0; c < kChannels; ++c) {
     double sum = 0;
     for (int b = 0; b < blocks; ++b) sum += double(shares[std::size_t(b) * kChannels + c]);
@@ -82,5 +83,6 @@ TEST_CASE("shares side by side have the bits of a chain of additions, or are add
   for (const int blocks : {0, 1, 2, 3, 31, 100, 513, 700}) {
     check<256>(blocks);
     check<1024>(blocks);
+    check<256, 64>(blocks);
   }
 }

@@ -18,6 +18,14 @@ using namespace fiberrows;
 
 const rlk::Options kRows{.backend = "native.rows"};
 
+// A workspace starts as NaN. `wide_blocks`: from how many blocks of rows on they are read once.
+void backward(const rlk::RmsNormBwd& a, int64_t wide_blocks = rlk::simt::rms_norm::kWideBlocks) {
+  const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
+  std::vector<float> workspace(
+      static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
+  rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr, wide_blocks);
+}
+
 }  // namespace
 
 TEST_CASE("rms_norm on fibers is native's bits, with every option") {
@@ -82,12 +90,7 @@ TEST_CASE("rms_norm_bwd on fibers is native's bits, with every option") {
         if (form == 2) a.weight_offset = true;
         if (form == 2 || form == 7) a.gate_act = rlk::RmsNormBwd::GateAct::sigmoid;
         REQUIRE(rlk::rms_norm_bwd(a, kRows));
-        same_on_fibers(results, copies(results), [&] {
-          const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
-          std::vector<float> workspace(
-              static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
-          rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
-        });
+        same_on_fibers(results, copies(results), [&] { backward(a); });
       }
 }
 
@@ -117,13 +120,66 @@ TEST_CASE("d_weight and d_x on fibers are native's bits, of many rows and of row
         a.rstd = rstd.tensor, a.d_sum = d_sum.tensor, a.weight_offset = true;
       }
       REQUIRE(rlk::rms_norm_bwd(a, kRows));
-      same_on_fibers(results, copies(results), [&] {
-        const rlk::rms32::Problem p = rlk::rms32::problem_of(a);
-        std::vector<float> workspace(
-            static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
-        rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr, form / 2 == 1 ? 1 << 20 : 0);
-      });
+      same_on_fibers(results, copies(results), [&] { backward(a, form / 2 == 1 ? 1 << 20 : 0); });
     }
+}
+
+// Up to 128 rows are one share, which its block rounds; of more, the last block of a slice of channels adds the shares.
+TEST_CASE("d_weight on fibers is native's bits, of one share, of two and of many, with and without d_x") {
+  std::mt19937 random(12);
+  for (const int64_t rows : {1, 127, 128, 129, 256, 257, 1000})
+    for (const int64_t width : {24, 128, 136, 264, 520, 70})
+      for (int form = 0; form < 6; ++form) {
+        if (rows > 257 && (width > 136 || form % 2 != 0)) continue;
+        CAPTURE(rows);
+        CAPTURE(width);
+        CAPTURE(form);
+        const DType t = DType::bf16;
+        const Shape shape{rows, width};
+        const Owned d_y(shape, t, random), x(shape, t, random, 3), weight({width}, t, random),
+            other(shape, t, random);
+        Owned rstd({rows, 1}, DType::f32), y(shape, t), d_x(shape, t),
+            d_weight({width}, form == 1 ? DType::f32 : t);
+        rlk::RmsNormBwd a{
+            .d_y = d_y.tensor, .x = x.tensor, .weight = weight.tensor, .d_weight = d_weight.tensor};
+        std::vector<Owned*> results{&d_weight};
+        if (form % 2 == 0) a.d_x = d_x.tensor, results.push_back(&d_x);
+        if (form == 2) a.residual = other.tensor;
+        if (form == 3) a.gate = other.tensor;
+        if (form == 0) a.d_sum = other.tensor;
+        if (form == 0 || form == 5) {
+          REQUIRE(rlk::rms_norm({.x = x.tensor, .y = y.tensor, .rstd = rstd.tensor}, kRows));
+          a.rstd = rstd.tensor;
+        }
+        if (form == 4) a.weight_offset = true;
+        REQUIRE(rlk::rms_norm_bwd(a, kRows));
+        same_on_fibers(results, copies(results), [&] { backward(a, form == 1 ? 0 : 1 << 20); });
+      }
+}
+
+// A chain's sum may be -0, where products are too small for fp32; the sum of shares begins with +0.
+TEST_CASE("d_weight on fibers is +0 where its only share is -0") {
+  for (const int64_t width : {128, 264, 270}) {
+    const Shape row{1, width}, channels{width};
+    Owned x(row, DType::bf16), d_y(row, DType::bf16), weight(channels, DType::bf16), d_x(row, DType::bf16),
+        d_weight(channels, DType::bf16);
+    const auto fill = [&](Owned& o, uint16_t bits) {
+      for (int64_t i = 0; i < width; ++i) std::memcpy(o.bytes.data() + 2 * i, &bits, 2);
+    };
+    fill(x, 0x3f80), fill(weight, 0x3f80), fill(d_y, 0x8001);
+    const uint16_t large = 0x6000;  // so that the others' normalised values are small
+    std::memcpy(x.bytes.data(), &large, 2);
+    const rlk::RmsNormBwd a{.d_y = d_y.tensor,
+                            .x = x.tensor,
+                            .weight = weight.tensor,
+                            .d_x = d_x.tensor,
+                            .d_weight = d_weight.tensor};
+    std::vector<Owned*> results{&d_x, &d_weight};
+    REQUIRE(rlk::rms_norm_bwd(a, kRows));
+    CHECK(d_weight.bytes[2] == std::byte{0});
+    CHECK(d_weight.bytes[3] == std::byte{0});
+    same_on_fibers(results, copies(results), [&] { backward(a, 1 << 20); });
+  }
 }
 
 // Heads as a layer's product has them: of each token some, beside others; and of every second token of every sequence.
@@ -162,12 +218,7 @@ TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are
         if (form == 1) g.gate = vgate, g.d_gate = vd_gate;
         REQUIRE(rlk::rms_norm_bwd(g, kRows));
         results = {&d_x, &d_weight, &d_gate};
-        same_on_fibers(results, copies(results), [&] {
-          const rlk::rms32::Problem p = rlk::rms32::problem_of(g);
-          std::vector<float> workspace(
-              static_cast<std::size_t>(rlk::simt::rms_norm::backward_bytes(p)) / sizeof(float) + 1, NAN);
-          rlk::simt::rms_norm::launch_backward(p, workspace.data(), nullptr);
-        });
+        same_on_fibers(results, copies(results), [&] { backward(g); });
       }
     }
 }

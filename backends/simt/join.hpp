@@ -36,15 +36,14 @@ struct ShareSum {
   }
 };
 
-// The sum of shares at `first`, `first` + step, .. `blocks` of them, for the threads of a block that begin a channel: thread % 8 is the
-// channel, and thread / 8 == 0 gets the sum. `there`: the channel exists.
-template <int Threads>
+// The sum of shares at `first`, `first` + step, .. `blocks` of them, for the threads of a block that begin a channel: thread %
+// Channels is the channel, and thread / Channels == 0 gets the sum. `there`: the channel exists.
+template <int Threads, int Channels = kJoinChannels>
 __device__ __forceinline__ double ascending_sum(const float* first, std::int64_t step, int blocks,
                                                 bool there) {
-  constexpr int kRows = Threads / kJoinChannels, kAhead = 16;
-  __shared__ ShareSum parts[kRows][kJoinChannels];
-  const int thread = static_cast<int>(threadIdx.x), row = thread / kJoinChannels,
-            channel = thread % kJoinChannels;
+  constexpr int kRows = Threads / Channels, kAhead = 16;
+  __shared__ ShareSum parts[kRows][Channels];
+  const int thread = static_cast<int>(threadIdx.x), row = thread / Channels, channel = thread % Channels;
   ShareSum mine{0, 0, ~0u};
   for (int block = row; there && block < blocks; block += kRows * kAhead) {
     float share[kAhead];
@@ -72,6 +71,18 @@ __device__ __forceinline__ double ascending_sum(const float* first, std::int64_t
       if (block + k < blocks) sum += static_cast<double>(share[k]);
   }
   return sum;
+}
+
+// Whether this block is the last of `blocks` that come to a counter, which was zero: then it sees what all of them wrote before.
+__device__ __forceinline__ bool last_of(unsigned blocks, unsigned* counter) {
+  __shared__ unsigned before;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) before = atomicAdd(counter, 1u);
+  __syncthreads();
+  if (before + 1 != blocks) return false;
+  __threadfence();
+  return true;
 }
 
 }  // namespace rlk::simt

@@ -3,16 +3,17 @@
 // rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 16 a row
 //              of whole packs of up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024
 //              lanes, or 32; what it read first stays in registers
-// shares       one thread eight channels of a block of 128 rows, or two where rows are whole packs, one fp32 chain each: what
-//              the block adds to d_weight. The last rows come first: they are still in the cache
+// shares       one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
+// slices.hpp   the same of rows of whole packs, and the sum of the shares
 // added.hpp    x + residual in rows of whole packs, which is made once
 // narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
-// d_weight     the shares of a channel are added, ascending in fp64
+// d_weight     the shares of a channel are added, ascending in fp64. Up to 128 rows are one share, which is d_weight
 #pragma once
 
 #include "simt/join.hpp"
 #include "simt/rms_norm/added.hpp"
 #include "simt/rms_norm/narrow.hpp"
+#include "simt/rms_norm/slices.hpp"
 #include "simt/rms_norm/wide.hpp"
 
 namespace rlk::simt::rms_norm {
@@ -60,11 +61,12 @@ __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 6) for
   });
 }
 
-// d_x, d_residual and d_gate, and every row's r for the shares. A residual is read again by each pass, where it is cached: its
+// d_x, d_residual and d_gate, and for the shares every row's r and, if there are, zeros in their counters. A residual is read again by each pass, where it is cached: its
 // packs would take registers of every call.
 template <class T, class Of>
 __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 5)
-    backward(Problem p, float* r_of_row) {
+    backward(Problem p, float* r_of_row, unsigned* counters) {
+  clear_counters(p, counters);
   const Of at(p);
   const RowOf x(p.axes, p.x, at.row), residual(p.axes, p.residual, at.row), d_y(p.axes, p.d_y, at.row),
       gate(p.axes, p.gate, at.row), rstd(p.axes, p.rstd, at.row), d_sum(p.axes, p.d_sum, at.row),
@@ -190,40 +192,7 @@ __global__ void __launch_bounds__(kShareThreads) shares(Problem p, const float* 
   }
 #pragma unroll
   for (int k = 0; k < kPack; ++k)
-    if (k < n) out[block * p.width + i + k] = sum[k];
-}
-
-// The same for two channels a thread of rows that are whole packs.
-inline constexpr int kPairThreads = 64, kPairTile = 2 * kPairThreads, kPairAhead = 16;
-template <bool Strided>  // of rows that have one stride, so that nothing stands between reads
-__global__ void __launch_bounds__(kPairThreads) pair_shares(Problem p, const float* r_of_row, float* out) {
-  const auto across = static_cast<unsigned>((p.width + kPairTile - 1) / kPairTile);
-  const std::int64_t i = std::int64_t{blockIdx.x % across} * kPairTile + 2 * threadIdx.x;
-  const std::int64_t block = p.blocks() - 1 - blockIdx.x / across;
-  if (i >= p.width) return;
-  const std::int64_t first = block * kBlock;
-  const int n = static_cast<int>(p.axes.rows - first < kBlock ? p.axes.rows - first : kBlock);
-  const auto word = [&](const rows::Tensor& t, int row) {
-    const std::int64_t offset = Strided ? (first + row) * t.stride[0] : t.offset(p.axes, first + row);
-    return *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(t.data) + offset + i);
-  };
-  float low = 0, high = 0;
-  for (int at = 0; at < n; at += kPairAhead) {
-    std::uint32_t x[kPairAhead], d[kPairAhead];
-    float r[kPairAhead];
-#pragma unroll
-    for (int k = 0; k < kPairAhead; ++k) {
-      const int row = at + k < n ? at + k : n - 1;
-      x[k] = word(p.x, row), d[k] = word(p.d_y, row), r[k] = r_of_row[first + row];
-    }
-#pragma unroll
-    for (int k = 0; k < kPairAhead; ++k) {
-      if (at + k >= n) continue;
-      low = fused(bits_float(d[k] << 16), bits_float(x[k] << 16) * r[k], low);
-      high = fused(bits_float(d[k] & 0xffff0000u), bits_float(x[k] & 0xffff0000u) * r[k], high);
-    }
-  }
-  out[block * p.width + i] = low, out[block * p.width + i + 1] = high;
+    if (k < n) leave_share(p, out, block, i + k, sum[k]);
 }
 
 // Blocks of rows from which on few channels have more threads each.
@@ -291,48 +260,60 @@ inline void launch_forward(const Problem& p, hipStream_t stream) {
                  [&]<class T>(T) { launch_rows<T>(p, stream); });
 }
 
-// r of every row, then the shares of the blocks.
+// What the launches of a call with d_weight leave each other: r of every row, the shares of the blocks, the slices' counters.
+struct Scratch {
+  float *r = nullptr, *shares = nullptr;
+  unsigned* counters = nullptr;
+  Scratch(const Problem& p, void* workspace) {
+    if (!p.d_weight) return;
+    r = static_cast<float*>(workspace);
+    shares = r + p.axes.rows;
+    counters = reinterpret_cast<unsigned*>(shares + p.blocks() * p.width);
+  }
+};
 inline std::int64_t backward_bytes(const Problem& p) {
-  return p.d_weight ? (p.axes.rows + p.blocks() * p.width) * std::int64_t{sizeof(float)} : 0;
+  const std::int64_t words = p.axes.rows + p.blocks() * p.width + slices(p);
+  return p.d_weight ? words * std::int64_t{sizeof(float)} : 0;
 }
 template <class T>
-void launch_row_gradients(const Problem& p, float* r, hipStream_t stream) {
+void launch_row_gradients(const Problem& p, const Scratch& s, hipStream_t stream) {
   for_team<T>(p, [&]<class Of>() {
-    hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, r);
+    hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, s.r,
+                       kGeneral<T> ? nullptr : s.counters);
   });
+}
+// Whether nothing is left to do: d_weight is not wanted, or is under way.
+inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t stream,
+                             std::int64_t wide_blocks) {
+  const bool alone = !p.d_weight || p.axes.rows <= kBlock;
+  if (!p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate)) {
+    if (p.width <= Sixteen::kStride) return launch_narrow_backward(p, s.shares, stream), alone;
+    if (launch_wide_backward(p, s.shares, stream, wide_blocks)) return alone;
+    launch_row_gradients<rows::Whole>(p, s, stream);
+    if (p.d_weight) launch_slices(p, s.r, s.shares, s.counters, stream);
+    return true;
+  }
+  rows::for_type(
+      rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x, p.d_residual, p.d_gate),
+      [&]<class T>(T) {
+        launch_row_gradients<T>(p, s, stream);
+        if (p.d_weight)
+          hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()), dim3(kShareThreads), 0,
+                             stream, p, s.r, s.shares);
+      });
+  return alone;
 }
 inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream,
                             std::int64_t wide_blocks = kWideBlocks) {
-  float* r = p.d_weight ? static_cast<float*>(workspace) : nullptr;
-  float* kept = p.d_weight ? r + p.axes.rows : nullptr;
-  if (p.axes.rows > 0) {
-    const bool in_packs = !p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate);
-    if (in_packs && p.width <= Sixteen::kStride) {
-      launch_narrow_backward(p, kept, stream);
-    } else if (in_packs && launch_wide_backward(p, kept, stream, wide_blocks)) {
-      // and there is nothing else
-    } else if (in_packs) {
-      launch_row_gradients<rows::Whole>(p, r, stream);
-      if (!p.d_weight) return;
-      const auto kernel = p.axes.count == 1 ? pair_shares<true> : pair_shares<false>;
-      hipLaunchKernelGGL(kernel, grid(over(p.width, kPairTile) * p.blocks()), dim3(kPairThreads), 0, stream,
-                         p, r, kept);
-    } else {
-      rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x,
-                                  p.d_residual, p.d_gate),
-                     [&]<class T>(T) {
-                       launch_row_gradients<T>(p, r, stream);
-                       if (p.d_weight)
-                         hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()),
-                                            dim3(kShareThreads), 0, stream, p, r, kept);
-                     });
-    }
-  }
+  const Scratch s(p, workspace);
+  if (p.axes.rows > 0 && launch_gradients(p, s, stream, wide_blocks)) return;
   if (!p.d_weight) return;
   if (p.width <= Sixteen::kStride && p.blocks() > kManyBlocks)
-    hipLaunchKernelGGL((d_weight<1024>), grid(over(p.width, kJoinChannels)), dim3(1024), 0, stream, p, kept);
+    hipLaunchKernelGGL((d_weight<1024>), grid(over(p.width, kJoinChannels)), dim3(1024), 0, stream, p,
+                       s.shares);
   else
-    hipLaunchKernelGGL((d_weight<256>), grid(over(p.width, kJoinChannels)), dim3(256), 0, stream, p, kept);
+    hipLaunchKernelGGL((d_weight<256>), grid(over(p.width, kJoinChannels)), dim3(256), 0, stream, p,
+                       s.shares);
 }
 
 }  // namespace rlk::simt::rms_norm

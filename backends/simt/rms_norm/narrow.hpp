@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kBackThreads, 3) narrow_backward(Problem p, fl
     for (int k = 0; k < kBackRows; ++k)
       if (step + k < count) sum = fused(tile.d[k][channel], bf16_at(tile.x[k], channel) * tile.r[k], sum);
   }
-  if (out && channel < p.width) out[std::int64_t{blockIdx.x} * p.width + channel] = sum;
+  if (out && channel < p.width) leave_share(p, out, blockIdx.x, channel, sum);
 }
 
 inline dim3 narrow_grid(const Problem& p, int rows) {

@@ -179,4 +179,28 @@ __device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t
   rows::round_pack<T>(residual.type, a);
 }
 
+// Copies 16 bytes to shared memory; they are there for this thread when `arrived`.
+__device__ __forceinline__ void send(rows::Bytes16* to, const rows::Bytes16* from) {
+#if defined(__CUDA_ARCH__)
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+  *to = *from;
+#endif
+}
+__device__ __forceinline__ void arrived() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// What a block of rows adds to d_weight: among the shares, or as the sum where no other block has rows. A sum begins with +0.
+__device__ __forceinline__ void leave_share(const Problem& p, float* shares, std::int64_t block,
+                                            std::int64_t i, float share) {
+  if (p.axes.rows <= kBlock)
+    rows::store(p.d_weight_type, p.d_weight, i, 0.0 + static_cast<double>(share));
+  else
+    shares[block * p.width + i] = share;
+}
+
 }  // namespace rlk::simt::rms_norm

@@ -13,21 +13,6 @@ namespace rlk::simt::rms_norm {
 
 inline constexpr int kWideThreads = 512;
 
-// Copies 16 bytes to shared memory; they are there for this thread when `arrived`.
-__device__ __forceinline__ void send(rows::Bytes16* to, const rows::Bytes16* from) {
-#if defined(__CUDA_ARCH__)
-  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-#else
-  *to = *from;
-#endif
-}
-__device__ __forceinline__ void arrived() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // A block whose rows have `Threads` each, of which each holds `Held` packs, and its shared memory: two halves of rows of x, of d_y
 // and, with Sum, of d_sum.
 template <int Threads, int Held, bool Sum>
@@ -118,13 +103,13 @@ struct Chains {
       }
     }
   }
-  __device__ __forceinline__ void store(const W& wide, float* out) const {
+  __device__ __forceinline__ void store(const Problem& p, const W& wide, float* out) const {
 #pragma unroll
     for (int pair = 0; pair < W::kPairs; ++pair) {
       const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
       if (2 * i >= wide.packs * kPack) continue;
-      out[2 * i] = low[pair];
-      out[2 * i + 1] = high[pair];
+      leave_share(p, out, blockIdx.x, 2 * i, low[pair]);
+      leave_share(p, out, blockIdx.x, 2 * i + 1, high[pair]);
     }
   }
 };
@@ -223,7 +208,7 @@ __global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward
     if constexpr (Threads <= kWave) __syncthreads();
     chains.add(wide, half, count - step < W::kRows ? count - step : W::kRows);
   }
-  if (out) chains.store(wide, out + std::int64_t{blockIdx.x} * p.width);
+  if (out) chains.store(p, wide, out);
 }
 
 // Blocks that are enough for a GPU, each of which takes as long for its 128 rows as a whole one for few. Of short rows a block
