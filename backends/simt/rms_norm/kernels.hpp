@@ -5,6 +5,7 @@
 //              lanes, or 32; what it read first stays in registers
 // shares       one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
 // slices.hpp   the same of rows of whole packs, and the sum of the shares
+// gradients.hpp  d_x of rows of whole packs, up to 4096 wide
 // added.hpp    x + residual in rows of whole packs, which is made once
 // narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
 // d_weight     the shares of a channel are added, ascending in fp64. Up to 128 rows are one share, which is d_weight
@@ -12,6 +13,7 @@
 
 #include "simt/join.hpp"
 #include "simt/rms_norm/added.hpp"
+#include "simt/rms_norm/gradients.hpp"
 #include "simt/rms_norm/narrow.hpp"
 #include "simt/rms_norm/slices.hpp"
 #include "simt/rms_norm/wide.hpp"
@@ -275,12 +277,16 @@ inline std::int64_t backward_bytes(const Problem& p) {
   const std::int64_t words = p.axes.rows + p.blocks() * p.width + slices(p);
   return p.d_weight ? words * std::int64_t{sizeof(float)} : 0;
 }
-template <class T>
-void launch_row_gradients(const Problem& p, const Scratch& s, hipStream_t stream) {
-  for_team<T>(p, [&]<class Of>() {
-    hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, s.r,
-                       kGeneral<T> ? nullptr : s.counters);
-  });
+template <class T, class Of>
+void launch_team(const Problem& p, const Scratch& s, hipStream_t stream) {
+  hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, s.r,
+                     kGeneral<T> ? nullptr : s.counters);
+}
+inline void launch_whole(const Problem& p, const Scratch& s, hipStream_t stream) {
+  if (p.width > Waves::kHeld * Waves::kStride) return launch_team<rows::Whole, Waves>(p, s, stream);
+  const auto launch = [&]<class Of>() { launch_held_backward<Of>(p, s.r, s.counters, stream); };
+  if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return launch.template operator()<Waves>();
+  for_team<rows::Whole>(p, launch);
 }
 // Whether nothing is left to do: d_weight is not wanted, or is under way.
 inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t stream,
@@ -289,14 +295,14 @@ inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t str
   if (!p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate)) {
     if (p.width <= Sixteen::kStride) return launch_narrow_backward(p, s.shares, stream), alone;
     if (launch_wide_backward(p, s.shares, stream, wide_blocks)) return alone;
-    launch_row_gradients<rows::Whole>(p, s, stream);
+    launch_whole(p, s, stream);
     if (p.d_weight) launch_slices(p, s.r, s.shares, s.counters, stream);
     return true;
   }
   rows::for_type(
       rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x, p.d_residual, p.d_gate),
       [&]<class T>(T) {
-        launch_row_gradients<T>(p, s, stream);
+        for_team<T>(p, [&]<class Of>() { launch_team<T, Of>(p, s, stream); });
         if (p.d_weight)
           hipLaunchKernelGGL((shares<T>), grid(over(p.width, kTile) * p.blocks()), dim3(kShareThreads), 0,
                              stream, p, s.r, s.shares);
