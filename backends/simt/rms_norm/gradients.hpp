@@ -1,5 +1,5 @@
-// d_x and d_residual of rms_norm from rows of whole packs (bf16, on 16 bytes, no gate, no residual) that their threads hold, and the
-// rows' reciprocals for the shares of d_weight.
+// d_x and d_residual of rms_norm from rows of whole packs (bf16, on 16 bytes, no gate, no residual) that their threads hold, and
+// the rows' reciprocals for the shares of d_weight.
 //
 // All that a thread reads of its row is asked for at once and lies in shared memory, where no other thread looks at it: a
 // multiprocessor has as many rows under way as that holds, and few registers each.

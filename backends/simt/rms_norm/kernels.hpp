@@ -1,19 +1,24 @@
 // The portable GPU kernels of rms_norm (arithmetic rms32): the bits of the native backend on every GPU.
 //
-// rows         a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 16 a row
-//              of whole packs of up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024
-//              lanes, or 32; what it read first stays in registers
-// shares       one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
-// slices.hpp   the same of rows of whole packs, and the sum of the shares
-// gradients.hpp  d_x of rows of whole packs, up to 4096 wide
-// added.hpp    x + residual in rows of whole packs, which is made once
-// narrow.hpp   rows of whole packs of up to 128, as heads have: a gate too, and all gradients in one pass
-// d_weight     the shares of a channel are added, ascending in fp64. Up to 128 rows are one share, which is d_weight
+// rows          a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 16 a row
+//               of whole packs of up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024
+//               lanes, or 32; what it read first stays in registers
+// shares        one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
+// d_weight      the shares of a channel are added, ascending in fp64. Up to 128 rows are one share, which is d_weight
+//
+// Of rows of whole packs:
+//
+// added.hpp      x + residual, which is made once
+// narrow.hpp     up to 128 wide, as heads have: a gate too, and all gradients in one pass
+// heads.hpp      the same gradients with neither gate nor d_sum
+// gradients.hpp  d_x, up to 4096 wide, and slices.hpp the shares and their sum: two launches
+// wide.hpp       these gradients in one pass, of many rows
 #pragma once
 
 #include "simt/join.hpp"
 #include "simt/rms_norm/added.hpp"
 #include "simt/rms_norm/gradients.hpp"
+#include "simt/rms_norm/heads.hpp"
 #include "simt/rms_norm/narrow.hpp"
 #include "simt/rms_norm/slices.hpp"
 #include "simt/rms_norm/wide.hpp"
@@ -63,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 6) for
   });
 }
 
-// d_x, d_residual and d_gate, and for the shares every row's r and, if there are, zeros in their counters. A residual is read again by each pass, where it is cached: its
-// packs would take registers of every call.
+// d_x, d_residual and d_gate, and for the shares every row's r and, if there are, zeros in their counters. A residual is read
+// again by each pass, where it is cached: its packs would take registers of every call.
 template <class T, class Of>
 __global__ void __launch_bounds__(kThreads, __is_same(T, rows::Any) ? 3 : 5)
     backward(Problem p, float* r_of_row, unsigned* counters) {
@@ -293,7 +298,10 @@ inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t str
                              std::int64_t wide_blocks) {
   const bool alone = !p.d_weight || p.axes.rows <= kBlock;
   if (!p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate)) {
-    if (p.width <= Sixteen::kStride) return launch_narrow_backward(p, s.shares, stream), alone;
+    if (p.width <= Sixteen::kStride) {
+      if (!launch_heads_backward(p, s.shares, stream)) launch_narrow_backward(p, s.shares, stream);
+      return alone;
+    }
     if (launch_wide_backward(p, s.shares, stream, wide_blocks)) return alone;
     launch_whole(p, s, stream);
     if (p.d_weight) launch_slices(p, s.r, s.shares, s.counters, stream);

@@ -6,7 +6,7 @@
 //             time, and while they are there a thread a channel goes on with its chain
 #pragma once
 
-#include "simt/rms_norm/team.hpp"
+#include "simt/rms_norm/share.hpp"
 #include "simt/sigmoid.hpp"
 
 namespace rlk::simt::rms_norm {

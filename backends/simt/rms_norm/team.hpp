@@ -194,13 +194,28 @@ __device__ __forceinline__ void arrived() {
 #endif
 }
 
-// What a block of rows adds to d_weight: among the shares, or as the sum where no other block has rows. A sum begins with +0.
-__device__ __forceinline__ void leave_share(const Problem& p, float* shares, std::int64_t block,
-                                            std::int64_t i, float share) {
-  if (p.axes.rows <= kBlock)
-    rows::store(p.d_weight_type, p.d_weight, i, 0.0 + static_cast<double>(share));
-  else
-    shares[block * p.width + i] = share;
+// The same in groups that arrive in turn: a thread ends one, and waits until no more than `Left` are under way.
+__device__ __forceinline__ void end_group() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int Left>
+__device__ __forceinline__ void arrived_but() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+#endif
+}
+// Whether a block of this kernel may have so much dynamic shared memory; then it is allowed.
+template <class Kernel>
+bool allow_shared(Kernel kernel, std::size_t bytes) {
+  int device = 0, most = 0;
+  return hipGetDevice(&device) == hipSuccess &&
+         hipDeviceGetAttribute(&most, hipDeviceAttributeSharedMemPerBlockOptin, device) == hipSuccess &&
+         bytes <= static_cast<std::size_t>(most) &&
+         hipFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             hipFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)) == hipSuccess;
 }
 
 }  // namespace rlk::simt::rms_norm

@@ -7,7 +7,7 @@
 // sum to the next; when the sums are there, a thread goes on with the chains of its channels.
 #pragma once
 
-#include "simt/rms_norm/team.hpp"
+#include "simt/rms_norm/share.hpp"
 
 namespace rlk::simt::rms_norm {
 
@@ -218,13 +218,7 @@ inline constexpr std::int64_t kWideBlocks = 56, kShort = 512;
 template <int Threads, int Held, bool Sum>
 bool launch_wide(const Problem& p, float* shares, hipStream_t stream) {
   const std::size_t bytes = Wide<Threads, Held, Sum>::bytes(p);
-  int device = 0, most = 0;
-  if (hipGetDevice(&device) != hipSuccess ||
-      hipDeviceGetAttribute(&most, hipDeviceAttributeSharedMemPerBlockOptin, device) != hipSuccess ||
-      bytes > static_cast<std::size_t>(most) ||
-      hipFuncSetAttribute(reinterpret_cast<const void*>(&wide_backward<Threads, Held, Sum>),
-                          hipFuncAttributeMaxDynamicSharedMemorySize, most) != hipSuccess)
-    return false;
+  if (!allow_shared(wide_backward<Threads, Held, Sum>, bytes)) return false;
   hipLaunchKernelGGL((wide_backward<Threads, Held, Sum>), dim3(static_cast<unsigned>(p.blocks())),
                      dim3(kWideThreads), bytes, stream, p, shares);
   return true;
