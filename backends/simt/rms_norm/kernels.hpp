@@ -12,7 +12,7 @@
 // narrow.hpp     up to 128 wide, as heads have: a gate too, and all gradients in one pass
 // heads.hpp      the same gradients with neither gate nor d_sum
 // gradients.hpp  d_x, up to 4096 wide, and slices.hpp the shares and their sum: two launches
-// wide.hpp       these gradients in one pass, of many rows
+// wide.hpp       these gradients in one pass, of many rows or very few
 #pragma once
 
 #include "simt/join.hpp"

@@ -1,6 +1,6 @@
 // rms_norm's gradients of rows of whole packs of more than 128 (bf16, on 16 bytes, with a weight, one stride a row, no gate, no
 // residual), where rows are many: d_x, d_residual and the shares of d_weight in one pass, so that x and d_y come from memory once;
-// and d_x alone where the widths suit a row's threads.
+// and d_x alone where the widths suit a row's threads. Also of so few rows that a block has them all at a time: one launch.
 //
 // A block has the 128 rows of a share, 4 or 16 of them at a time, which lie in shared memory: the next ones are on their way
 // while these are computed. What a row's threads know of the normalised value and of its gradient stays in registers from one
@@ -229,7 +229,9 @@ inline bool launch_wide_backward(const Problem& p, float* shares, hipStream_t st
   if (p.gate || !p.weight || p.axes.count != 1) return false;
   const bool suits = p.width <= kShort || (p.width > kLanes && p.width <= Wide<128, 2, false>::kMost);
   if (!p.d_weight && !suits) return false;
-  if (p.blocks() < (p.width < kShort ? 3 * blocks : blocks)) return false;
+  const bool once = p.d_weight && p.axes.rows <= (p.width > kLanes ? Wide<128, 4, false>::kRows
+                                                                   : Wide<kWave, 4, false>::kRows);
+  if (!once && p.blocks() < (p.width < kShort ? 3 * blocks : blocks)) return false;
   const auto with = [&]<int Threads, int Held>() {
     return p.d_sum ? launch_wide<Threads, Held, true>(p, shares, stream)
                    : launch_wide<Threads, Held, false>(p, shares, stream);
