@@ -54,14 +54,19 @@ class Case {
     product.a = {a_.data(), line(form == Form::d_weight ? s.m : s.k), form != Form::d_weight, type};
     product.b = {b_.data(), line(form == Form::forward ? s.k : s.n), form == Form::forward, type};
     product.c = c_.data(), product.ldc = line(s.n), product.out = out;
-    product.m = s.m, product.n = s.n, product.k = s.k, product.leaves = s.leaves;
+    product.m = s.m, product.n = s.n, product.k = s.k;
     product.width =
         s.leaves == 8 ? rlk::leaves::width(s.k) : (s.k + s.leaves * 16 - 1) / (s.leaves * 16) * 16;
+    if (form == Form::d_weight) {  // whole steps of 64, none empty
+      product.width = (product.width + 63) / 64 * 64;
+      s_.leaves = static_cast<int>((s.k + product.width - 1) / product.width);
+    }
+    product.leaves = s_.leaves;
     if (s.m % 2 == 0) {
       product.bias = bias_.data(), product.bias_type = type;
       product.residual = residual_.data(), product.residual_type = type, product.residual_ld = line(s.n);
     }
-    for (int i = 0; i < s.leaves; ++i) leaves_.push_back(leaf(i));
+    for (int i = 0; i < s_.leaves; ++i) leaves_.push_back(leaf(i));
   }
   // swiglu of what were the product's columns.
   void gate(bool interleaved, bool twice) {
@@ -158,11 +163,11 @@ class Case {
 
 // One row and a few; every tile's height and one more; leaves that end within a stage or a group, and empty ones; more
 // tiles than blocks; parts of a sum; leaves of one whole stage and of several.
-constexpr Size kSizes[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 264, 520, 8},  {64, 1096, 72, 8},
-                           {65, 136, 1032, 8}, {100, 264, 2304, 8}, {129, 520, 768, 8}, {300, 391, 2880, 8},
-                           {5, 136, 512, 4},   {33, 136, 520, 2},   {130, 136, 64, 1},  {70, 72, 24, 8},
-                           {129, 264, 512, 8}, {300, 392, 1024, 8}, {40, 136, 2560, 8}, {150, 136, 768, 4},
-                           {33, 136, 384, 2},  {700, 264, 768, 2},  {1025, 264, 768, 2}};
+constexpr Size kSizes[] = {{1, 64, 64, 8},     {7, 200, 1000, 8},   {16, 264, 520, 8},   {64, 1096, 72, 8},
+                           {65, 136, 1032, 8}, {100, 264, 2304, 8}, {129, 520, 768, 8},  {300, 391, 2880, 8},
+                           {5, 136, 512, 4},   {33, 136, 520, 2},   {130, 136, 64, 1},   {70, 72, 24, 8},
+                           {129, 264, 512, 8}, {300, 392, 1024, 8}, {40, 136, 2560, 8},  {150, 136, 768, 4},
+                           {33, 136, 384, 2},  {700, 264, 768, 2},  {1025, 264, 768, 2}, {67, 391, 520, 8}};
 
 }  // namespace
 

@@ -1,12 +1,13 @@
 // linear's Hopper kernels against the fastest of the first 8 algorithms cuBLASLt offers for the same product with 64 MB of
 // workspace (split-K allowed), in the same run:
 //
-//   linear_cuda_bench [--json FILE] [--seconds S] [--cuts] [MxNxK ...]
+//   linear_cuda_bench [--json FILE] [--seconds S] [--cuts] [--form forward|d_x|d_weight] [MxNxK ...]
 //
 // The sizes of the op's page where none is named; no size is begun after S seconds. One line per size: medians of 9 rounds,
 // in which the candidates take turns, each as a graph of several calls behind a warm one; the ratio (above 1: ours is
 // faster), TFLOP/s, and the weight's bytes per second. Weights rotate, so that none is still in L2 from the call before.
-// --cuts times every cut, not only the one that is chosen, and names the fastest.
+// --cuts times every cut, not only the one that is chosen, and names the fastest. --form: d_x's weight is [K, N], the sum
+// of d_weight is over K tokens.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -14,8 +15,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/linear/tree.h"
@@ -23,6 +26,7 @@
 #include "cuda_memory.hpp"
 #include "registry/linear/geometry.hpp"
 #include "rlk/half.hpp"
+#include "simt/linear/bind.hpp"
 
 namespace {
 
@@ -46,6 +50,7 @@ void fill(const Memory& memory, int64_t bytes, unsigned seed) {
                      static_cast<std::size_t>(std::min(size, bytes - at)), cudaMemcpyHostToDevice));
 }
 
+enum class Form { forward, d_x, d_weight };
 struct Size {
   int64_t m, n, k;
   double flops() const {
@@ -69,6 +74,13 @@ std::vector<Size> page_sizes() {
   return all;
 }
 
+bool form_of(std::string_view name, Form& form) {
+  constexpr std::string_view kNames[] = {"forward", "d_x", "d_weight"};
+  const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found != std::end(kNames)) form = static_cast<Form>(found - std::begin(kNames));
+  return found != std::end(kNames);
+}
+
 std::string name_of(const Cut& c) {
   return fmt::format("{}x{}{}{}", c.rows, c.columns, c.split > 1 ? fmt::format("/{}", c.split) : "",
                      c.pair ? "p" : "");
@@ -90,7 +102,7 @@ class Bench {
   }
 
   // A line of JSON.
-  std::string race(const Size& s, bool cuts) {
+  std::string race(const Size& s, Form form, bool cuts) {
     const int64_t bytes = s.n * s.k * 2;
     if (bytes > kWeightBytes || s.m * s.k * 2 > kRows || s.m * s.n * 2 > kRows)
       throw std::runtime_error(fmt::format("{}x{}x{} does not fit", s.m, s.n, s.k));
@@ -99,9 +111,14 @@ class Bench {
     std::vector<rlk::cuda::lm_head::Gemm> gemms;
     for (int i = 0; i < copies; ++i) {
       Product p;
-      p.a = {x_.data, s.k, true, Float::bf16};
-      p.b = {static_cast<char*>(weights_.data) + i * bytes, s.k, true, Float::bf16};
+      const bool tokens = form == Form::d_weight, forward = form == Form::forward;
+      p.a = {x_.data, tokens ? s.m : s.k, !tokens, Float::bf16};
+      p.b = {static_cast<char*>(weights_.data) + i * bytes, forward ? s.k : s.n, forward, Float::bf16};
       p.c = y_.data, p.ldc = s.n, p.m = s.m, p.n = s.n, p.k = s.k, p.width = rlk::leaves::width(s.k);
+      if (tokens) {
+        p.width = rlk::simt::linear::kTokens;
+        p.leaves = static_cast<int>((s.k + p.width - 1) / p.width);
+      }
       products.push_back(p);
       rlk::cuda::lm_head::Gemm g;
       g.a = p.a, g.b = p.b, g.c = p.c, g.ldc = p.ldc, g.m = s.m, g.n = s.n, g.k = s.k;
@@ -117,7 +134,7 @@ class Bench {
         {name_of(cut_for(products[0], multiprocessors_)), with(cut_for(products[0], multiprocessors_))}};
     if (cuts) {
       for (const Cut& cut : rlk::cuda::linear::kFewCuts)
-        if (s.m <= cut.rows) all.push_back({name_of(cut), with(cut)});
+        if (form == Form::forward && s.m <= cut.rows) all.push_back({name_of(cut), with(cut)});
       for (const Cut& cut : rlk::cuda::linear::kCuts)
         if (cut.rows == 64 ? s.m <= 128 : s.m > 64) all.push_back({name_of(cut), with(cut)});
     }
@@ -194,6 +211,7 @@ int main(int argc, char** argv) try {
   std::string json;
   double seconds = 1e9;
   bool cuts = false;
+  Form form = Form::forward;
   std::vector<Size> sizes;
   for (int i = 1; i < argc; ++i) {
     const std::string a = argv[i];
@@ -204,11 +222,13 @@ int main(int argc, char** argv) try {
       seconds = std::atof(argv[++i]);
     else if (a == "--cuts")
       cuts = true;
+    else if (a == "--form" && i + 1 < argc && form_of(argv[i + 1], form))
+      ++i;
     else if (std::sscanf(a.c_str(), "%ldx%ldx%ld", &s.m, &s.n, &s.k) == 3)
       sizes.push_back(s);
     else
       throw std::runtime_error(
-          fmt::format("'{}' is neither a size MxNxK nor --json FILE, --seconds S, --cuts", a));
+          fmt::format("'{}' is neither a size MxNxK nor --json FILE, --seconds S, --cuts, --form", a));
   }
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -221,7 +241,7 @@ int main(int argc, char** argv) try {
   const auto begin = std::chrono::steady_clock::now();
   for (const Size& s : sizes) {
     if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > seconds) break;
-    lines.push_back(bench.race(s, cuts));
+    lines.push_back(bench.race(s, form, cuts));
   }
   if (json.empty()) return 0;
   std::FILE* const file = std::fopen(json.c_str(), "w");

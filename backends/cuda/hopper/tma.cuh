@@ -50,6 +50,12 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, Place from, in
       "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+template <class Place>
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, Place from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(x), "r"(y)
+               : "memory");
+}
 
 // Contiguous bytes, a multiple of 16.
 template <class Place, class Barrier>

@@ -10,8 +10,8 @@ namespace rlk::cuda::linear {
 using lm_head::Operand;
 
 // C(m, n) = the tree over `leaves` (1, 2, 4 or 8) leaves of `width` of k, of A(m, k) * B(n, k); then the bias and the
-// residual, each rounded to `out`. Where A is row-contiguous, B is too, the leaves may be any number, and their sums are
-// added in order. Both are bf16 or both fp16, and aligned16; k > 0.
+// residual, each rounded to `out`. Where A is row-contiguous, B is too, the leaves may be any number, of multiples of 64
+// and none empty, and their sums are added in order. Both are bf16 or both fp16, and aligned16; k > 0.
 struct Product {
   Operand a, b;
   void* c = nullptr;

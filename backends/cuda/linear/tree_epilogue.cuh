@@ -134,6 +134,14 @@ __device__ __forceinline__ void store_four(const Product& g, bool aligned, std::
     finish_four<T>(g, aligned, row, column, sum, count);
 }
 
+// swiglu of two numbers that have `Out`'s values: their product is rounded once, or silu before it too.
+template <class Out>
+__device__ __forceinline__ Out gated_pair(float gate, float up, bool twice) {
+  float value = activation::gated<float>(gate, gate);
+  if (twice) value = lm_head::to_float(lm_head::round_to<Out>(value));
+  return lm_head::round_to<Out>(__fmul_rn(value, up));
+}
+
 // swiglu of four columns of a row from `column` on, of sums that are not rounded yet.
 template <class Out>
 __device__ __forceinline__ void finish_gated(const Product& g, bool aligned, std::int64_t row,
@@ -150,10 +158,7 @@ __device__ __forceinline__ void finish_gated(const Product& g, bool aligned, std
             __fadd_rn(lm_head::to_float(x), lm_head::load_element(g.bias, g.bias_type, i + e)));
       return lm_head::to_float(x);
     };
-    const float x = held(gate[e], at), u = held(up[e], at + g.up);
-    float value = activation::gated<float>(x, x);
-    if (g.twice) value = lm_head::to_float(lm_head::round_to<Out>(value));
-    out.y[e] = lm_head::round_to<Out>(__fmul_rn(value, u));
+    out.y[e] = gated_pair<Out>(held(gate[e], at), held(up[e], at + g.up), g.twice);
   }
   store(out, g, aligned, row, column, count);
 }

@@ -61,10 +61,9 @@ struct Params {
   Product product;
   std::int64_t tiles_m, tiles_n;  // of pairs, where blocks are paired
   int split, stages, a_bytes, band;
-  int steps, last;        // stages of a leaf, and groups of 16 in its last
-  bool aligned;           // lines of c, bias and residual, for stores of four
-  bool lines;             // nothing is added, and lines of 16 bytes may leave whole:
-  lm_head::Gemm outputs;  // their place
+  int steps, last;  // stages of a leaf, and groups of 16 in its last
+  bool aligned;     // lines of c, bias and residual, for stores of four
+  bool mapped;      // nothing is added, and map_c says where lines of 128 bytes leave to
 };
 
 // A block's shared memory and its place in the cluster. A thread goes through the stages of all tiles in the same
@@ -210,42 +209,6 @@ __device__ __forceinline__ void release(const Block<P>& b, int which) {
   }
 }
 
-// acc = one leaf, a chain ascending in k, of rows 64 `group` onwards.
-template <class P>
-__device__ __forceinline__ void multiply_leaf(Block<P>& b, float (&acc)[P::kFloats], int group, int leaf) {
-  const int groups = static_cast<int>((b.start(leaf + 1) - b.start(leaf) + 15) / 16), steps = groups / 4;
-  const auto one_group = [&](int i, bool more) {
-    const auto a_tile = P::A::descriptor(shared_address(b.ring_a + b.stage * b.a_bytes), group * 64);
-    const auto b_tile = P::B::descriptor(shared_address(b.ring_b + b.stage * P::B::kBytes), 0);
-    wgmma<typename P::Element, !P::kAContiguous, !P::kBContiguous>(acc, a_tile.at(P::A::steps(i * 16)),
-                                                                   b_tile.at(P::B::steps(i * 16)), more);
-  };
-  int oldest = b.stage;
-  for (int step = 0; step < steps; ++step, b.advance()) {
-    barrier_wait(b.full + b.stage, b.phase);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) one_group(i, step > 0 || i > 0);
-    wgmma_commit();
-    wgmma_wait<P::kRunning>();
-    if (step >= P::kRunning) release(b, oldest), oldest = b.after(oldest);
-  }
-  if (groups > 4 * steps) {
-    barrier_wait(b.full + b.stage, b.phase);
-    for (int i = 0; i < groups - 4 * steps; ++i) {
-      wgmma_fence();
-      one_group(i, steps > 0 || i > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-    }
-    b.advance();
-  }
-  wgmma_wait<0>();
-  for (; oldest != b.stage; oldest = b.after(oldest)) release(b, oldest);
-  if (groups == 0)
-    for (float& x : acc) x = 0;
-}
-
 template <int Floats>
 __device__ __forceinline__ void add_to(float (&acc)[Floats], const float (&left)[Floats]) {
 #pragma unroll
@@ -291,12 +254,12 @@ __device__ __forceinline__ void begin_leaf(Block<P>& b, float (&acc)[P::kFloats]
 }
 // acc = a leaf whose first step has begun; its last is under way.
 template <class P>
-__device__ __forceinline__ void rest_of_leaf(Block<P>& b, float (&acc)[P::kFloats]) {
-  for (int step = 1; step < b.p.steps - (P::kTail ? 1 : 0); ++step) {
+__device__ __forceinline__ void rest_of_leaf(Block<P>& b, float (&acc)[P::kFloats], int steps) {
+  for (int step = 1; step < steps - (P::kTail ? 1 : 0); ++step) {
     begin_step(b, acc, true, false);
     finish_steps<P::kRunning>(b);
   }
-  if (P::kTail && b.p.steps > 1) {
+  if (P::kTail && steps > 1) {
     begin_step(b, acc, true, true);
     finish_steps<P::kRunning>(b);
   }
@@ -307,15 +270,15 @@ __device__ __forceinline__ void rest_of_leaf(Block<P>& b, float (&acc)[P::kFloat
 template <bool More, class P>
 __device__ __forceinline__ void multiply_four(Block<P>& b, float (&x)[P::kFloats], float (&y)[P::kFloats],
                                               float (&z)[P::kFloats]) {
-  rest_of_leaf(b, x);
+  rest_of_leaf(b, x, b.p.steps);
   begin_leaf(b, z), finish_steps<1>(b);
-  rest_of_leaf(b, z);
+  rest_of_leaf(b, z, b.p.steps);
   begin_leaf(b, y), finish_steps<1>(b);
   wgmma_fence_operand(x), wgmma_fence_operand(z);
   add_to(z, x);
-  rest_of_leaf(b, y);
+  rest_of_leaf(b, y, b.p.steps);
   begin_leaf(b, x), finish_steps<1>(b);
-  rest_of_leaf(b, x);
+  rest_of_leaf(b, x, b.p.steps);
   finish_steps<0>(b);
   wgmma_fence_operand(x), wgmma_fence_operand(y);
   add_to(x, y);
@@ -331,6 +294,7 @@ __device__ __forceinline__ void multiply_ahead(Block<P>& b, float (&x)[P::kFloat
     const Waiting<P::kFloats> left(b.slot, b.warp);
     begin_leaf(b, x);
     multiply_four<true>(b, x, y, z);
+    corner_is_free(b);
     left.keep(x);
     multiply_four<false>(b, y, x, z);
     left.add_to(y);
@@ -339,29 +303,46 @@ __device__ __forceinline__ void multiply_ahead(Block<P>& b, float (&x)[P::kFloat
     multiply_four<false>(b, y, x, z);
   } else if (b.leaves == 2) {
     begin_leaf(b, x);
-    rest_of_leaf(b, x);
+    rest_of_leaf(b, x, b.p.steps);
     begin_leaf(b, y), finish_steps<1>(b);
-    rest_of_leaf(b, y);
+    rest_of_leaf(b, y, b.p.steps);
     finish_steps<0>(b);
     wgmma_fence_operand(x), wgmma_fence_operand(y);
     add_to(y, x);
   } else {
     begin_leaf(b, y);
-    rest_of_leaf(b, y);
+    rest_of_leaf(b, y, b.p.steps);
     finish_steps<0>(b);
     wgmma_fence_operand(y);
   }
 }
 
-// acc = the sums of all leaves in order: the first is the total, later ones are added to it.
+// total = the sums of all leaves in order. A leaf begins in other registers before the one before it is complete, which is
+// added while the tensor cores go on; what -0 is added to stays what it is.
 template <class P>
-__device__ __forceinline__ void multiply_in_order(Block<P>& b, float (&acc)[P::kFloats], int group) {
-  const Waiting<P::kFloats> total(b.slot, b.warp);
-  for (int leaf = 0;; ++leaf) {
-    multiply_leaf(b, acc, group, leaf);
-    if (leaf > 0) total.add_to(acc);
-    if (leaf + 1 == b.leaves) return;
-    total.keep(acc);
+__device__ __forceinline__ void multiply_in_order(Block<P>& b, float (&total)[P::kFloats],
+                                                  float (&x)[P::kFloats], float (&y)[P::kFloats]) {
+  const auto begin_after = [&](float(&to)[P::kFloats], float(&before)[P::kFloats]) {
+    begin_leaf(b, to), finish_steps<1>(b);
+    wgmma_fence_operand(before);
+    add_to(total, before);
+  };
+  const auto end = [&](float(&last)[P::kFloats]) {
+    finish_steps<0>(b);
+    wgmma_fence_operand(last);
+    add_to(total, last);
+  };
+#pragma unroll
+  for (float& sum : total) sum = -0.0f;
+  begin_leaf(b, x);
+  rest_of_leaf(b, x, b.steps(0));
+  for (int leaf = 1;; leaf += 2) {
+    if (leaf == b.leaves) return end(x);
+    begin_after(y, x);
+    rest_of_leaf(b, y, b.steps(leaf));
+    if (leaf + 1 == b.leaves) return end(y);
+    begin_after(x, y);
+    rest_of_leaf(b, x, b.steps(leaf + 1));
   }
 }
 
@@ -409,25 +390,65 @@ __device__ __forceinline__ void store_joined(const Block<P>& b, const float (&ac
   if (thread < Split) barrier_arrive_released(address_at(shared_address(b.taken), thread));
 }
 
+// What a warp's own stores still read from its corner of the slot is read.
+template <class P>
+__device__ __forceinline__ void corner_is_free(const Block<P>& b) {
+  if (!b.p.mapped) return;
+  if (threadIdx.x % 32 == 0) tma_store_wait_read();
+  __syncwarp();
+}
+
+// A warp's 16 rows leave by bulk copies out of its corner of the slot, which end where c does.
+template <class Out, class P>
+__device__ __forceinline__ void store_mapped(const Block<P>& b, const CUtensorMap& map_c,
+                                             const float (&acc)[P::kFloats], std::int64_t row0,
+                                             std::int64_t column0) {
+  constexpr int kColumns = 128 / static_cast<int>(sizeof(Out)), kBytes = 16 * 128;
+  unsigned char* const corner = b.slot + b.warp * 16 * P::BN * 4;
+  __syncwarp();
+#pragma unroll
+  for (int line = 0; line < P::kLeaving / kColumns; ++line)
+    lm_head::put_lines<Out>(corner + line * kBytes, acc + line * kColumns / 2);
+  fence_async_proxy();
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+#pragma unroll
+  for (int line = 0; line < P::kLeaving / kColumns; ++line)
+    tma_store(&map_c, corner + line * kBytes, static_cast<int>(column0) + line * kColumns,
+              static_cast<int>(row0) + b.warp * 16);
+  tma_store_commit();
+}
+
+// swiglu of a thread's sums, the first half of which are gates, the second their ups.
+template <class Out, class P>
+__device__ __forceinline__ void gate_sums(const Block<P>& b, float (&acc)[P::kFloats]) {
+#pragma unroll
+  for (int i = 0; i < P::kFloats / 2; ++i) {
+    const auto held = [](float sum) { return lm_head::to_float(lm_head::round_to<Out>(sum)); };
+    acc[i] =
+        lm_head::to_float(gated_pair<Out>(held(acc[i]), held(acc[i + P::kFloats / 2]), b.p.product.twice));
+  }
+}
+
 // A warp stores its 16 rows by way of its corner of the slot, so that lines leave whole.
 template <class P>
-__device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc)[P::kFloats],
-                                            std::int64_t row0, std::int64_t column0) {
+__device__ __forceinline__ void store_alone(const Block<P>& b, const CUtensorMap& map_c,
+                                            float (&acc)[P::kFloats], std::int64_t row0,
+                                            std::int64_t column0) {
   using S = Slot<P::BN>;
   const std::int64_t left = b.p.product.m - row0 - b.warp * 16;
   if (left <= 0) return;
   const int rows = left < 16 ? static_cast<int>(left) : 16;
-  __syncwarp();
-  if (!P::kGated && b.p.lines && rows == 16 && column0 + P::BN <= b.p.product.n) {
-    unsigned char* const staging = b.slot + b.warp * 16 * P::BN * 4;
-    if (b.p.product.out == Float::f32)
-      lm_head::store_lines<float, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16, column0);
-    else
-      lm_head::store_lines<typename P::Element, P::BN>(b.p.outputs, true, acc, staging, row0 + b.warp * 16,
-                                                       column0);
-    __syncwarp();
-    return;
+  if (b.p.mapped) {
+    const auto leave = [&](auto zero) {
+      using Out = decltype(zero);
+      if constexpr (P::kGated) gate_sums<Out>(b, acc);
+      store_mapped<Out>(b, map_c, acc, row0, column0);
+    };
+    if (b.p.product.out == Float::f32) return leave(float{});
+    return leave(typename P::Element{});
   }
+  __syncwarp();
   S::put(b.slot, b.warp, acc);
   __syncwarp();
   const auto sums = [&](int row, int four) {
@@ -448,40 +469,39 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const float (&acc
 }
 
 template <class P>
-__device__ __forceinline__ void store_tile(const Block<P>& b, const float (&acc)[P::kFloats],
-                                           const typename Block<P>::Place& at, int turn) {
+__device__ __forceinline__ void store_tile(const Block<P>& b, const CUtensorMap& map_c,
+                                           float (&acc)[P::kFloats], const typename Block<P>::Place& at,
+                                           int turn) {
   if constexpr (P::kSplits) {
     if (turn == 0 && b.p.split > 1) cluster_wait();
     if (b.p.split == 8) return store_joined<P, 8>(b, acc, at.row0, at.column0, turn);
     if (b.p.split == 4) return store_joined<P, 4>(b, acc, at.row0, at.column0, turn);
     if (b.p.split == 2) return store_joined<P, 2>(b, acc, at.row0, at.column0, turn);
   }
-  store_alone(b, acc, at.row0, at.column0);
+  store_alone(b, map_c, acc, at.row0, at.column0);
 }
 
 template <class P>
-__device__ __forceinline__ void consume_in_order(Block<P>& b) {
-  float acc[P::kFloats];
-  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
-    multiply_in_order(b, acc, b.warp / 4);
-    store_alone(b, acc, b.place(tile).row0, b.place(tile).column0);
-  }
-}
-template <class P>
-__device__ __forceinline__ void consume(Block<P>& b) {
+__device__ __forceinline__ void consume(Block<P>& b, const CUtensorMap& map_c) {
   // Alive from tile to tile, or the compiler copies them; each leaf's first product overwrites them.
   float x[P::kFloats] = {}, y[P::kFloats] = {}, z[P::kFloats] = {};
   int turn = 0;
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
-    multiply_ahead(b, x, y, z);
-    store_tile(b, y, b.place(tile), turn);
+    if constexpr (P::kAContiguous) {
+      multiply_ahead(b, x, y, z);
+    } else {
+      multiply_in_order(b, y, x, z);
+      corner_is_free(b);
+    }
+    store_tile(b, map_c, y, b.place(tile), turn);
   }
+  corner_is_free(b);
 }
 
 template <class P>
 __global__ void __launch_bounds__(P::kThreads, 1)
     tree(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
-         const __grid_constant__ CUtensorMap map_b) {
+         const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_c) {
   extern __shared__ unsigned char shared_raw[];
   Block<P> b(p, shared_raw);
   const bool cluster = p.split * P::kPair > 1;
@@ -514,10 +534,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     if (P::kPair == 1 && cluster) cluster_wait();
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if constexpr (P::kAContiguous)
-      consume(b);
-    else
-      consume_in_order(b);
+    consume(b, map_c);
   }
   // No block may leave while another still reads or signals in it.
   if (cluster) cluster_sync();
@@ -535,10 +552,15 @@ Params params_of(const Product& g, int split) {
   p.steps = static_cast<int>((g.width + kStep - 1) / kStep);
   p.last = static_cast<int>((g.width + 15) / 16) - (p.steps - 1) * (kStep / 16);
   p.aligned = fours_aligned(g);
-  p.lines = g.bias == nullptr && g.residual == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
-            (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
-  p.outputs.b.type = g.b.type, p.outputs.c = g.c, p.outputs.ldc = g.ldc, p.outputs.m = g.m, p.outputs.n = g.n;
   return p;
+}
+
+// The map by which 16 rows and 128 bytes of c leave at once; false where they cannot. A bulk copy ends where 16 bytes do.
+inline bool encode_lines(CUtensorMap* map, const Product& g) {
+  const auto bytes = static_cast<std::int64_t>(bytes_of(g.out));
+  const bool even = reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 && g.n * bytes % 16 == 0 &&
+                    (g.m == 1 || (g.ldc >= g.n && g.ldc * bytes % 16 == 0));
+  return even && encode(map, g.c, g.out, g.n, g.m, g.ldc, static_cast<int>(128 / bytes), 16);
 }
 
 template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated, bool Tail>
@@ -565,6 +587,8 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
                                 P::kGated ? P::BN / 2 : P::BN / P::kPair)
                        : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
   if (!encoded) return cudaErrorInvalidValue;
+  CUtensorMap c{};
+  p.mapped = split == 1 && g.bias == nullptr && g.residual == nullptr && encode_lines(&c, g);
 
   const int blocks = split * P::kPair;
   cudaLaunchConfig_t config{};
@@ -587,7 +611,7 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   if (together < 1) together = 1;
   const std::int64_t tiles = p.tiles_m * p.tiles_n;
   config.gridDim = dim3(static_cast<unsigned>((tiles < together ? tiles : together) * blocks));
-  return cudaLaunchKernelEx(&config, kernel, p, a, b);
+  return cudaLaunchKernelEx(&config, kernel, p, a, b, c);
 }
 
 template <class T, bool KB, bool Gated, bool Tail>

@@ -21,6 +21,36 @@ __device__ __noinline__ void store_elements(const Gemm& g, const Out* line, std:
   }
 }
 
+// Puts a warp's 16 rows of 128 bytes into a buffer, swizzled as TMA stores them; `acc` are its sums of these columns.
+template <class Out>
+__device__ __forceinline__ void put_lines(unsigned char* buffer, const float* acc) {
+  constexpr int kBlocks = 16 / static_cast<int>(sizeof(Out));
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (sizeof(Out) == 2) {
+    const int row = lane % 16;
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) {
+      std::uint32_t packed[4];
+#pragma unroll
+      for (int half = 0; half < 4; ++half) {
+        const float* pair = acc + (block + half / 2) * 4 + half % 2 * 2;
+        packed[half] = round_pair<Out>(pair[0], pair[1]);
+      }
+      stmatrix(shared_address(buffer) + row * 128 + ((block + lane / 16) ^ row % 8) * 16, packed);
+    }
+  } else {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane / 4 + half * 8, at = block * 2 + lane % 4 / 2;
+        const float* pair = acc + block * 4 + half * 2;
+        *reinterpret_cast<float2*>(buffer + row * 128 + (at ^ row % 8) * 16 + lane % 2 * 8) =
+            make_float2(round_to<float>(pair[0]), round_to<float>(pair[1]));
+      }
+  }
+}
+
 // Writes one warp's 16 rows x BN columns: through its own corner of shared memory, so that every store is 16
 // bytes and a quarter warp covers a line of 128. Bulk tensor stores were no faster; what counts is that this
 // stays a few hundred instructions: it runs once per tile, cold in the instruction cache, while the tensor
@@ -39,29 +69,7 @@ __device__ __forceinline__ void store_lines(const Gemm& g, bool whole_lines, con
 #pragma unroll
   for (int chunk = 0; chunk < BN / kColumns; ++chunk) {
     unsigned char* buffer = staging + chunk % 2 * kLineBytes;
-    if constexpr (sizeof(Out) == 2) {
-      const int row = lane % 16;
-#pragma unroll
-      for (int block = 0; block < kColumns / 8; block += 2) {
-        std::uint32_t packed[4];
-#pragma unroll
-        for (int half = 0; half < 4; ++half) {
-          const float* pair = acc + (chunk * kColumns / 8 + block + half / 2) * 4 + half % 2 * 2;
-          packed[half] = round_pair<Out>(pair[0], pair[1]);
-        }
-        stmatrix(shared_address(buffer) + row * 128 + ((block + lane / 16) ^ row % 8) * 16, packed);
-      }
-    } else {
-#pragma unroll
-      for (int block = 0; block < kColumns / 8; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = lane / 4 + half * 8, at = block * 2 + lane % 4 / 2;
-          *reinterpret_cast<float2*>(buffer + row * 128 + (at ^ row % 8) * 16 + lane % 2 * 8) =
-              make_float2(round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2]),
-                          round_to<float>(acc[(chunk * 4 + block) * 4 + half * 2 + 1]));
-        }
-    }
+    put_lines<Out>(buffer, acc + chunk * kColumns / 2);
     __syncwarp();
     if (plain) {
 #pragma unroll
