@@ -237,6 +237,16 @@ def test_requests_that_cannot_be_served_are_refused(request_, words):
         sampler.Sampler(decoder(), pages=8).add(request_)
 
 
+@pytest.mark.parametrize("bounds, words", [
+    ([0, 4, 7], "cu_seqlens goes from 0 to 7, there are 10 tokens"),
+    ([1, 10], "cu_seqlens goes from 1 to 10, there are 10 tokens"),
+    ([0, 12], "cu_seqlens goes from 0 to 12, there are 10 tokens"),
+])
+def test_tokens_of_no_sequence_are_refused(bounds, words):
+    with pytest.raises(rlk.InvalidArgument, match=words):
+        decoder().score(torch.arange(10), torch.tensor(bounds, dtype=torch.int32))
+
+
 # As llama-3.1-8b has it, of a model that was trained at 32 positions.
 SCALED = rlk.model.config("tiny-llama", theta=5e5, scaling=rlk.model.config("llama-3.1-8b").scaling | {"original_max": 32})
 

@@ -345,7 +345,7 @@ class Decoder(nn.Module):
         """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]. In a trace its rows are those of
         sequences[b], or of b; they stay so until the caller says otherwise."""
         if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):  # whose lengths are another's when it is replayed
-            self._expect_lengths(cu_seqlens)
+            self._expect_lengths(cu_seqlens, len(tokens))
         positions = places(cu_seqlens, len(tokens))
         if rlk.tracing():
             bounds = cu_seqlens.tolist()
@@ -359,8 +359,11 @@ class Decoder(nn.Module):
             options["recur"] = Packed(self.ops, cu_seqlens)
         return self.forward(tokens, positions, attend, bounds=cu_seqlens, **options)
 
-    def _expect_lengths(self, cu_seqlens):
+    def _expect_lengths(self, cu_seqlens, tokens):
         bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != tokens:  # attention leaves rows of no sequence as they were, NaN or not
+            raise _errors.InvalidArgument(f"model: cu_seqlens goes from {bounds[0]} to {bounds[-1]}, there are {tokens} tokens: "
+                                          "what pads a batch is a sequence of its own")
         longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
         if longest > self.config.max_length:
             raise _errors.InvalidArgument(
