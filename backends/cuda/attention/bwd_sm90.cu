@@ -1,7 +1,7 @@
 // attention_bwd on Hopper (arithmetics sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128). Four steps, and no sum that crosses
 // blocks:
 //
-// stats    a warp per query and head: delta, and base of lse, which are the same for all keys
+// stats    a warp per query and four heads: delta, and base of lse, which are the same for all keys
 // queries  d_q: a block per 128 queries of a head, over tiles of 64 keys, half the rule's tile, whose chain goes on, or of 128
 // keys     d_k and d_v: a block per 128 keys and the query heads that share them, over tiles of 64 or 128 queries of one head after the
 //          other; where such blocks are few, a block per query head, and
@@ -34,21 +34,20 @@ __device__ float4 load_four(const attn128::Tensor& t, const void* row, int d) {
                high = __half22float2(*reinterpret_cast<const __half2*>(&x.y));
   return {low.x, low.y, high.x, high.y};
 }
-// The tree over 128 products, four neighbours a lane: bits 6 and 3 of an index are folded across lanes, 0 and 1 in a lane, 2, 4
-// and 5 across lanes.
-__device__ float tree_of_products(const attn128::Tensor& x, const void* row_x, const attn128::Tensor& y,
-                                  const void* row_y, int first, int width) {
+// Products of 128 channels from `first` on, four neighbours a lane.
+__device__ float4 products(const attn128::Tensor& x, const void* row_x, const attn128::Tensor& y,
+                           const void* row_y, int first, int width) {
   const int d = first + static_cast<int>(threadIdx.x) % 32 * 4;
-  float p[4] = {};
-  if (d < width) {
-    const float4 a = load_four(x, row_x, d), b = load_four(y, row_y, d);
-    p[0] = __fmul_rn(a.x, b.x), p[1] = __fmul_rn(a.y, b.y), p[2] = __fmul_rn(a.z, b.z),
-    p[3] = __fmul_rn(a.w, b.w);
-  }
+  if (d >= width) return {};
+  const float4 a = load_four(x, row_x, d), b = load_four(y, row_y, d);
+  return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z), __fmul_rn(a.w, b.w)};
+}
+// The tree over them: bits 6 and 3 of an index are folded across lanes, 0 and 1 in a lane, 2, 4 and 5 across lanes. Every lane
+// has it.
+__device__ float tree_of(const float4& p) {
   const auto fold = [](float v, int step) { return __fadd_rn(v, __shfl_xor_sync(~0u, v, step)); };
-#pragma unroll
-  for (float& v : p) v = fold(fold(v, 16), 2);
-  const float sum = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
+  const auto outer = [&](float v) { return fold(fold(v, 16), 2); };
+  const float sum = __fadd_rn(__fadd_rn(outer(p.x), outer(p.y)), __fadd_rn(outer(p.z), outer(p.w)));
   return fold(fold(fold(sum, 1), 4), 8);
 }
 
@@ -59,22 +58,38 @@ __device__ std::int64_t rows_in_use(const Backward& g) {
   return p.cu_q ? p.q_begin(p.sequences - 1) + p.q_len(p.sequences - 1) : g.rows();
 }
 
+constexpr int kHeadsOfWarp = 4;  // of a query, whose rows are read together
+
 __global__ void __launch_bounds__(kBlock) stats_kernel(const __grid_constant__ Backward g, Stat* stats) {
   const Problem& p = g.p;
-  const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads();
-  const std::int64_t row = at / heads, head = at % heads;
+  const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads(),
+                     groups = (heads + kHeadsOfWarp - 1) / kHeadsOfWarp;
+  const std::int64_t row = at / groups, head = at % groups * kHeadsOfWarp;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= g.rows()) return;
   const std::int64_t n = p.cu_q ? 0 : row / p.queries, token = p.cu_q ? row : row % p.queries;
-  if (row >= rows_in_use(g)) return clear_row(g.d_q, n, token, head, p.width, lane, 32);
-  const void *d_out = g.d_out.at(n, token, head), *out = p.out.at(n, token, head);
-  float delta = 0;
-  for (int first = 0; first < p.value_width; first += kTile)
-    delta = __fadd_rn(delta, tree_of_products(g.d_out, d_out, p.out, out, first, p.value_width));
-  if (lane != 0) return;
-  if (g.d_lse) delta = __fadd_rn(delta, -*static_cast<const float*>(g.d_lse.at(n, token, head)));
-  const float lse = *static_cast<const float*>(p.lse.at(n, token, head));
-  stats[head * g.rows() + row] = {attn128::base_of_lse(lse), delta};
+  const int count = heads - head < kHeadsOfWarp ? static_cast<int>(heads - head) : kHeadsOfWarp;
+  if (row >= rows_in_use(g)) {
+    for (int j = 0; j < count; ++j) clear_row(g.d_q, n, token, head + j, p.width, lane, 32);
+    return;
+  }
+  float own = 0, delta[kHeadsOfWarp] = {};
+  for (int first = 0; first < p.value_width; first += kTile) {
+    float4 part[kHeadsOfWarp] = {};
+#pragma unroll
+    for (int j = 0; j < kHeadsOfWarp; ++j)
+      if (j < count)
+        part[j] = products(g.d_out, g.d_out.at(n, token, head + j), p.out, p.out.at(n, token, head + j),
+                           first, p.value_width);
+#pragma unroll
+    for (int j = 0; j < kHeadsOfWarp; ++j) delta[j] = __fadd_rn(delta[j], tree_of(part[j]));
+  }
+#pragma unroll
+  for (int j = 0; j < kHeadsOfWarp; ++j) own = lane == j ? delta[j] : own;
+  if (lane >= count) return;
+  if (g.d_lse) own = __fadd_rn(own, -*static_cast<const float*>(g.d_lse.at(n, token, head + lane)));
+  const float lse = *static_cast<const float*>(p.lse.at(n, token, head + lane));
+  stats[(head + lane) * g.rows() + row] = {attn128::base_of_lse(lse), own};
 }
 
 // ---- the heads that share a key
@@ -138,22 +153,23 @@ __global__ void __launch_bounds__(kBlock)
     rows::store(to.type, to.at(n, token, head), d - (is_key ? 0 : p.width) + i, __fmul_rn(x[i], scale));
 }
 
-// Rows of no sequence, where blocks have written all others.
+// Rows of no sequence, where blocks have written all others: a warp per key.
 __global__ void __launch_bounds__(kBlock)
     idle_kernel(const __grid_constant__ Backward g, std::int64_t count) {
   const Problem& p = g.p;
-  const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32;
-  if (at >= count) return;
-  const std::int64_t key = at / p.heads, head = at % p.heads;
+  const std::int64_t key = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32;
+  if (key >= count) return;
   std::int64_t n = p.cu_k ? 0 : key / p.room, token = p.cu_k ? key : key % p.room;
   if (key_in_use(p, n, token)) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  clear_row(g.d_k, n, token, head, p.width, lane, 32);
-  clear_row(g.d_v, n, token, head, p.value_width, lane, 32);
+  for (std::int64_t head = 0; head < p.heads; ++head) {
+    clear_row(g.d_k, n, token, head, p.width, lane, 32);
+    clear_row(g.d_v, n, token, head, p.value_width, lane, 32);
+  }
 }
 cudaError_t start_idle(const Backward& g, cudaStream_t stream) {
-  const std::int64_t count = g.key_batches * g.p.room * g.p.heads;
-  if (count == 0 || (!g.p.cu_k && !g.p.kv_len)) return cudaSuccess;
+  const std::int64_t count = g.key_batches * g.p.room;
+  if (count * g.p.heads == 0 || (!g.p.cu_k && !g.p.kv_len)) return cudaSuccess;
   idle_kernel<<<static_cast<unsigned>((count * 32 + kBlock - 1) / kBlock), kBlock, 0, stream>>>(g, count);
   return cudaGetLastError();
 }
@@ -225,7 +241,8 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
         reinterpret_cast<float*>(static_cast<char*>(workspace) + line(stats * std::int64_t{sizeof(Stat)})),
     gathered.grouped = grouped(g);
   if (stats > 0) {
-    const auto blocks = static_cast<unsigned>((stats * 32 + kBlock - 1) / kBlock);
+    const std::int64_t warps = g.rows() * ((g.all_heads() + kHeadsOfWarp - 1) / kHeadsOfWarp);
+    const auto blocks = static_cast<unsigned>((warps * 32 + kBlock - 1) / kBlock);
     stats_kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
     if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   }
