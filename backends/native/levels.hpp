@@ -76,6 +76,25 @@ constexpr Facts amx_facts(const char* doc, const char* arithmetic) {
           .min_arch = RLK_CPU_AMX};
 }
 
+// Of what VDPBF16PS computes, and of its replay on any CPU.
+constexpr Facts pair_facts(const char* doc, const char* arithmetic) {
+  return {.id = "native.avx512bf16",
+          .doc = doc,
+          .priority = 200,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned,
+          .min_arch = RLK_CPU_AVX512};
+}
+constexpr Facts pair_replay_facts(const char* arithmetic) {
+  return {.id = "",
+          .doc = "what AVX512-BF16 adds, on any CPU",
+          .priority = 3,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned};
+}
+
 //   constinit const Levels rope =
 //       by_level([]<Isa I>() { return implement<...>(facts_at<"native.vector", I>({...})); });
 using Levels = std::array<rlk_implementation, 3>;

@@ -202,19 +202,9 @@ struct LmHeadTree {
 constexpr Facts kTree = pinned_facts(
     "fp32 FMA chains over eight leaves, joined as a tree; lanes over the columns", "fma32/tree8");
 constexpr Facts kGolden = golden_facts("ascending fp64 FMA chain, one rounding");
-constexpr Facts kPairs{.id = "native.avx512bf16",
-                       .doc = "VDPBF16PS chains over eight leaves, joined as a tree",
-                       .priority = 200,
-                       .arithmetic = "avx512bf16/tree8",
-                       .dtypes = RLK_BF16,
-                       .traits = kPinned,
-                       .min_arch = RLK_CPU_AVX512};
-constexpr Facts kReplay{.id = "",
-                        .doc = "what AVX512-BF16 adds, on any CPU",
-                        .priority = 3,
-                        .arithmetic = "avx512bf16/tree8",
-                        .dtypes = RLK_BF16,
-                        .traits = kPinned};
+constexpr Facts kPairs =
+                    pair_facts("VDPBF16PS chains over eight leaves, joined as a tree", "avx512bf16/tree8"),
+                kReplay = pair_replay_facts("avx512bf16/tree8");
 // Behind lm_head's own: nobody gets other bits unasked.
 constexpr Facts kLmHeadTree{
     .id = "",

@@ -87,32 +87,16 @@ constexpr Facts facts(const char* id, const char* arithmetic, std::int32_t prior
 }
 constexpr const char kPanels[] = "a panel of lm_head's logits at a time",
                      kBlocks[] = "the same by chains in blocks of 256",
-                     kUnit[] = "a panel of lm_head's logits on Intel's matrix unit at a time";
+                     kUnit[] = "a panel of lm_head's logits on Intel's matrix unit at a time",
+                     kByPairs[] = "a panel of lm_head's logits by VDPBF16PS at a time";
 constexpr Facts kFma32 = facts("", "fma32/kb1024/lse128/l8", 100, kPanels),
                 kFma32Bwd = facts("", "fma32/kb1024/lse128/l8/tree8", 100, kPanels),
                 kKb256 = facts("", "fma32/kb256/lse128/l8", 20, kBlocks),
                 kKb256Bwd = facts("", "fma32/kb256/lse128/l8/tree8", 20, kBlocks);
 constexpr Facts kAmx = amx_facts(kUnit, "amx/k32/lse128/l8"),
                 kAmxBwd = amx_facts(kUnit, "amx/k32/lse128/l8/tree8");
-constexpr Facts pair_facts(const char* arithmetic) {
-  return {.id = "native.avx512bf16",
-          .doc = "a panel of lm_head's logits by VDPBF16PS at a time",
-          .priority = 200,
-          .arithmetic = arithmetic,
-          .dtypes = RLK_BF16,
-          .traits = kPinned,
-          .min_arch = RLK_CPU_AVX512};
-}
-constexpr Facts kPairs = pair_facts("avx512bf16/kb1024/lse128/l8"),
-                kPairsBwd = pair_facts("avx512bf16/kb1024/lse128/l8/tree8");
-constexpr Facts pair_replay_facts(const char* arithmetic) {
-  return {.id = "",
-          .doc = "what AVX512-BF16 adds, on any CPU",
-          .priority = 3,
-          .arithmetic = arithmetic,
-          .dtypes = RLK_BF16,
-          .traits = kPinned};
-}
+constexpr Facts kPairs = pair_facts(kByPairs, "avx512bf16/kb1024/lse128/l8"),
+                kPairsBwd = pair_facts(kByPairs, "avx512bf16/kb1024/lse128/l8/tree8");
 constexpr Facts kPairReplay = pair_replay_facts("avx512bf16/kb1024/lse128/l8"),
                 kPairReplayBwd = pair_replay_facts("avx512bf16/kb1024/lse128/l8/tree8");
 constexpr Facts replay_facts(const char* arithmetic) {
