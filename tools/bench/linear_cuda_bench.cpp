@@ -97,7 +97,7 @@ class Bench {
   Bench() {
     check(cudaStreamCreate(&stream_));
     check(cudaEventCreate(&begin_)), check(cudaEventCreate(&end_));
-    check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, 0));
+    check(rlk::cuda::linear::read_card(&card_, 0));
     fill(weights_, kWeightBytes, 1), fill(x_, kRows, 2);
   }
 
@@ -126,12 +126,11 @@ class Bench {
     }
     const auto with = [&](const Cut& cut) {
       return [this, &products, cut](int i) {
-        check(launch_tree(products[static_cast<std::size_t>(i) % products.size()], cut, multiprocessors_,
+        check(launch_tree(products[static_cast<std::size_t>(i) % products.size()], cut, card_.multiprocessors,
                           stream_));
       };
     };
-    std::vector<Candidate> all{
-        {name_of(cut_for(products[0], multiprocessors_)), with(cut_for(products[0], multiprocessors_))}};
+    std::vector<Candidate> all{{name_of(cut_for(products[0], card_)), with(cut_for(products[0], card_))}};
     if (cuts) {
       for (const Cut& cut : rlk::cuda::linear::kFewCuts)
         if (form == Form::forward && s.m <= cut.rows) all.push_back({name_of(cut), with(cut)});
@@ -166,7 +165,7 @@ class Bench {
   Memory weights_{kWeightBytes}, x_{kRows}, y_{kRows}, space_{kLibraryBytes};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  int multiprocessors_ = 0;
+  rlk::cuda::linear::Card card_;
 
   cudaGraphExec_t recorded(const Candidate& c, int count) {
     cudaGraph_t graph = nullptr;

@@ -127,12 +127,9 @@ rlk_verdict supports(const LinearBwd& a, const rlk_request&) {
 }
 
 cudaError_t launch(const Product& g, const Call& call) {
-  int multiprocessors = 0;
-  if (cudaError_t e =
-          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, call.device().id);
-      e != cudaSuccess)
-    return e;
-  return linear::launch_tree(g, linear::cut_for(g, multiprocessors), multiprocessors, stream_of(call));
+  linear::Card card;
+  if (cudaError_t e = linear::read_card(&card, call.device().id); e != cudaSuccess) return e;
+  return linear::launch_tree(g, linear::cut_for(g, card), card.multiprocessors, stream_of(call));
 }
 
 rlk_code run(const Linear& a, const Call& call) {

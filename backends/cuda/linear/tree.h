@@ -50,8 +50,15 @@ inline constexpr int kFewRows = 32;
 // Whether the driver offers the tensor-map encoder these kernels need.
 bool tree_available();
 
+// What the choice of a cut knows of a device; memory: bytes per microsecond.
+struct Card {
+  int multiprocessors = 0;
+  double memory = 0;
+};
+cudaError_t read_card(Card*, int device);
+
 // The fastest cut for the sizes of a product, by what was measured.
-Cut cut_for(const Product&, int multiprocessors);
+Cut cut_for(const Product&, const Card&);
 
 cudaError_t launch_tree(const Product&, const Cut&, int multiprocessors, cudaStream_t);
 

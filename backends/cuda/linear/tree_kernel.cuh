@@ -61,6 +61,7 @@ struct Params {
   Product product;
   std::int64_t tiles_m, tiles_n;  // of pairs, where blocks are paired
   int split, stages, a_bytes, band;
+  int a_box;        // lines of a that a copy of a whole tile has
   int steps, last;  // stages of a leaf, and groups of 16 in its last
   bool aligned;     // lines of c, bias and residual, for stores of four
   bool mapped;      // nothing is added, and map_c says where lines of 128 bytes leave to
@@ -124,51 +125,97 @@ struct Block {
 
 // ---- the producer
 
+struct Maps {
+  CUtensorMap a, b, a_last, b_last;  // of whole tiles, and of those that end before
+};
+
+// What a stage of a tile copies. Of a k-contiguous operand no lines behind its end, but to a multiple of eight: a bulk copy takes
+// several times as long for those as for lines that are there. Of other operands always all.
+struct Extent {
+  int a, b;   // lines; of b this block's share, where a pair has two
+  int bytes;  // of both, of a pair's shares together
+  const CUtensorMap *map_a, *map_b;
+};
+__host__ __device__ inline int lines_before_end(std::int64_t left, int most) {
+  return left >= most ? most : left <= 0 ? 0 : static_cast<int>((left + 7) / 8 * 8);
+}
 template <class P>
-__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, int k, int row0) {
+__device__ __forceinline__ Extent extent_of(const Block<P>& b, const Maps& maps,
+                                            const typename Block<P>::Place& at) {
+  constexpr int kShare = P::BN / P::kPair, kLine = kStep * 2;
+  Extent e{P::kBM, kShare, 0, &maps.a, &maps.b};
+  if constexpr (P::kAContiguous) {
+    e.a = lines_before_end(b.p.product.m - at.row0, b.p.a_box);
+    if (e.a != b.p.a_box) e.map_a = &maps.a_last;
+  }
+  e.bytes = e.a * kLine;
+  if constexpr (P::kBContiguous && !P::kGated) {
+    const auto share = [&](int i) {
+      return lines_before_end(b.p.product.n - at.column0 - i * kShare, kShare);
+    };
+    e.b = share(b.rank % P::kPair);
+    if (e.b != kShare) e.map_b = &maps.b_last;
+    for (int i = 0; i < P::kPair; ++i) e.bytes += share(i) * kLine;
+  } else {
+    e.bytes += P::B::kBytes;
+  }
+  return e;
+}
+
+template <class P>
+__device__ __forceinline__ void load_a(const Block<P>& b, const Extent& e, int k, int row0) {
   unsigned char* const to = b.ring_a + b.stage * b.a_bytes;
   if constexpr (P::kAContiguous) {
-    tma_load(to, &map, b.full + b.stage, k, row0);
+    if (e.a > 0) tma_load(to, e.map_a, b.full + b.stage, k, row0);
   } else {
 #pragma unroll
     for (int block = 0; block < P::A::kBlocks; ++block)
-      tma_load(to + block * P::A::kBlockBytes, &map, b.full + b.stage, row0 + block * P::A::kBox, k);
+      tma_load(to + block * P::A::kBlockBytes, e.map_a, b.full + b.stage, row0 + block * P::A::kBox, k);
+  }
+}
+// The same columns of gate and of up.
+template <class P>
+__device__ __forceinline__ void load_gated(const Block<P>& b, const Extent& e, int k, int column0) {
+  static_assert(P::kBContiguous && P::BN % 16 == 0);
+  unsigned char* const to = b.ring_b + b.stage * P::B::kBytes;
+  std::uint64_t* const full = b.full + b.stage;
+  constexpr int kHalf = P::BN / 2;
+  const Product& g = b.p.product;
+  const int gate = static_cast<int>(column0 / g.run * g.step + column0 % g.run),
+            up = gate + static_cast<int>(g.up);
+  if constexpr (P::kPair > 1) {
+    tma_load_multicast(to + b.rank * kHalf * 128, e.map_b, full, k, b.rank == 0 ? gate : up, 3);
+  } else {
+    tma_load(to, e.map_b, full, k, gate);
+    tma_load(to + kHalf * 128, e.map_b, full, k, up);
   }
 }
 template <class P>
-__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, int k, int column0) {
+__device__ __forceinline__ void load_b(const Block<P>& b, const Extent& e, int k, int column0) {
+  if constexpr (P::kGated) return load_gated(b, e, k, column0);
   unsigned char* const to = b.ring_b + b.stage * P::B::kBytes;
   std::uint64_t* const full = b.full + b.stage;
-  if constexpr (P::kGated) {
-    static_assert(P::kBContiguous && P::BN % 16 == 0);
-    constexpr int kHalf = P::BN / 2;
-    const Product& g = b.p.product;
-    const int gate = static_cast<int>(column0 / g.run * g.step + column0 % g.run),
-              up = gate + static_cast<int>(g.up);
-    if constexpr (P::kPair > 1) {
-      tma_load_multicast(to + b.rank * kHalf * 128, &map, full, k, b.rank == 0 ? gate : up, 3);
-    } else {
-      tma_load(to, &map, full, k, gate);
-      tma_load(to + kHalf * 128, &map, full, k, up);
-    }
-  } else if constexpr (P::kPair > 1) {
-    static_assert(P::kBContiguous ? P::BN % 16 == 0 : P::B::kBlocks % 2 == 0);
-    if constexpr (P::kBContiguous) {
-      constexpr int kShare = P::BN / 2;
-      tma_load_multicast(to + b.rank * kShare * 128, &map, full, k, column0 + b.rank * kShare, 3);
-    } else {
-#pragma unroll
-      for (int i = 0; i < P::B::kBlocks / 2; ++i) {
-        const int block = b.rank * (P::B::kBlocks / 2) + i;
-        tma_load_multicast(to + block * P::B::kBlockBytes, &map, full, column0 + block * P::B::kBox, k, 3);
-      }
-    }
-  } else if constexpr (P::kBContiguous) {
-    tma_load(to, &map, full, k, column0);
+  if constexpr (P::kBContiguous) {
+    constexpr int kShare = P::BN / P::kPair;
+    static_assert(kShare % 8 == 0);
+    const int first = b.rank % P::kPair * kShare;
+    if (e.b == 0) return;
+    if constexpr (P::kPair > 1)
+      tma_load_multicast(to + first * 128, e.map_b, full, k, column0 + first, 3);
+    else
+      tma_load(to, e.map_b, full, k, column0);
   } else {
+    static_assert(P::B::kBlocks % P::kPair == 0);
+    constexpr int kShare = P::B::kBlocks / P::kPair;
 #pragma unroll
-    for (int block = 0; block < P::B::kBlocks; ++block)
-      tma_load(to + block * P::B::kBlockBytes, &map, full, column0 + block * P::B::kBox, k);
+    for (int i = 0; i < kShare; ++i) {
+      const int block = b.rank % P::kPair * kShare + i;
+      unsigned char* const place = to + block * P::B::kBlockBytes;
+      if constexpr (P::kPair > 1)
+        tma_load_multicast(place, e.map_b, full, column0 + block * P::B::kBox, k, 3);
+      else
+        tma_load(place, e.map_b, full, column0 + block * P::B::kBox, k);
+    }
   }
 }
 
@@ -180,19 +227,20 @@ __device__ __forceinline__ std::int64_t place_of(const rlk::leaves::Segments& s,
 }
 
 template <class P>
-__device__ __forceinline__ void produce(Block<P>& b, const CUtensorMap& map_a, const CUtensorMap& map_b) {
+__device__ __forceinline__ void produce(Block<P>& b, const Maps& maps) {
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
     const auto at = b.place(tile);
+    const Extent extent = extent_of(b, maps, at);
     for (int leaf = b.first_leaf; leaf < b.first_leaf + b.leaves; ++leaf)
       for (int step = 0, steps = b.steps(leaf); step < steps; ++step, b.advance()) {
         barrier_wait(b.empty + b.stage, b.phase ^ 1);
-        barrier_expect(b.full + b.stage, b.a_bytes + P::B::kBytes);
+        barrier_expect(b.full + b.stage, extent.bytes);
         int from = static_cast<int>(leaf * b.p.product.width) + step * kStep;
         if constexpr (P::kAContiguous && !P::kBContiguous)
           if (b.p.product.segments.count > 0)
             from = static_cast<int>(place_of(b.p.product.segments, leaf, step * kStep));
-        load_b(b, map_b, from, static_cast<int>(at.column0));
-        load_a(b, map_a, from, static_cast<int>(at.row0));
+        load_b(b, extent, from, static_cast<int>(at.column0));
+        load_a(b, extent, from, static_cast<int>(at.row0));
       }
   }
 }
@@ -500,13 +548,13 @@ __device__ __forceinline__ void consume(Block<P>& b, const CUtensorMap& map_c) {
 
 template <class P>
 __global__ void __launch_bounds__(P::kThreads, 1)
-    tree(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
-         const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_c) {
+    tree(const __grid_constant__ Params p, const __grid_constant__ Maps maps,
+         const __grid_constant__ CUtensorMap map_c) {
   extern __shared__ unsigned char shared_raw[];
   Block<P> b(p, shared_raw);
   const bool cluster = p.split * P::kPair > 1;
   if (threadIdx.x == 0) {
-    prefetch_map(&map_a), prefetch_map(&map_b);
+    prefetch_map(&maps.a), prefetch_map(&maps.b);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(b.full + s, 1);
       barrier_init(b.empty + s, P::kPair * P::kGroups);
@@ -529,7 +577,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   constexpr bool kRedistribute = P::kGroups == 2 && P::BN == 128;
   if (b.warp >= P::kGroups * 4) {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == P::kGroups * 128) produce(b, map_a, map_b);
+    if (threadIdx.x == P::kGroups * 128) produce(b, maps);
     __syncwarp();
     if (P::kPair == 1 && cluster) cluster_wait();
   } else {
@@ -555,6 +603,30 @@ Params params_of(const Product& g, int split) {
   return p;
 }
 
+template <class P>
+bool encode_operands(Maps* maps, const Params& p) {
+  const Product& g = p.product;
+  const auto lines = [&](CUtensorMap* map, const Operand& x, std::int64_t count, int box) {
+    return encode(map, x.data, x.type, g.k, count, x.ld, kStep, box);
+  };
+  // Of lines behind the last whole box; any box where there are none.
+  const auto left = [](std::int64_t count, int box) {
+    return count % box == 0 ? box : lines_before_end(count % box, box);
+  };
+  if constexpr (P::kAContiguous) {
+    if (!lines(&maps->a, g.a, g.m, p.a_box) || !lines(&maps->a_last, g.a, g.m, left(g.m, P::kBM)))
+      return false;
+  } else if (!encode(&maps->a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) {
+    return false;
+  }
+  if constexpr (P::kGated) return lines(&maps->b, g.b, 2 * g.n, P::BN / 2);
+  if constexpr (P::kBContiguous) {
+    constexpr int kShare = P::BN / P::kPair;
+    return lines(&maps->b, g.b, g.n, kShare) && lines(&maps->b_last, g.b, g.n, left(g.n, kShare));
+  }
+  return encode(&maps->b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep);
+}
+
 // The map by which 16 rows and 128 bytes of c leave at once; false where they cannot. A bulk copy ends where 16 bytes do.
 inline bool encode_lines(CUtensorMap* map, const Product& g) {
   const auto bytes = static_cast<std::int64_t>(bytes_of(g.out));
@@ -568,8 +640,8 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   using P = Traits<T, Groups, BN, KA, KB, Pair, Gated, Tail>;
   Params p = params_of<P>(g, split);
   // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
-  const int a_rows = P::kAContiguous && g.m < P::kBM ? static_cast<int>((g.m + 7) / 8 * 8) : P::kBM;
-  p.a_bytes = a_rows * 128;
+  p.a_box = P::kAContiguous ? lines_before_end(g.m, P::kBM) : P::kBM;
+  p.a_bytes = p.a_box * 128;
   const int stage_bytes = p.a_bytes + P::B::kBytes + 16,
             fixed = 1024 + 16 + P::kZeroBytes + P::kSlotBytes + P::A::kBytes - p.a_bytes;
   p.stages = (kMostShared - fixed) / stage_bytes;
@@ -579,14 +651,8 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
       e != cudaSuccess)
     return e;
-  CUtensorMap a, b;
-  const bool encoded =
-      (P::kAContiguous ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, a_rows)
-                       : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, P::A::kBox, kStep)) &&
-      (P::kBContiguous ? encode(&b, g.b.data, g.b.type, g.k, P::kGated ? 2 * g.n : g.n, g.b.ld, kStep,
-                                P::kGated ? P::BN / 2 : P::BN / P::kPair)
-                       : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
-  if (!encoded) return cudaErrorInvalidValue;
+  Maps maps;
+  if (!encode_operands<P>(&maps, p)) return cudaErrorInvalidValue;
   CUtensorMap c{};
   p.mapped = split == 1 && g.bias == nullptr && g.residual == nullptr && encode_lines(&c, g);
 
@@ -611,7 +677,7 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   if (together < 1) together = 1;
   const std::int64_t tiles = p.tiles_m * p.tiles_n;
   config.gridDim = dim3(static_cast<unsigned>((tiles < together ? tiles : together) * blocks));
-  return cudaLaunchKernelEx(&config, kernel, p, a, b, c);
+  return cudaLaunchKernelEx(&config, kernel, p, maps, c);
 }
 
 template <class T, bool KB, bool Gated, bool Tail>
