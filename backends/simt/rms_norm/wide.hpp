@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward
 
 // Blocks that are enough for a GPU, each of which takes as long for its 128 rows as a whole one for few. Of short rows a block
 // has as many steps, for less.
-inline constexpr std::int64_t kWideBlocks = 56, kShort = 512;
+inline constexpr std::int64_t kWideBlocks = 96, kShort = 512;
 
 template <int Threads, int Held, bool Sum>
 bool launch_wide(const Problem& p, float* shares, hipStream_t stream) {
