@@ -104,13 +104,15 @@ struct Case {
   Memory product, q_out, k_out, k_cache, v_cache, cos, sin, positions, slots, q_weight, k_weight;
   const Bytes k_before, v_before;
 
-  Case(const Form& f, const Heads& h, DType t, std::int64_t tokens_, std::mt19937& random)
+  // With so many heads, or drawn.
+  Case(const Form& f, const Heads& h, DType t, std::int64_t tokens_, std::mt19937& random,
+       std::int64_t q_ = 0, std::int64_t k_ = 0)
       : form(f),
         size(h),
         type(t),
         tokens(tokens_),
-        q_heads(1 + static_cast<std::int64_t>(random() % 6)),
-        k_heads(1 + static_cast<std::int64_t>(random() % 3)),
+        q_heads(q_ ? q_ : 1 + static_cast<std::int64_t>(random() % 6)),
+        k_heads(k_ ? k_ : 1 + static_cast<std::int64_t>(random() % 3)),
         slot(places(tokens, random)),
         row(q_heads * h.dims + k_heads * (h.dims + h.v_dims) + f.pad),
         step(h.dims + f.pad),

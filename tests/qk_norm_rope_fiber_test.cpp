@@ -30,6 +30,52 @@ void same_on_fibers(Case& c, const std::vector<Bytes>& expected, const Launch& l
   rlk_fiber::wave_size = RLK_FIBER_WAVE, rlk_fiber::order = Order::ascending;
 }
 
+// Makes NaN of what turns of a token, whose position the tables do not have.
+void spoil(const Case& c, std::int64_t token, std::vector<Bytes>& expected) {
+  const auto size = static_cast<std::size_t>(rlk::size_of(c.type));
+  const std::uint32_t nan = c.type == DType::f32 ? 0x7fffffffu : 0x7fffu;
+  const auto heads = [&](Bytes& bytes, std::int64_t row, std::int64_t count, std::int64_t step) {
+    for (std::int64_t h = 0; h < count; ++h)
+      for (std::int64_t i = 0; i < c.size.turned; ++i)
+        std::memcpy(bytes.data() + static_cast<std::size_t>((row * count + h) * step + i) * size, &nan, size);
+  };
+  heads(expected[0], token, c.q_heads, c.step);
+  if (c.form.keys) heads(expected[1], token, c.k_heads, c.size.dims);
+  const std::int64_t slot = c.slot[static_cast<std::size_t>(token)];
+  if (c.form.cached && slot >= 0 && slot < kPlaces) heads(expected[2], slot, c.k_heads, c.step);
+}
+
+// A table whose rows are some elements further apart.
+struct Apart : Memory {
+  const std::int64_t width, step;
+
+  Apart(const Memory& table, std::int64_t width_, std::int64_t by)
+      : Memory(kRows * (width_ + by), table.type), width(width_), step(width_ + by) {
+    const auto size = static_cast<std::size_t>(rlk::size_of(type));
+    for (std::int64_t row = 0; row < kRows; ++row)
+      std::memcpy(bytes.data() + static_cast<std::size_t>(row * step) * size,
+                  table.bytes.data() + static_cast<std::size_t>(row * width) * size,
+                  static_cast<std::size_t>(width) * size);
+  }
+  Tensor rows() { return view({kRows, width}, {step, 1}); }
+};
+
+// What the kernel for several tokens a block has.
+struct Several {
+  std::int64_t tokens, q_heads, k_heads, blocks;
+};
+constexpr Several kSeveral[] = {{13, 5, 1, 1}, {9, 16, 8, 2}, {6, 16, 4, 1},
+                                {21, 9, 2, 2}, {5, 33, 3, 3}, {2, 1, 1, 1}};
+constexpr Form kSeveralForms[] = {
+    {.name = "cached"},
+    {.name = "padded", .early = true, .offset = true, .pad = 8},
+    {.name = "no norm", .norm = false, .pad = 16},
+    {.name = "no norm, no cache", .norm = false, .cached = false},
+    {.name = "keys alone", .keys = false, .values = false},
+    {.name = "queries alone", .offset = true, .keys = false, .cached = false},
+};
+constexpr Heads kSeveralHeads[] = {{128, 128, 128}, {128, 128, 72}, {256, 256, 192}};
+
 }  // namespace
 
 TEST_CASE("qk_norm_rope on fibers is native's bits, with every option") {
@@ -60,18 +106,48 @@ TEST_CASE("on fibers a position without a row in the tables makes its token's he
     REQUIRE(rlk::qk_norm_rope(a, {.backend = "native.rows"}));
     auto expected = written(c);
     c.positions.set(0, kRows), c.positions.set(2, -1);
-    const auto size = static_cast<std::size_t>(rlk::size_of(type));
-    const std::uint32_t nan = type == DType::f32 ? 0x7fffffffu : 0x7fffu;
-    const auto spoil = [&](Bytes& bytes, std::int64_t row, std::int64_t heads) {
-      for (std::int64_t i = 0; i < 16; ++i)
-        for (std::int64_t h = 0; h < heads; ++h)
-          std::memcpy(bytes.data() + static_cast<std::size_t>((row * heads + h) * 32 + i) * size, &nan, size);
-    };
-    for (std::int64_t token : {0, 2}) {
-      spoil(expected[0], token, c.q_heads);
-      spoil(expected[1], token, c.k_heads);
-      spoil(expected[2], c.slot[static_cast<std::size_t>(token)], c.k_heads);
-    }
+    for (std::int64_t token : {0, 2}) spoil(c, token, expected);
     same_on_fibers(c, expected, [&] { rlk::simt::qk_norm_rope::launch_forward(problem_of(a), nullptr); });
   }
+}
+
+TEST_CASE("several tokens a block are native's bits, and NaN where the tables have no row") {
+  std::mt19937 random(17);
+  for (const Several& several : kSeveral)
+    for (const Heads& size : kSeveralHeads)
+      for (const Form& form : kSeveralForms) {
+        CAPTURE(several.tokens);
+        CAPTURE(size.dims);
+        CAPTURE(form.name);
+        Case c(form, size, DType::bf16, several.tokens, random, several.q_heads, several.k_heads);
+        Tensors t(c);
+        rlk::QkNormRope a = t.call(form);
+        REQUIRE(rlk::qk_norm_rope(a, {.backend = "native.rows"}));
+        auto expected = written(c);
+        Memory positions(c.tokens, DType::i64);
+        for (std::int64_t i = 0; i < c.tokens; ++i) {
+          const double none[] = {kRows, -1, -4294967296.0, 4294967297.0};
+          std::int32_t drawn = 0;
+          std::memcpy(&drawn, c.positions.bytes.data() + 4 * i, 4);
+          positions.set(i, i % 3 == 1 ? none[i / 3 % 4] : drawn);
+          if (i % 3 == 1) spoil(c, i, expected);
+          if (i % 10 == 3) c.slots.set(i, i == 3 ? -4294967296.0 : -4294967295.0);  // below 0 before
+        }
+        const Tensor wide = positions.view({c.tokens});
+        const std::int64_t half = size.turned / 2;
+        Apart cos(c.cos, half, 4), sin(c.sin, half, 12), off_16(c.sin, half, 3);
+        const Tensor cosines = cos.rows(), sines = sin.rows(), odd = off_16.rows();
+        a.positions = wide, a.cos = cosines, a.sin = odd;
+        CHECK_FALSE(rlk::simt::qk_norm_rope::turns_whole(problem_of(a)));
+        a.sin = sines;
+        const auto p = problem_of(a);
+        REQUIRE(rlk::simt::qk_norm_rope::lies_whole(p));
+        REQUIRE(rlk::simt::qk_norm_rope::turns_whole(p));
+        same_on_fibers(c, expected, [&] {
+          const bool launched = size.dims == 128
+                                    ? rlk::simt::qk_norm_rope::launch_tokens<8>(p, nullptr, several.blocks)
+                                    : rlk::simt::qk_norm_rope::launch_tokens<16>(p, nullptr, several.blocks);
+          REQUIRE(launched);
+        });
+      }
 }

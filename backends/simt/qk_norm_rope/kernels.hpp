@@ -6,21 +6,16 @@
 // wait for nothing are asked for first: the head, its weights, the token's position, and by it the tables' row.
 //
 // A block has eight heads (or four, or with Heads = 2 twice as many) of one token, and the next block the next ones: a token of 16
-// and 8 heads and 8 of values is four blocks, which run at once. Where blocks are many a team has two heads, whose reads are under way
-// together, and for which it keeps the factors of the turn.
+// and 8 heads and 8 of values is four blocks, which run at once. Where blocks are many the common case has a kernel of its own, in
+// tokens.hpp; else a team has two heads, whose reads are under way together, and for which it keeps the factors of the turn.
 #pragma once
 
-#include "arithmetic/qk_norm_rope/problem.hpp"
-#include "simt/rms_norm/team.hpp"
+#include "simt/qk_norm_rope/tokens.hpp"
 
 namespace rlk::simt::qk_norm_rope {
 
 using rms32_rope32::kMostDims;
-using rms32_rope32::Part;
-using rms32_rope32::Place;
-using rms32_rope32::Problem;
 using rms_norm::kWave;
-using rows::kPack;
 using rows::Type;
 
 inline constexpr int kThreads = 128;
@@ -236,7 +231,7 @@ inline bool lies_whole(const Problem& p) {
   return all && (!p.normed() || p.weight_type == Type::bf16);
 }
 
-// Blocks that fill a GPU, from which on a team has two heads.
+// Blocks that fill a GPU, from which on they are many.
 inline constexpr std::int64_t kManyBlocks = 4096;
 
 template <class T, int Lanes, int Heads>
@@ -252,6 +247,7 @@ template <int Lanes>
 void launch_lanes(const Problem& p, hipStream_t stream, std::int64_t many) {
   if (!lies_whole(p)) return launch_heads<rows::Any, Lanes, 1>(p, stream);
   if (p.tokens * p.heads() < many * (kThreads / Lanes)) return launch_heads<rows::Whole, Lanes, 1>(p, stream);
+  if (turns_whole(p) && launch_tokens<Lanes / 2>(p, stream)) return;
   launch_heads<rows::Whole, Lanes, 2>(p, stream);
 }
 

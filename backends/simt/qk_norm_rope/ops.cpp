@@ -13,7 +13,7 @@ rlk_code forward(const QkNormRope& a, const Call& call) {
 }
 
 constexpr rlk_implementation kImplementations[] = {
-    implement<QkNormRope, forward>(portable_facts("16 or 32 lanes a head, one launch", "rms32/rope32")),
+    implement<QkNormRope, forward>(portable_facts("8 to 32 lanes a head, one launch", "rms32/rope32")),
 };
 
 }  // namespace
