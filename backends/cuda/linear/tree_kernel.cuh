@@ -453,7 +453,7 @@ __device__ __forceinline__ void store_mapped(const Block<P>& b, const CUtensorMa
                                              std::int64_t column0) {
   constexpr int kColumns = 128 / static_cast<int>(sizeof(Out)), kBytes = 16 * 128;
   unsigned char* const corner = b.slot + b.warp * 16 * P::BN * 4;
-  __syncwarp();
+  corner_is_free(b);
 #pragma unroll
   for (int line = 0; line < P::kLeaving / kColumns; ++line)
     lm_head::put_lines<Out>(corner + line * kBytes, acc + line * kColumns / 2);
@@ -535,12 +535,10 @@ __device__ __forceinline__ void consume(Block<P>& b, const CUtensorMap& map_c) {
   float x[P::kFloats] = {}, y[P::kFloats] = {}, z[P::kFloats] = {};
   int turn = 0;
   for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
-    if constexpr (P::kAContiguous) {
+    if constexpr (P::kAContiguous)
       multiply_ahead(b, x, y, z);
-    } else {
+    else
       multiply_in_order(b, y, x, z);
-      corner_is_free(b);
-    }
     store_tile(b, map_c, y, b.place(tile), turn);
   }
   corner_is_free(b);
