@@ -42,18 +42,15 @@ struct Memory {
   Memory& operator=(const Memory&) = delete;
   void set(std::int64_t i, double x) {
     std::byte* at = bytes.data() + i * rlk::size_of(type);
-    const auto single = static_cast<float>(x);
-    const std::uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
-    const auto word = static_cast<std::int32_t>(x);
-    const auto wide = static_cast<std::int64_t>(x);
+    const auto put = [&](const auto value) { std::memcpy(at, &value, sizeof value); };
     if (type == DType::i64)
-      std::memcpy(at, &wide, 8);
+      put(static_cast<std::int64_t>(x));
     else if (type == DType::i32)
-      std::memcpy(at, &word, 4);
+      put(static_cast<std::int32_t>(x));
     else if (type == DType::f32)
-      std::memcpy(at, &single, 4);
+      put(static_cast<float>(x));
     else
-      std::memcpy(at, &half, 2);
+      put(type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x));
   }
   Memory& drawn(std::mt19937& random, double deviation = 1) {
     std::normal_distribution<double> normal(0, deviation);
