@@ -78,17 +78,6 @@ Tables& tables() {
   return t;
 }
 
-int multiprocessors(int device) {
-  static std::array<std::atomic<int>, 64> counts{};
-  std::atomic<int>& count = counts[static_cast<std::size_t>(device) % counts.size()];
-  if (count == 0) {
-    int n = 0;
-    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-    count = n;
-  }
-  return count;
-}
-
 cudaError_t run(const Gemm& g, const Contender& contender, const Place& place) {
   switch (contender.way.kind) {
     case Way::Kind::sm90:
@@ -292,6 +281,17 @@ cudaError_t launch(const Gemm& g, const Place& place, bool library_only) {
 }
 
 }  // namespace
+
+int multiprocessors(int device) {
+  static std::array<std::atomic<int>, 64> counts{};
+  std::atomic<int>& count = counts[static_cast<std::size_t>(device) % counts.size()];
+  if (count == 0) {
+    int n = 0;
+    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+    count = n;
+  }
+  return count;
+}
 
 cudaError_t launch_fastest(const Gemm& g, int device, void* workspace, std::size_t workspace_bytes,
                            cudaStream_t stream) {

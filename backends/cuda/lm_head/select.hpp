@@ -23,6 +23,8 @@ cudaError_t launch_ranges(const Gemm&, int device, void* workspace, std::size_t 
 // The bytes of workspace that launch_ranges makes use of.
 std::size_t ranges_workspace_on(int device, const Gemm&);
 
+int multiprocessors(int device);
+
 // Whether the library offers an admitted algorithm.
 bool library_serves(const Gemm&);
 

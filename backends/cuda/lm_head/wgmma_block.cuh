@@ -49,6 +49,7 @@ struct Traits {
   // Blocks that share rows fetch whole parts of a stage in turn where there are enough, else some of the rows
   // each: boxes wholly behind the last row made d_hidden of up to eight rows a fifth slower.
   static constexpr bool kSharesParts = Parts % ClusterN == 0;
+  static constexpr int kBoxes = kSharesParts ? 1 : ClusterN;
   static constexpr int kBlocks = kCluster * (sums == Sums::cluster ? kRanges : 1);
   using Meet = Exchange<kMultipliers, BN, sums == Sums::cluster ? kRanges : 1>;
   static constexpr bool kStoresLines = BN >= 64 && sums != Sums::cluster;
@@ -110,6 +111,13 @@ struct Block {
   }
   __device__ __forceinline__ std::int64_t tile_of(std::int64_t unit) const {
     return spread ? unit % tiles : unit;
+  }
+  // This block's part of a cluster's tile.
+  __device__ __forceinline__ int row0(const TilePosition& at) const {
+    return static_cast<int>(at.m * P::ClusterM + rank_m) * P::kBM;
+  }
+  __device__ __forceinline__ int column0(const TilePosition& at) const {
+    return static_cast<int>(at.n * P::ClusterN + rank_n) * P::BN;
   }
   __device__ __forceinline__ int first_range(std::int64_t unit) const {
     return spread ? static_cast<int>(unit / tiles) : cluster_range;

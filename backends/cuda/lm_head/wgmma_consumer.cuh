@@ -72,8 +72,7 @@ __device__ __forceinline__ void consume(Block<P>& b) {
   for (std::int64_t unit = b.first; unit < b.units; unit += b.stride) {
     const std::int64_t tile = b.tile_of(unit);
     const TilePosition at = place(tile, b.p.clusters_m, b.p.clusters_n, b.p.band);
-    const std::int64_t row0 = (at.m * P::ClusterM + b.rank_m) * P::kBM + b.warp * 16,
-                       column0 = (at.n * P::ClusterN + b.rank_n) * P::BN;
+    const std::int64_t row0 = b.row0(at) + b.warp * 16, column0 = b.column0(at);
     [[maybe_unused]] bool whole = true;
     for (int i = 0; i < b.ranges_here; ++i) {
       const int range = b.first_range(unit) + i;

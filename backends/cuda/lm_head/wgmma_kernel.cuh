@@ -37,15 +37,12 @@
 
 namespace rlk::cuda::lm_head {
 
+// Barriers, and which work the block has.
 template <class P>
-__global__ void __launch_bounds__(P::kThreads, 1)
-    tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
-                const __grid_constant__ CUtensorMap map_b) {
-  extern __shared__ unsigned char shared_raw[];
-  Block<P> b(p, shared_raw);
+__device__ __forceinline__ void set_up(Block<P>& b, const CUtensorMap& map_a, const CUtensorMap& map_b) {
   if (threadIdx.x == 0) {
     prefetch_map(&map_a), prefetch_map(&map_b);
-    for (int s = 0; s < p.stages; ++s) {
+    for (int s = 0; s < b.p.stages; ++s) {
       barrier_init(b.full + s, 2);
       barrier_init(b.empty + s, P::kCluster * P::kGroups);
     }
@@ -57,22 +54,77 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   else
     __syncthreads();
   b.plan_work();
+}
 
-  // Accumulators of 128 registers leave no room to move under an even split: the producers' warpgroup gives
-  // most of its share up.
+// Two threads load the operands, the other warpgroups run `consumer`. Accumulators of 128 registers leave no room to move
+// under an even split: the producers' warpgroup gives most of its share up.
+template <class P, class LoadA, class LoadB, class Consumer>
+__device__ __forceinline__ void share_out(Block<P>& b, LoadA&& load_a, LoadB&& load_b, Consumer&& consumer) {
   constexpr bool kRedistribute = P::kGroups == 2 && P::BN == 256;
   if (b.warp >= P::kGroups * 4) {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == P::kGroups * 128)
-      produce(b, b.a_bytes, [&](const TilePosition& at, int k0) { load_a(b, map_a, at, k0); });
+      produce(b, b.a_bytes, load_a);
     else if (threadIdx.x == P::kGroups * 128 + 32)
-      produce(b, P::B::kBytes, [&](const TilePosition& at, int k0) { load_b(b, map_b, at, k0); });
+      produce(b, P::B::kBytes, load_b);
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    consume(b);
+    consumer();
   }
   if constexpr (P::kBlocks > 1)
     cluster_sync();  // no block may leave while another still writes or signals into it
+}
+
+template <class P>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    tensor_core(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b) {
+  extern __shared__ unsigned char shared_raw[];
+  Block<P> b(p, shared_raw);
+  set_up(b, map_a, map_b);
+  share_out(
+      b, [&](const TilePosition& at, int k0) { load_a(b, map_a, b.row0(at), k0); },
+      [&](const TilePosition& at, int k0) { load_b(b, map_b, b.column0(at), k0); }, [&] { consume(b); });
+}
+
+// ---- launch
+
+template <class P>
+int bytes_of_a(const Params& p) {
+  return P::kAContiguous ? p.a_rows * 128 : P::A::kBytes;
+}
+// All but what Sums need; as many columns of tiles as n has.
+template <class P>
+Params params_of(const Gemm& g) {
+  Params p{};
+  p.gemm = g;
+  p.clusters_m = (g.m + P::kBM * P::ClusterM - 1) / (P::kBM * P::ClusterM);
+  p.clusters_n = (g.n + P::BN * P::ClusterN - 1) / (P::BN * P::ClusterN);
+  constexpr int kEight = 8 * P::kBoxes;  // of eight rows or more
+  p.a_rows =
+      P::kAContiguous && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
+  const int a_bytes = bytes_of_a<P>(p);
+  p.stages =
+      (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (P::Parts * (a_bytes + P::B::kBytes));
+  if (p.stages > kMaxStages) p.stages = kMaxStages;
+  p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
+                  (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
+  p.band = kBandRows / (P::kBM * P::ClusterM);
+  return p;
+}
+template <class P>
+std::size_t shared_bytes(const Params& p) {
+  const int a_bytes = bytes_of_a<P>(p);
+  return static_cast<std::size_t>(1024 + p.stages * P::Parts * (a_bytes + P::B::kBytes) +
+                                  (P::A::kBytes - a_bytes) + P::kOutBytes + p.stages * 16 + 16);
+}
+template <class P>
+bool encode_operands(CUtensorMap* a, CUtensorMap* b, const Params& p) {
+  const Gemm& g = p.gemm;
+  return (P::kAContiguous ? encode(a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows / P::kBoxes)
+                          : encode(a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
+         (P::kBContiguous ? encode(b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, P::BN / P::ClusterM)
+                          : encode(b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
 }
 
 // Where a product in Sums::memory leaves its sums: counters first.
@@ -85,19 +137,7 @@ template <class T, int Groups, int BN, bool KA, bool KB, int ClusterM, int Clust
           int Parts = 1>
 cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, Space space = {}) {
   using P = Traits<T, Groups, BN, KA, KB, ClusterM, ClusterN, sums, Parts>;
-  Params p{};
-  p.gemm = g;
-  p.clusters_m = (g.m + P::kBM * ClusterM - 1) / (P::kBM * ClusterM);
-  p.clusters_n = (g.n + BN * ClusterN - 1) / (BN * ClusterN);
-  constexpr int kBoxes = P::kSharesParts ? 1 : ClusterN, kEight = 8 * kBoxes;  // of eight rows or more
-  p.a_rows = KA && g.m < P::kBM ? static_cast<int>((g.m + kEight - 1) / kEight * kEight) : P::kBM;
-  const int a_bytes = KA ? p.a_rows * 128 : P::A::kBytes;
-  p.stages = (kSharedBudget - P::kOutBytes - (P::A::kBytes - a_bytes)) / (Parts * (a_bytes + P::B::kBytes));
-  if (p.stages > kMaxStages) p.stages = kMaxStages;
-  p.whole_lines = g.bias == nullptr && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0 &&
-                  (g.m == 1 || g.ldc * static_cast<std::int64_t>(bytes_of(g.out)) % 16 == 0);
-  p.band = kBandRows / (P::kBM * ClusterM);
-
+  Params p = params_of<P>(g);
   std::int64_t units = p.clusters_m * p.clusters_n;
   if constexpr (sums == Sums::memory) {
     p.slots.arrived = static_cast<int*>(space.data);
@@ -111,8 +151,6 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   }
 
   auto kernel = tensor_core<P>;
-  const int bytes = 1024 + p.stages * Parts * (a_bytes + P::B::kBytes) + (P::A::kBytes - a_bytes) +
-                    P::kOutBytes + p.stages * 16 + 16;
   // The most any call takes, not this call's: the attribute is the kernel's, and another thread may be
   // between setting it and its launch.
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
@@ -121,15 +159,11 @@ cudaError_t start_tile(const Gemm& g, int multiprocessors, cudaStream_t stream, 
   // Only now: the encoder needs the device's context, which a thread has from its first call into the runtime
   // that does work there; asking which device is current is none.
   CUtensorMap a, b;
-  const bool encoded = (KA ? encode(&a, g.a.data, g.a.type, g.k, g.m, g.a.ld, kStep, p.a_rows / kBoxes)
-                           : encode(&a, g.a.data, g.a.type, g.m, g.k, g.a.ld, 64, kStep)) &&
-                       (KB ? encode(&b, g.b.data, g.b.type, g.k, g.n, g.b.ld, kStep, BN / ClusterM)
-                           : encode(&b, g.b.data, g.b.type, g.n, g.k, g.b.ld, P::B::kBox, kStep));
-  if (!encoded) return cudaErrorInvalidValue;
+  if (!encode_operands<P>(&a, &b, p)) return cudaErrorInvalidValue;
 
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(P::kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.dynamicSmemBytes = shared_bytes<P>(p);
   config.stream = stream;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -29,9 +29,7 @@ __device__ __forceinline__ void produce(Block<P>& b, int bytes, Load&& load) {
 }
 
 template <class P>
-__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, const TilePosition& at,
-                                       int k0) {
-  const int row0 = static_cast<int>(at.m * P::ClusterM + b.rank_m) * P::kBM;
+__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, int row0, int k0) {
 #pragma unroll
   for (int part = 0; part < P::Parts; ++part) {
     unsigned char* const to = b.ring_a + (b.stage * P::Parts + part) * b.a_bytes;
@@ -59,9 +57,7 @@ __device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map
 }
 
 template <class P>
-__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, const TilePosition& at,
-                                       int k0) {
-  const int column0 = static_cast<int>(at.n * P::ClusterN + b.rank_n) * P::BN;
+__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, int column0, int k0) {
   unsigned char* const to = b.ring_b + b.stage * P::Parts * P::B::kBytes;
   [[maybe_unused]] const auto same_columns = static_cast<std::uint16_t>(
       every<1, P::ClusterM> << b.rank_n * P::ClusterM << b.cluster_range * P::kCluster);
