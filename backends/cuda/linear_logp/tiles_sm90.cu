@@ -44,6 +44,17 @@ __device__ __forceinline__ std::int64_t row_of(int half) {
   return static_cast<int>(threadIdx.x) % 32 / 4 + half * 8;
 }
 
+// The second warpgroup begins what it does to its logits when the first is done: the tensor cores then have the products of one
+// of them, the next tile's or this one's, while the other computes. Not where the first could run a whole tile ahead.
+template <class P>
+__device__ __forceinline__ void wait_for_turn(const Block<P>& b) {
+  if (b.warp / 4 == 1 && b.steps > b.p.stages) asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+template <class P>
+__device__ __forceinline__ void end_turn(const Block<P>& b) {
+  if (b.warp / 4 == 0 && b.steps > b.p.stages) asm volatile("bar.arrive 1, 256;" ::: "memory");
+}
+
 // ---- sums
 
 // Tiles of the leaves, one leaf after the other, `across` of each.
@@ -113,9 +124,11 @@ __device__ __forceinline__ void sum(Block<P>& b, const Leaves& l) {
     const std::int64_t row = b.row0(at) + b.warp * 16 + row_of(0);
     const RowToSum rows[2] = {{l.p, row}, {l.p, row + 8}};
     multiply_range(b, acc, b.warp / 4, 0);
+    wait_for_turn(b);
     round_logits<typename P::Element>(l.p, acc);
 #pragma unroll
     for (int half = 0; half < 2; ++half) sum_row<Bends>(l, at, rows[half], row + 8 * half, acc, half);
+    end_turn(b);
   }
 }
 
@@ -171,12 +184,14 @@ __device__ __forceinline__ void bend(Block<P>& b, const Slopes& s) {
     const std::int64_t row0 = b.row0(at) + b.warp * 16, row = row0 + row_of(0);
     const RowToBend rows[2] = {{s, row}, {s, row + 8}};
     multiply_range(b, acc, b.warp / 4, 0);
+    wait_for_turn(b);
     round_logits<typename P::Element>(s.p, acc);
     const int column0 = b.column0(at);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       slope_row(rows[half], rows[half].target - s.begin - column0, kColumns, acc, half);
     store(b, acc, row0, column0);
+    end_turn(b);
   }
 }
 
