@@ -461,7 +461,7 @@ void backward_on_amx(const std::string& id) {
 }  // namespace
 
 TEST_CASE("the backward on AMX is the chains it promises, at every layout, batch and thread count") {
-  for (const std::string id : {"native.amx", "onednn.bf16"}) backward_on_amx(id);
+  for (const std::string id : {"native.replay_amx", "native.amx", "onednn.bf16"}) backward_on_amx(id);
 }
 
 // ---- a weight kept packed

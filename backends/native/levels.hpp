@@ -76,6 +76,16 @@ constexpr Facts amx_facts(const char* doc, const char* arithmetic) {
           .min_arch = RLK_CPU_AMX};
 }
 
+// Of what computes the same on any CPU; facts_at() completes them.
+constexpr Facts amx_replay_facts(const char* arithmetic) {
+  return {.id = "",
+          .doc = "what Intel's matrix unit adds, on any CPU",
+          .priority = 7,
+          .arithmetic = arithmetic,
+          .dtypes = RLK_BF16,
+          .traits = kPinned};
+}
+
 // Of what VDPBF16PS computes, and of its replay on any CPU.
 constexpr Facts pair_facts(const char* doc, const char* arithmetic) {
   return {.id = "native.avx512bf16",

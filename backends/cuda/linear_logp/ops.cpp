@@ -58,7 +58,7 @@ constexpr Facts facts(const char* arithmetic) {
   return {.id = Fused ? "cuda.sm90_fused" : "cuda.sm90",
           .doc = Fused ? "logits on Hopper's tensor cores, of many rows summed in registers"
                        : "a panel of lm_head's logits on Hopper's tensor cores at a time",
-          .priority = Fused ? 0 : 300,
+          .priority = Fused ? 290 : 300,
           .arithmetic = arithmetic,
           .dtypes = RLK_BF16 | RLK_F16,
           .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
@@ -85,8 +85,9 @@ constexpr rlk_implementation kBackward =
 
 extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90, linear_logp_sm90_fused,
     linear_logp_bwd_sm90_fused;
-const rlk_implementation linear_logp_sm90 = kForward<false>, linear_logp_bwd_sm90 = kBackward<false>,
-                         linear_logp_sm90_fused = kForward<true>,
-                         linear_logp_bwd_sm90_fused = kBackward<true>;
+constinit const rlk_implementation linear_logp_sm90 = kForward<false>;
+constinit const rlk_implementation linear_logp_bwd_sm90 = kBackward<false>;
+constinit const rlk_implementation linear_logp_sm90_fused = kForward<true>;
+constinit const rlk_implementation linear_logp_bwd_sm90_fused = kBackward<true>;
 
 }  // namespace rlk::cuda

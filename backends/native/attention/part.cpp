@@ -165,4 +165,17 @@ constinit const rlk_implementation attention_part_golden =
 constinit const rlk_implementation attention_merge_golden =
     implement<AttentionMerge, golden_merge>(golden_facts("ascending fp64 sums, one rounding", RLK_F32));
 
+extern const Levels attention_part_replay_amx_s1024, attention_part_replay_amx_s512,
+    attention_part_replay_amx_s2048, attention_part_replay_amx_s4096, attention_part_replay_amx_snone;
+constinit const Levels attention_part_replay_amx_s1024 =
+    attention::replay_amx<Part, "native.replay_amx_s1024", 1024>("amx/k32/attn128/s1024");
+constinit const Levels attention_part_replay_amx_s512 =
+    attention::replay_amx<Part, "native.replay_amx_s512", 512>("amx/k32/attn128/s512");
+constinit const Levels attention_part_replay_amx_s2048 =
+    attention::replay_amx<Part, "native.replay_amx_s2048", 2048>("amx/k32/attn128/s2048");
+constinit const Levels attention_part_replay_amx_s4096 =
+    attention::replay_amx<Part, "native.replay_amx_s4096", 4096>("amx/k32/attn128/s4096");
+constinit const Levels attention_part_replay_amx_snone =
+    attention::replay_amx<Part, "native.replay_amx_snone", 0>("amx/k32/attn128/snone");
+
 }  // namespace rlk::native

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
-#include "native/attention/amx.hpp"
 #include "native/attention/engine.hpp"
 #include "native/attention/splits.hpp"
+#include "native/attention/unit.hpp"
 #include "rlk/workers.hpp"
 
 namespace rlk::native::attention {
@@ -20,12 +20,11 @@ struct Vectors {
   static const Engine& engine() { return engine_for(I); }
   static std::int64_t scratch_floats(const Problem& p) { return attention::scratch_floats(p); }
 };
-struct Amx {
-  static const char* missing() {
-    return amx_engine() == nullptr ? "this build lacks AMX with bf16" : nullptr;
-  }
-  static const Engine& engine() { return *amx_engine(); }
-  static std::int64_t scratch_floats(const Problem& p) { return amx_scratch_floats(p); }
+template <const Engine* (*Get)()>
+struct OnUnit {
+  static const char* missing() { return Get() == nullptr ? kNoUnit : nullptr; }
+  static const Engine& engine() { return *Get(); }
+  static std::int64_t scratch_floats(const Problem& p) { return unit_scratch_floats(p); }
 };
 
 template <class By>
@@ -74,7 +73,14 @@ template <class Op, int S>
 constexpr rlk_implementation amx(const char* id, const char* arithmetic) {
   Facts facts = amx_facts("96 rows share a tile of 128 keys on Intel's matrix unit", arithmetic);
   facts.id = id;
-  return of_split<Op, Amx, S>(facts);
+  return of_split<Op, OnUnit<amx_engine>, S>(facts);
+}
+
+template <class Op, Family F, int S>
+constexpr Levels replay_amx(const char* arithmetic) {
+  Facts facts = amx_replay_facts(arithmetic);
+  facts.priority = 60;  // the lengths take 3 each
+  return by_level([facts]<Isa I>() { return of_split<Op, OnUnit<replay_amx<I>>, S>(facts_at<F, I>(facts)); });
 }
 
 }  // namespace rlk::native::attention

@@ -3,6 +3,7 @@
 //   native                    fma32/kb1024/lse128/l8
 //   native.kb256              fma32/kb256/lse128/l8
 //   native.amx                amx/k32/lse128/l8
+//   native.replay_amx         the same on other processors
 //   native.avx512bf16         avx512bf16/kb1024/lse128/l8
 //   native.replay_avx512bf16  the same on other processors
 //   native.replay_sm90        sm90/t25k16/lse128/l8
@@ -12,7 +13,7 @@
 
 namespace rlk::native {
 
-extern const Levels lm_head_fma32, lm_head_kb256, linear_bwd_tree;
+extern const Levels lm_head_fma32, lm_head_kb256, linear_bwd_tree, lm_head_replay_amx, linear_bwd_replay_amx;
 extern const rlk_implementation lm_head_amx, linear_bwd_amx, lm_head_replay_sm90_avx512,
     lm_head_replay_sm90_scalar, linear_bwd_replay_sm90_avx512, linear_bwd_replay_sm90_scalar,
     lm_head_avx512bf16, lm_head_replay_avx512bf16_avx2, lm_head_replay_avx512bf16_scalar,
@@ -145,6 +146,17 @@ constinit const rlk_implementation linear_logp_bwd_replay_sm90_scalar =
 constinit const rlk_implementation linear_logp_bwd_replay_sm90_avx512 =
     Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>, only<&linear_bwd_replay_sm90_avx512>,
           true>::backward(facts_at<"native.replay_sm90", Isa::avx512>(kReplayBwd));
+
+constexpr Facts kAmxReplay = amx_replay_facts("amx/k32/lse128/l8"),
+                kAmxReplayBwd = amx_replay_facts("amx/k32/lse128/l8/tree8");
+extern const Levels linear_logp_replay_amx, linear_logp_bwd_replay_amx;
+constinit const Levels linear_logp_replay_amx = by_level([]<Isa I>() {
+  return Forms<I, at_level<&lm_head_replay_amx, I>>::forward(facts_at<"native.replay_amx", I>(kAmxReplay));
+});
+constinit const Levels linear_logp_bwd_replay_amx = by_level([]<Isa I>() {
+  return Forms<I, at_level<&lm_head_replay_amx, I>, at_level<&linear_bwd_replay_amx, I>, true>::backward(
+      facts_at<"native.replay_amx", I>(kAmxReplayBwd));
+});
 
 extern const rlk_implementation linear_logp_avx512bf16, linear_logp_bwd_avx512bf16,
     linear_logp_replay_avx512bf16_avx2, linear_logp_replay_avx512bf16_scalar,

@@ -1,4 +1,4 @@
-// Gradients of a product of rows and a weight on Intel's matrix unit, bf16: those of lm_head and of linear. Sums are those of
+// Gradients of a product of rows and a weight on a matrix unit, bf16: those of lm_head and of linear. Sums are those of
 // ChainProduct, each chain one of the matrix unit.
 //
 //   rows      a task is 256 columns and up to 512 rows: up to 1024 lines of the weight at a time are packed as the
@@ -6,10 +6,8 @@
 //   weight    the activations are packed once as the second operand; a task turns 256 columns of the cotangent into rows
 #pragma once
 
-#include "native/lm_head/amx.hpp"
 #include "native/lm_head/run.hpp"
-
-#if RLK_HAS_AMX
+#include "native/lm_head/unit.hpp"
 
 namespace rlk::native {
 namespace {
@@ -19,28 +17,6 @@ constexpr std::int64_t kRowsAtOnce = 512;  // of a gradient of rows
 constexpr std::int64_t kChunk = 1024;      // lines of the weight that are packed at a time
 
 inline std::int64_t panels_for(std::int64_t columns) { return up(columns, kPanel) / kPanel; }
-
-// `steps` lines of up to 256 columns as tiles [16 groups of columns, `group_bytes` each][steps]; `turned`: first operands, else
-// second ones.
-RLK_ISA inline void pack_lines(const std::uint16_t* from, std::int64_t stride, std::int64_t steps,
-                               std::int64_t columns, bool turned, std::byte* to, std::int64_t group_bytes) {
-  for (std::int64_t s = 0; s < steps; s += kStep) {
-    // A line is a page of its own: ask for the next ones early.
-    for (std::int64_t i = s + kStep; i < std::min(s + 2 * kStep, steps); ++i)
-      for (std::int64_t j = 0; j < columns; j += 32) _mm_prefetch(from + i * stride + j, _MM_HINT_T0);
-    for (std::int64_t j = 0; j < kPanel; j += kSide) {
-      __m512 tile[kSide];
-      load_lines(tile, from + s * stride + (j < columns ? j : 0), stride, steps - s, columns - j);
-      if (turned) transpose_16x16(tile);
-      store_tile(tile, to + j / kSide * group_bytes + s / kStep * kTile);
-    }
-  }
-}
-
-RLK_ISA inline void add(const float* from, float* to, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += 16)
-    _mm512_storeu_ps(to + i, _mm512_add_ps(_mm512_loadu_ps(to + i), _mm512_loadu_ps(from + i)));
-}
 
 // Pieces whose lines are packed together.
 struct PieceRun {
@@ -53,7 +29,9 @@ template <class Body>
 void for_piece_runs(const ChainProduct& p, Body body) {
   PieceRun run;
   for_pieces(p, kChunk, [&](const Piece& piece) {
-    if (run.count == PieceRun::kMost || (run.count > 0 && run.lines + piece.depth > kChunk)) {
+    const bool follows =
+        run.count == 0 || piece.first == run.pieces[0].first + run.lines;  // segments lie apart
+    if (run.count == PieceRun::kMost || !follows || (run.count > 0 && run.lines + piece.depth > kChunk)) {
       body(run);
       run = {};
     }
@@ -66,12 +44,14 @@ void for_piece_runs(const ChainProduct& p, Body body) {
 // ---- to[m, k] = sum over v of cotangent[m, v] * weight[v, k]
 
 struct RowGradient {
+  const MatrixUnit& unit;
   const In &cotangent, &weight;
   const Out& to;
   ChainProduct sums;  // how they join
 
-  RowGradient(const In& d, const In& w, const Out& out, std::int64_t block, int leaf_count)
-      : cotangent(d), weight(w), to(out) {
+  RowGradient(const MatrixUnit& by, const In& d, const In& w, const Out& out, std::int64_t block,
+              int leaf_count)
+      : unit(by), cotangent(d), weight(w), to(out) {
     sums.rows = RowSet(d).rows, sums.cols = w.dim(1), sums.depth = w.dim(0);
     sums.block = block, sums.leaves = leaf_count;
     sums.out_type = out ? float_of(out.dtype()) : Float::f32;
@@ -92,7 +72,8 @@ struct RowGradient {
 
   void run(const Call& call, const ReadRows& d, std::uint64_t shared, std::uint64_t scratch_bytes) const {
     const std::int64_t parts = this->parts();
-    run_tasks<Tiles>(call, tasks(), scratch_bytes, shared, [&](std::int64_t task, std::byte* scratch) {
+    run_tasks(call, tasks(), scratch_bytes, shared, [&](std::int64_t task, std::byte* scratch) {
+      const InUse tiles(unit);
       panel(d, task / parts * kPanel, task % parts * kRowsAtOnce, scratch);
     });
   }
@@ -116,8 +97,8 @@ struct RowGradient {
       for (int n = 0; n < run.count; ++n) {
         const Piece& piece = run.pieces[n];
         if (piece.depth == 0) continue;  // of a weight that is null, perhaps
-        pack_lines(weight.data<std::uint16_t>() + piece.first * weight.stride(0) + col, weight.stride(0),
-                   piece.depth, width, false, packed, run.steps * kTile);
+        unit.pack_lines(weight.data<std::uint16_t>() + piece.first * weight.stride(0) + col, weight.stride(0),
+                        piece.depth, width, false, packed, run.steps * kTile);
         packed += steps_of(piece) * kTile;
       }
       for (std::int64_t i = 0; i < count; i += kWidth)
@@ -126,8 +107,8 @@ struct RowGradient {
     const std::int64_t bytes = bytes_of(sums.out_type);
     for (std::int64_t i = 0; i < count; ++i)
       for (std::int64_t j = 0; j < width; j += kWidth)
-        store_sums(sums, to.data<std::byte>() + (row_offset(to, row + i) + col + j) * bytes, 0,
-                   std::min(kWidth, width - j), block(held, i, j) + i % kWidth * kWidth);
+        unit.store_sums(sums, to.data<std::byte>() + (row_offset(to, row + i) + col + j) * bytes, 0,
+                        std::min(kWidth, width - j), block(held, i, j) + i % kWidth * kWidth, nullptr);
   }
 
   // 32 rows of the cotangent from `row` on, of which `left` are there, with the lines of a run.
@@ -158,9 +139,9 @@ struct RowGradient {
       float *at = block(held, i, j), *chain = at + (levels() - 1) * kBlock;
       for (int n = 0; n < run.count; ++n) {
         const Piece& piece = run.pieces[n];
-        multiply(firsts[n], second, run.steps * kTile, piece.depth / kStep,
-                 piece.chain == kChain ? chain : at + piece.chain * kBlock, kWidth, piece.resumes);
-        if (piece.ends && piece.meets > 0) join(at, chain, piece.meets, piece.to);
+        unit.multiply(firsts[n], second, run.steps * kTile, piece.depth / kStep,
+                      piece.chain == kChain ? chain : at + piece.chain * kBlock, kWidth, piece.resumes);
+        if (piece.ends && piece.meets > 0) unit.join(at, chain, piece.meets, piece.to);
         second += steps_of(piece) * kTile;
       }
     }
@@ -170,12 +151,20 @@ struct RowGradient {
 // ---- to[v, k] = sum over m of cotangent[m, v] * rows[m, k], in blocks of 4096
 
 struct WeightGradient {
+  const MatrixUnit& unit;
   const Out& to;
+  const In& before;  // to which it is added, in fp32
   const std::int64_t rows, cols, depth;
   const std::int64_t steps = up(depth, kStep) / kStep, group_bytes = steps * kTile;
 
-  WeightGradient(const In& cotangent, const In& activations, const Out& out)
-      : to(out), rows(cotangent.dim(-1)), cols(activations.dim(-1)), depth(RowSet(cotangent).rows) {}
+  WeightGradient(const MatrixUnit& by, const In& cotangent, const In& activations, const In& so_far,
+                 const Out& out)
+      : unit(by),
+        to(out),
+        before(so_far),
+        rows(cotangent.dim(-1)),
+        cols(activations.dim(-1)),
+        depth(RowSet(cotangent).rows) {}
 
   static constexpr std::int64_t kGroups = kPanel / kSide;
   static constexpr std::uint64_t kSums = sizeof(float) * kPanel * kPanel, kTiles = 4 * kTile;
@@ -189,38 +178,39 @@ struct WeightGradient {
            std::uint64_t shared, std::uint64_t scratch_bytes) const {
     run_tasks(call, depth > 0 ? panels_for(cols) : 0, scratch_bytes, shared,
               [&](std::int64_t task, std::byte*) {
-                pack_lines(static_cast<const std::uint16_t*>(activations.data) + task * kPanel,
-                           activations.stride, depth, std::min(kPanel, cols - task * kPanel), false,
-                           packed + task * kGroups * group_bytes, group_bytes);
+                unit.pack_lines(static_cast<const std::uint16_t*>(activations.data) + task * kPanel,
+                                activations.stride, depth, std::min(kPanel, cols - task * kPanel), false,
+                                packed + task * kGroups * group_bytes, group_bytes);
               });
-    run_tasks<Tiles>(call, panels_for(rows), scratch_bytes, shared,
-                     [&](std::int64_t task, std::byte* scratch) {
-                       const std::int64_t row = task * kPanel, count = std::min(kPanel, rows - row);
-                       std::byte* turned = scratch + kSums + kTiles;
-                       if (depth > 0)
-                         pack_lines(static_cast<const std::uint16_t*>(d.data) + row, d.stride, depth, count,
-                                    true, turned, group_bytes);
-                       auto* sums = reinterpret_cast<float*>(scratch);
-                       auto* tiles = reinterpret_cast<float*>(scratch + kSums);
-                       for (std::int64_t col = 0; col < cols; col += kPanel) {
-                         const std::int64_t width = std::min(kPanel, cols - col);
-                         for (std::int64_t j = 0; j < width; j += kWidth)
-                           for (std::int64_t i = 0; i < count; i += kWidth)
-                             block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes,
-                                   sums + i * kPanel + j, tiles);
-                         store(row, count, col, width, sums);
-                       }
-                     });
+    run_tasks(call, panels_for(rows), scratch_bytes, shared, [&](std::int64_t task, std::byte* scratch) {
+      const InUse tiles(unit);
+      const std::int64_t row = task * kPanel, count = std::min(kPanel, rows - row);
+      std::byte* turned = scratch + kSums + kTiles;
+      if (depth > 0)
+        unit.pack_lines(static_cast<const std::uint16_t*>(d.data) + row, d.stride, depth, count, true, turned,
+                        group_bytes);
+      auto* sums = reinterpret_cast<float*>(scratch);
+      auto* block_sums = reinterpret_cast<float*>(scratch + kSums);
+      for (std::int64_t col = 0; col < cols; col += kPanel) {
+        const std::int64_t width = std::min(kPanel, cols - col);
+        for (std::int64_t j = 0; j < width; j += kWidth)
+          for (std::int64_t i = 0; i < count; i += kWidth)
+            block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes,
+                  sums + i * kPanel + j, block_sums);
+        store(row, count, col, width, sums);
+      }
+    });
   }
 
  private:
   void block(const std::byte* first, const std::byte* second, float* sums, float* tiles) const {
     constexpr std::int64_t kSteps = kDepthBlock / kStep;
-    multiply(packed_rows(first, group_bytes), second, group_bytes, std::min(kSteps, steps), sums, kPanel);
+    unit.multiply(packed_rows(first, group_bytes), second, group_bytes, std::min(kSteps, steps), sums, kPanel,
+                  false);
     for (std::int64_t s = kSteps; s < steps; s += kSteps) {
-      multiply(packed_rows(first + s * kTile, group_bytes), second + s * kTile, group_bytes,
-               std::min(kSteps, steps - s), tiles, kWidth);
-      for (std::int64_t i = 0; i < kWidth; ++i) add(tiles + i * kWidth, sums + i * kPanel, kWidth);
+      unit.multiply(packed_rows(first + s * kTile, group_bytes), second + s * kTile, group_bytes,
+                    std::min(kSteps, steps - s), tiles, kWidth, false);
+      for (std::int64_t i = 0; i < kWidth; ++i) unit.add(tiles + i * kWidth, sums + i * kPanel, kWidth);
     }
   }
 
@@ -230,18 +220,19 @@ struct WeightGradient {
     finish.out_type = float_of(to.dtype());
     auto* first = to.data<std::byte>();
     for (std::int64_t i = 0; i < count; ++i)
-      store_sums(finish, first + ((row + i) * to.stride(0) + col) * bytes_of(finish.out_type), 0, width,
-                 sums + i * kPanel);
+      unit.store_sums(finish, first + ((row + i) * to.stride(0) + col) * bytes_of(finish.out_type), 0, width,
+                      sums + i * kPanel,
+                      before ? before.data<float>() + (row + i) * before.stride(0) + col : nullptr);
   }
 };
 
 // What every call of a backward holds: uneven rows copied, the activations packed, each worker's room. The other gradients are
 // chains of at most `chain_tiles` tiles in `chain_bytes` each.
-struct AmxRoom {
+struct UnitRoom {
   std::uint64_t copies, shared, scratch;
   std::int64_t tasks;
-  AmxRoom(std::uint64_t copied, std::uint64_t chain_bytes, std::int64_t chain_tiles,
-          const RowGradient* to_rows, const WeightGradient* to_weight)
+  UnitRoom(std::uint64_t copied, std::uint64_t chain_bytes, std::int64_t chain_tiles,
+           const RowGradient* to_rows, const WeightGradient* to_weight)
       : copies(line(copied)), shared(copies), scratch(chain_bytes), tasks(chain_tiles) {
     if (to_rows) scratch = std::max(scratch, to_rows->scratch()), tasks = std::max(tasks, to_rows->tasks());
     if (!to_weight) return;
@@ -253,5 +244,3 @@ struct AmxRoom {
 
 }  // namespace
 }  // namespace rlk::native
-
-#endif
