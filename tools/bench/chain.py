@@ -331,8 +331,14 @@ def runnable(kind, candidate):
     function = prepare(body)
     if mode == "both":
         return lambda: torch.autograd.grad(function(*leaves), leaves, cotangent)
-    value = function(*leaves)
-    return lambda: torch.autograd.grad(value, leaves, cotangent, retain_graph=True)
+    value = []
+
+    def backward():  # its kernels run on the stream of the forward, so that belongs to the first call and not here
+        if not value:
+            value.append(function(*leaves))
+        return torch.autograd.grad(value[0], leaves, cotangent, retain_graph=True)
+
+    return backward
 
 
 def captured(run, calls):
