@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Ops of the dense chain, and those beside linear attention, beside PyTorch's, eager and compiled, in one run.
+"""Ops of the dense chain, and those beside linear attention, beside PyTorch's, eager and compiled, in one run; on a GPU
+also beside those of Liger, Quack, FlashInfer and FlashAttention-4, where they can be imported (others.py).
 
     PYTHONPATH=build/release/python python tools/bench/chain.py [--device cpu] [--dtype fp32]
         [--json FILE] [--only PATTERN...] [--rounds N] [--no-compile]
 
-The candidates of a row take turns, and a figure is the median over rounds. On a GPU each is captured in a CUDA graph, so
-host time is left out. `copy` is what a copy of as many bytes takes, measured in the same turns: at 1.00 of it an op has a
-copy's speed.
+The candidates of a row take turns, and a figure is the median over rounds. On a GPU each is captured in a CUDA graph,
+so host time is left out; what cannot be captured is timed with it, and a line says so. `copy` is what a copy of as many
+bytes takes, measured in the same turns: at 1.00 of it an op has a copy's speed.
 """
 
 import argparse
@@ -21,6 +22,8 @@ import torch.nn.functional as F
 
 import rlk
 import rlk.torch as ops
+
+import others
 
 FP32 = torch.float32
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": FP32}
@@ -56,16 +59,18 @@ def rms_norm_rows(tokens, width):
 
     leaf_x, leaf_w = x.clone().requires_grad_(), w.clone().requires_grad_()
     yield Row(f"rms_norm {shape}", size(x, y, w), rlk=lambda: ops.rms_norm(x, w, y=y, eps=1e-6),
-              torch=lambda: norm(x, w), compiled=(norm, x, w))
+              torch=lambda: norm(x, w), compiled=(norm, x, w), **others.rms_norm(x, w, 1e-6))
     yield Row(f"rms_norm + residual {shape}", size(x, r, s, y, w),
               rlk=lambda: ops.rms_norm(x, w, r, y=y, sum=s, eps=1e-6),
-              torch=lambda: add_norm(x, r, w), compiled=(add_norm, x, r, w))
+              torch=lambda: add_norm(x, r, w), compiled=(add_norm, x, r, w), **others.add_rms_norm(x, r, w, 1e-6))
     yield Row(f"rms_norm backward {shape}", size(x, dy, dx, w, dw),
               rlk=lambda: ops.rms_norm_bwd(dy, x, w, d_x=dx, d_weight=dw, eps=1e-6),
-              compiled=("backward", norm, (leaf_x, leaf_w), dy))
-
-
+              compiled=("backward", norm, (leaf_x, leaf_w), dy), **others.rms_norm_bwd(dy, x, w, 1e-6))
     yield Row(f"rms_norm backward, d_x {shape}", size(x, dy, dx, w), rlk=lambda: ops.rms_norm_bwd(dy, x, w, d_x=dx, eps=1e-6))
+    yield Row(f"rms_norm + residual backward {shape}", size(x, r, dy, dx, w, dw),
+              rlk=lambda: ops.rms_norm_bwd(dy, x, w, d_sum=r, d_x=dx, d_weight=dw, eps=1e-6),
+              compiled=("backward", add_norm, (leaf_x, r.clone().requires_grad_(), leaf_w), (r, dy)),
+              **others.rms_norm_bwd(dy, x, w, 1e-6, d_sum=r))
 
 
 def gated_norm_rows(heads, width):
@@ -141,23 +146,22 @@ def swiglu_rows(tokens, width):
 
     leaf_g, leaf_u = g.clone().requires_grad_(), u.clone().requires_grad_()
     yield Row(f"swiglu {shape}", size(g, u, out), rlk=lambda: ops.swiglu(g, u, out=out), torch=lambda: act(g, u),
-              compiled=(act, g, u))
+              compiled=(act, g, u), **others.swiglu(g, u))
     yield Row(f"swiglu backward {shape}", size(g, u, d, dg, du),
               rlk=lambda: ops.swiglu_bwd(d, g, u, d_gate=dg, d_up=du),
-              compiled=("backward", act, (leaf_g, leaf_u), d))
+              compiled=("backward", act, (leaf_g, leaf_u), d), **others.swiglu_bwd(d, g, u))
 
 
 def embedding_rows(tokens, width, vocab):
     table, ids, d = normal(vocab, width), torch.randint(vocab, (tokens,), device=DEVICE), normal(tokens, width)
     out, d_table = torch.empty_like(d), torch.empty_like(table)
     shape = f"[{tokens}, {width}] of {vocab}"
-    leaf = table.clone().requires_grad_()
     yield Row(f"embedding {shape}", size(d, out), rlk=lambda: ops.embedding(ids, table, out=out),
-              torch=lambda: F.embedding(ids, table))
+              torch=lambda: F.embedding(ids, table), **others.embedding(ids, table))
     yield Row(f"embedding backward {shape}", size(d, d_table),
               rlk=lambda: ops.embedding_bwd(ids, d, table, d_weight=d_table),
-              torch=lambda: torch.ops.aten.embedding_dense_backward(d, ids, vocab, -1, False))
-    del leaf
+              torch=lambda: torch.ops.aten.embedding_dense_backward(d, ids, vocab, -1, False),
+              **others.embedding_bwd(ids, d, table))
 
 
 def logp_rows(tokens, vocab):
@@ -172,13 +176,14 @@ def logp_rows(tokens, vocab):
 
     leaf = z.clone().requires_grad_()
     yield Row(f"logp {shape}", size(z, value), rlk=lambda: ops.logp(z, target, logp=value, stats=stats),
-              compiled=(pick, z, wide))
+              compiled=(pick, z, wide), **others.logp(z, target))
     ops.logp(z, target, logp=value, stats=stats)
-    yield Row(f"logp backward {shape}", size(z, dz), rlk=lambda: ops.logp_bwd(z, target, stats=stats, d_logp=d, d_logits=dz))
+    yield Row(f"logp backward {shape}", size(z, dz),
+              rlk=lambda: ops.logp_bwd(z, target, stats=stats, d_logp=d, d_logits=dz), **others.logp_bwd(z, target, d))
     yield Row(f"logp forward and backward {shape}", size(z, z, dz),
               rlk=lambda: (ops.logp(z, target, logp=value, stats=stats),
                            ops.logp_bwd(z, target, stats=stats, d_logp=d, d_logits=dz)),
-              compiled=("both", lambda z: pick(z, wide), (leaf,), d))
+              compiled=("both", lambda z: pick(z, wide), (leaf,), d), **others.logp_both(z, target, d))
 
 
 def sample_rows(rows, vocab):
@@ -192,10 +197,15 @@ def sample_rows(rows, vocab):
     def peer():
         return torch.multinomial(torch.softmax(z.float() / 0.8, -1), 1)
 
-    yield Row(f"sample {shape}", size(z), rlk=lambda: ops.sample(z, warm, seed=seed, token=token, logp=value), torch=peer)
-    for name, filters in {"top_k": {"top_k": k}, "top_p": {"top_p": p}, "min_p": {"min_p": least}}.items():
+    yield Row(f"sample {shape}", size(z), rlk=lambda: ops.sample(z, warm, seed=seed, token=token, logp=value),
+              torch=peer, **others.sample(z, warm, seed))
+    filters = {"top_k": ({"top_k": k}, {"top_k": 50}), "top_p": ({"top_p": p}, {"top_p": 0.9}),
+               "min_p": ({"min_p": least}, {"min_p": 0.02}),
+               "top_k and top_p": ({"top_k": k, "top_p": p}, {"top_k": 50, "top_p": 0.9})}
+    for name, (ours, theirs) in filters.items():
         yield Row(f"sample, {name} {shape}", size(z),
-                  rlk=lambda filters=filters: ops.sample(z, warm, **filters, seed=seed, token=token, logp=value))
+                  rlk=lambda ours=ours: ops.sample(z, warm, **ours, seed=seed, token=token, logp=value),
+                  **others.sample(z, warm, seed, **theirs))
     yield Row(f"sample, every filter {shape}", size(z),
               rlk=lambda: ops.sample(z, warm, k, p, least, seed=seed, token=token, logp=value))
 
@@ -244,16 +254,20 @@ def attention_rows(batch, length, heads, kv_heads, width=128):
     shape = f"{batch} x {length}, {heads}/{kv_heads} x {width}"
     kinds = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"} if DEVICE == "cuda" else {"flash": "FLASH_ATTENTION"}
     peers = {kind: lambda name=name: scaled_dot_product(q, k, v, True, name) for kind, name in kinds.items()}
-    yield Row(f"attention causal {shape}", size(q, k, v, q), rlk=lambda: ops.attention(q, k, v, causal=True), **peers)
-    if DEVICE == "cuda":
-        return
+    yield Row(f"attention causal {shape}", size(q, k, v, q), rlk=lambda: ops.attention(q, k, v, causal=True), **peers,
+              **others.attention(q, k, v, True))
     leaves, d = [t.clone().requires_grad_() for t in (q, k, v)], normal(batch, heads, length, width)
-    out, lse = ops.attention(q, k, v, causal=True, lse=True)
     d_out = d.transpose(1, 2).contiguous()
-    value = scaled_dot_product(*leaves, True, "FLASH_ATTENTION")
-    yield Row(f"attention backward {shape}", 2 * size(q, k, v, q),
-              rlk=lambda: ops.attention_bwd(q, k, v, out=out, lse=lse, d_out=d_out, causal=True, d_q=True, d_k=True, d_v=True),
-              flash=lambda: torch.autograd.grad(value, leaves, d, retain_graph=True))
+
+    def ours():
+        out, lse = ops.attention(q, k, v, causal=True, lse=True)
+        given = {"out": out, "lse": lse, "d_out": d_out, "causal": True}
+        return lambda: ops.attention_bwd(q, k, v, **given, d_q=True, d_k=True, d_v=True)
+
+    peers = {kind: ("backward", lambda *inputs, name=name: scaled_dot_product(*inputs, True, name), leaves, d)
+             for kind, name in kinds.items()}
+    yield Row(f"attention backward {shape}", 2 * size(q, k, v, q), rlk=("prepared", ours), **peers,
+              **others.attention_bwd(d_out, q, k, v, True))
 
 
 def decode_rows(batch, keys, heads, kv_heads, width=128):
@@ -320,9 +334,14 @@ def cpu_rows():
 
 
 def runnable(kind, candidate):
-    """A function without arguments; torch.compile's, where the row says what to compile."""
+    """A function without arguments; torch.compile's, where the row says what to compile.
+
+    A candidate is such a function, or ("prepared", what gives it), ("uncaptured", it), (a function, its arguments), or
+    ("backward" or "both", a function, leaves, gradients of its results)."""
     if not isinstance(candidate, tuple):
         return candidate
+    if candidate[0] in ("prepared", "uncaptured"):
+        return candidate[1]() if candidate[0] == "prepared" else candidate[1]
     prepare = torch.compile if kind == "compiled" else lambda function: function
     if candidate[0] not in ("backward", "both"):
         function = prepare(candidate[0])
@@ -355,15 +374,17 @@ def captured(run, calls):
     return graph
 
 
-def gpu_timer(row, run):
+def gpu_timer(row, run, captures):
     """A function that makes the call and returns its microseconds."""
     calls = 1 if row.calls * row.moved > 2**30 else 4
-    graph = captured(run, calls)
+    if not captures:
+        run()
+    replay = captured(run, calls).replay if captures else lambda: [run() for _ in range(calls)]
 
     def timed():
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
         start.record()
-        graph.replay()
+        replay()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) * 1000 / calls
@@ -371,7 +392,7 @@ def gpu_timer(row, run):
     return timed
 
 
-def cpu_timer(_, run):
+def cpu_timer(_, run, __):
     """Likewise, of calls enough for a millisecond; on one CPU (taskset) by processor time."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     run()
@@ -399,9 +420,12 @@ def measure(row, rounds, compiles):
         if kind == "compiled" and not compiles:
             continue
         try:
-            timers[kind] = (gpu_timer if DEVICE == "cuda" else cpu_timer)(row, runnable(kind, candidate))
+            captures = not (isinstance(candidate, tuple) and candidate[0] == "uncaptured")
+            timers[kind] = (gpu_timer if DEVICE == "cuda" else cpu_timer)(row, runnable(kind, candidate), captures)
+            if not captures:
+                failures[kind] = "cannot be captured, host time is in"
         except Exception as error:  # a peer that is not there, or an op that nobody serves
-            failures[kind] = str(error).splitlines()[0][:150]
+            failures[kind] = (str(error).splitlines() or [type(error).__name__])[0][:150]
             if DEVICE == "cuda":
                 torch.cuda.synchronize()
     times = {kind: [] for kind in timers}
@@ -433,7 +457,7 @@ def main():
     if DEVICE == "cpu":
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as rlk takes
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else processor()
-    peers = [*("torch", "compiled"), *(["cudnn"] if DEVICE == "cuda" else []), "flash"]
+    peers = ["torch", "compiled", *(["cudnn", *others.NAMES] if DEVICE == "cuda" else []), "flash"]
     print(f"{device}, {given.dtype}, torch {torch.__version__}, us; `of copy` = copy's time / ours, `of peer` = best peer's / ours")
     print(f"{'':52}" + "".join(f"{word:>10}" for word in ("rlk", "copy", "of copy", "GB/s", *peers, "of peer")))
     results = []
