@@ -363,6 +363,7 @@ def runnable(kind, candidate):
 def captured(run, calls):
     """A graph of some calls, or None with the reason why it cannot be captured."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which makes the operands
     with torch.cuda.stream(side):
         for _ in range(3):
             run()
