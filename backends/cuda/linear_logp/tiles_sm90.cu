@@ -186,7 +186,7 @@ __device__ __forceinline__ void bend(Block<P>& b, const Slopes& s) {
     multiply_range(b, acc, b.warp / 4, 0);
     wait_for_turn(b);
     round_logits<typename P::Element>(s.p, acc);
-    const int column0 = b.column0(at);
+    const std::int64_t column0 = b.column0(at);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       slope_row(rows[half], rows[half].target - s.begin - column0, kColumns, acc, half);

@@ -113,11 +113,11 @@ struct Block {
     return spread ? unit % tiles : unit;
   }
   // This block's part of a cluster's tile.
-  __device__ __forceinline__ int row0(const TilePosition& at) const {
-    return static_cast<int>(at.m * P::ClusterM + rank_m) * P::kBM;
+  __device__ __forceinline__ std::int64_t row0(const TilePosition& at) const {
+    return (at.m * P::ClusterM + rank_m) * P::kBM;
   }
-  __device__ __forceinline__ int column0(const TilePosition& at) const {
-    return static_cast<int>(at.n * P::ClusterN + rank_n) * P::BN;
+  __device__ __forceinline__ std::int64_t column0(const TilePosition& at) const {
+    return (at.n * P::ClusterN + rank_n) * P::BN;
   }
   __device__ __forceinline__ int first_range(std::int64_t unit) const {
     return spread ? static_cast<int>(unit / tiles) : cluster_range;

@@ -29,7 +29,9 @@ __device__ __forceinline__ void produce(Block<P>& b, int bytes, Load&& load) {
 }
 
 template <class P>
-__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, int row0, int k0) {
+__device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map, std::int64_t first,
+                                       int k0) {
+  const int row0 = static_cast<int>(first);
 #pragma unroll
   for (int part = 0; part < P::Parts; ++part) {
     unsigned char* const to = b.ring_a + (b.stage * P::Parts + part) * b.a_bytes;
@@ -57,7 +59,9 @@ __device__ __forceinline__ void load_a(const Block<P>& b, const CUtensorMap& map
 }
 
 template <class P>
-__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, int column0, int k0) {
+__device__ __forceinline__ void load_b(const Block<P>& b, const CUtensorMap& map, std::int64_t first,
+                                       int k0) {
+  const int column0 = static_cast<int>(first);
   unsigned char* const to = b.ring_b + b.stage * P::Parts * P::B::kBytes;
   [[maybe_unused]] const auto same_columns = static_cast<std::uint16_t>(
       every<1, P::ClusterM> << b.rank_n * P::ClusterM << b.cluster_range * P::kCluster);
