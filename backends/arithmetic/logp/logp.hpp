@@ -239,8 +239,8 @@ RLK_HD Slope slope_of(const Problem& p, std::int64_t row, const State& state) {
           1 / state.s,
           simt::ln<float>(state.s),
           x.entropy(),
-          p.d_logp ? p.d_logp[row] : 0,
-          p.d_entropy ? p.d_entropy[row] : 0,
+          p.d_logp ? p.d_logp[row] + 0.0f : 0,  // -0 counts as +0
+          p.d_entropy ? p.d_entropy[row] + 0.0f : 0,
           state.s == 0,
           p.d_entropy != nullptr};
 }
