@@ -250,8 +250,8 @@ bool tiles_serve(const Gemm& g, const Problem& p) {
   constexpr std::int64_t kTensorMapLimit = std::numeric_limits<std::int32_t>::max();
   const auto type = g.a.type == Float::f16 ? lse128::Type::f16 : lse128::Type::bf16;
   return p.cap == 0 && p.keep == nullptr && p.d_entropy == nullptr && g.bias == nullptr &&
-         (p.round == lse128::Type::f32 || p.round == type) && aligned16(g.a) && aligned16(g.b) && g.k > 0 &&
-         std::max({g.m, g.n, g.k}) < kTensorMapLimit && encoder() != nullptr;
+         (p.round == lse128::Type::f32 || p.round == type) && aligned16(g.a) && aligned16(g.b) && g.n > 0 &&
+         g.k > 0 && std::max({g.m, g.n, g.k}) < kTensorMapLimit && encoder() != nullptr;
 }
 
 cudaError_t launch_tiles(const Gemm& g, const Problem& p, State* tiles, std::int64_t room, float* targets,

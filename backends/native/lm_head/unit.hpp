@@ -51,12 +51,14 @@ struct First {
   std::int64_t stride, step;
   const std::byte* tail = nullptr;
 };
+namespace {
 inline First rows_as_they_lie(const std::byte* rows, std::int64_t stride) {
   return {rows, rows + kSide * stride, stride, 64, nullptr};
 }
 inline First packed_rows(const std::byte* tiles, std::int64_t group_bytes) {
   return {tiles, tiles + group_bytes, 64, kTile, nullptr};
 }
+}  // namespace
 
 struct MatrixUnit {
   // A worker's tiles.
