@@ -18,7 +18,8 @@ struct Config {
   const Fill* logits = nullptr;  // null: normal
   double spread = 3;
   const Fill* target = nullptr;  // null: any token
-  int64_t padding = 0;           // columns beyond the vocabulary
+  const Fill* d_logp = nullptr;
+  int64_t padding = 0;  // columns beyond the vocabulary
   bool temperatures = false, keep = false, entropy = true;
   double temperature = 1, softcap = 0;
   const char* round = "fp32";
@@ -66,7 +67,7 @@ void forward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Conf
 void backward(const CaseSink& sink, int64_t n, int64_t vocab, DType t, const Config& o) {
   if (o.count != 8) return;
   Case c = base(n, vocab, t, o);
-  c.inputs.push_back({"d_logp", {n}, DType::f32, {}});
+  c.inputs.push_back({"d_logp", {n}, DType::f32, o.d_logp ? *o.d_logp : Fill{}});
   if (o.entropy) c.inputs.push_back({"d_entropy", {n}, DType::f32, {}});
   c.results = {{"d_logits", t}};
   sink(std::move(c));
@@ -154,7 +155,14 @@ void logp_cases(const CaseSink& sink) {
   forward(sink, 4, 20, DType::f32, {.name = "empty leaf", .first = 3, .count = 1, .brief = true});
 }
 
-void logp_bwd_cases(const CaseSink& sink) { all_cases(sink, backward); }
+void logp_bwd_cases(const CaseSink& sink) {
+  all_cases(sink, backward);
+  // What masks leave of a loss' gradient.
+  Fill masked{Fill::values};
+  masked.list = {1, -0.0, 0, -1};
+  for (DType t : kDTypes)
+    backward(sink, 4, 1104, t, {.name = "masked", .d_logp = &masked, .entropy = false, .brief = true});
+}
 
 void logp_merge_cases(const CaseSink& sink) {
   const auto merge = [&](const char* name, int64_t parts, Fill partials, bool temperatures, bool brief) {
