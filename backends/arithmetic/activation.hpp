@@ -16,26 +16,35 @@ RLK_HD T logistic(T t) {
   return (T{} + 1) / (simt::exp<T>(minus) + 1);
 }
 
-// g * logistic(t), where t goes to -inf with g.
+// g * logistic(t), where t goes to -inf with g, from e = exp_32(-t).
+template <class T>
+RLK_HD T gated_by(T g, T e) {
+  const T infinity = T{} + __builtin_inff();
+  const T quotient = g / (e + 1);
+  return g == -infinity ? -T{} : quotient;
+}
 template <class T>
 RLK_HD T gated(T g, T t) {
-  const T minus = -t, infinity = T{} + __builtin_inff();
-  const T quotient = g / (simt::exp<T>(minus) + 1);
-  return g == -infinity ? -T{} : quotient;
+  const T minus = -t;
+  return gated_by<T>(g, simt::exp<T>(minus));
 }
 
 // d/dg of g * logistic(t) with dt/dg = slope, times `factor`: factor s (1 + g slope (1 - s)) from left to right, and +0
 // where s is 0. 1 - s is e s with e = exp_32(-t): the difference would keep nothing of it where s is close to 1.
 template <class T>
-RLK_HD T times_slope(T factor, T g, T t, T slope) {
-  const T one = T{} + 1, zero = T{}, minus = -t;
-  const T e = simt::exp<T>(minus);
+RLK_HD T times_slope_by(T factor, T g, T e, T slope) {
+  const T one = T{} + 1, zero = T{};
   const T s = one / (e + 1);
   const T rest = e * s;
   const T bend = simt::fused(g * slope, rest, one);
   const T inner = rest == zero ? one : bend;
   const T product = factor * s * inner;
   return s == zero ? zero : product;
+}
+template <class T>
+RLK_HD T times_slope(T factor, T g, T t, T slope) {
+  const T minus = -t;
+  return times_slope_by<T>(factor, g, simt::exp<T>(minus), slope);
 }
 
 enum class Gate : std::int32_t { silu, sigmoid };

@@ -62,19 +62,34 @@ RLK_HD T held_up(const Problem& p, T up) {
   return held + p.offset;
 }
 
+// exp_32(-t), which the activation and its slope share.
+template <class T>
+RLK_HD T falling(const Inside<T>& in) {
+  const T minus = -in.t;
+  return simt::exp<T>(minus);
+}
+
 // act(gate), before any rounding.
+template <class T>
+RLK_HD T activated(const Inside<T>& in, T e) {
+  return activation::gated_by<T>(in.g, e);
+}
 template <class T>
 RLK_HD T activated(const Problem& p, T gate) {
   const Inside<T> in = inside(p, gate);
-  return activation::gated<T>(in.g, in.t);
+  return activated(in, falling(in));
 }
 
 template <class T>
-RLK_HD T d_gate(const Problem& p, T d_out, T gate, T up) {
-  const Inside<T> in = inside(p, gate);
-  const T d = activation::times_slope<T>(d_out * held_up(p, up), in.g, in.t, in.slope);
+RLK_HD T d_gate(const Problem& p, const Inside<T>& in, T e, T d_out, T gate, T up) {
+  const T d = activation::times_slope_by<T>(d_out * held_up(p, up), in.g, e, in.slope);
   if (p.act != Act::silu_clamped) return d;
   return gate > T{} + p.limit ? T{} : d;
+}
+template <class T>
+RLK_HD T d_gate(const Problem& p, T d_out, T gate, T up) {
+  const Inside<T> in = inside(p, gate);
+  return d_gate(p, in, falling(in), d_out, gate, up);
 }
 
 // From act(gate) as the product took it.

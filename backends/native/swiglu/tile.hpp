@@ -27,7 +27,10 @@ class Tile {
   // act(gate) as the product takes it, a vector or one element; S is the dtype that it may be rounded to.
   template <class S, class T>
   static T activate(const Problem& p, T gate) {
-    const T x = act32::activated(p, gate);
+    return held<S>(p, act32::activated(p, gate));
+  }
+  template <class S, class T>
+  static T held(const Problem& p, T x) {
     if (!p.twice) return x;
     if constexpr (sizeof(T) == sizeof(float))
       return simt::to_float(simt::from_float<S>(x));
@@ -57,8 +60,11 @@ class Tile {
     std::int64_t i = 0;
     for (; i + W <= n; i += W) {
       const L g = Row::get(gate + i), u = Row::get(up + i), dy = Row::get(d + i);
-      if (d_gate) Row::set(d_gate + i, act32::d_gate<L>(p, dy, g, u), stream_gate);
-      if (d_up) Row::set(d_up + i, act32::d_up<L>(p, dy, activate<S>(p, g), u), stream_up);
+      const act32::Inside<L> in = act32::inside<L>(p, g);
+      const L e = act32::falling<L>(in);
+      if (d_gate) Row::set(d_gate + i, act32::d_gate<L>(p, in, e, dy, g, u), stream_gate);
+      if (d_up)
+        Row::set(d_up + i, act32::d_up<L>(p, dy, held<S>(p, act32::activated<L>(in, e)), u), stream_up);
     }
     for (; i < n; ++i) {
       const float g = simt::to_float(gate[i]), u = simt::to_float(up[i]), dy = simt::to_float(d[i]);
