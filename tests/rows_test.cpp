@@ -74,6 +74,43 @@ TEST_CASE("results larger than the caches have the same bits at every width of v
     }
 }
 
+// Odd rows of the table have no token, and two ids have no row.
+TEST_CASE(
+    "rows of a table and its gradient, larger than the caches, have the same bits at every width of "
+    "vectors") {
+  for (DType t : {DType::f32, DType::bf16, DType::f16})
+    for (std::int64_t width : {2048, 2050}) {
+      CAPTURE(rlk::name_of(t));
+      CAPTURE(width);
+      const std::int64_t rows = (std::int64_t{16} << 20) / width / rlk::size_of(t) + 5;
+      const std::size_t row = static_cast<std::size_t>(width * rlk::size_of(t));
+      std::vector<std::int64_t> ids(static_cast<std::size_t>(rows));
+      for (std::int64_t i = 0; i < rows; ++i) ids[static_cast<std::size_t>(i)] = i * 2 % rows / 2 * 2;
+      ids[3] = -1, ids[4] = rows;
+      const Tensor tokens(ids.data(), {rows}, DType::i64);
+      const Large table(rows, width, t, 1), d(rows, width, t, 77), before(rows, width, DType::f32, 9);
+      Large out(rows, width, t, 3), want(rows, width, t);
+      for (std::size_t i = 0; i < ids.size(); ++i)
+        if (ids[i] >= 0 && ids[i] < rows)
+          std::memcpy(want.data + i * row, table.data + static_cast<std::size_t>(ids[i]) * row, row);
+      REQUIRE(rlk::embedding({.ids = tokens, .weight = table.tensor, .out = out.tensor},
+                             {.backend = "native.rows"}));
+      CHECK(out == want);
+      Large sum(rows, width, t, 3), sum_scalar(rows, width, t);
+      rlk::EmbeddingBwd a{.ids = tokens, .d_out = d.tensor, .weight = table.tensor, .d_weight = sum.tensor};
+      REQUIRE(rlk::embedding_bwd(a, {.backend = "native.rows"}));
+      a.d_weight = sum_scalar.tensor;
+      REQUIRE(rlk::embedding_bwd(a, {.backend = "native.rows.scalar"}));
+      CHECK(sum == sum_scalar);
+      Large so_far(rows, width, DType::f32, 3), so_far_scalar(rows, width, DType::f32);
+      a.d_weight_before = before.tensor, a.d_weight = so_far.tensor, a.scale = 0.7;
+      REQUIRE(rlk::embedding_bwd(a, {.backend = "native.rows"}));
+      a.d_weight = so_far_scalar.tensor;
+      REQUIRE(rlk::embedding_bwd(a, {.backend = "native.rows.scalar"}));
+      CHECK(so_far == so_far_scalar);
+    }
+}
+
 // A norm that takes x + residual in fp32 is right to 16 bits, and other bits than a sum that was stored and read again.
 TEST_CASE(
     "a norm with a residual is the norm of the rounded sum, and leaves that sum, at every width of vectors") {

@@ -2,6 +2,7 @@
 // set that is compiled with its flags; the width changes no bit.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -33,9 +34,10 @@ struct Integers<16> {
   typedef std::uint32_t Words __attribute__((vector_size(64)));
 };
 
-// Whether results of these rows are more than the caches hold.
+// Whether results of so many bytes, or of these rows, are more than the caches hold.
+inline bool streams(std::int64_t bytes) { return bytes >= std::int64_t{16} << 20; }
 inline bool streams(const rows::Axes& axes, std::int64_t width, rows::Type type) {
-  return axes.rows * width * rows::size_of(type) >= std::int64_t{16} << 20;
+  return streams(axes.rows * width * rows::size_of(type));
 }
 
 template <class L, int W>
@@ -129,6 +131,36 @@ struct Row {
       narrow(from, static_cast<simt::fp16*>(to), n, stream);
     }
   }
+  // Bytes as they lie. Of `next`, if it is not null, the same lines are asked for meanwhile.
+  static void copy(const char* from, char* to, std::int64_t bytes, bool stream, const char* next) {
+    stream = aligned(reinterpret_cast<const float*>(to), stream);
+    std::int64_t at = 0;
+    for (; at + kLine <= bytes; at += kLine) {
+      if (next) __builtin_prefetch(next + at);
+      if constexpr (W == 1) {
+        std::memcpy(to + at, from + at, kLine);
+      } else {
+        for (std::int64_t i = at; i < at + kLine; i += static_cast<std::int64_t>(sizeof(L))) {
+          L part;
+          std::memcpy(&part, from + i, sizeof part);
+          put(to + i, part, stream);
+        }
+      }
+    }
+    if (at < bytes) std::memcpy(to + at, from + at, static_cast<std::size_t>(bytes - at));
+  }
+  // Zeros; around the caches only whole lines.
+  static void clear(char* to, std::int64_t bytes, bool stream) {
+    char* const end = to + bytes;
+    if (W > 1 && stream) {
+      char* const line = to + std::min(bytes, -reinterpret_cast<std::intptr_t>(to) & (kLine - 1));
+      std::memset(to, 0, static_cast<std::size_t>(line - to));
+      for (to = line; end - to >= kLine; to += kLine)
+        for (std::int64_t i = 0; i < kLine; i += static_cast<std::int64_t>(sizeof(L)))
+          put(to + i, L{}, stream);
+    }
+    std::memset(to, 0, static_cast<std::size_t>(end - to));
+  }
   static void fence([[maybe_unused]] bool stream) {
 #if defined(__AVX2__)
     if (stream) _mm_sfence();
@@ -162,6 +194,8 @@ struct Row {
     for (; i + W <= n; i += W) set(to + i, load(from + i), stream);
     for (; i < n; ++i) to[i] = simt::from_float<S>(from[i]);
   }
+
+  static constexpr std::int64_t kLine = 64;  // bytes
 
   using Halves = typename Integers<W>::Halves;
   using Words = typename Integers<W>::Words;

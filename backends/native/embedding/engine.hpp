@@ -9,13 +9,19 @@ namespace rlk::native::embedding {
 using embed32::Problem;
 
 // Columns that one task of the backward sums.
-inline constexpr std::int64_t kTile = 1024;
+inline constexpr std::int64_t kTile = 2048;
+
+// Tokens by row of d_weight, in their order: those of row v are [begin[v], begin[v + 1]) of `tokens`.
+struct Order {
+  std::int64_t *begin, *tokens;
+};
 
 struct Engine {
-  void (*forward)(const Problem& p, std::int64_t token);
-  // One tile, from column `first` on, of a row of d_weight: the sum over `count` tokens in the order given.
-  void (*backward)(const Problem& p, std::int64_t row, std::int64_t first, const std::int64_t* tokens,
-                   std::int64_t count);
+  // Tokens [first, last).
+  void (*forward)(const Problem& p, std::int64_t first, std::int64_t last);
+  // One tile, from column `column` on, of rows [first, last) of d_weight: each the sum over its tokens in their order.
+  void (*backward)(const Problem& p, const Order& order, std::int64_t first, std::int64_t last,
+                   std::int64_t column);
 };
 extern const Engine kScalar, kAvx2, kAvx512;
 

@@ -16,15 +16,13 @@ namespace {
 using embed32::problem_of;
 using embedding::Problem;
 
-// Tokens by row of d_weight, in their order: those of row v are [begin[v], begin[v + 1]) of `tokens`.
-struct Sorted {
-  std::int64_t *begin, *tokens;
-
+struct Sorted : embedding::Order {
   static std::uint64_t bytes(const EmbeddingBwd& a) {
     return 8 * static_cast<std::uint64_t>(a.weight.dim(0) + 2 + a.ids.numel());
   }
   Sorted(const Problem& p, const Call& call)
-      : begin(reinterpret_cast<std::int64_t*>(workers::shared_workspace(call))), tokens(begin + p.vocab + 2) {
+      : Order{reinterpret_cast<std::int64_t*>(workers::shared_workspace(call)), nullptr} {
+    tokens = begin + p.vocab + 2;
     // Counted two places on, so that, while tokens are placed, begin[v + 1] is where the next one of v goes.
     std::fill_n(begin, p.vocab + 2, 0);
     for (std::int64_t t = 0; t < p.axes.rows; ++t)
@@ -50,13 +48,12 @@ rlk_code run(const Embedding& a, const Call& call) {
   count_bad(p);
   constexpr std::int64_t kTokens = 16;  // enough of them to be worth a thread
   call.parallel_for((p.axes.rows + kTokens - 1) / kTokens, [&](std::int64_t task) {
-    for (std::int64_t t = task * kTokens; t < std::min(p.axes.rows, (task + 1) * kTokens); ++t)
-      embedding::engine_for(I).forward(p, t);
+    embedding::engine_for(I).forward(p, task * kTokens, std::min(p.axes.rows, (task + 1) * kTokens));
   });
   return RLK_OK;
 }
 
-// run(row, its tokens) for every row of d_weight and tile of `tile` columns.
+// run(tokens by row, first row, last row, first column) for every tile of so many rows of d_weight and `tile` columns.
 template <class Run>
 void for_rows(const Problem& p, const Call& call, std::int64_t tile, Run run) {
   const Sorted sorted(p, call);
@@ -64,8 +61,7 @@ void for_rows(const Problem& p, const Call& call, std::int64_t tile, Run run) {
   const std::int64_t tiles = (p.width + tile - 1) / tile, chunks = (p.vocab + kRows - 1) / kRows;
   call.parallel_for(chunks * tiles, [&](std::int64_t task) {
     const std::int64_t first = task / tiles * kRows;
-    for (std::int64_t v = first; v < std::min(p.vocab, first + kRows); ++v)
-      run(v, task % tiles * tile, sorted.tokens + sorted.begin[v], sorted.begin[v + 1] - sorted.begin[v]);
+    run(sorted, first, std::min(p.vocab, first + kRows), task % tiles * tile);
   });
 }
 
@@ -73,8 +69,8 @@ template <Isa I>
 rlk_code run_backward(const EmbeddingBwd& a, const Call& call) {
   const Problem p = problem_of(a);
   for_rows(p, call, embedding::kTile,
-           [&](std::int64_t v, std::int64_t first, const std::int64_t* tokens, std::int64_t count) {
-             embedding::engine_for(I).backward(p, v, first, tokens, count);
+           [&](const embedding::Order& order, std::int64_t first, std::int64_t last, std::int64_t column) {
+             embedding::engine_for(I).backward(p, order, first, last, column);
            });
   return RLK_OK;
 }
@@ -86,7 +82,7 @@ rlk_code run_golden(const Embedding& a, const Call& call) {
   count_bad(p);
   call.parallel_for(p.axes.rows, [&](std::int64_t t) {
     const std::int64_t row = p.row(t);
-    if (row < 0 || p.scale == 1) return embedding::engine_for(Isa::scalar).forward(p, t);
+    if (row < 0 || p.scale == 1) return embedding::engine_for(Isa::scalar).forward(p, t, t + 1);
     void* out = p.tokens.row(p.axes, t);
     for (std::int64_t i = 0; i < p.width; ++i)
       rows::store(p.weight.type, out, i,
@@ -95,21 +91,29 @@ rlk_code run_golden(const Embedding& a, const Call& call) {
   return RLK_OK;
 }
 
+void golden_gradient(const Problem& p, std::int64_t v, std::int64_t i, const std::int64_t* tokens,
+                     std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t t = 0; t < count; ++t)
+    sum += double{rows::load(p.tokens.type, p.tokens.row(p.axes, tokens[t]), i)};
+  const float* before = p.before.data ? static_cast<const float*>(p.before.row(v)) + i : nullptr;
+  float* out = static_cast<float*>(p.weight.row(v)) + i;
+  if (count == 0 && before) {
+    if (before != out) std::memcpy(out, before, sizeof *out);  // as it lies
+    return;
+  }
+  rows::store(p.weight.type, p.weight.row(v), i,
+              (count == 0 ? 0.0 : sum * double{p.scale}) + (before ? double{*before} : 0.0));
+}
+
 rlk_code run_backward_golden(const EmbeddingBwd& a, const Call& call) {
   const Problem p = problem_of(a);
-  for_rows(p, call, 1, [&](std::int64_t v, std::int64_t i, const std::int64_t* tokens, std::int64_t count) {
-    double sum = 0;
-    for (std::int64_t t = 0; t < count; ++t)
-      sum += double{rows::load(p.tokens.type, p.tokens.row(p.axes, tokens[t]), i)};
-    const float* before = p.before.data ? static_cast<const float*>(p.before.row(v)) + i : nullptr;
-    float* out = static_cast<float*>(p.weight.row(v)) + i;
-    if (count == 0 && before) {
-      if (before != out) std::memcpy(out, before, sizeof *out);  // as it lies
-      return;
-    }
-    rows::store(p.weight.type, p.weight.row(v), i,
-                (count == 0 ? 0.0 : sum * double{p.scale}) + (before ? double{*before} : 0.0));
-  });
+  for_rows(p, call, 1,
+           [&](const embedding::Order& order, std::int64_t first, std::int64_t last, std::int64_t column) {
+             for (std::int64_t v = first; v < last; ++v)
+               golden_gradient(p, v, column, order.tokens + order.begin[v],
+                               order.begin[v + 1] - order.begin[v]);
+           });
   return RLK_OK;
 }
 
