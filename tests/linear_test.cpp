@@ -277,6 +277,37 @@ TEST_CASE("d_weight and d_bias go on from what they are added to, in place, in f
   }
 }
 
+// Products of few tokens have a path of their own; with zeros behind them they are many.
+TEST_CASE("d_weight of few tokens is that of these and of tokens that are zeros") {
+  constexpr std::int64_t n = 31, k = 1043, most = 9, many = 40;
+  constexpr std::pair<DType, const char*> kWays[] = {{DType::f32, "fma32/tree8"},
+                                                     {DType::f16, "fma32/tree8"},
+                                                     {DType::bf16, "fma32/tree8"},
+                                                     {DType::bf16, "avx512bf16/tree8"}};
+  for (const auto& [type, arithmetic] : kWays)
+    for (const bool onward : {false, true})
+      for (std::int64_t m = 1; m <= most; ++m) {
+        CAPTURE(arithmetic);
+        CAPTURE(onward);
+        CAPTURE(m);
+        Array d_y = normal(type, {m, n}, 1), x = normal(type, {m, k}, 2), weight(type, {n, k});
+        Array all_d_y(type, {many, n}), all_x(type, {many, k}), before = normal(DType::f32, {n, k}, 3);
+        for (Array* zeros : {&all_d_y, &all_x}) std::fill(zeros->bytes.begin(), zeros->bytes.end(), 0);
+        std::copy(d_y.bytes.begin(), d_y.bytes.end(), all_d_y.bytes.begin());
+        std::copy(x.bytes.begin(), x.bytes.end(), all_x.bytes.begin());
+        Array few(onward ? DType::f32 : type, {n, k}), want(onward ? DType::f32 : type, {n, k});
+        const Tensor td = d_y.view(), tx = x.view(), tw = weight.view(), tf = few.view(), t1 = all_d_y.view(),
+                     t2 = all_x.view(), t3 = want.view(), tb = before.view();
+        rlk::LinearBwd a{.d_y = td, .x = tx, .weight = tw, .d_weight = tf};
+        if (onward) a.d_weight_before = tb;
+        const rlk::Options options{.backend = "native", .arithmetic = arithmetic, .threads = 1};
+        REQUIRE(rlk::linear_bwd(a, options));
+        a.d_y = t1, a.x = t2, a.d_weight = t3;
+        REQUIRE(rlk::linear_bwd(a, options));
+        CHECK(few.bytes == want.bytes);
+      }
+}
+
 TEST_CASE("a part of linear that is no subtree, or of another length, is refused with both values") {
   Array x(DType::bf16, {2, 48}), weight(DType::bf16, {3, 48}), y(DType::f32, {2, 3}), bias(DType::bf16, {3});
   const Tensor tx = x.view(), tw = weight.view(), ty = y.view(), tb = bias.view();

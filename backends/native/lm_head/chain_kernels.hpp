@@ -328,6 +328,33 @@ RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t r
   }
 }
 
+// Depths of so few steps are mostly results: the rows of a register tile are summed across all columns and written while
+// their sums are in the nearest cache (those of a whole block fill the next one). All of b has its place at once.
+template <class Lanes>
+inline constexpr std::int64_t kShallow =
+    std::min<std::int64_t>(4, Blocking<Lanes>::kPackedB / Blocking<Lanes>::kColBlock);
+
+template <class Lanes>
+RLK_ISA void run_shallow(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                         std::int64_t cols, typename Lanes::Scalar* packed_a,
+                         typename Lanes::Scalar* packed_b, typename Lanes::Scalar* sums) {
+  using B = Blocking<Lanes>;
+  const std::int64_t depth = steps<Lanes>(p.depth);
+  pack_rows<Lanes>(p.a, row, rows, 0, p.depth, packed_a);
+  for (std::int64_t j = 0; j < cols; j += B::kPanel)
+    pack_b<Lanes>(p.b, col + j, std::min<std::int64_t>(B::kPanel, cols - j), 0, p.depth,
+                  packed_b + j * depth);
+  for (std::int64_t i = 0; i < rows; i += Lanes::kRows) {
+    const std::int64_t height = std::min<std::int64_t>(Lanes::kRows, rows - i);
+    Fetch nothing;
+    for (std::int64_t j = 0; j < cols; j += B::kPanel)
+      register_tile_of<Lanes>(height, depth, packed_a + i / Lanes::kRows * B::kTileA, packed_b + j * depth,
+                              sums + j, B::kColBlock, true, Join<Lanes>{}, nothing);
+    for (std::int64_t r = 0; r < height; ++r)
+      finish_row<Lanes>(p, row + i + r, col, cols, sums + r * B::kColBlock);
+  }
+}
+
 template <class Lanes>
 RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                        std::int64_t cols, typename Lanes::Scalar* scratch) {
@@ -347,6 +374,10 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
     if ((p.leaves > 0 || p.block <= B::kDepthBlock * kStep<Lanes>) && p.segments.count == 0 &&
         rows <= Lanes::kDirectRows && p.b.row_stride == 1 && (kStep<Lanes> == 1 || p.a.col_stride == 1))
       return Lanes::direct(p, row, rows, col, cols, packed_a, sums);
+
+  if constexpr (!Modal<Lanes> && Lanes::kLanes > 1)
+    if (p.leaves == 0 && p.depth > 0 && p.depth <= p.block && steps<Lanes>(p.depth) <= kShallow<Lanes>)
+      return run_shallow<Lanes>(p, row, rows, col, cols, packed_a, packed_b, sums);
 
   if constexpr (B::kWide) {
     for (std::int64_t k0 = 0; k0 < p.depth; k0 += B::kDepthBlock) {
