@@ -154,10 +154,10 @@ def swiglu_rows(tokens, width):
 
 def embedding_rows(tokens, width, vocab):
     table, ids, d = normal(vocab, width), torch.randint(vocab, (tokens,), device=DEVICE), normal(tokens, width)
-    out, d_table = torch.empty_like(d), torch.empty_like(table)
+    out, out_torch, d_table = torch.empty_like(d), torch.empty_like(d), torch.empty_like(table)
     shape = f"[{tokens}, {width}] of {vocab}"
     yield Row(f"embedding {shape}", size(d, out), rlk=lambda: ops.embedding(ids, table, out=out),
-              torch=lambda: F.embedding(ids, table), **others.embedding(ids, table))
+              torch=lambda: torch.index_select(table, 0, ids, out=out_torch), **others.embedding(ids, table))
     yield Row(f"embedding backward {shape}", size(d, d_table),
               rlk=lambda: ops.embedding_bwd(ids, d, table, d_weight=d_table),
               torch=lambda: torch.ops.aten.embedding_dense_backward(d, ids, vocab, -1, False),
@@ -237,8 +237,10 @@ def linear_rows(m, n, k):
     if DEVICE == "cuda":
         return
     dy, dx, dw = normal(m, n), torch.empty_like(x), torch.empty_like(w)
+    dx_torch, dw_torch = torch.empty_like(x), torch.empty_like(w)
     yield Row(f"linear backward {m} x {n} x {k}", size(x, w, y, dx, dw),
-              rlk=lambda: ops.linear_bwd(dy, x, w, d_x=dx, d_weight=dw), torch=lambda: (dy @ w, dy.T @ x))
+              rlk=lambda: ops.linear_bwd(dy, x, w, d_x=dx, d_weight=dw),
+              torch=lambda: (torch.mm(dy, w, out=dx_torch), torch.mm(dy.T, x, out=dw_torch)))
 
 
 def scaled_dot_product(q, k, v, causal, backend):
