@@ -166,12 +166,12 @@ struct RowToBend {
   }
 };
 
-__device__ __forceinline__ void slope_row(const RowToBend& r, std::int64_t target, int columns,
-                                          float (&acc)[kColumns / 2], int half) {
+__device__ __forceinline__ void slope_row(const RowToBend& r, std::int64_t target, float (&acc)[kColumns / 2],
+                                          int half) {
   float z[kRowLogits];
 #pragma unroll
   for (int i = 0; i < kRowLogits; ++i) z[i] = logit(acc, half, i);
-  simt::logp::fragment_slopes(z, r.k, number_of(target, columns));
+  simt::logp::fragment_slopes(z, r.k, number_of(target, kColumns));
 #pragma unroll
   for (int i = 0; i < kRowLogits; ++i) logit(acc, half, i) = r.nothing ? 0.0f : z[i];
 }
@@ -189,7 +189,7 @@ __device__ __forceinline__ void bend(Block<P>& b, const Slopes& s) {
     const std::int64_t column0 = b.column0(at);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      slope_row(rows[half], rows[half].target - s.begin - column0, kColumns, acc, half);
+      slope_row(rows[half], rows[half].target - s.begin - column0, acc, half);
     store(b, acc, row0, column0);
     end_turn(b);
   }
@@ -235,8 +235,7 @@ cudaError_t start_sums(const Gemm& g, Leaves l, int multiprocessors, cudaStream_
   using P = Wide<T>;
   Params p = params_of<P>(g);
   p.clusters_n = l.p.count * l.across;
-  const bool bends = l.p.entropy || l.p.stats || l.p.d_entropy;
-  return start<P>(bends ? summed<P, true> : summed<P, false>, p, l, multiprocessors, stream);
+  return start<P>(simt::logp::bends(l.p) ? summed<P, true> : summed<P, false>, p, l, multiprocessors, stream);
 }
 template <class T>
 cudaError_t start_slopes(const Gemm& g, const Slopes& s, int multiprocessors, cudaStream_t stream) {

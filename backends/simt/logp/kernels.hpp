@@ -24,8 +24,6 @@ inline constexpr int kThreads = 128;
 inline constexpr int kTiles = kThreads / kTileLanes;  // of a block at a time
 static_assert(kTiles == kWave);
 
-RLK_HD bool bends(const Problem& p) { return p.entropy || p.stats || p.d_entropy; }
-
 // A logit of the span as it goes into the rule, before softcap.
 __device__ __forceinline__ float rounded(const Problem& p, const Matrix& logits, std::int64_t row,
                                          std::int64_t at) {
