@@ -257,13 +257,19 @@ void like_native(Inputs& in, bool filters, bool min_p_first) {
       both(in, native, filters, min_p_first, [](const rlk::Sample&, const rlk::SampleVerify& b) {
         REQUIRE(rlk::sample_verify(b, {.backend = "native.rows"}));
       });
-      Results device(rows, columns);
-      both(in, device, filters, min_p_first, [](const rlk::Sample& a, const rlk::SampleVerify& b) {
-        rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr);
-        rlk::simt::sample::launch(rlk::sampling::problem_of(b), nullptr);
-      });
-      CAPTURE(wave);
-      CHECK(device == native);
+      for (bool leaves : {false, true}) {
+        if (leaves && (wave == 32) != (order == rlk_fiber::Order::ascending)) continue;
+        std::vector<rlk::simt::sample::RowRoom> rooms(rows);
+        std::memset(static_cast<void*>(rooms.data()), 0x7f, rows * sizeof rooms[0]);
+        Results device(rows, columns);
+        both(in, device, filters, min_p_first, [&](const rlk::Sample& a, const rlk::SampleVerify& b) {
+          rlk::simt::sample::launch(rlk::sampling::problem_of(a), leaves ? rooms.data() : nullptr, nullptr);
+          rlk::simt::sample::launch(rlk::sampling::problem_of(b), leaves ? rooms.data() : nullptr, nullptr);
+        });
+        CAPTURE(wave);
+        CAPTURE(leaves);
+        CHECK(device == native);
+      }
     }
   rlk_fiber::wave_size = RLK_FIBER_WAVE;
   rlk_fiber::order = rlk_fiber::Order::ascending;
@@ -334,7 +340,7 @@ TEST_CASE("sample on fibers gives a row the same token and bits among one to 33 
     for (auto* x : {&in.seed, &in.position, &in.token}) x->resize(rows);
     Results got(rows, v);
     both(in, got, true, false, [](const rlk::Sample& a, const rlk::SampleVerify&) {
-      rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr);
+      rlk::simt::sample::launch(rlk::sampling::problem_of(a), nullptr, nullptr);
     });
     const auto first = [](const auto& part, const auto& whole_of) {
       return std::memcmp(part.data(), whole_of.data(), part.size() * sizeof(part[0])) == 0;

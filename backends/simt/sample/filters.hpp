@@ -68,6 +68,7 @@ struct Reader {
   const sampling::Parameters r;
   const void* logits;
   float most = -__builtin_inff(), peak = -__builtin_inff();  // of the row, of what this thread reads
+  std::int64_t begin = 0, end = p.vocab;                     // of what the block reads
 
   __device__ float z(std::int64_t i) const {
     return capped(rows::round_to(p.round, rows::load(p.type, logits, i)), p.softcap);
@@ -93,17 +94,18 @@ struct Reader {
 #pragma unroll
     for (int k = 0; k < kPack; ++k) z[k] = k < n ? capped(z[k], 0) : -__builtin_inff();
   }
-  // body(first id, how many, entries) for all packs, in no order.
+  // body(first id, how many, entries) for all packs from begin to end, in no order.
   template <class Body>
   __device__ __forceinline__ void for_packs(Body body) const {
-    for (std::int64_t at = std::int64_t{threadIdx.x} * kPack; at < p.vocab; at += kPacks * kThreads * kPack) {
+    for (std::int64_t at = begin + std::int64_t{threadIdx.x} * kPack; at < end;
+         at += kPacks * kThreads * kPack) {
       rows::Raw<T> raw[kPacks];
 #pragma unroll
-      for (int i = 0; i < kPacks; ++i) raw[i] = fetch(at + i * kThreads * kPack, p.vocab);
+      for (int i = 0; i < kPacks; ++i) raw[i] = fetch(at + i * kThreads * kPack, end);
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) {
         const std::int64_t first = at + i * kThreads * kPack;
-        const int n = rows::pack_at(first, p.vocab);
+        const int n = rows::pack_at(first, end);
         float z[kPack];
         unpack(raw[i], n, z);
         if (n > 0) body(first, n, z);
@@ -130,7 +132,7 @@ __device__ __forceinline__ Number wave_total(Number x) {
   return x;
 }
 
-// The largest entry of the row; NaN where an entry is NaN or +inf.
+// The largest entry of what the block reads; NaN where an entry is NaN or +inf.
 template <class T>
 __device__ __forceinline__ float largest(Reader<T>& row, Shared& s) {
   float most = -__builtin_inff();
@@ -310,28 +312,26 @@ __device__ __forceinline__ float kth_peak(Shared& s, float mine, std::int64_t k)
   return s.peak;
 }
 
-// top_k; whether what is kept is in the list.
-template <class T>
-__device__ __forceinline__ bool first_entries(const Reader<T>& row, Shared& s, Kept& kept) {
-  const Kept all = kept;
-  const auto there = [&](float z, std::int64_t i) { return Mass{row.has(all, z, i)}; };
+// top_k where the entries that may be the last are listed, or are not but `few`; whether what is kept is in the list.
+template <class T, class There>
+__device__ __forceinline__ bool end_of_list(const Reader<T>& row, Shared& s, bool few, float least,
+                                            There there, Kept& kept) {
   const auto k = static_cast<Mass>(row.r.top_k);
-  if (row.r.top_k <= kThreads) {
-    const float least = kth_peak(s, row.peak, row.r.top_k);
-    const bool some = list(row, s, there, [&](float z) { return z >= least; });
-    // Fewer than k are enough only if they are all.
-    if (some && (reach(s, there, 0, k, kept) || least == -__builtin_inff())) return true;
-  }
+  // Fewer than k are enough only if they are all.
+  if (few && (reach(s, there, 0, k, kept) || least == -__builtin_inff())) return true;
   cut(row, s, there, k, kept);
   return false;
 }
 
 inline constexpr int kHalf = 16;  // lower bits of a place, for which a histogram has one bin
 
-// top_p of all entries that are there.
+template <class T>
+__device__ __forceinline__ std::uint32_t half_bin(const Reader<T>& row, float z) {
+  return (place(z) >> kHalf) - (place(row.most) >> kHalf);
+}
+// A histogram of what the block reads, in s.bins, and the sum of all.
 template <class T, class Value>
-__device__ __forceinline__ void first_masses(const Reader<T>& row, Shared& s, Value value, Kept& kept) {
-  const std::uint32_t start = place(row.most) >> kHalf;
+__device__ __forceinline__ Mass count_masses(const Reader<T>& row, Shared& s, Value value) {
   for (unsigned b = threadIdx.x; b < kBins; b += kThreads) s.bins[b] = 0;
   __syncthreads();
   Mass sum = 0;
@@ -341,38 +341,74 @@ __device__ __forceinline__ void first_masses(const Reader<T>& row, Shared& s, Va
       if (k >= n) continue;
       const Mass v = value(z[k], first + k);
       sum += v;
-      if (const std::uint32_t bin = (place(z[k]) >> kHalf) - start; bin < kBins && v != 0)
-        add(s.bins[bin], v);
+      if (const std::uint32_t bin = half_bin(row, z[k]); bin < kBins && v != 0) add(s.bins[bin], v);
     }
   });
-  const Mass target = wanted(row.r.top_p, total(s, sum));
-  find_bin(s, 0, target);
-  const std::uint32_t bin = s.bin;
-  const Mass before = s.before;
-  __syncthreads();
-  if (bin < kBins && list(row, s, value, [&](float z) { return (place(z) >> kHalf) - start == bin; }))
-    reach(s, value, before, target, kept);
-  else
-    cut(row, s, value, target, kept);
+  return total(s, sum);
 }
 
+// The searches of a block that has the whole row.
+struct Alone {
+  // top_k; whether what is kept is in the list.
+  template <class T, class There>
+  __device__ __forceinline__ bool first_entries(const Reader<T>& row, Shared& s, There there,
+                                                Kept& kept) const {
+    if (row.r.top_k > kThreads) return end_of_list(row, s, false, 0, there, kept);
+    const float least = kth_peak(s, row.peak, row.r.top_k);
+    const bool few = list(row, s, there, [&](float z) { return z >= least; });
+    return end_of_list(row, s, few, least, there, kept);
+  }
+  // top_p of all entries that are there.
+  template <class T, class Value>
+  __device__ __forceinline__ void first_masses(const Reader<T>& row, Shared& s, Value value,
+                                               Kept& kept) const {
+    const Mass target = wanted(row.r.top_p, count_masses(row, s, value));
+    find_bin(s, 0, target);
+    const std::uint32_t bin = s.bin;
+    const Mass before = s.before;
+    __syncthreads();
+    if (bin < kBins && list(row, s, value, [&](float z) { return half_bin(row, z) == bin; }))
+      reach(s, value, before, target, kept);
+    else
+      cut(row, s, value, target, kept);
+  }
+};
+
+// Entries that are there, and their masses, where `before` is kept.
 template <class T>
-__device__ __forceinline__ Kept filtered(const Reader<T>& row, Shared& s) {
+struct There {
+  const Reader<T>& row;
+  const Kept before;
+  __device__ __forceinline__ Mass operator()(float z, std::int64_t i) const { return row.has(before, z, i); }
+};
+template <class T>
+struct Masses {
+  const Reader<T>& row;
+  const Kept before;
+  __device__ __forceinline__ Mass operator()(float z, std::int64_t i) const {
+    return row.has(before, z, i) ? Mass{mass(weight_of(z, row.most, row.r.c))} : Mass{0};
+  }
+};
+template <class T>
+__device__ __forceinline__ Kept unfiltered(const Reader<T>& row) {
   Kept kept;
   if (row.p.min_p_first) kept.least = row.r.least;
-  const bool listed = row.r.top_k > 0 && first_entries(row, s, kept);
+  return kept;
+}
+
+template <class T, class Search>
+__device__ __forceinline__ Kept filtered(const Reader<T>& row, Shared& s, const Search& search) {
+  Kept kept = unfiltered(row);
+  const bool listed = row.r.top_k > 0 && search.first_entries(row, s, There<T>{row, kept}, kept);
   if (row.r.top_p < 1) {
-    const Kept before = kept;
-    const auto value = [&](float z, std::int64_t i) {
-      return row.has(before, z, i) ? Mass{mass(weight_of(z, row.most, row.r.c))} : Mass{0};
-    };
+    const Masses<T> value{row, kept};
     if (listed) {
       Mass sum = 0;
       if (const int i = static_cast<int>(threadIdx.x); i < s.list)
         sum = value(entry_of(s.listed[i]), id_of(s.listed[i]));
       reach(s, value, 0, wanted(row.r.top_p, total(s, sum)), kept);
     } else {
-      first_masses(row, s, value, kept);
+      search.first_masses(row, s, value, kept);
     }
   }
   kept.least = row.r.least;

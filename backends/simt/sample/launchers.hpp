@@ -10,7 +10,8 @@ using sampling::Problem;
 
 using sampling::MergeProblem;
 
-const char* run(const Problem& p, void* stream, int device);
+std::int64_t workspace_bytes(const Problem& p);
+const char* run(const Problem& p, void* workspace, void* stream, int device);
 const char* run_part(const Problem& p, void* stream, int device);
 const char* run_merge(const MergeProblem& p, void* stream, int device);
 
