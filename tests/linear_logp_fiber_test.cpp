@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include "fiber_rows.hpp"
-#include "fragment_rows.hpp"
 #include "simt/linear/kernels.hpp"
 #include "simt/linear_logp/run.hpp"
 #include "simt/logp/kernels.hpp"
@@ -30,11 +29,6 @@ struct OnFibers {
     simt::logp::launch_fold(p, panel, 1, states, targets, nullptr);
     return nullptr;
   }
-  template <class Args>
-  static std::int64_t sums(const rlk::logp_parts::Cut<Args>&, std::int64_t, std::int64_t,
-                           const simt::linear_logp::Held&, rlk::lse128::State*, const char**) {
-    return 0;
-  }
   static const char* finish(const rlk::lse128::Problem& p, rlk::lse128::State* states, const float* targets) {
     simt::logp::launch_finish(p, states, targets, nullptr);
     return nullptr;
@@ -48,26 +42,6 @@ struct OnFibers {
                               const rlk::lse128::State* states) {
     simt::logp::launch_gradient(p, panel, to, columns, states, nullptr);
     return nullptr;
-  }
-};
-
-// The first eight rows of every sixteen as a tensor core leaves their logits, the others from panels.
-struct Mixed : OnFibers {
-  template <class Args>
-  static std::int64_t sums(const rlk::logp_parts::Cut<Args>& cut, std::int64_t first, std::int64_t n,
-                           const simt::linear_logp::Held& h, rlk::lse128::State* states, const char** error) {
-    const std::int64_t rows = n / 16 * 8;
-    std::vector<std::byte> logits(static_cast<std::size_t>(rows * cut.p.here * cut.size));
-    typename rlk::logp_parts::Cut<Args>::Logits l;
-    cut.logits(first, rows, 0, cut.p.here, logits.data(), l);
-    if (rows > 0) *error = OnFibers::logits(l.call);
-    rlk::lse128::Problem p = cut.p.part(first, rows);
-    p.logits = {logits.data(), p.round, p.here};
-    fragments::reduce(p, states, nullptr);
-    for (std::int64_t row = 0; row < rows; ++row)
-      h.targets[row] =
-          p.column(row) < 0 ? -INFINITY : rlk::rows::load(p.round, p.logits.row(row), p.column(row));
-    return rows;
   }
 };
 
@@ -94,7 +68,7 @@ struct Inputs {
 };
 
 // forward or backward at both sizes of panels, in memory that holds garbage.
-template <class Kernels = OnFibers, class Args, class Run>
+template <class Args, class Run>
 void on_fibers(const std::vector<Owned*>& results, const Args& a, Run run) {
   for (const auto& limits : kLimits) {
     CAPTURE(limits.rows);
@@ -107,7 +81,7 @@ void on_fibers(const std::vector<Owned*>& results, const Args& a, Run run) {
       for (Owned* r : results) std::fill(r->bytes.begin(), r->bytes.end(), std::byte{0x7f});
       std::fill(workspace.begin(), workspace.end(), std::byte{0x7f});
       rlk_fiber::wave_size = wave, rlk_fiber::order = order;
-      CHECK(run(a, room, Kernels{}, limits) == nullptr);
+      CHECK(run(a, room, OnFibers{}, limits) == nullptr);
       CAPTURE(wave);
       for (std::size_t i = 0; i < results.size(); ++i) {
         CAPTURE(i);
@@ -145,34 +119,6 @@ TEST_CASE("linear_logp on fibers is native's bits, across panels and runs of row
       on_fibers({&logp, &lse, &entropy, &stats, &bad}, a,
                 [](const auto&... args) { return simt::linear_logp::forward(args...); });
     }
-}
-
-TEST_CASE(
-    "linear_logp on fibers is native's bits where some rows' logits come as tiles, the others' as panels") {
-  std::mt19937 random(37);
-  for (const std::int64_t n : {15, 16, 45}) {
-    CAPTURE(n);
-    const Inputs in(n, 9, 1100, DType::bf16, random);
-    Owned logp({n}, DType::f32), stats({n, 4}, DType::f32), bad({1}, DType::i32);
-    Owned d_hidden({n, 9}, DType::bf16);
-    LinearLogp a{.hidden = in.hidden.tensor,
-                 .weight = in.weight.tensor,
-                 .target = in.target.tensor,
-                 .logp = logp.tensor,
-                 .stats = stats.tensor,
-                 .bad_count = bad.tensor};
-    REQUIRE(rlk::linear_logp(a, kNative));
-    on_fibers<Mixed>({&logp, &stats, &bad}, a,
-                     [](const auto&... args) { return simt::linear_logp::forward(args...); });
-    LinearLogpBwd b{.hidden = in.hidden.tensor,
-                    .weight = in.weight.tensor,
-                    .target = in.target.tensor,
-                    .d_logp = in.d_logp.tensor,
-                    .d_hidden = d_hidden.tensor};
-    REQUIRE(rlk::linear_logp_bwd(b, kBackward));
-    on_fibers<Mixed>({&d_hidden}, b,
-                     [](const auto&... args) { return simt::linear_logp::backward(args...); });
-  }
 }
 
 TEST_CASE("a part of the vocabulary on fibers is native's bits, of targets that lie in other parts, too") {

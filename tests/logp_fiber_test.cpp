@@ -7,7 +7,6 @@
 
 #include "arithmetic/logp/bind.hpp"
 #include "fiber_rows.hpp"
-#include "fragment_rows.hpp"
 #include "simt/logp/kernels.hpp"
 
 namespace {
@@ -70,31 +69,6 @@ void nothing_of(Owned& d_logp, std::size_t row) {
   std::memcpy(d_logp.bytes.data() + 4 * row, &zero, 4);
 }
 
-using fragments::Fragment;
-__global__ void fragment_gradients(rlk::lse128::Problem p, std::int64_t room) {
-  Fragment f(p, room, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x));
-  if (f.row >= p.rows || f.columns == 0) return;
-  const float* given = p.given + f.row * rlk::lse128::kStats;
-  const auto slope = rlk::lse128::slope_of(p, f.row, {given[0], given[1], given[2]});
-  const std::int64_t target = p.column(f.row) - f.column;
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-  const bool mine =
-      target >= 0 && target < f.columns && rlk::simt::logp::lane_of_column(static_cast<int>(target)) == lane;
-  rlk::simt::logp::fragment_slopes(f.z, slope,
-                                   mine ? rlk::simt::logp::number_of_column(static_cast<int>(target)) : -1);
-  for (int i = 0; i < rlk::simt::logp::kFragment; ++i) {
-    const int c = rlk::simt::logp::fragment_column(lane, i);
-    const bool none = p.left_out(f.row) || slope.nothing;
-    if (c < f.columns)
-      rlk::rows::store(p.d_logits.type, p.d_logits.row(f.row), f.column + c, none ? 0.0f : f.z[i]);
-  }
-}
-const auto reduce_fragments = [](const rlk::lse128::Problem& p, void* to, hipStream_t stream) {
-  auto* states = static_cast<rlk::lse128::State*>(to);
-  fragments::reduce(p, states, stream);
-  rlk::simt::logp::launch_finish(p, states, nullptr, stream);
-};
-
 }  // namespace
 
 TEST_CASE("logp on fibers is native's bits, with every option") {
@@ -148,35 +122,6 @@ TEST_CASE("logp on fibers is native's bits over wide rows, with nothing in some 
   }
 }
 
-TEST_CASE("logp of a tensor core's tiles on fibers is native's bits, with NaN and nothing in some") {
-  std::mt19937 random(21);
-  for (DType t : {DType::f32, DType::bf16})
-    for (std::int64_t vocab : {7, 1100, 2500, 33104})
-      for (bool bends : {true, false}) {
-        CAPTURE(vocab);
-        CAPTURE(bends);
-        const std::int64_t n = vocab > 3000 ? 2 : 9;
-        Inputs in(n, vocab, vocab, t, random);
-        const auto put = [&](std::int64_t row, std::int64_t at, float x) {
-          const std::uint16_t half = rlk::float_to_bf16(x);
-          const std::int64_t size = rlk::size_of(t);
-          std::memcpy(in.logits.bytes.data() + (row * vocab + at) * size,
-                      t == DType::f32 ? static_cast<const void*>(&x) : &half, static_cast<std::size_t>(size));
-        };
-        for (std::int64_t at = 0; at < vocab / 3; ++at) put(0, at, -INFINITY);
-        for (std::int64_t at = vocab / 2; at < vocab; at += 77) put(0, at, 300);
-        if (n > 4) put(4, vocab / 2, NAN), put(5, 3, INFINITY), put(6, 2, -0.0f);
-        Owned logp(in.rows, DType::f32), stats({n, 4}, DType::f32);
-        Logp a{.logp = logp.tensor};
-        if (bends) a.stats = stats.tensor;
-        in.give(a, 1);
-        REQUIRE(rlk::logp(a, kTiles));
-        std::vector<Owned*> results{&logp};
-        if (bends) results.push_back(&stats);
-        on_fibers(results, rlk::lse128::problem_of(a), reduce_fragments);
-      }
-}
-
 TEST_CASE("parts of a vocabulary on fibers are native's, and so is what they are merged to") {
   std::mt19937 random(12);
   const std::int64_t vocab = 1000, leaf = 128;
@@ -223,36 +168,6 @@ TEST_CASE("logp_bwd on fibers is native's bits, with stats and without") {
           a.stats = given ? rlk::In(stats.tensor) : rlk::In();
           REQUIRE(rlk::logp_bwd(a, kTiles));
           on_fibers({&d_logits}, rlk::lse128::problem_of(a), rlk::simt::logp::launch_backward);
-        }
-      }
-}
-
-TEST_CASE("gradients of a tensor core's tiles on fibers are native's bits") {
-  std::mt19937 random(22);
-  for (DType t : {DType::f32, DType::bf16})
-    for (std::int64_t vocab : {7, 1100, 2500})
-      for (double deviation : {1.0, 60.0}) {  // 60: exponents that are out of the ordinary
-        CAPTURE(vocab);
-        CAPTURE(deviation);
-        Inputs in(9, vocab, vocab, t, random);
-        in.logits = Owned({9, vocab}, t, random, deviation);
-        Owned d_logp(in.rows, DType::f32, random);
-        const Owned d_entropy(in.rows, DType::f32, random);
-        nothing_of(d_logp, 3);
-        Owned stats({9, 4}, DType::f32), d_logits({9, vocab}, t);
-        Logp f{.stats = stats.tensor};
-        in.give(f, 1);
-        REQUIRE(rlk::logp(f, kTiles));
-        for (bool bends : {false, true}) {
-          LogpBwd a{.stats = stats.tensor, .d_logp = d_logp.tensor, .d_logits = d_logits.tensor};
-          in.give(a, 1);
-          if (bends) a.d_entropy = d_entropy.tensor;
-          REQUIRE(rlk::logp_bwd(a, kTiles));
-          on_fibers({&d_logits}, rlk::lse128::problem_of(a), [](const auto& p, void*, hipStream_t stream) {
-            const std::int64_t room = (p.leaf + rlk::lse128::kTile - 1) / rlk::lse128::kTile;
-            hipLaunchKernelGGL(fragment_gradients, fragments::fragment_blocks(p, room),
-                               dim3(fragments::kFragmentRows * 4), 0, stream, p, room);
-          });
         }
       }
 }

@@ -55,34 +55,6 @@ const char* Hopper::product(const simt::linear::Product& p) const {
   return simt::linear::run(p, stream, device);
 }
 
-std::int64_t Hopper::tiled(const LmHead& a, const Problem& p, std::int64_t n) const {
-  return fused && tiles_serve(lm_head::forward_product(a), p) ? n / kTileRows * kTileRows : 0;
-}
-template <class Args>
-std::int64_t Hopper::sums(const Cut<Args>& cut, std::int64_t first, std::int64_t n,
-                          const simt::linear_logp::Held& h, State* states, const char** error) const {
-  typename Cut<Args>::Logits l;
-  cut.logits(first, n, 0, cut.p.here, h.logits, l);
-  const std::int64_t rows = tiled(l.call, cut.p, n), room = (cut.p.leaf + lse128::kTile - 1) / lse128::kTile;
-  // The tiles lie where panels of logits would.
-  const std::int64_t bytes = rows * cut.p.count * room * std::int64_t{sizeof(State)};
-  if (rows == 0 || bytes > cut.rows() * cut.columns() * cut.size) return 0;
-  cut.logits(first, rows, 0, cut.p.here, h.logits, l);
-  auto* tiles = reinterpret_cast<State*>(h.logits);
-  const Problem p = cut.p.part(first, rows);
-  *error = words(launch_tiles(lm_head::forward_product(l.call), p, tiles, room, h.targets,
-                              lm_head::multiprocessors(device), stream_of(call)));
-  if (!*error) *error = simt::logp::run_leaves(p, tiles, room, states, stream, device);
-  return rows;
-}
-template std::int64_t Hopper::sums(const Cut<LinearLogp>&, std::int64_t, std::int64_t,
-                                   const simt::linear_logp::Held&, State*, const char**) const;
-
-const char* Hopper::slopes(const LmHead& a, const Problem& p, std::int64_t begin, const State* states) const {
-  return words(launch_slopes(lm_head::forward_product(a), p, begin, states, lm_head::multiprocessors(device),
-                             stream_of(call)));
-}
-
 Gradients::Sizes::Sizes(const BackwardCut& cut) {
   const std::int64_t all = cut.p.rows, leaf = std::max<std::int64_t>(1, cut.p.leaf),
                      width = std::max<std::int64_t>(1, cut.a.hidden.dim(1));
@@ -104,10 +76,10 @@ Gradients::Held::Held(const BackwardCut& cut, const Sizes& sizes, Room& room) {
   for (std::byte*& s : shares) s = room.take(share);
 }
 
-Gradients::Gradients(const LinearLogpBwd& a, const Call& call, bool fused)
+Gradients::Gradients(const LinearLogpBwd& a, const Call& call)
     : cut_(a, kForward),
       call_(call),
-      kernels_(call, fused),
+      kernels_(call),
       sizes_(cut_),
       room_{kernels_.behind()},
       held_(cut_, sizes_, room_) {
@@ -129,30 +101,20 @@ Tensor Gradients::d_logits(const Area& area, std::int64_t row, std::int64_t n) c
 
 // The gradient of an area's logits.
 const char* Gradients::slopes(const Area& area, int leaf) {
-  const auto states = [&](std::int64_t row) {
-    return held_.forward.states ? held_.forward.states + row * cut_.p.count : nullptr;
-  };
-  BackwardCut::Logits l;
-  cut_.logits(area.row, area.rows, area.begin, area.end, nullptr, l);
-  const std::int64_t done = kernels_.tiled(l.call, cut_.p, area.rows);
   const char* error = nullptr;
-  if (done > 0) {
-    const Tensor slope = d_logits(area, 0, done);
-    cut_.logits(area.row, done, area.begin, area.end, nullptr, l);
-    l.out = slope, l.call.out = l.out;
-    error = kernels_.slopes(l.call, cut_.p.part(area.row, done), area.begin, states(area.row));
-  }
-  for_runs(area.rows - done, sizes_.at_once, [&](std::int64_t at, std::int64_t n) {
-    const std::int64_t first = area.row + done + at;
+  for_runs(area.rows, sizes_.at_once, [&](std::int64_t at, std::int64_t n) {
+    const std::int64_t first = area.row + at;
+    BackwardCut::Logits l;
     cut_.logits(first, n, area.begin, area.end, held_.forward.logits, l);
-    const Tensor slope = d_logits(area, done + at, n);
+    const Tensor slope = d_logits(area, at, n);
     const lse128::Matrix to{slope.dl().data, rows::type_of(cut_.a.hidden.dtype()), area.stride()};
     lse128::Matrix logits{held_.forward.logits, cut_.p.round, area.columns()};
     if (narrow(cut_)) l.out = slope, l.call.out = l.out, logits = to;
     if (!error) error = kernels_.logits(l.call);
     if (!error)
-      error = kernels_.gradient(cut_.p.part(first, n), {logits, area.begin, area.end, leaf}, to,
-                                area.columns(), states(first));
+      error =
+          kernels_.gradient(cut_.p.part(first, n), {logits, area.begin, area.end, leaf}, to, area.columns(),
+                            held_.forward.states ? held_.forward.states + first * cut_.p.count : nullptr);
   });
   return error;
 }

@@ -10,14 +10,12 @@
 
 #include <array>
 
-#include "cuda/linear_logp/tiles.h"
 #include "simt/linear_logp/run.hpp"
 #include "simt/portable.hpp"
 
 namespace rlk::cuda::linear_logp {
 
 using logp_parts::BackwardCut;
-using logp_parts::Cut;
 using logp_parts::Limits;
 using logp_parts::Room;
 
@@ -25,18 +23,10 @@ using logp_parts::Room;
 struct Hopper : simt::linear_logp::LogpIn {
   static constexpr std::uint64_t kOwn = 64;
   const Call& call;
-  const bool fused;  // logits stay in registers where they may (tiles.h)
 
-  Hopper(const Call& c, bool fuses) : LogpIn{c.stream(), c.device().id}, call(c), fused(fuses) {}
+  explicit Hopper(const Call& c) : LogpIn{c.stream(), c.device().id}, call(c) {}
   std::byte* behind() const { return call.workspace().data() + kOwn; }
   const char* logits(const LmHead& a) const;
-  template <class Args>
-  std::int64_t sums(const Cut<Args>& cut, std::int64_t first, std::int64_t n,
-                    const simt::linear_logp::Held& h, State* states, const char** error) const;
-  // The gradient of a panel of logits from its column `begin` on, into call.out.
-  const char* slopes(const LmHead& call, const Problem& p, std::int64_t begin, const State* states) const;
-  // Of n rows those whose logits need not be in memory.
-  std::int64_t tiled(const LmHead& call, const Problem& p, std::int64_t n) const;
   // Of lm_head's gradients the one that is asked for.
   const char* product(const LmHeadBwd& a) const;
   // A portable one.
@@ -45,7 +35,7 @@ struct Hopper : simt::linear_logp::LogpIn {
 
 class Gradients {
  public:
-  Gradients(const LinearLogpBwd& a, const Call& call, bool fused);
+  Gradients(const LinearLogpBwd& a, const Call& call);
   static std::uint64_t bytes(const LinearLogpBwd& a);
   rlk_code run();
 

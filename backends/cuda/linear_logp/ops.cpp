@@ -1,7 +1,6 @@
 // linear_logp and its gradients on Hopper:
 //
-//   cuda.sm90        sm90/t25k16/lse128/l8, backward .../tree8
-//   cuda.sm90_fused  the same bits: logits of many rows stay in registers (tiles.h)
+//   cuda.sm90   sm90/t25k16/lse128/l8, backward .../tree8
 //
 // A panel of logits at a time by what is fastest for lm_head's products there, which logp's portable kernels take up. A panel
 // is a leaf of 2048 rows: the weight is read once for so many, and tiles of 128 x 256 fill the GPU nine times. logp's kernels
@@ -17,17 +16,15 @@ using namespace linear_logp;
 
 constexpr Limits kPanels{.rows = 2048, .cached = std::int64_t{160} << 20};
 
-template <bool Fused>
 rlk_code run(const LinearLogp& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
-  const Hopper kernels(call, Fused);
+  const Hopper kernels(call);
   return simt::finished(call, "linear_logp",
                         simt::linear_logp::forward(a, kernels.behind(), kernels, kPanels));
 }
-template <bool Fused>
 rlk_code run(const LinearLogpBwd& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
-  return Gradients(a, call, Fused).run();
+  return Gradients(a, call).run();
 }
 
 std::uint64_t workspace(const LinearLogp& a, const rlk_request&) {
@@ -53,12 +50,10 @@ rlk_verdict supports(const LinearLogpBwd& a, const rlk_request& request) {
   return lm_head::check_aligned(lm_head::operand(a.hidden, true), lm_head::operand(a.weight, true));
 }
 
-template <bool Fused>
 constexpr Facts facts(const char* arithmetic) {
-  return {.id = Fused ? "cuda.sm90_fused" : "cuda.sm90",
-          .doc = Fused ? "logits on Hopper's tensor cores, of many rows summed in registers"
-                       : "a panel of lm_head's logits on Hopper's tensor cores at a time",
-          .priority = Fused ? 290 : 300,
+  return {.id = "cuda.sm90",
+          .doc = "a panel of lm_head's logits on Hopper's tensor cores at a time",
+          .priority = 300,
           .arithmetic = arithmetic,
           .dtypes = RLK_BF16 | RLK_F16,
           .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
@@ -67,27 +62,19 @@ constexpr Facts facts(const char* arithmetic) {
           .max_arch = 90};
 }
 
-template <class Args, bool Fused>
-constexpr rlk_code (*kRun)(const Args&, const Call&) = run<Fused>;
+template <class Args>
+constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
 template <class Args>
 constexpr std::uint64_t (*kWorkspace)(const Args&, const rlk_request&) = workspace;
 
-template <bool Fused>
-constexpr rlk_implementation kForward =
-    implement<LinearLogp, kRun<LinearLogp, Fused>, supports_rows<LinearLogp>, kWorkspace<LinearLogp>>(
-        facts<Fused>("sm90/t25k16/lse128/l8"));
-template <bool Fused>
-constexpr rlk_implementation kBackward =
-    implement<LinearLogpBwd, kRun<LinearLogpBwd, Fused>, supports, kWorkspace<LinearLogpBwd>>(
-        facts<Fused>("sm90/t25k16/lse128/l8/tree8"));
-
 }  // namespace
 
-extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90, linear_logp_sm90_fused,
-    linear_logp_bwd_sm90_fused;
-constinit const rlk_implementation linear_logp_sm90 = kForward<false>;
-constinit const rlk_implementation linear_logp_bwd_sm90 = kBackward<false>;
-constinit const rlk_implementation linear_logp_sm90_fused = kForward<true>;
-constinit const rlk_implementation linear_logp_bwd_sm90_fused = kBackward<true>;
+extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90;
+constinit const rlk_implementation linear_logp_sm90 =
+    implement<LinearLogp, kRun<LinearLogp>, supports_rows<LinearLogp>, kWorkspace<LinearLogp>>(
+        facts("sm90/t25k16/lse128/l8"));
+constinit const rlk_implementation linear_logp_bwd_sm90 =
+    implement<LinearLogpBwd, kRun<LinearLogpBwd>, supports, kWorkspace<LinearLogpBwd>>(
+        facts("sm90/t25k16/lse128/l8/tree8"));
 
 }  // namespace rlk::cuda

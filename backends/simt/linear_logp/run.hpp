@@ -4,7 +4,6 @@
 //   logits(LmHead)                          a panel of them
 //   product(Product)                        a part of linear_bwd
 //   fold(p, panel, states, targets)         a panel of one leaf
-//   sums(cut, first, n, h, states, error)   the same of all leaves of rows in one go; of how many rows it has them
 //   finish(p, states, targets)              results of rows
 //   count_bad(p)                            targets that are no token
 //   gradient(p, panel, to, columns, states) of logits
@@ -24,23 +23,12 @@ using logp::Panel;
 using lse128::Matrix;
 using lse128::State;
 
-// What stands in the workspace: sums of every leaf (of a run of rows, or where `all` of all), the targets' logits, logits.
-struct Held {
-  State* states = nullptr;
-  float* targets = nullptr;
-  std::byte* logits = nullptr;
-};
-
 // logp's share of the kernels, in a stream.
 struct LogpIn {
   void* stream;
   int device;
   const char* fold(const Problem& p, const Panel& panel, State* states, float* targets) const {
     return logp::run_fold(p, panel, states, targets, stream, device);
-  }
-  template <class Args>
-  std::int64_t sums(const Cut<Args>&, std::int64_t, std::int64_t, const Held&, State*, const char**) const {
-    return 0;
   }
   const char* finish(const Problem& p, State* states, const float* targets) const {
     return logp::run_finish(p, states, targets, stream, device);
@@ -56,6 +44,12 @@ struct LogpIn {
 inline constexpr Limits kLimits{
     .rows = 2048, .cached = std::int64_t{64} << 20, .held = std::int64_t{128} << 20, .columns = 16384};
 
+// What stands in the workspace: sums of every leaf (of a run of rows, or where `all` of all), the targets' logits, logits.
+struct Held {
+  State* states = nullptr;
+  float* targets = nullptr;
+  std::byte* logits = nullptr;
+};
 template <class Args>
 Held held(const Cut<Args>& cut, Room& room, bool all, bool reduces, std::int64_t elements) {
   Held h;
@@ -89,18 +83,14 @@ const char* reduce(const Cut<Args>& cut, const Held& h, bool all, Kernels& k) {
   for_runs(cut.p.rows, cut.limits.rows, [&](std::int64_t first, std::int64_t n) {
     const Problem p = cut.p.part(first, n);
     State* states = h.states + (all ? first * p.count : 0);
-    const std::int64_t done = error ? n : k.sums(cut, first, n, h, states, &error);
-    const Problem rest = p.part(done, n - done);
-    for (int j = 0; done < n && j < p.count; ++j) {
+    for (int j = 0; j < p.count; ++j) {
       std::int64_t at = p.leaf_begin(j);
       do {  // an empty leaf has a panel, too
         const std::int64_t end = std::min(p.leaf_end(j), at + cut.columns());
         typename Cut<Args>::Logits l;
-        cut.logits(first + done, n - done, at, end, h.logits, l);
+        cut.logits(first, n, at, end, h.logits, l);
         if (!error && end > at) error = k.logits(l.call);
-        if (!error)
-          error =
-              k.fold(rest, panel_of(cut, h.logits, at, end, j), states + done * p.count, h.targets + done);
+        if (!error) error = k.fold(p, panel_of(cut, h.logits, at, end, j), states, h.targets);
         at = end;
       } while (at < p.leaf_end(j));
     }

@@ -19,11 +19,6 @@ const char* run_fold(const Problem& p, const Panel& panel, State* states, float*
   return on_device(device,
                    [&] { launch_fold(p, panel, 1, states, targets, static_cast<hipStream_t>(stream)); });
 }
-const char* run_leaves(const Problem& p, const State* tiles, std::int64_t room, State* states, void* stream,
-                       int device) {
-  return on_device(device,
-                   [&] { launch_leaves_of_tiles(p, tiles, room, states, static_cast<hipStream_t>(stream)); });
-}
 const char* run_finish(const Problem& p, State* states, const float* targets, void* stream, int device) {
   return on_device(device, [&] { launch_finish(p, states, targets, static_cast<hipStream_t>(stream)); });
 }

@@ -4,7 +4,6 @@
 //            2 l + 1, 2 l + 8, 2 l + 9 of its 16, so all bits of the tree but 4 and 5 are a lane's own. What two tiles' joining
 //            multiplies by follows from the maxima, which 32 lanes know for 32 tiles at once; what is left of it in order is a
 //            chain of two fma. The logits are read once
-// leaves_of_tiles  of tiles that were summed elsewhere (fragment.hpp): a wave has a row and a leaf
 // finish     one thread a row: leaves pairwise, the target's logit, results
 // gradient   one thread a pack, two of them a row apart
 // bad        one block counts rows
@@ -125,25 +124,6 @@ __global__ void __launch_bounds__(kThreads, 5)
     targets[row] = capped(p, rounded(p, panel.logits, row, at - panel.begin));
 }
 
-// Of each leaf of a row `room` places, in which its tiles are; a wave has a leaf.
-__global__ void __launch_bounds__(kThreads)
-    leaves_of_tiles(Problem p, const State* tiles, std::int64_t room, State* states) {
-  const int wave = static_cast<int>(threadIdx.x) / kWave, lane = static_cast<int>(threadIdx.x) % kWave;
-  Joining* const desk = dynamic_shared<Joining>() + wave * kWave;
-  const std::int64_t item = std::int64_t{blockIdx.x} * (kThreads / kWave) + wave, row = item / p.count;
-  const int leaf = static_cast<int>(item % p.count);
-  const bool out = row >= p.rows || p.left_out(row);
-  const Scale k = out ? scale_of(1) : p.scale(row);
-  const State* from = tiles + item * room;
-  State all = nothing();
-  for (std::int64_t at = 0; at < room; at += kWave) {
-    const bool there =
-        !out && at + lane < room && (at + lane) * kTile < p.leaf_end(leaf) - p.leaf_begin(leaf);
-    all = join_tiles(all, there ? from[at + lane] : nothing(), lane, k, bends(p), desk);
-  }
-  if (lane == 0 && !out) states[item] = all;
-}
-
 // Leaves to a row: what is known of it, and its state in place of the first leaf's. `targets`: the targets' logits, where those
 // are no more.
 __global__ void __launch_bounds__(kThreads) finish(Problem p, State* states, const float* targets) {
@@ -238,6 +218,7 @@ __global__ void __launch_bounds__(kThreads) merge(Merge m) {
 
 inline dim3 blocks(std::int64_t n) { return dim3(static_cast<unsigned>(n)); }
 inline std::int64_t over(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
+inline bool bends(const Problem& p) { return p.entropy || p.stats || p.d_entropy; }
 
 // Leaves that keep a large GPU busy with a wave each.
 inline constexpr std::int64_t kManyLeaves = 2048;
@@ -290,13 +271,6 @@ inline void launch_fold(const Problem& p, const Panel& panel, int leaves, void* 
     launch(rows::Whole{}, kOne);
   else
     rows::for_type(panel.logits.type == Type::bf16, [&]<class T>(T type) { launch(type, kBlock); });
-}
-// Places for the tiles of a leaf.
-inline void launch_leaves_of_tiles(const Problem& p, const State* tiles, std::int64_t room, State* states,
-                                   hipStream_t stream) {
-  if (p.rows > 0)
-    hipLaunchKernelGGL(leaves_of_tiles, blocks(over(p.rows * p.count, kThreads / kWave)), dim3(kThreads),
-                       kThreads * sizeof(Joining), stream, p, tiles, room, states);
 }
 inline void launch_count(const Problem& p, hipStream_t stream) {
   hipLaunchKernelGGL(bad, dim3(1), dim3(kThreads), kThreads * sizeof(int), stream, p);

@@ -32,9 +32,6 @@ const char* run_merge(const Merge& m, void* stream, int device);
 // are +0.
 const char* run_fold(const Problem& p, const Panel& panel, State* states, float* targets, void* stream,
                      int device);
-// Tiles of 128 that were summed elsewhere, ascending in `room` places of each leaf of a row, to the leaf's sums.
-const char* run_leaves(const Problem& p, const State* tiles, std::int64_t room, State* states, void* stream,
-                       int device);
 const char* run_finish(const Problem& p, State* states, const float* targets, void* stream, int device);
 const char* run_count(const Problem& p, void* stream, int device);
 const char* run_gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,

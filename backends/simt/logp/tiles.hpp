@@ -14,9 +14,6 @@ inline constexpr int kTileLanes = 4;
 inline constexpr int kPacks = kTile / kPack / kTileLanes;  // of a lane; tree() says which
 static_assert(kPacks == 4);
 
-// Whether sums for the entropy are wanted.
-RLK_HD bool bends(const Problem& p) { return p.entropy || p.stats || p.d_entropy; }
-
 struct Eight {
   float at[kPack];
 };
