@@ -180,4 +180,15 @@ __device__ __forceinline__ void keep(const Reader<T>& row, std::int64_t at, bool
   }
 }
 
+// One thread writes what a row has.
+template <class T>
+__device__ __forceinline__ void finish(const Reader<T>& row, std::int64_t at, Drawn d, bool there,
+                                       const Kept& kept) {
+  const Problem& p = row.p;
+  if (p.recorded)
+    if (const std::int64_t id = p.recorded[at]; there && id >= 0 && id < p.vocab)
+      d.recorded_kept = row.has(kept, row.z(id), id);
+  write(p, at, d);
+}
+
 }  // namespace rlk::simt::sample

@@ -25,11 +25,7 @@ __global__ void __launch_bounds__(kThreads, 1) draw(Problem p) {
     d = drawn(row, joined_waves(s), s.kept, s.all);
   }
   if (p.keep) keep(row, at, there, kept);
-  if (threadIdx.x != 0) return;
-  if (p.recorded)
-    if (const std::int64_t id = p.recorded[at]; there && id >= 0 && id < p.vocab)
-      d.recorded_kept = row.has(kept, row.z(id), id);
-  write(p, at, d);
+  if (threadIdx.x == 0) finish(row, at, d, there, kept);
 }
 
 // ---- parts of a vocabulary

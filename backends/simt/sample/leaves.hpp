@@ -5,10 +5,10 @@
 // look      the largest entry, and for top_k the k-th largest of its threads' maxima
 // narrow    top_k: lists the entries that may be the last one; else top_p: a histogram of masses
 // list_bin  top_p: lists the entries of the bin where its mass is reached
-// draw_leaf the filters' ends, by each block alone, and the best of the leaf's entries
-// finish    a thread a row
+// draw_leaf the filters' ends, by each block alone, and the best of the leaf's entries; the row's last block has the result
 #pragma once
 
+#include "simt/join.hpp"
 #include "simt/sample/draws.hpp"
 
 namespace rlk::simt::sample {
@@ -18,11 +18,11 @@ struct RowRoom {
   Mass bins[kBins], sum;  // of masses, and of all of them
   std::uint64_t listed[kCompared];
   std::int32_t list;  // how many were to be listed
+  unsigned arrived;   // blocks that have drawn
   float most[kLeaves], peak[kLeaves];
   Best best[kLeaves];
   std::int32_t count[kLeaves];
   Part kept[kLeaves], all[kLeaves];
-  Kept set;
 
   // Of the row, as `largest` has it.
   __device__ __forceinline__ float largest_entry() const {
@@ -59,17 +59,16 @@ __device__ __forceinline__ bool lists_top_k(const Parameters& r) {
 }
 
 template <class T, bool Filters>
-__global__ void __launch_bounds__(kThreads, 1) look(Problem p, RowRoom* rooms) {
+__global__ void __launch_bounds__(kThreads, 2) look(Problem p, RowRoom* rooms) {
   Shared& s = *dynamic_shared<Shared>();
   RowRoom& room = rooms[blockIdx.x];
   Reader<T> row = leaf_of<T>(p);
   const float most = largest(row, s);
   const float peak = Filters && lists_top_k(row.r) ? kth_peak(s, row.peak, row.r.top_k) : 0;
   if (threadIdx.x == 0) room.most[blockIdx.y] = most, room.peak[blockIdx.y] = peak;
-  if (Filters && blockIdx.y == 0) {
-    for (unsigned b = threadIdx.x; b < kBins; b += kThreads) room.bins[b] = 0;
-    if (threadIdx.x == 0) room.list = 0, room.sum = 0;
-  }
+  if (blockIdx.y != 0) return;
+  if (threadIdx.x == 0) room.list = 0, room.arrived = 0, room.sum = 0;
+  for (unsigned b = threadIdx.x; Filters && b < kBins; b += kThreads) room.bins[b] = 0;
 }
 
 // Adds a block's list to the row's.
@@ -92,7 +91,7 @@ __device__ __forceinline__ bool take_list(Shared& s, const RowRoom& room) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) narrow(Problem p, RowRoom* rooms) {
+__global__ void __launch_bounds__(kThreads, 2) narrow(Problem p, RowRoom* rooms) {
   Shared& s = *dynamic_shared<Shared>();
   RowRoom& room = rooms[blockIdx.x];
   Reader<T> row = leaf_of<T>(p);
@@ -127,7 +126,7 @@ __device__ __forceinline__ Bin bin_of_row(const Reader<T>& row, Shared& s, const
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) list_bin(Problem p, RowRoom* rooms) {
+__global__ void __launch_bounds__(kThreads, 2) list_bin(Problem p, RowRoom* rooms) {
   Shared& s = *dynamic_shared<Shared>();
   RowRoom& room = rooms[blockIdx.x];
   Reader<T> row = leaf_of<T>(p);
@@ -159,6 +158,15 @@ struct Listed {
   }
 };
 
+// Of a row whose leaves all are in its room.
+template <class T>
+__device__ __forceinline__ Drawn drawn_of_leaves(const Reader<T>& row, const RowRoom& room) {
+  Joined found;
+  for (int i = 0; i < kLeaves; ++i)
+    found.best.take(room.best[i].score, room.best[i].id), found.count += room.count[i];
+  return drawn(row, found, room.kept, room.all);
+}
+
 template <class T, bool Filters>
 __global__ void __launch_bounds__(kThreads, 1) draw_leaf(Problem p, RowRoom* rooms) {
   Shared& s = *dynamic_shared<Shared>();
@@ -171,32 +179,13 @@ __global__ void __launch_bounds__(kThreads, 1) draw_leaf(Problem p, RowRoom* roo
     draw_tiles<Filters, true>(row, s, kept, p.wants_logp(), p.wants_raw());
   }
   if (p.keep) keep(row, blockIdx.x, there, kept);
-  if (threadIdx.x != 0) return;
-  if (blockIdx.y == 0) room.set = kept;
-  if (!there) return;
-  const Joined found = joined_waves(s);
-  room.best[blockIdx.y] = found.best, room.count[blockIdx.y] = found.count;
-  room.kept[blockIdx.y] = s.kept[0], room.all[blockIdx.y] = s.all[0];
-}
-
-inline constexpr int kRowsOfBlock = 32;
-__global__ void __launch_bounds__(kRowsOfBlock) finish(Problem p, const RowRoom* rooms) {
-  const std::int64_t at = std::int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x;
-  if (at >= p.rows) return;
-  const RowRoom& room = rooms[at];
-  Reader<rows::Any> row{p, parameters_of(p, at), p.logits_of(at)};
-  Drawn d;
-  const bool there = has_token(row, room);
-  if (there) {
-    Joined found;
-    for (int i = 0; i < kLeaves; ++i)
-      found.best.take(room.best[i].score, room.best[i].id), found.count += room.count[i];
-    d = drawn(row, found, room.kept, room.all);
+  if (there && threadIdx.x == 0) {
+    const Joined found = joined_waves(s);
+    room.best[blockIdx.y] = found.best, room.count[blockIdx.y] = found.count;
+    room.kept[blockIdx.y] = s.kept[0], room.all[blockIdx.y] = s.all[0];
   }
-  if (p.recorded)
-    if (const std::int64_t id = p.recorded[at]; there && id >= 0 && id < p.vocab)
-      d.recorded_kept = row.has(room.set, row.z(id), id);
-  write(p, at, d);
+  if (last_of(kLeaves, &room.arrived) && threadIdx.x == 0)
+    finish(row, blockIdx.x, there ? drawn_of_leaves(row, room) : Drawn{}, there, kept);
 }
 
 // As many rows as leave multiprocessors idle where each has one block, of so many entries that it is worth the launches.
@@ -212,8 +201,6 @@ void launch_leaves(const Problem& p, RowRoom* rooms, hipStream_t stream) {
   if (Filters && (p.top_k || p.top_p)) start(narrow<T>);
   if (Filters && p.top_p) start(list_bin<T>);
   start(draw_leaf<T, Filters>);
-  const auto blocks = static_cast<unsigned>((p.rows + kRowsOfBlock - 1) / kRowsOfBlock);
-  hipLaunchKernelGGL(finish, dim3(blocks), dim3(kRowsOfBlock), 0, stream, p, rooms);
 }
 
 }  // namespace rlk::simt::sample
