@@ -8,6 +8,7 @@
 //
 // Of rows of whole packs:
 //
+// held.hpp       x, or x + residual, of rows at one stride that their threads hold
 // added.hpp      x + residual, which is made once
 // narrow.hpp     up to 128 wide, as heads have: a gate too, and all gradients in one pass
 // heads.hpp      the same gradients with neither gate nor d_sum
@@ -19,6 +20,7 @@
 #include "simt/rms_norm/added.hpp"
 #include "simt/rms_norm/gradients.hpp"
 #include "simt/rms_norm/heads.hpp"
+#include "simt/rms_norm/held.hpp"
 #include "simt/rms_norm/narrow.hpp"
 #include "simt/rms_norm/slices.hpp"
 #include "simt/rms_norm/wide.hpp"
@@ -251,8 +253,11 @@ void launch_rows(const Problem& p, hipStream_t stream) {
     const auto launch = [&](auto kernel) {
       hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
     };
-    if constexpr (!kGeneral<T>)
+    if constexpr (!kGeneral<T>) {
+      if (p.axes.count == 1 && p.width <= Of::kHeld * Of::kStride)
+        return launch(p.residual ? held_forward<Of, true> : held_forward<Of, false>);
       if (p.residual) return launch(added_forward<Of>);
+    }
     launch(forward<T, Of>);
   };
   if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return with.template operator()<Waves>();

@@ -144,27 +144,37 @@ __device__ __forceinline__ void multiply(float (&v)[kPack], const float (&by)[kP
 template <class T>
 inline constexpr bool kGeneral = !__is_same(T, rows::Whole);
 
+// Weights as they multiply.
+__device__ __forceinline__ void add_offset(const Problem& p, float (&w)[kPack]) {
+  if (!p.offset) return;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
+}
 // The weight's part of a pack.
 template <class T>
 __device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n, float (&w)[kPack]) {
   using W = std::conditional_t<kGeneral<T>, rows::Any, rows::Whole>;
   rows::get_pack<W>(p.weight_type, p.weight, i, n, w);
-  if (!p.offset) return;
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) w[k] = 1 + w[k];
+  add_offset(p, w);
 }
 
-// y's pack from what is normalised, but for a gate.
-template <class T>
-__device__ __forceinline__ void normalise(const Problem& p, std::int64_t i, int n, float r,
-                                          float (&out)[kPack]) {
+// y's pack from what is normalised, but for a gate. `stored` gets the weights as they are stored, if there are.
+template <class T, class Stored>
+__device__ __forceinline__ void normalise_by(const Problem& p, float r, float (&out)[kPack], Stored stored) {
 #pragma unroll
   for (int k = 0; k < kPack; ++k) out[k] = out[k] * r;
   if (p.early) rows::round_pack<T>(p.y.type, out);
   if (!p.weight) return;
   float w[kPack];
-  weights<T>(p, i, n, w);
+  stored(w);
+  add_offset(p, w);
   multiply(out, w);
+}
+template <class T>
+__device__ __forceinline__ void normalise(const Problem& p, std::int64_t i, int n, float r,
+                                          float (&out)[kPack]) {
+  using W = std::conditional_t<kGeneral<T>, rows::Any, rows::Whole>;
+  normalise_by<T>(p, r, out, [&](float(&w)[kPack]) { rows::get_pack<W>(p.weight_type, p.weight, i, n, w); });
 }
 
 // What is normalised, from x in `a`: with a residual, its sum with it as a tensor holds it.
