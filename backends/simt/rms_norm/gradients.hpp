@@ -13,7 +13,7 @@ namespace rlk::simt::rms_norm {
 // What a block's threads have of a row's tensors. A team of more than a wave has its sums before it.
 template <class Of>
 struct Held {
-  static constexpr std::size_t kBefore = Of::kThreadsOf > kWave ? kLanes * sizeof(float) : 0;
+  static constexpr std::size_t kBefore = Of::kThreadsOf > kWave ? kSumBytes : 0;
   static std::size_t bytes(int tensors) {
     return kBefore + sizeof(rows::Bytes16) * static_cast<std::size_t>(tensors * Of::kHeld * kThreads);
   }
@@ -25,10 +25,10 @@ struct Held {
   }
 };
 
-template <class Of, bool Sum>
+template <class Of, bool Sum, rows::Walk By>
 __global__ void __launch_bounds__(kThreads, 8) held_backward(Problem p, float* r_of_row, unsigned* counters) {
-  clear_counters(p, counters);
   const Of at(p);
+  const auto row = [&](const rows::Tensor& t) { return rows::row_of<By>(p.axes, t, at.row); };
   const Held<Of> held;
   const bool down = p.d_x || p.d_residual;
   const auto for_held = [&](auto body) {  // body(number, first element)
@@ -37,13 +37,21 @@ __global__ void __launch_bounds__(kThreads, 8) held_backward(Problem p, float* r
       if (const int i = at.first + c * Of::kStride; i < p.width) body(c, i);
   };
   const auto ask = [&](const rows::Tensor& t, int tensor) {
-    const auto* row = static_cast<const std::uint16_t*>(RowOf(p.axes, t, at.row).data);
-    for_held([&](int c, int i) { send(&held(tensor, c), reinterpret_cast<const rows::Bytes16*>(row + i)); });
+    const auto* from = static_cast<const std::uint16_t*>(row(t).data);
+    for_held([&](int c, int i) { send(&held(tensor, c), reinterpret_cast<const rows::Bytes16*>(from + i)); });
   };
   if (down || !p.rstd) ask(p.x, 0);
   if (down) ask(p.d_y, 1);
   if constexpr (Sum) ask(p.d_sum, 2);
-  float r = p.rstd ? RowOf(p.axes, p.rstd, at.row).get(0) : 0;
+  clear_counters(p, counters);
+  // Kept from before the sums, but where a thread has 32 of their lanes and no registers for weights.
+  constexpr bool kKept = Of::kSums <= 2;
+  rows::Raw<rows::Whole> kept[Of::kHeld];
+  if constexpr (kKept)
+    if (down && p.weight)
+      for_held(
+          [&](int c, int i) { kept[c] = rows::fetch_pack<rows::Whole>(p.weight_type, p.weight, i, kPack); });
+  float r = p.rstd ? row(p.rstd).get(0) : 0;
   arrived();
   const auto get = [&](int tensor, int c, float(&v)[kPack]) {
     const rows::Bytes16 raw = held(tensor, c);
@@ -70,7 +78,10 @@ __global__ void __launch_bounds__(kThreads, 8) held_backward(Problem p, float* r
     for (int k = 0; k < kPack; ++k) a[k] = a[k] * r;
     if (!p.weight) return;
     float w[kPack];
-    weights<rows::Whole>(p, i, kPack, w);
+    if constexpr (kKept)
+      rows::unpack<bf16>(kept[c].part, w), add_offset(p, w);
+    else
+      weights<rows::Whole>(p, i, kPack, w);
     multiply(g, w);
   };
   float sums[Of::kSums][kPack] = {};
@@ -82,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 8) held_backward(Problem p, float* r
   });
   const float mean = at.total(sums) / static_cast<float>(p.width);
   if (!at.there) return;
-  const RowOf d_x(p.axes, p.d_x, at.row), d_residual(p.axes, p.d_residual, at.row);
+  const RowOf d_x = row(p.d_x), d_residual = row(p.d_residual);
   for_held([&](int c, int i) {
     float a[kPack], g[kPack];
     both(c, i, a, g);
@@ -101,9 +112,15 @@ __global__ void __launch_bounds__(kThreads, 8) held_backward(Problem p, float* r
 template <class Of>
 void launch_held_backward(const Problem& p, float* r, unsigned* counters, hipStream_t stream) {
   const auto blocks = static_cast<unsigned>((p.axes.rows + Of::kRows - 1) / Of::kRows);
-  const auto kernel = p.d_sum ? held_backward<Of, true> : held_backward<Of, false>;
-  hipLaunchKernelGGL(kernel, dim3(blocks), dim3(kThreads), Held<Of>::bytes(p.d_sum ? 3 : 2), stream, p, r,
-                     counters);
+  const auto launch = [&]<rows::Walk By>() {
+    const auto kernel = p.d_sum ? held_backward<Of, true, By> : held_backward<Of, false, By>;
+    hipLaunchKernelGGL(kernel, dim3(blocks), dim3(kThreads), Held<Of>::bytes(p.d_sum ? 3 : 2), stream, p, r,
+                       counters);
+  };
+  if (p.axes.count == 1)
+    launch.template operator()<rows::Walk::line>();
+  else
+    launch.template operator()<rows::Walk::any>();
 }
 
 }  // namespace rlk::simt::rms_norm

@@ -9,7 +9,7 @@
 // Of rows of whole packs:
 //
 // held.hpp       x, or x + residual, of rows at one stride that their threads hold
-// added.hpp      x + residual, which is made once
+// added.hpp      x + residual, which is made once, of other rows
 // narrow.hpp     up to 128 wide, as heads have: a gate too, and all gradients in one pass
 // heads.hpp      the same gradients with neither gate nor d_sum
 // gradients.hpp  d_x, up to 4096 wide, and slices.hpp the shares and their sum: two launches
@@ -225,7 +225,6 @@ bool whole(const Problem& p, const Tensors&... tensors) {
   return p.width % kPack == 0 && weight && (!p.gate || (p.width <= Sixteen::kStride && !p.residual)) &&
          rows::lies_whole(p.axes, p.gate) && (rows::lies_whole(p.axes, tensors) && ...);
 }
-inline constexpr std::size_t kSharedBytes = kLanes * sizeof(float);
 
 // f(a type of team): what suits the rows.
 template <class T, class F>
@@ -251,7 +250,7 @@ template <class T>
 void launch_rows(const Problem& p, hipStream_t stream) {
   const auto with = [&]<class Of>() {
     const auto launch = [&](auto kernel) {
-      hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p);
+      hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSumBytes, stream, p);
     };
     if constexpr (!kGeneral<T>) {
       if (p.axes.count == 1 && p.width <= Of::kHeld * Of::kStride)
@@ -289,7 +288,7 @@ inline std::int64_t backward_bytes(const Problem& p) {
 }
 template <class T, class Of>
 void launch_team(const Problem& p, const Scratch& s, hipStream_t stream) {
-  hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSharedBytes, stream, p, s.r,
+  hipLaunchKernelGGL((backward<T, Of>), grid_of<Of>(p), dim3(kThreads), kSumBytes, stream, p, s.r,
                      kGeneral<T> ? nullptr : s.counters);
 }
 inline void launch_whole(const Problem& p, const Scratch& s, hipStream_t stream) {

@@ -65,19 +65,37 @@ struct Team {
     } else if constexpr (Threads == kWave) {
       const auto at = [&](int c, int k) { return c < kSums ? sums[c < kSums ? c : 0][k] : 0.0f; };
       for (int k = 0; k < kPack; ++k) v[k] = add_rn(add_rn(at(0, k), at(2, k)), add_rn(at(1, k), at(3, k)));
+      return fold<kWave>(v, lane);
     } else {
-      float* all = dynamic_shared<float>();
-      __syncthreads();  // what lies there was read
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) all[k * kThreadsOf + static_cast<int>(threadIdx.x)] = sums[0][k];
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        const float* of = all + k * kThreadsOf + lane;
-        v[k] = add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
-      }
+      return total_of_waves(sums[0]);
     }
-    return fold<kWave>(v, lane);
+  }
+
+  // Each of the four waves has two of a pack's eight places; then every thread adds the eight. Who is late with reading what a
+  // sum left has not come to the next one's first barrier.
+  __device__ __forceinline__ float total_of_waves(const float (&sums)[kPack]) const {
+    static_assert(Threads == kPack / 2 * kWave);
+    float *all = dynamic_shared<float>(), *places = all + kLanes;
+    const int thread = static_cast<int>(threadIdx.x), place = thread / kWave * 2;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) all[k * kThreadsOf + thread] = sums[k];
+    __syncthreads();
+    const auto over_waves = [&](int k) {
+      const float* of = all + k * kThreadsOf + lane;
+      return add_rn(add_rn(of[0], of[2 * kWave]), add_rn(of[kWave], of[3 * kWave]));
+    };
+    const float low = over_waves(place), high = over_waves(place + 1);
+    const bool upper = lane >= kWave / 2;
+    float sum = add_rn(upper ? high : low, __shfl_xor(upper ? low : high, kWave / 2, kWave));
+#pragma unroll
+    for (int step = kWave / 4; step > 0; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
+    if (lane % (kWave / 2) == 0) places[place + upper] = sum;
+    __syncthreads();
+    float v[kPack];
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) v[k] = places[k];
+    return add_rn(add_rn(add_rn(v[0], v[4]), add_rn(v[2], v[6])),
+                  add_rn(add_rn(v[1], v[5]), add_rn(v[3], v[7])));
   }
 
   // body(number, first element, how many) for kHeld packs of this thread, the first at `i`.
@@ -104,6 +122,8 @@ using Wave2 = Team<kWave, 2>;
 using Wave = Team<kWave, 4>;
 using Waves = Team<4 * kWave, 4>;
 static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
+// What the sum of a row of four waves has in shared memory.
+inline constexpr std::size_t kSumBytes = (kLanes + kPack) * sizeof(float);
 
 struct Eight {
   float at[kPack];
