@@ -1,6 +1,8 @@
 // What producer and consumers of the attention kernel share: which rows and keys a block has, and its shared memory.
 #pragma once
 
+#include <climits>
+
 #include "cuda/attention/maps.h"
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/copy.cuh"
@@ -55,7 +57,8 @@ struct Shape {
 };
 
 // Rows [first, first + count) of sequence n and key head h: the queries of the heads that share keys, those of a query
-// side by side. They see keys of tiles [begin, end).
+// side by side. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split begins, and
+// `offset` is the first query's position among them, which of attention_part may lie before or behind them all.
 struct Work {
   std::int64_t n = 0, q_begin = 0, k_begin = 0;
   int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0;
@@ -102,6 +105,42 @@ __device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::in
   return false;
 }
 
+// Where the first of a sequence's queries is among its keys, which are `keys`. Those of a rank may lie far from it: a position
+// from which every query sees none of them, or all, stands for those further on.
+template <class S>
+__device__ __forceinline__ int offset_of(const Problem& p, std::int64_t n, std::int64_t queries,
+                                         std::int64_t keys) {
+  if constexpr (S::kSpread) {
+    if (p.k_first) {
+      constexpr std::int64_t kFirst = -(std::int64_t{1} << 30), kLast = INT_MAX;
+      const std::int64_t at = p.keys(n) - queries - p.here(n).first;
+      return static_cast<int>(at < kFirst ? kFirst : at > kLast ? kLast : at);
+    }
+  }
+  return static_cast<int>(keys - queries);
+}
+template <class S>
+__device__ __forceinline__ std::int64_t keys_of(const Problem& p, std::int64_t n) {
+  if constexpr (S::kSpread) {
+    const attn128::Visible here = p.here(n);
+    return here.last - here.first;
+  } else {
+    return p.kv_count(n);
+  }
+}
+
+// What query i of an item's sequence sees of its keys.
+template <class S>
+__device__ __forceinline__ attn128::Visible seen_by(const Problem& p, const Work& w, int i,
+                                                    std::int64_t keys) {
+  if constexpr (S::kSpread) {
+    const attn128::Visible seen = p.visible(std::int64_t{w.offset} + i, keys);
+    return {seen.first < keys ? seen.first : keys, seen.last < keys ? seen.last : keys};
+  } else {
+    return p.visible(w.offset + i, keys);
+  }
+}
+
 // What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see the
 // most keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
 template <class S>
@@ -119,13 +158,13 @@ __device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
     const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   }
-  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = p.kv_count(w.n);
+  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = keys_of<S>(p, w.n);
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);
   w.first = tile * S::kRows;
   w.count = static_cast<int>(rows - w.first < S::kRows ? rows - w.first : S::kRows);
-  w.keys = static_cast<int>(keys), w.offset = static_cast<int>(keys - queries);
-  const attn128::Visible top = p.visible(w.offset + w.first / p.group, keys),
-                         last = p.visible(w.offset + (w.first + w.count - 1) / p.group, keys);
+  w.keys = static_cast<int>(keys), w.offset = offset_of<S>(p, w.n, queries, keys);
+  const attn128::Visible top = seen_by<S>(p, w, w.first / p.group, keys),
+                         last = seen_by<S>(p, w, (w.first + w.count - 1) / p.group, keys);
   w.begin = static_cast<int>(top.first / kTile);
   w.end = static_cast<int>((last.last + kTile - 1) / kTile);
   if constexpr (S::kSpread) {
@@ -135,6 +174,35 @@ __device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
     return w.begin < w.end;
   }
   return true;
+}
+
+// Where row i of an item leaves its sums of the block's split.
+__device__ __forceinline__ float* part_of(const Job& job, const Work& w, int i) {
+  const Problem& p = job.p;
+  const int at = w.first + i;
+  const std::int64_t token = (p.cu_q ? w.q_begin : w.n * p.queries) + at / p.group,
+                     row = (token * p.heads + w.h) * p.group + at % p.group;
+  return job.parts + (row * job.splits + blockIdx.y) * (p.value_width + 2);
+}
+// Of attention_part, when an item's rows have their sums, or none has any: those that see no key of the block's split are
+// marked so, and l has one NaN. A warp of `threads` a row.
+template <class S>
+__device__ __forceinline__ void end_parts(const Job& job, const Work& w, unsigned thread, int threads) {
+  const Problem& p = job.p;
+  const int lane = static_cast<int>(thread) % 32;
+  const std::int64_t begin = std::int64_t{blockIdx.y} * p.split;
+  for (int i = static_cast<int>(thread) / 32; i < w.count; i += threads / 32) {
+    const attn128::Visible seen = seen_by<S>(p, w, (w.first + i) / p.group, w.keys);
+    const bool here = p.split == 0 || (seen.first < begin + p.split && seen.last > begin);
+    float* const to = part_of(job, w, i);
+    if (seen.first < seen.last && here) {
+      if (lane == 0) to[1] = simt::from_float<float>(to[1]);
+      continue;
+    }
+    for (int d = lane; d <= p.value_width / 2; d += 32)
+      reinterpret_cast<float2*>(to)[d] =
+          d == 0 ? make_float2(-__builtin_inff(), attn128::kNoKey) : make_float2(0, 0);
+  }
 }
 
 // Where 16 bytes of a tile's row lie: tiles are rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as TMA and

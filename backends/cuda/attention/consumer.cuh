@@ -68,7 +68,7 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_[h] = warp * 16 + lane / 4 + 8 * h;
-      const attn128::Visible seen = p_.visible(w_->offset + query(row_[h]), keys_);
+      const attn128::Visible seen = seen_by<S>(p_, *w_, query(row_[h]), keys_);
       rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
       begun_[h] = false, total_m_[h] = -__builtin_inff(), total_l_[h] = 0;
     }
@@ -97,7 +97,8 @@ class Consumer {
       if (!more) release_queries();
       const bool next =
           !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
-      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, next, before, bases);
+      const bool changed =
+          look<S::kCapped, S::kUnit, S::kSpread>(p_, s, rows_, tile * kTile, next, before, bases);
       const bool moves = S::kUnit || changed;
       float by[2] = {1, 1};
       if (kTreeLast && moves) factors(before, bases, by);
@@ -191,7 +192,8 @@ class Consumer {
         release(s_.k_empty, k_);
       else if (!job_.values_in_keys && thread_ % 32 == 0)
         barrier_arrive(s_.v_empty);
-      const bool changed = look<S::kCapped, S::kUnit>(p_, s, rows_, tile * kTile, false, before, bases);
+      const bool changed =
+          look<S::kCapped, S::kUnit, S::kSpread>(p_, s, rows_, tile * kTile, false, before, bases);
       weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
       tree(sums, sum);
       go_on(changed, before, bases, sum);
@@ -433,8 +435,9 @@ class Consumer {
     }(std::make_integer_sequence<int, kSums>());
   }
 
-  // A split's m, l and O in memory.
+  // A split's m, l and O in memory; of attention_part the producer completes them (end_parts).
   __device__ __forceinline__ void store_part() const {
+    using simt::from_float;  // which leaves one NaN
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row_[h] >= w_->count) continue;
@@ -448,7 +451,8 @@ class Consumer {
       for (int i = 0; i < kSums / 4; ++i) {
         const int d = first_channel() + 8 * i + thread_ % 4 * 2;
         if (d < p_.value_width)
-          *reinterpret_cast<float2*>(to + 2 + d) = make_float2(o_[4 * i + 2 * h], o_[4 * i + 2 * h + 1]);
+          *reinterpret_cast<float2*>(to + 2 + d) =
+              make_float2(from_float<float>(o_[4 * i + 2 * h]), from_float<float>(o_[4 * i + 2 * h + 1]));
       }
     }
   }

@@ -10,7 +10,8 @@
 namespace rlk::cuda::attention {
 
 // A block's items one after another; that it has as many for all of its threads is plain from the grid, which the compiler
-// has to see to keep warps together. Spread: its one.
+// has to see to keep warps together. Spread: its one, of which attention_part's sums are completed by the producer, which has
+// registers to spare.
 template <class S>
 __device__ __forceinline__ void produce(const Job& job, const Shared<S>& shared, const Work& only) {
   Producer<S> producer(job, shared);
@@ -24,6 +25,12 @@ __device__ __forceinline__ void produce(const Job& job, const Shared<S>& shared,
     }
   }
   producer.end();
+  if constexpr (S::kSpread) {
+    if (job.p.partials != nullptr) {
+      role_sync(3, S::kThreads);  // rows have their sums
+      end_parts<S>(job, only, threadIdx.x - S::kConsumers, 128);
+    }
+  }
 }
 template <class S>
 __device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared, const Work& only) {
@@ -31,6 +38,7 @@ __device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared,
   if constexpr (S::kSpread) {
     consumer.begin(only);
     consumer.run();
+    if (job.p.partials != nullptr) role_sync(3, S::kThreads);
   } else {
     for (int round = 0; item_of(round) < job.items; ++round)
       if (consumer.next() > 0) consumer.run();
@@ -43,7 +51,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_co
   const Shared<S> shared(raw);
   Work only;
   if constexpr (S::kSpread) {
-    if (!find_work<S>(job, blockIdx.x, only)) return;
+    if (!find_work<S>(job, blockIdx.x, only)) {
+      if (job.p.partials != nullptr) end_parts<S>(job, only, threadIdx.x, S::kThreads);
+      return;
+    }
   }
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
@@ -85,8 +96,9 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
 
 template <class T, int Width, int ValueWidth, bool Capped, bool Unit>
 cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return splits > 1 ? start<Shape<T, Width, ValueWidth, Capped, true, Unit>>(p, parts, splits, stream)
-                    : start<Shape<T, Width, ValueWidth, Capped, false, Unit>>(p, parts, 1, stream);
+  return splits > 1 || p.partials != nullptr
+             ? start<Shape<T, Width, ValueWidth, Capped, true, Unit>>(p, parts, splits, stream)
+             : start<Shape<T, Width, ValueWidth, Capped, false, Unit>>(p, parts, 1, stream);
 }
 
 // Softcaps have kernels of their own, for the others' sake.

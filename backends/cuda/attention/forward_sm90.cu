@@ -5,8 +5,9 @@
 // so that several heads fill a tile. Many rows: an item is 128 rows with all of their keys (D and Dv above 192 and 128: 64,
 // whose sums are what shared memory holds), whose splits are joined in shared memory; each SM has one block, which takes items
 // by turns, and its producer is ahead of the consumers by the next item's keys and queries. Few rows: each block takes one
-// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending. At most 16 rows a sequence, as
-// when decoding, have a kernel of their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
+// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending; attention_part is the first
+// of the two, for any rows, and leaves its sums in the result. At most 16 rows a sequence, as when decoding, have a kernel of
+// their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
 // read once; else v takes its place.
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(512)
 
 // ---- which blocks there are
 
-constexpr std::int64_t kFewBlocks = 256, kManyBlocks = 1056, kMostSplits = 65535;
+constexpr std::int64_t kFewBlocks = 256, kManyBlocks = 1056;
 
 std::int64_t row_count(const Problem& p) {
   return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group;
@@ -118,6 +119,15 @@ int cluster_blocks(const Problem& p) {
   if (p.split == 0) return 0;
   const std::int64_t clusters = p.sequences * p.heads * splits_of(p);
   return clusters <= 16 ? 8 : clusters <= 32 ? 4 : 0;
+}
+
+template <bool Unit>
+cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  const bool half = p.q.type == rows::Type::f16, wide = std::max(p.width, p.value_width) > kNarrow;
+  const auto start = wide   ? half ? start_wide<__half, Unit> : start_wide<__nv_bfloat16, Unit>
+                       : half ? start_forward<__half, Unit>
+                            : start_forward<__nv_bfloat16, Unit>;
+  return start(p, parts, splits, stream);
 }
 
 cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t splits, cudaStream_t stream) {
@@ -166,15 +176,18 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
     }
   }
   const std::int64_t splits = spread(p);
-  const bool wide = std::max(p.width, p.value_width) > kNarrow;
-  const auto start = wide   ? half ? start_wide<__half, Unit> : start_wide<__nv_bfloat16, Unit>
-                       : half ? start_forward<__half, Unit>
-                            : start_forward<__nv_bfloat16, Unit>;
-  const cudaError_t e = start(p, parts, splits, stream);
+  const cudaError_t e = start_tiles<Unit>(p, parts, splits, stream);
   return e != cudaSuccess || !has_parts(p, splits) ? e : launch_join(p, parts, splits, stream);
+}
+template <bool Unit>
+cudaError_t launch_part(const Problem& p, cudaStream_t stream) {
+  if (row_count(p) == 0 || p.splits() == 0) return cudaSuccess;
+  return start_tiles<Unit>(p, p.partials, p.splits(), stream);
 }
 
 template cudaError_t launch_forward<false>(const Problem&, void*, cudaStream_t);
 template cudaError_t launch_forward<true>(const Problem&, void*, cudaStream_t);
+template cudaError_t launch_part<false>(const Problem&, cudaStream_t);
+template cudaError_t launch_part<true>(const Problem&, cudaStream_t);
 
 }  // namespace rlk::cuda::attention

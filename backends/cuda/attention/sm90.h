@@ -1,4 +1,4 @@
-// attention on Hopper: what the op layer and the kernels of *_sm90.cu share. Knows nothing of the registry.
+// attention and attention_part on Hopper: what the op layer and the kernels of *_sm90.cu share. Knows nothing of the registry.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,5 +18,9 @@ std::int64_t workspace_bytes(const Problem& p);
 // Unit: weights by the special function units' ex2 in place of the library's own exp2, which is another arithmetic.
 template <bool Unit>
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream);
+// attention_part: sums of all splits, at most kMostSplits, go to p.partials.
+inline constexpr std::int64_t kMostSplits = 65535;
+template <bool Unit>
+cudaError_t launch_part(const Problem& p, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

@@ -120,9 +120,20 @@ __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], 
     top[h] = __int_as_float(most[h]), least[h] = __int_as_float(min(static_cast<int>(far[h]), 0));
 }
 
+// The greatest scores, NaN left out. It makes the row NaN whatever they are, so that only who leaves them in memory asks.
+__device__ __forceinline__ void leave_out_nan(const float (&s)[64], float (&top)[2]) {
+  top[0] = top[1] = -__builtin_inff();
+#pragma unroll
+  for (int e = 0; e < 64; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
+#pragma unroll
+  for (int step = 1; step <= 2; ++step)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], step));
+}
+
 // Masks scores of the tile from key `at` on; m moves on from `before`, or starts anew. True where it did for any row of the
-// warp; else all sums so far would be multiplied by 1.
-template <bool Capped, bool Unit>
+// warp; else all sums so far would be multiplied by 1. Kept: m is wanted even where there is NaN.
+template <bool Capped, bool Unit, bool Kept>
 __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, bool anew,
                                      float (&before)[2], Bases& bases) {
   if constexpr (Capped) {
@@ -144,11 +155,16 @@ __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& row
   bool inside = true, changed = false;
   float top[2], least[2];
   extremes<Unit>(s, top, least);
+  float most[2] = {top[0], top[1]};
+  if constexpr (Kept) {
+    if (__any_sync(~0u, isnan(top[0]) || isnan(top[1]))) [[unlikely]]
+      leave_out_nan(s, most);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     before[h] = rows.m[h];
     const float from = anew ? -__builtin_inff() : before[h];
-    const float scaled = __fmul_rn(top[h], p.c), m = scaled > from ? scaled : from;
+    const float scaled = __fmul_rn(most[h], p.c), m = scaled > from ? scaled : from;
     const float base = attn128::base_of(m);
     bases.minus[h] = -base;
     if constexpr (!Unit)
