@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1) draw_leaf(Problem p, RowRoom* roo
 }
 
 // As many rows as leave multiprocessors idle where each has one block, of so many entries that it is worth the launches.
-inline bool takes_leaves(const Problem& p) { return p.rows <= 64 && p.vocab >= 1 << 14; }
+inline bool takes_leaves(const Problem& p) { return p.rows <= 48 && p.vocab >= 1 << 14; }
 
 template <class T, bool Filters>
 void launch_leaves(const Problem& p, RowRoom* rooms, hipStream_t stream) {
