@@ -19,26 +19,22 @@ template <int Packs>
 struct ShareRows {
   static constexpr int kPairs = Packs * kPack / 2, kAhead = 16;
   rows::Bytes16 x[kBlock][Packs], d_y[kBlock][Packs];
-  alignas(16) float r[kBlock];
+  float r[kBlock];
 
   // What the first `count` rows add to two channels.
   __device__ __forceinline__ void chain(int pair, int count, float& low, float& high) const {
     const auto* xs = reinterpret_cast<const std::uint32_t*>(x) + pair;
     const auto* ds = reinterpret_cast<const std::uint32_t*>(d_y) + pair;
-    const auto go_on = [&](int row, float of_row) {
+    const auto go_on = [&](int row) {
       const std::uint32_t x2 = xs[row * kPairs], d2 = ds[row * kPairs];
-      low = fused(bits_float(d2 << 16), bits_float(x2 << 16) * of_row, low);
-      high = fused(bits_float(d2 & 0xffff0000u), bits_float(x2 & 0xffff0000u) * of_row, high);
+      low = fused(bits_float(d2 << 16), bits_float(x2 << 16) * r[row], low);
+      high = fused(bits_float(d2 & 0xffff0000u), bits_float(x2 & 0xffff0000u) * r[row], high);
     };
     int row = 0;
     for (; row + kAhead <= count; row += kAhead)
 #pragma unroll
-      for (int k = 0; k < kAhead; k += 4) {
-        const auto four = *reinterpret_cast<const rows::Bytes16*>(r + row + k);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) go_on(row + k + j, bits_float(four.word[j]));
-      }
-    for (; row < count; ++row) go_on(row, r[row]);
+      for (int k = 0; k < kAhead; ++k) go_on(row + k);
+    for (; row < count; ++row) go_on(row);
   }
 };
 

@@ -19,10 +19,6 @@ __device__ __forceinline__ void clear_counters(const Problem& p, unsigned* count
   for (std::int64_t i = threadIdx.x; i < slices(p); i += kThreads) counters[i] = 0;
 }
 
-// The wave that goes through the chains. Each of a multiprocessor's four schedulers has fixed waves of a block, and the blocks that
-// it has at a time are some 128 apart: theirs are on different schedulers, which otherwise would be one's work.
-__device__ __forceinline__ int chain_wave() { return static_cast<int>(blockIdx.x / 128 % 4); }
-
 template <bool Strided>  // of rows that have one stride
 __global__ void __launch_bounds__(kSliceThreads, 4)
     slice_shares(Problem p, const float* r_of_row, float* shares, unsigned* counters) {
@@ -49,10 +45,9 @@ __global__ void __launch_bounds__(kSliceThreads, 4)
   if (thread < count) slice.r[thread] = r_of_row[start + thread];
   arrived();
   __syncthreads();
-  const int pair = thread - chain_wave() * kWave;
-  if (const std::int64_t i = first + 2 * pair; pair >= 0 && pair < kSlice / 2 && i < p.width) {
+  if (const std::int64_t i = first + 2 * thread; thread < kSlice / 2 && i < p.width) {
     float low = 0, high = 0;
-    slice.chain(pair, count, low, high);
+    slice.chain(thread, count, low, high);
     leave_share(p, shares, block, i, low);
     leave_share(p, shares, block, i + 1, high);
   }
