@@ -16,7 +16,7 @@ inline constexpr int kHeldBlocks = Of::kSums <= 2 ? 8
                                                   : 6;
 
 template <class Of, bool Residual>
-__global__ void __launch_bounds__(kThreads, kHeldBlocks<Of, Residual>) held_forward(Problem p) {
+__global__ void __launch_bounds__(kThreads, (kHeldBlocks<Of, Residual>)) held_forward(Problem p) {
   using rows::Whole;
   const Of at(p);
   const auto row = [&](const rows::Tensor& t) { return rows::row_of<rows::Walk::line>(p.axes, t, at.row); };
