@@ -72,13 +72,13 @@ __global__ void __launch_bounds__(kThreads, 2) look(Problem p, RowRoom* rooms) {
 }
 
 // Adds a block's list to the row's.
-__device__ __forceinline__ void put_list(const Shared& s, RowRoom& room, std::int32_t* place) {
-  if (threadIdx.x == 0) *place = s.list > 0 ? atomicAdd(&room.list, s.list) : 0;
+__device__ __forceinline__ void put_list(Shared& s, RowRoom& room) {
+  std::int32_t& place = s.count[0];
+  if (threadIdx.x == 0) place = s.list > 0 ? atomicAdd(&room.list, s.list) : 0;
   __syncthreads();
   const std::int32_t n = s.list < kListed ? s.list : kListed;
-  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < n && *place + i < kCompared;
-       i += kThreads)
-    room.listed[*place + i] = s.listed[i];
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < n && place + i < kCompared; i += kThreads)
+    room.listed[place + i] = s.listed[i];
 }
 // Whether it is complete and now in `s`.
 __device__ __forceinline__ bool take_list(Shared& s, const RowRoom& room) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2) narrow(Problem p, RowRoom* rooms)
   if (lists_top_k(row.r)) {
     const float least = room.least_peak();
     list(row, s, There<T>{row, before}, [&](float z) { return z >= least; });
-    put_list(s, room, &s.count[0]);
+    put_list(s, room);
   } else if (row.r.top_k == 0 && row.r.top_p < 1) {
     const Mass sum = count_masses(row, s, Masses<T>{row, before});
     if (threadIdx.x == 0) atomicAdd(&room.sum, sum);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 2) list_bin(Problem p, RowRoom* room
   const Bin found = bin_of_row(row, s, room);
   if (found.bin == kBins) return;
   list(row, s, Masses<T>{row, unfiltered(row)}, [&](float z) { return half_bin(row, z) == found.bin; });
-  put_list(s, room, &s.count[0]);
+  put_list(s, room);
 }
 
 // The searches of a block whose row was looked through before.
