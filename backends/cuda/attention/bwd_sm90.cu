@@ -23,32 +23,38 @@ __device__ void clear_row(const attn128::Tensor& t, std::int64_t n, std::int64_t
   for (int d = first; t && d < width; d += step) rows::store(t.type, t.at(n, token, head), d, 0.0f);
 }
 
-// Four channels of a row that starts on as many.
-__device__ float4 load_four(const attn128::Tensor& t, const void* row, int d) {
-  if (t.type == rows::Type::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(row) + d);
-  const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(row) + d);
-  if (t.type == rows::Type::bf16)
+// Four channels as they lie in memory, and as numbers.
+__device__ float4 numbers(rows::Type, const float4& x) { return x; }
+__device__ float4 numbers(rows::Type type, const uint2& x) {
+  if (type == rows::Type::bf16)
     return {__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
             __uint_as_float(x.y & 0xffff0000u)};
   const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&x.x)),
                high = __half22float2(*reinterpret_cast<const __half2*>(&x.y));
   return {low.x, low.y, high.x, high.y};
 }
-// Products of 128 channels from `first` on, four neighbours a lane.
-__device__ float4 products(const attn128::Tensor& x, const void* row_x, const attn128::Tensor& y,
-                           const void* row_y, int first, int width) {
-  const int d = first + static_cast<int>(threadIdx.x) % 32 * 4;
-  if (d >= width) return {};
-  const float4 a = load_four(x, row_x, d), b = load_four(y, row_y, d);
+__device__ float4 products(const float4& a, const float4& b) {
   return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z), __fmul_rn(a.w, b.w)};
 }
-// The tree over them: bits 6 and 3 of an index are folded across lanes, 0 and 1 in a lane, 2, 4 and 5 across lanes. Every lane
-// has it.
-__device__ float tree_of(const float4& p) {
+
+constexpr int kHeadsOfWarp = 4;  // of a query, whose rows are read together
+// Of them a lane has one in the end.
+__device__ int head_of(int lane) { return lane / 16 * 2 + lane / 2 % 2; }
+
+// The tree over each head's products of 128 channels, four neighbours a lane: bits 6 and 3 of an index are folded across
+// lanes, 0 and 1 in a lane, 2, 4 and 5 across lanes. In the first two steps lanes share the heads.
+__device__ float tree_of(const float4 (&p)[kHeadsOfWarp]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto fold = [](float v, int step) { return __fadd_rn(v, __shfl_xor_sync(~0u, v, step)); };
-  const auto outer = [&](float v) { return fold(fold(v, 16), 2); };
-  const float sum = __fadd_rn(__fadd_rn(outer(p.x), outer(p.y)), __fadd_rn(outer(p.z), outer(p.w)));
-  return fold(fold(fold(sum, 1), 4), 8);
+  const auto half = [&](const float4& low, const float4& high, int step) {
+    const bool upper = lane & step;
+    const auto one = [&](float x, float y) {
+      return __fadd_rn(upper ? y : x, __shfl_xor_sync(~0u, upper ? x : y, step));
+    };
+    return float4{one(low.x, high.x), one(low.y, high.y), one(low.z, high.z), one(low.w, high.w)};
+  };
+  const float4 own = half(half(p[0], p[2], 16), half(p[1], p[3], 16), 2);
+  return fold(fold(fold(__fadd_rn(__fadd_rn(own.x, own.y), __fadd_rn(own.z, own.w)), 1), 4), 8);
 }
 
 // Packed rows behind the last sequence are nobody's.
@@ -58,8 +64,8 @@ __device__ std::int64_t rows_in_use(const Backward& g) {
   return p.cu_q ? p.q_begin(p.sequences - 1) + p.q_len(p.sequences - 1) : g.rows();
 }
 
-constexpr int kHeadsOfWarp = 4;  // of a query, whose rows are read together
-
+// Four channels of out as they lie in memory: Four. All loads are on their way before the first is looked at.
+template <class Four>
 __global__ void __launch_bounds__(kBlock) stats_kernel(const __grid_constant__ Backward g, Stat* stats) {
   const Problem& p = g.p;
   const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads(),
@@ -73,23 +79,27 @@ __global__ void __launch_bounds__(kBlock) stats_kernel(const __grid_constant__ B
     for (int j = 0; j < count; ++j) clear_row(g.d_q, n, token, head + j, p.width, lane, 32);
     return;
   }
-  float own = 0, delta[kHeadsOfWarp] = {};
-  for (int first = 0; first < p.value_width; first += kTile) {
-    float4 part[kHeadsOfWarp] = {};
+  float delta = 0;
+  for (int d = lane * 4; d < p.value_width + lane * 4; d += kTile) {
+    uint2 d_out[kHeadsOfWarp] = {};
+    Four out[kHeadsOfWarp] = {};
 #pragma unroll
     for (int j = 0; j < kHeadsOfWarp; ++j)
-      if (j < count)
-        part[j] = products(g.d_out, g.d_out.at(n, token, head + j), p.out, p.out.at(n, token, head + j),
-                           first, p.value_width);
+      if (j < count && d < p.value_width) {
+        d_out[j] = static_cast<const uint2*>(g.d_out.at(n, token, head + j))[d / 4];
+        out[j] = static_cast<const Four*>(p.out.at(n, token, head + j))[d / 4];
+      }
+    float4 part[kHeadsOfWarp];
 #pragma unroll
-    for (int j = 0; j < kHeadsOfWarp; ++j) delta[j] = __fadd_rn(delta[j], tree_of(part[j]));
+    for (int j = 0; j < kHeadsOfWarp; ++j)
+      part[j] = products(numbers(g.d_out.type, d_out[j]), numbers(p.out.type, out[j]));
+    delta = __fadd_rn(delta, tree_of(part));
   }
-#pragma unroll
-  for (int j = 0; j < kHeadsOfWarp; ++j) own = lane == j ? delta[j] : own;
-  if (lane >= count) return;
-  if (g.d_lse) own = __fadd_rn(own, -*static_cast<const float*>(g.d_lse.at(n, token, head + lane)));
-  const float lse = *static_cast<const float*>(p.lse.at(n, token, head + lane));
-  stats[(head + lane) * g.rows() + row] = {attn128::base_of_lse(lse), own};
+  const int own = head_of(lane);
+  if ((lane & 13) != 0 || own >= count) return;
+  if (g.d_lse) delta = __fadd_rn(delta, -*static_cast<const float*>(g.d_lse.at(n, token, head + own)));
+  const float lse = *static_cast<const float*>(p.lse.at(n, token, head + own));
+  stats[(head + own) * g.rows() + row] = {attn128::base_of_lse(lse), delta};
 }
 
 // ---- the heads that share a key
@@ -243,7 +253,8 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
   if (stats > 0) {
     const std::int64_t warps = g.rows() * ((g.all_heads() + kHeadsOfWarp - 1) / kHeadsOfWarp);
     const auto blocks = static_cast<unsigned>((warps * 32 + kBlock - 1) / kBlock);
-    stats_kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
+    const auto kernel = g.p.out.type == rows::Type::f32 ? stats_kernel<float4> : stats_kernel<uint2>;
+    kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
     if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   }
   const auto start =
