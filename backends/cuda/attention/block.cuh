@@ -48,7 +48,7 @@ struct Shape {
                                       : Width <= 128 && Spread            ? 3
                                                                           : 2;
   static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
-  static constexpr int kPlaceBytes = 2 * kTile * 8;
+  static constexpr int kPlaceBytes = kTile * 8;
   static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + (Spread ? 0 : kGroups));
   static constexpr int kWorkBytes = Spread ? 0 : 2 * 64;
   static constexpr int kBytes =
@@ -233,7 +233,7 @@ template <class S>
 struct Shared {
   unsigned char *q, *k, *v;
   float4* total;
-  const unsigned char** places;  // [k, v][kTile] where the keys and values of a tile lie; null: nowhere
+  const unsigned char** places;  // [kTile] where the keys or values of a tile lie; null: nowhere
   std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
   std::uint64_t *q_full, *q_empty;  // of each warpgroup; not Spread
   Work* work;                       // of two items, in turn

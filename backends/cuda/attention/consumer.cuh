@@ -70,18 +70,21 @@ class Consumer {
       row_[h] = warp * 16 + lane / 4 + 8 * h;
       const attn128::Visible seen = seen_by<S>(p_, *w_, query(row_[h]), keys_);
       rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
-      begun_[h] = false, total_m_[h] = -__builtin_inff(), total_l_[h] = 0;
+      begun_[h] = false;
     }
-    rows_.begin = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
-    rows_.end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
+    total_m_ = -__builtin_inff(), total_l_ = 0;
+    rows_.whole = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
+    const int end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
+    rows_.wholes = max(end - rows_.whole, 0);
     rows_.restart();
     clear();
   }
 
   // A warp that orders products is held until all but the last are done, so there are weights of a tile and products of the
-  // next by turns, and between its last weight and its first product is little: l waits until the products are on their way.
+  // next by turns, and between its last weight and its first product is little. l takes in a tile's weights beside the
+  // next one's maxima.
   __device__ __forceinline__ void side_by_side() {
-    float s[64], before[2], sums[2][4];
+    float s[64], before[2], by = 1, sums[2][4] = {};
     Bases bases;
     std::uint32_t weights[8][4];
     int last = 0;  // stage of the values of the tile before
@@ -91,71 +94,69 @@ class Consumer {
     if constexpr (kTreeLast) see();
     wgmma_wait<0>();
     wgmma_fence_operand(s);
-    for (int tile = begin_; tile < end_; ++tile) {
+    bool partly = rows_.partly(begin_);
+    for (int tile = begin_;;) {
+      mask<S::kCapped>(p_, s, rows_, tile, partly);
+      wgmma_fence_operand(s);
       release(s_.k_empty, k_);
       const bool first = tile == begin_, more = tile + 1 < end_;
       if (!more) release_queries();
       const bool next =
           !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
-      const bool changed =
-          look<S::kCapped, S::kUnit, S::kSpread>(p_, s, rows_, tile * kTile, next, before, bases);
-      const bool moves = S::kUnit || changed;
-      float by[2] = {1, 1};
-      if (kTreeLast && moves) factors(before, bases, by);
+      if constexpr (kTreeLast) add_weights(sums, by);
+      // Mostly both have been there for long.
+      const bool there =
+          barrier_test(s_.k_full + k_.stage, k_.phase) && barrier_test(s_.v_full + v_.stage, v_.phase);
+      const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, next, before, bases);
       if constexpr (!S::kUnit) weigh<false, 0, 1>(p_.c, s, bases, sums);
       wgmma_fence_operand(s);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       wgmma_fence_operand(s);
       if (!first && thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
+      if (next) [[unlikely]] {
+        end_split(before, tile);
+        before[0] = rows_.m[0], before[1] = rows_.m[1];
+      }
+      by = 1;
+      if (S::kUnit || changed) by = factor(before, bases);
       if constexpr (S::kUnit)
         weigh<true, 0, 1, 2, 3>(p_.c, s, bases, sums);
       else
         weigh<false, 2, 3>(p_.c, s, bases, sums);
+      if (S::kUnit || changed) scale(by);
       pack<T>(s, weights);
-      if constexpr (kTreeLast) {
-        here(sums), here(weights), here(by);
-        ready(next, tile, moves, before, by);
-      } else {
-        float sum[2];
-        tree(sums, sum);
-        if (next) {
-          end_split(before, tile);
-          rows_.l[0] = sum[0], rows_.l[1] = sum[1];
-        } else {
-          go_on(changed, before, bases, sum);
-        }
+      if constexpr (!kTreeLast) add_weights(sums, by);
+      here(sums), here(weights);
+      wgmma_fence_operand(o_);
+      if (!there || by_threads(keys_, job_.maps.box, tile + 1)) {
+        if (more) await_keys(tile + 1);
+        await_values(tile);
       }
-      if (more) await_keys(tile + 1);
       if constexpr (kInTurns) role_sync(4 + group_, 256);
       if (more) multiply_keys(s);
-      multiply_values(weights, tile);
+      multiply_values(weights);
       last = v_.stage, v_.next();
       if constexpr (kInTurns) pass_turn();
-      if constexpr (kTreeLast) sum_up(next, sums, by);
+      partly = rows_.partly(tile + 1);
       wgmma_wait<1>();
       wgmma_fence_operand(s);
+      if (++tile == end_) break;
     }
+    if constexpr (kTreeLast) add_weights(sums, by);
     wgmma_wait<0>();
     wgmma_fence_operand(o_);
     if (thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
   }
-  // O for a tile's values: of another split, or multiplied as the maxima moved on, with the units' ex2 by 1 where none did.
-  __device__ __forceinline__ void ready(bool next, int tile, bool moves, const float (&before)[2],
-                                        const float (&by)[2]) {
-    if (next) [[unlikely]] {
-      end_split(before, tile);
-    } else if (moves) {
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], by[e / 2 % 2]);
-    }
+  __device__ __forceinline__ void add_weights(const float (&sums)[2][4], float by) {
+    rows_.l = __fmaf_rn(rows_.l, by, tree(sums));
   }
-  // The sums of a tile's weights come to l.
-  __device__ __forceinline__ void sum_up(bool next, const float (&sums)[2][4], const float (&by)[2]) {
-    float sum[2];
-    tree(sums, sum);
+  // O for another tile's values: multiplied as the maxima moved on, by 1 where none did.
+  __device__ __forceinline__ void scale(float by) {
+    float a[2];
+    both_rows(by, a);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) rows_.l[h] = next ? sum[h] : __fmaf_rn(rows_.l[h], by[h], sum[h]);
+    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], a[e / 2 % 2]);
   }
   // Computed by here, not where it is used.
   template <class X, int N, int M>
@@ -168,7 +169,6 @@ class Consumer {
         asm volatile("" : "+r"(x[i / M][i % M]));
     }
   }
-  static __device__ __forceinline__ void here(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
   // The other warpgroup may order its products.
   __device__ __forceinline__ void pass_turn() const {
     asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ ^ 1)) : "memory");
@@ -176,7 +176,7 @@ class Consumer {
   // Where registers do not hold the scores of a tile beside the weights of another.
   __device__ __forceinline__ void one_by_one() {
     see();
-    float s[64], before[2], sums[2][4], sum[2];
+    float s[64], before[2], by, sums[2][4];
     Bases bases;
     std::uint32_t weights[8][4];
     for (int tile = begin_; tile < end_; ++tile) {
@@ -192,13 +192,15 @@ class Consumer {
         release(s_.k_empty, k_);
       else if (!job_.values_in_keys && thread_ % 32 == 0)
         barrier_arrive(s_.v_empty);
-      const bool changed =
-          look<S::kCapped, S::kUnit, S::kSpread>(p_, s, rows_, tile * kTile, false, before, bases);
+      mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
+      const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, false, before, bases);
       weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
-      tree(sums, sum);
-      go_on(changed, before, bases, sum);
+      by = changed ? factor(before, bases) : 1;
+      add_weights(sums, by);
+      if (changed) scale(by);
       pack<T>(s, weights);
-      multiply_values(weights, tile);
+      await_values(tile);
+      multiply_values(weights);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       if constexpr (!S::kLatent)
@@ -207,22 +209,6 @@ class Consumer {
         v_.next(), release(s_.k_empty, k_);
     }
     release_queries();
-  }
-  // A tile's weights are there: l takes in their sum, and O what it is multiplied by. Where no maximum of the
-  // warp moved, that is 1, which leaves O and l as they are.
-  __device__ __forceinline__ void go_on(bool changed, const float (&before)[2], const Bases& bases,
-                                        const float (&sum)[2]) {
-    if (changed) {
-      float a[2];
-      factors(before, bases, a);
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], a[e / 2 % 2]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) rows_.l[h] = __fmaf_rn(rows_.l[h], a[h], sum[h]);
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) rows_.l[h] = __fadd_rn(rows_.l[h], sum[h]);
-    }
   }
   __device__ __forceinline__ void end() {
     if constexpr (S::kSpread)
@@ -237,24 +223,12 @@ class Consumer {
     return rows_.first[h] < rows_.last[h] && rows_.first[h] < end * kTile && rows_.last[h] > begin;
   }
   // The last split's sums are joined to the others', a sink comes last, and rows go to memory; those that see no key are zeros.
-  // Of the four lanes that hold two rows, two each do what is done once a row: half the code, which is not in the
-  // instruction cache.
+  // What is done once a row is done for a thread's own one: half the code, which is not in the instruction cache.
   __device__ __forceinline__ void finish() {
-    const bool second = thread_ & 2;
-    const auto own = [&](const auto& x) { return second ? x[1] : x[0]; };
-    const auto both = []<class X>(X x, auto(&to)[2]) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) to[h] = __shfl_sync(~0u, x, 2 * h, 4);
-    };
     const bool sees[2] = {sees_split(0, end_), sees_split(1, end_)};
-    float m = own(total_m_), l = own(total_l_);
-    const attn128::Join j = attn128::join(m, own(rows_.m));
-    if (own(sees)) {
-      l = own(begun_) ? attn128::joined(l, j.a, own(rows_.l), j.b) : own(rows_.l);
-      m = own(begun_) ? j.m : own(rows_.m);
-    }
     float a[2], b[2];
-    both(j.a, a), both(j.b, b);
+    join_own(sees, rows_.m, a, b);
+    float m = total_m_, l = total_l_;
     join_last(sees, a, b);
     const bool none = !(own(begun_) || own(sees)) || l == 0;
     const int row = own(row_), at = query(row), of = head(row);
@@ -263,7 +237,7 @@ class Consumer {
       lse = p_.sinks[of];
       const attn128::Join last = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
       if (!none) l = attn128::joined(l, last.a, 1.0f, last.b), m = last.m;
-      both(last.a, a), both(last.b, b);
+      both_rows(last.a, a), both_rows(last.b, b);
 #pragma unroll
       for (int e = 0; e < kSums; ++e) o_[e] = attn128::joined(o_[e], a[e / 2 % 2], 0.0f, b[e / 2 % 2]);
     }
@@ -271,17 +245,18 @@ class Consumer {
     if (p_.lse && thread_ % 2 == 0 && row < w_->count)
       rows::store(rows::Type::f32, p_.lse.at(w_->n, w_->q_begin + at, of), 0, lse);
     float inverse[2];
-    both(none ? 0.0f : __fdiv_rn(1.0f, l), inverse);
+    both_rows(none ? 0.0f : __fdiv_rn(1.0f, l), inverse);
     if (__any_sync(~0u, none)) [[unlikely]] {
       int nones[2];
-      both(static_cast<int>(none), nones);
+      both_rows(static_cast<int>(none), nones);
 #pragma unroll
       for (int e = 0; e < kSums; ++e) o_[e] = nones[e / 2 % 2] ? 0.0f : o_[e];
     }
 #pragma unroll
     for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], inverse[e / 2 % 2]);
     long long to[2];
-    both(static_cast<char*>(p_.out.at(w_->n, w_->q_begin + at, of)) - static_cast<char*>(p_.out.data), to);
+    both_rows(static_cast<char*>(p_.out.at(w_->n, w_->q_begin + at, of)) - static_cast<char*>(p_.out.data),
+              to);
     if (p_.out.type == rows::Type::f32)
       store_rows<float2>(to);
     else
@@ -310,16 +285,15 @@ class Consumer {
       }
     }
   }
-  // Of a row what it is joined by to the splits before, of which one ends before tile `end`; whether it sees anything of it.
-  __device__ __forceinline__ bool join_row(int h, float m, int end, float& a, float& b) {
-    const bool sees = sees_split(h, end);
-    if (sees) {
-      const attn128::Join j = attn128::join(total_m_[h], m);
-      a = j.a, b = j.b;
-      total_l_[h] = begun_[h] ? attn128::joined(total_l_[h], j.a, rows_.l[h], j.b) : rows_.l[h];
-      total_m_[h] = begun_[h] ? j.m : m;
-    }
-    return sees;
+  // A thread's own row's m and l of a split join those of the splits before, where it sees anything of it. a, b: what O is
+  // joined by, of both rows.
+  __device__ __forceinline__ void join_own(const bool (&sees)[2], const float (&m)[2], float (&a)[2],
+                                           float (&b)[2]) {
+    const attn128::Join j = attn128::join(total_m_, own(m));
+    both_rows(j.a, a), both_rows(j.b, b);
+    if (!own(sees)) return;
+    total_l_ = own(begun_) ? attn128::joined(total_l_, j.a, rows_.l, j.b) : rows_.l;
+    total_m_ = own(begun_) ? j.m : own(m);
   }
 
   // What the warpgroup has of the block's rows and of the values' channels.
@@ -385,8 +359,7 @@ class Consumer {
     wgmma_commit();
   }
   // O goes on by chains over the tile's keys.
-  __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4], int tile) {
-    await_values(tile);
+  __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4]) {
     const Descriptor v(start_of(s_.v + v_.stage * S::kValueBytes + first_channel() / 64 * kTile * 128),
                        kTile * 8, 64, Swizzle::bytes128);
     wgmma_fence_operand(o_);
@@ -397,10 +370,10 @@ class Consumer {
   }
   // Joins the sums of the split that ends before tile `end` to those before it; O starts again.
   __device__ __forceinline__ void end_split(const float (&m)[2], int end) {
-    float a[2] = {}, b[2] = {};
-    bool sees[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) sees[h] = join_row(h, m[h], end, a[h], b[h]);
+    const bool sees[2] = {sees_split(0, end), sees_split(1, end)};
+    float a[2], b[2];
+    join_own(sees, m, a, b);
+    rows_.l = 0;
     float4* const total = s_.total + thread_;
     if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
 #pragma unroll
@@ -445,8 +418,8 @@ class Consumer {
       float* const to =
           job_.parts +
           ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + blockIdx.y) * (p_.value_width + 2);
-      if (thread_ % 4 == 0 && first_channel() == 0)
-        *reinterpret_cast<float2*>(to) = make_float2(rows_.m[h], rows_.l[h]);
+      if (thread_ % 4 == 2 * h && first_channel() == 0)
+        *reinterpret_cast<float2*>(to) = make_float2(rows_.m[h], rows_.l);
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
         const int d = first_channel() + 8 * i + thread_ % 4 * 2;
@@ -519,7 +492,7 @@ class Consumer {
   int row_[2], tiles_of_split_;  // a power of two
   bool begun_[2];
   Rows rows_;
-  float total_m_[2], total_l_[2];
+  float total_m_, total_l_;  // of its own row
   float o_[kSums];
   Turn<S::kKeyStages> k_;
   Turn<S::kValueStages> v_;

@@ -20,32 +20,42 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char
   }
 }
 
-// Whole tiles by TMA, in pieces of a box.
+// Where a lane's piece of a tile lies, as TMA counts: a tile is one box, or pages that fill it.
+struct Piece {
+  int token, outer;
+  bool there;
+};
+__device__ __forceinline__ Piece piece_of(const Job& job, const Work& w, int tile) {
+  const Problem& p = job.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, box = job.maps.box, j = tile * kTile + lane * box;
+  Piece piece{static_cast<int>(w.k_begin) + j, p.cu_k ? 0 : static_cast<int>(w.n), lane * box < kTile};
+  if (p.block_table && piece.there) {
+    const int size = static_cast<int>(p.page_size),
+              page = box < kTile ? tile * (kTile / box) + lane : j / size;
+    piece.outer = static_cast<int>(Problem::held(p.block_table.get(w.n, page), p.pages - 1));
+    piece.token = j - page * size;
+  }
+  return piece;
+}
+// A tile in such pieces, by the first warp for all of the producer's threads.
 template <int Width>
 __device__ __forceinline__ void order_tile(unsigned char* to, const CUtensorMap* map, std::uint64_t* full,
-                                           const Job& job, const Work& w, int tile) {
-  const Problem& p = job.p;
-  const int t = static_cast<int>(threadIdx.x) % 128, box = job.maps.box, pieces = kTile / box;
-  if (t >= pieces) return barrier_arrive(full);
-  const int j = tile * kTile + t * box;
-  int token = static_cast<int>(w.k_begin) + j, outer = p.cu_k ? 0 : static_cast<int>(w.n);
-  if (p.block_table) {
-    const int size = static_cast<int>(p.page_size);
-    outer = static_cast<int>(Problem::held(p.block_table.get(w.n, j / size), p.pages - 1)), token = j % size;
-  }
-  barrier_expect(full, kTile * Width * 2 / pieces);
+                                           const Job& job, int head, const Piece& piece) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, box = job.maps.box;
+  if (lane == 0) barrier_expect(full, kTile * Width * 2);
+  if (lane == 1) barrier_arrive(full, 127);
+  __syncwarp();
+  if (!piece.there) return;
 #pragma unroll
   for (int x = 0; x < Width; x += 64)
-    tma_load(to + (x / 64 * kTile + t * box) * 128, map, full, x, w.h, token, outer);
+    tma_load(to + (x / 64 * kTile + lane * box) * 128, map, full, x, head, piece.token, piece.outer);
 }
 
-__device__ __forceinline__ void copy_places(const Problem& p, const Work& w, int tile,
-                                            const unsigned char** places) {
+__device__ __forceinline__ void copy_places(const Problem& p, const attn128::Tensor& of, const Work& w,
+                                            int tile, const unsigned char** places) {
   const int t = static_cast<int>(threadIdx.x) % 128, j = tile * kTile + t;
-  const bool there = j < w.keys;
   role_sync(1, 128);  // nobody reads those of the tile before any more
-  places[t] = there ? static_cast<const unsigned char*>(p.key(p.k, w.n, w.k_begin, j, w.h)) : nullptr;
-  places[kTile + t] = there ? static_cast<const unsigned char*>(p.key(p.v, w.n, w.k_begin, j, w.h)) : nullptr;
+  places[t] = j < w.keys ? static_cast<const unsigned char*>(p.key(of, w.n, w.k_begin, j, w.h)) : nullptr;
   role_sync(1, 128);
 }
 
@@ -54,39 +64,49 @@ class Producer {
  public:
   __device__ __forceinline__ Producer(const Job& job, const Shared<S>& s) : job_(job), p_(job.p), s_(s) {}
 
-  // An item, or one that is nothing, without rows.
+  // An item, or one that is nothing, without rows. Where there is room keys are a tile ahead of values, which are wanted later.
   __device__ __forceinline__ void bring(const Work& w) {
     if (w.begin >= w.end) return bring_queries(w);
+    constexpr bool kAhead = S::kKeyStages > 1;
+    bring_keys(w, w.begin);
+    bring_queries(w);
     for (int tile = w.begin; tile < w.end; ++tile) {
-      unsigned char* const k = s_.k + keys_.stage * S::kKeyBytes;
-      unsigned char* const v = s_.v + values_.stage * S::kValueBytes;
-      const bool threads = by_threads(w.keys, job_.maps.box, tile),
-                 with_values = !S::kLatent || !job_.values_in_keys;
-      if (threads) copy_places(p_, w, tile, s_.places);
-      barrier_wait(s_.k_empty + keys_.stage, keys_.phase ^ 1);
-      if (threads) {
-        copy_tile<S::kWidth / 8>(k, s_.places, p_.k.data, p_.width / 8);
-        copy_arrive(s_.k_full + keys_.stage);
-      } else {
-        order_tile<S::kWidth>(k, &job_.maps.k, s_.k_full + keys_.stage, job_, w, tile);
-      }
-      keys_.next();
-      if (tile == w.begin) bring_queries(w);
-      if (!with_values) continue;
-      // In the place of keys: when their scores are there.
-      barrier_wait(s_.v_empty + values_.stage, S::kLatent ? values_.phase : values_.phase ^ 1);
-      if (threads) {
-        copy_tile<S::kValueWidth / 8>(v, s_.places + kTile, p_.v.data, p_.value_width / 8);
-        copy_arrive(s_.v_full + values_.stage);
-      } else {
-        order_tile<S::kValueWidth>(v, &job_.maps.v, s_.v_full + values_.stage, job_, w, tile);
-      }
-      values_.next();
+      if (kAhead && tile + 1 < w.end) bring_keys(w, tile + 1);
+      if (!S::kLatent || !job_.values_in_keys) bring_values(w, tile);
+      if (!kAhead && tile + 1 < w.end) bring_keys(w, tile + 1);
     }
   }
   __device__ __forceinline__ void end() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
  private:
+  __device__ __forceinline__ void bring_keys(const Work& w, int tile) {
+    bring_tile<S::kWidth>(p_.k, &job_.maps.k, p_.width, s_.k + keys_.stage * S::kKeyBytes,
+                          s_.k_full + keys_.stage, s_.k_empty + keys_.stage, keys_.phase ^ 1, w, tile);
+    keys_.next();
+  }
+  // Latent heads: in the place of keys, when their scores are there.
+  __device__ __forceinline__ void bring_values(const Work& w, int tile) {
+    bring_tile<S::kValueWidth>(p_.v, &job_.maps.v, p_.value_width, s_.v + values_.stage * S::kValueBytes,
+                               s_.v_full + values_.stage, s_.v_empty + values_.stage,
+                               S::kLatent ? values_.phase : values_.phase ^ 1, w, tile);
+    values_.next();
+  }
+  // By TMA the first warp orders a tile for all threads.
+  template <int Width>
+  __device__ __forceinline__ void bring_tile(const attn128::Tensor& of, const CUtensorMap* map, int width,
+                                             unsigned char* to, std::uint64_t* full, std::uint64_t* empty,
+                                             int phase, const Work& w, int tile) {
+    if (by_threads(w.keys, job_.maps.box, tile)) {
+      copy_places(p_, of, w, tile, s_.places);
+      barrier_wait(empty, phase);
+      copy_tile<Width / 8>(to, s_.places, of.data, width / 8);
+      copy_arrive(full);
+    } else if (threadIdx.x % 128 < 32) {
+      const Piece piece = piece_of(job_, w, tile);
+      barrier_wait(empty, phase);
+      order_tile<Width>(to, map, full, job_, w.h, piece);
+    }
+  }
   // Each warpgroup's queries, when it has the last scores of those before, and which they are.
   __device__ __forceinline__ void bring_queries(const Work& w) {
     if constexpr (!S::kSpread) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <climits>
+#include <type_traits>
 
 #include "cuda/attention/block.cuh"
 
@@ -57,14 +58,30 @@ __device__ __forceinline__ float weight(float score, float c, float minus_base) 
 // Whose: the library's own where all of a warp's are in range, or anywhere; or the units'.
 enum class Exponential { inside, anywhere, unit };
 
-// Two rows of a thread: what they see, and their sums so far.
+// Which of a thread's two rows is its own: of the four lanes that have both, two each keep what is wanted once a row.
+__device__ __forceinline__ bool owns_second() { return threadIdx.x & 2; }
+template <class X>
+__device__ __forceinline__ X own(const X (&x)[2]) {
+  return owns_second() ? x[1] : x[0];
+}
+// Both rows' from their owners.
+template <class X>
+__device__ __forceinline__ void both_rows(std::type_identity_t<X> own, X (&to)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) to[h] = __shfl_sync(~0u, own, 2 * h, 4);
+}
+
+// Two rows of a thread: what they see, and their sums so far, l of its own one.
 struct Rows {
   int first[2], last[2];  // keys seen
-  int begin, end;         // tiles that all rows of the warp see the whole of
-  float m[2], l[2];
+  int whole, wholes;      // tiles that all rows of the warp see the whole of: the first, and how many
+  float m[2], l;
+  __device__ bool partly(int tile) const {
+    return static_cast<unsigned>(tile - whole) >= static_cast<unsigned>(wholes);
+  }
   __device__ void restart() {
     m[0] = m[1] = -__builtin_inff();
-    l[0] = l[1] = 0;
+    l = 0;
   }
 };
 
@@ -82,7 +99,7 @@ struct Bases {
 template <bool Unit>
 __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], float (&least)[2]) {
   // Chains abreast: as many as keep a warp busy.
-  constexpr int kChains = Unit ? 4 : 1;
+  constexpr int kChains = Unit ? 2 : 1;
   int mosts[2][kChains], most[2];
   unsigned far[2] = {};
 #pragma unroll
@@ -97,7 +114,7 @@ __device__ __forceinline__ void extremes(const float (&s)[64], float (&top)[2], 
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     most[h] = mosts[h][0];
-    if constexpr (Unit) most[h] = max(__vimax3_s32(most[h], mosts[h][1], mosts[h][2]), mosts[h][3]);
+    if constexpr (Unit) most[h] = max(most[h], mosts[h][1]);
   }
 #pragma unroll
   for (int step = 1; step <= 2; ++step)
@@ -131,19 +148,18 @@ __device__ __forceinline__ void leave_out_nan(const float (&s)[64], float (&top)
     for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], step));
 }
 
-// Masks scores of the tile from key `at` on; m moves on from `before`, or starts anew. True where it did for any row of the
-// warp; else all sums so far would be multiplied by 1. Kept: m is wanted even where there is NaN.
-template <bool Capped, bool Unit, bool Kept>
-__device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& rows, int at, bool anew,
-                                     float (&before)[2], Bases& bases) {
+// A tile's scores: capped, and -inf where a row does not see the key.
+template <bool Capped>
+__device__ __forceinline__ void mask(const Problem& p, float (&s)[64], const Rows& rows, int tile,
+                                     bool partly) {
   if constexpr (Capped) {
     if (p.cap != 0) {
 #pragma unroll
       for (float& x : s) x = attn128::capped(p, x);
     }
   }
-  if (at < rows.begin * kTile || at >= rows.end * kTile) [[unlikely]] {
-    const int j = at + static_cast<int>(threadIdx.x) % 4 * 2;
+  if (partly) [[unlikely]] {
+    const int j = tile * kTile + static_cast<int>(threadIdx.x) % 4 * 2;
     const int first[2] = {rows.first[0] - j, rows.first[1] - j};
     const int last[2] = {rows.last[0] - j, rows.last[1] - j};
 #pragma unroll
@@ -152,6 +168,13 @@ __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& row
       s[e] = key < first[h] || key >= last[h] ? -__builtin_inff() : s[e];
     }
   }
+}
+
+// m moves on from `before`, or starts anew. True where it did for any row of the warp; else all sums so far would be multiplied
+// by 1. Kept: m is wanted even where there is NaN.
+template <bool Unit, bool Kept>
+__device__ __forceinline__ bool look(const Problem& p, const float (&s)[64], Rows& rows, bool anew,
+                                     float (&before)[2], Bases& bases) {
   bool inside = true, changed = false;
   float top[2], least[2];
   extremes<Unit>(s, top, least);
@@ -176,10 +199,16 @@ __device__ __forceinline__ bool look(const Problem& p, float (&s)[64], Rows& row
   if constexpr (!Unit) bases.inside = __all_sync(~0u, inside);
   return __any_sync(~0u, changed);
 }
-// What the sums so far are multiplied by.
-__device__ __forceinline__ void factors(const float (&before)[2], const Bases& bases, float (&a)[2]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) a[h] = simt::exp2(__fadd_rn(before[h], bases.minus[h]));
+// simt::exp2 of x up to 0.
+__device__ __forceinline__ float exp2_down(float x) {
+  using C = simt::ExpConstants<float>;
+  x = x < C::kLow2 ? C::kLow2 : x;
+  const float shifted = __fadd_rn(x, C::kShift);
+  return simt::exp_finish(shifted, __fmul_rn(__fsub_rn(x, __fsub_rn(shifted, C::kShift)), C::kLn2));
+}
+// What the sums so far of a thread's own row are multiplied by.
+__device__ __forceinline__ float factor(const float (&before)[2], const Bases& bases) {
+  return exp2_down(__fadd_rn(own(before), own(bases.minus)));
 }
 
 // Of row H, keys 16 G .. 16 G + 15 and those 64 further on: weights in place of scores. What this thread has
@@ -217,19 +246,25 @@ __device__ __forceinline__ void weigh(float c, float (&s)[64], const Bases& base
   else
     weigh_some<Exponential::anywhere, G...>(c, s, bases, sums);
 }
-// The sum of all of a row's weights, for each of its lanes: bits 1, 2, 4 and 5 of the index.
-__device__ __forceinline__ void tree(const float (&sums)[2][4], float (&sum)[2]) {
-  float v[2][4];
+// The sum of all of the weights of a thread's own row: bits 1, 2, 4 and 5 of the index. Lanes share the work: of two that
+// differ by 1 each has half of the four sums, of two that differ by 2 each has a row.
+__device__ __forceinline__ float tree(const float (&sums)[2][4]) {
+  const bool odd = threadIdx.x & 1;
+  float v[2][2], w[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h)
 #pragma unroll
-    for (int g = 0; g < 4; ++g) v[h][g] = __fadd_rn(sums[h][g], __shfl_xor_sync(~0u, sums[h][g], 1));
+    for (int g = 0; g < 2; ++g) {
+      const float kept = odd ? sums[h][2 + g] : sums[h][g], sent = odd ? sums[h][g] : sums[h][2 + g];
+      v[h][g] = __fadd_rn(kept, __shfl_xor_sync(~0u, sent, 1));
+    }
 #pragma unroll
-  for (int h = 0; h < 2; ++h)
-#pragma unroll
-    for (int g = 0; g < 4; ++g) v[h][g] = __fadd_rn(v[h][g], __shfl_xor_sync(~0u, v[h][g], 2));
-#pragma unroll
-  for (int h = 0; h < 2; ++h) sum[h] = __fadd_rn(__fadd_rn(v[h][0], v[h][1]), __fadd_rn(v[h][2], v[h][3]));
+  for (int g = 0; g < 2; ++g) {
+    const float kept = owns_second() ? v[1][g] : v[0][g], sent = owns_second() ? v[0][g] : v[1][g];
+    w[g] = __fadd_rn(kept, __shfl_xor_sync(~0u, sent, 2));
+  }
+  const float half = __fadd_rn(w[0], w[1]);
+  return __fadd_rn(half, __shfl_xor_sync(~0u, half, 1));
 }
 
 // Weights as the tensor core's operand A, four registers for every 16 keys.

@@ -26,6 +26,12 @@ template <class Place>
 __device__ __forceinline__ void barrier_arrive(Place barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// As often as `times` threads.
+template <class Place>
+__device__ __forceinline__ void barrier_arrive(Place barrier, int times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times)
+               : "memory");
+}
 template <class Place>
 __device__ __forceinline__ void barrier_wait(Place barrier, int parity) {
   asm volatile(
@@ -35,6 +41,20 @@ __device__ __forceinline__ void barrier_wait(Place barrier, int parity) {
       "@!done bra again;}" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+}
+
+// Whether the phase of this parity is complete.
+template <class Place>
+__device__ __forceinline__ bool barrier_test(Place barrier, int parity) {
+  int done;
+  asm volatile(
+      "{.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done;
 }
 
 }  // namespace rlk::cuda::hopper
