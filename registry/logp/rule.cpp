@@ -1,5 +1,8 @@
-// logp, its gradient and the joining of shards by the written rule of lse128/l8.
+// logp and its gradient by the written rules of lse128/l8 and sm90/ex2/lse2048/l8, and the joining of shards.
+#include <string_view>
+
 #include "registry/logp/lse128.hpp"
+#include "registry/logp/lse2048.hpp"
 #include "registry/logp/truth.hpp"
 #include "registry/op.hpp"
 #include "rlk/float_guard.hpp"
@@ -11,6 +14,10 @@ namespace {
 
 using namespace lse128;
 using logp::Target;
+
+// Tiles of 2048 entries and the special function units' exponential.
+constexpr std::string_view kByUnit = "sm90/ex2/lse2048/l8";
+bool known(const RuleQuery& q) { return q.arithmetic == "lse128/l8" || q.arithmetic == kByUnit; }
 
 float get(const Rows& t, int64_t row, int64_t i) { return static_cast<float>(t.get(row, i)); }
 void set(const Out& t, int64_t row, int64_t i, float x) {
@@ -44,13 +51,13 @@ std::vector<float> entries(const Args& a, const logp::Layout<Args>& call, int64_
 }
 
 template <class Args>
-Answer answer(const Args& a, const logp::Layout<Args>& call, int64_t row) {
+Answer answer(const Args& a, const logp::Layout<Args>& call, int64_t row, bool by_unit) {
   if (call.target(row) != Target::token) return left_out(call.first());
   const Scale k = scale(a, row);
   const std::vector<float> z = entries(a, call, row);
   const int64_t at = call.column(row), vocab = a.vocab ? a.vocab : a.logits.dim(1);
-  return {reduce(z, vocab, a.leaf_first, a.leaf_count, k), at < 0 ? kNone : z[static_cast<std::size_t>(at)],
-          k};
+  const auto sum = by_unit ? lse2048::reduce : lse128::reduce;
+  return {sum(z, vocab, a.leaf_first, a.leaf_count, k), at < 0 ? kNone : z[static_cast<std::size_t>(at)], k};
 }
 
 template <class Args>
@@ -65,25 +72,25 @@ void write(const Args& a, int64_t row, const Answer& x) {
 }  // namespace
 
 bool logp_rule(const RuleQuery& q) {
-  if (q.arithmetic != "lse128/l8") return false;
+  if (!known(q)) return false;
   const FloatGuard guard;
   const auto& a = *reinterpret_cast<const Logp*>(q.slots);
   const logp::Layout call(a, a.logits.dim(1));
   const int64_t rows = a.logits.dim(0);
-  for (int64_t m = 0; m < rows; ++m) write(a, m, answer(a, call, m));
+  for (int64_t m = 0; m < rows; ++m) write(a, m, answer(a, call, m, q.arithmetic == kByUnit));
   if (a.bad_count) Rows(a.bad_count).set(0, 0, static_cast<double>(call.bad(rows)));
   return true;
 }
 
 bool logp_bwd_rule(const RuleQuery& q) {
-  if (q.arithmetic != "lse128/l8") return false;
+  if (!known(q)) return false;
   const FloatGuard guard;
   const auto& a = *reinterpret_cast<const LogpBwd*>(q.slots);
   const logp::Layout call(a, a.logits.dim(1));
   for (int64_t m = 0; m < a.logits.dim(0); ++m) {
     for (int64_t c = 0; c < a.logits.dim(1); ++c) set(a.d_logits, m, c, 0);
     if (call.target(m) != Target::token) continue;
-    Answer x = answer(a, call, m);
+    Answer x = answer(a, call, m, q.arithmetic == kByUnit);
     if (a.stats) x.state = {get(Rows(a.stats), m, 0), get(Rows(a.stats), m, 1), get(Rows(a.stats), m, 2)};
     const float g = (a.d_logp ? get(Rows(a.d_logp), 0, m) : 0) + 0.0f,  // -0 counts as +0
         h = (a.d_entropy ? get(Rows(a.d_entropy), 0, m) : 0) + 0.0f;
@@ -91,7 +98,10 @@ bool logp_bwd_rule(const RuleQuery& q) {
       if (!call.kept(m, c)) continue;
       float y = 0;
       const float z = entry(a, get(Rows(a.logits), m, c), &y);
-      float d = x.gradient(z, c == call.column(m), g, a.d_entropy ? &h : nullptr);
+      const bool is_target = c == call.column(m);
+      const float* entropy = a.d_entropy ? &h : nullptr;
+      float d = q.arithmetic == kByUnit ? lse2048::gradient(x.state, x.k, z, is_target, g, entropy)
+                                        : x.gradient(z, is_target, g, entropy);
       if (a.softcap != 0) d = d * std::fma(-y, y, 1.0f);
       set(a.d_logits, m, c, d);
     }

@@ -1,0 +1,57 @@
+// logp and its gradient on Hopper by the special function units' exponential: sm90/ex2/lse2048/l8.
+#include "cuda/logp/sm90_ex2.h"
+
+#include "arithmetic/logp/bind.hpp"
+#include "cuda/device.hpp"
+#include "simt/portable.hpp"
+
+namespace rlk::cuda {
+namespace {
+
+using lse128::problem_of;
+
+std::uint64_t workspace(const Logp& a, const rlk_request&) {
+  return static_cast<std::uint64_t>(simt::logp::states_bytes(problem_of(a)));
+}
+std::uint64_t workspace(const LogpBwd& a, const rlk_request&) {
+  return a.stats ? 0 : static_cast<std::uint64_t>(simt::logp::states_bytes(problem_of(a)));
+}
+
+rlk_code run(const Logp& a, const Call& call) {
+  return simt::finished(
+      call, "logp",
+      logp::run_forward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+rlk_code run(const LogpBwd& a, const Call& call) {
+  return simt::finished(
+      call, "logp_bwd",
+      logp::run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+}
+
+// Below the portable kernels: linear_logp and sample have lse128/l8's bits, and logp is to have theirs.
+constexpr Facts facts(const char* doc) {
+  return {.id = "cuda.sm90_ex2",
+          .doc = doc,
+          .priority = 90,
+          .arithmetic = "sm90/ex2/lse2048/l8",
+          .dtypes = kFloats,
+          .traits = kPinned | RLK_CAPTURE_SAFE,
+          .device_type = kDLCUDA,
+          .min_arch = 90,
+          .max_arch = 90};
+}
+template <class Args>
+constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
+template <class Args>
+constexpr std::uint64_t (*kWorkspace)(const Args&, const rlk_request&) = workspace;
+
+}  // namespace
+
+extern const rlk_implementation logp_sm90_ex2, logp_bwd_sm90_ex2;
+constinit const rlk_implementation logp_sm90_ex2 = implement<Logp, kRun<Logp>, nullptr, kWorkspace<Logp>>(
+    facts("a warp for each row and leaf, exponentials by the special function units"));
+constinit const rlk_implementation logp_bwd_sm90_ex2 =
+    implement<LogpBwd, kRun<LogpBwd>, nullptr, kWorkspace<LogpBwd>>(
+        facts("32 entries a thread, exponentials by the special function units"));
+
+}  // namespace rlk::cuda
