@@ -7,8 +7,10 @@
 // One that is made of other ops' kernels alone is its ops.cpp.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "rlk/backend.hpp"
@@ -31,11 +33,17 @@ inline constexpr const char* kId = "cuda.simt";
 #include "simt/portable.def"
 #undef RLK_PORTABLE
 
-// A backend's own implementations, then the portable ones.
+// A backend's own implementations, then the portable ones, but before those of the same op that are tried later.
 inline std::vector<const rlk_implementation*> with_portable(std::span<const rlk_implementation* const> own) {
   std::vector<const rlk_implementation*> all(own.begin(), own.end());
+  const auto add = [&](const rlk_implementation& i) {
+    const auto later = [&](const rlk_implementation* other) {
+      return std::string_view(other->op) == i.op && other->priority < i.priority;
+    };
+    all.insert(std::find_if(all.begin(), all.end(), later), &i);
+  };
 #define RLK_PORTABLE(op) \
-  for (const rlk_implementation& i : op::implementations) all.push_back(&i);
+  for (const rlk_implementation& i : op::implementations) add(i);
 #include "simt/portable.def"
 #undef RLK_PORTABLE
   return all;
