@@ -48,7 +48,8 @@ void make_special(Owned& logits, std::int64_t row, std::int64_t columns, std::mt
       for (std::int64_t c = 0; c < columns; ++c)
         if (random() % 2) put(logits, row * columns + c, -INFINITY);
       break;
-    case 2:
+    case 2:  // beside what is absent
+      put(logits, at(), -INFINITY);
       put(logits, at(), NAN);
       break;
     case 3:
@@ -104,7 +105,7 @@ struct Drawn {
       const std::int64_t id = one_of<std::int64_t>(random, {any, any, any, any, -100, v});
       std::memcpy(target.bytes.data() + 8 * i, &id, 8);
       put(temperatures, i, one_of(random, {0.7f, 1.0f, 1.3f, 100.0f, 0.01f, NAN}));
-      if (random() % 5 == 0) put(d_logp, i, -0.0f);
+      if (random() % 3 == 0) put(d_logp, i, one_of(random, {-0.0f, INFINITY, NAN}));
     }
     for (std::size_t i = 0; i + 4 < keep.bytes.size(); i += 4) {
       const auto bits = static_cast<std::uint32_t>(random());

@@ -39,7 +39,8 @@ void make_special(Array& logits, int64_t row, int64_t columns, std::mt19937& ran
       for (int64_t c = 0; c < columns; ++c)
         if (random() % 2) logits.set(row * columns + c, -kInfinity);
       break;
-    case 2:
+    case 2:  // beside what is absent
+      logits.set(at(), -kInfinity);
       logits.set(at(), NAN);
       break;
     case 3:
@@ -84,6 +85,7 @@ struct Held {
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < n; ++i) {
       make_special(logits, i, columns, random);
+      if (random() % 4 == 0) d_logp.set(i, one_of<double>(random, {-0.0, INFINITY, NAN}));
       const auto any = static_cast<int32_t>(random() % static_cast<unsigned>(v));
       ids.push_back(one_of<int32_t>(random, {any, any, any, any, any, -100, static_cast<int32_t>(v)}));
     }
