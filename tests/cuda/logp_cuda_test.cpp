@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <string>
 
@@ -95,7 +96,7 @@ struct Held {
       d_entropy = Array({n}, DType::f32), d_entropy.draw(random);
     }
     if (random() % 3 == 0) {
-      temperatures = Array({n}, DType::f32);
+      temperatures = Array({n}, DType::f32), temperature = 1;
       for (int64_t i = 0; i < n; ++i)
         temperatures.set(i, one_of<double>(random, {0.7, 1, 1.3, 100, 0.01, NAN}));
     }
@@ -133,21 +134,28 @@ struct Held {
   }
 };
 
+constexpr std::size_t kWorkspace = std::size_t{64} << 20;
+const Memory& workspace() {
+  static const Memory memory(kWorkspace);
+  return memory;
+}
+rlk::Options on_gpu() {
+  return {.backend = "cuda.sm90_ex2", .workspace = workspace().data(), .workspace_bytes = kWorkspace};
+}
+
 // The kernels' bits are their replay's, of a call and of its gradient.
 void same_as_replay(Held& h) {
-  static const Memory workspace(std::size_t{64} << 20);
-  const rlk::Options gpu{
-      .backend = "cuda.sm90_ex2", .workspace = workspace.data(), .workspace_bytes = std::size_t{64} << 20},
-      replay{.backend = "native.replay_sm90_ex2"};
-  const auto here = [](Array& a) { return a.on_cpu(); };
-  const auto there = [](Array& a) { return a.on_gpu(); };
+  const rlk::Options gpu = on_gpu(), replay{.backend = "native.replay_sm90_ex2"};
+  std::deque<Tensor> views;  // a call's arguments refer to them
+  const auto here = [&](Array& a) -> const Tensor& { return views.emplace_back(a.on_cpu()); };
+  const auto there = [&](Array& a) -> const Tensor& { return views.emplace_back(a.on_gpu()); };
   const auto ran = [](const rlk::Status& s) { REQUIRE_MESSAGE(s, std::string(s.message())); };
   ran(h.forward(there, gpu));
   ran(h.forward(here, replay));
   check(cudaDeviceSynchronize());
   for (const Array* a : {&h.logp, &h.lse, &h.entropy, &h.stats, &h.bad}) CHECK(a->same());
   for (const bool with_stats : {false, true}) {
-    workspace.clear();
+    workspace().clear();
     ran(h.backward(there, with_stats, gpu));
     ran(h.backward(here, with_stats, replay));
     check(cudaDeviceSynchronize());
@@ -203,7 +211,8 @@ TEST_CASE("logp on Hopper by its units' exponential gives a row the same bits am
     Array logp({n}, DType::f32);
     const Tensor part(logits.on_gpu().dl().data, {n, vocab}, DType::bf16, {kDLCUDA, 0}),
         ids(target.on_gpu().dl().data, {n}, DType::i32, {kDLCUDA, 0});
-    REQUIRE(rlk::logp({.logits = part, .target = ids, .logp = logp.on_gpu()}, {.backend = "cuda.sm90_ex2"}));
+    const rlk::Status status = rlk::logp({.logits = part, .target = ids, .logp = logp.on_gpu()}, on_gpu());
+    REQUIRE_MESSAGE(status, std::string(status.message()));
     check(cudaDeviceSynchronize());
     const std::vector<std::byte> got = logp.brought();
     if (first.size() < got.size()) {
