@@ -134,6 +134,20 @@ __device__ __forceinline__ std::uint32_t pair_of(float low, float high) {
 #endif
 }
 
+// The larger of each of two pairs of bf16, NaN where either is.
+__device__ __forceinline__ std::uint32_t larger_pair(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t pair;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+#else
+  const auto larger = [](float x, float y) { return simt::float_bits(y > x || y != y ? y : x); };
+  const std::uint32_t low = larger(simt::bits_float(a << 16), simt::bits_float(b << 16));
+  return low >> 16 |
+         (larger(simt::bits_float(a & 0xffff0000u), simt::bits_float(b & 0xffff0000u)) & 0xffff0000u);
+#endif
+}
+
 __device__ __forceinline__ void put_raw(std::uint16_t* to, int n, const Bytes16* from) {
   if (whole(to, n))
     *reinterpret_cast<Bytes16*>(to) = *from;

@@ -15,9 +15,7 @@ struct Best {
   }
 };
 
-RLK_DEVICE_CALL float exact_score(float z, float most, float tau, std::uint32_t word) {
-  return score(z, most, tau, word);
-}
+RLK_DEVICE_CALL float exact_weight(float z, float most, float c) { return weight(z, most, c); }
 
 // No score with a word is more than (z - most) tau and this: E >= v, so -ln E <= -ln v, and the margin is a thousand times what
 // the functions on either side are off by.
@@ -27,33 +25,61 @@ __device__ __forceinline__ float most_noise(std::uint32_t word) {
   return fused(rough_log2(w), -kLn2, 32 * kLn2 + kMargin);
 }
 
-// The best of a pack of entries, of those above -inf; `reached` is a score that is surely reached.
-template <class T>
-__device__ __forceinline__ void score_pack(const Reader<T>& row, const float (&z)[kPack], std::int64_t first,
-                                           float reached, Best& best) {
-  if (row.r.greedy) {
+// A pack's entries and words.
+struct Noisy {
+  float z[kPack];
+  std::uint32_t words[kPack];
+  __device__ __forceinline__ Noisy(const float (&entries)[kPack], const std::uint32_t (&noise)[kPack]) {
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)
-      if (z[k] > -__builtin_inff()) best.take(z[k], static_cast<std::int32_t>(first + k));
+    for (int k = 0; k < kPack; ++k) z[k] = entries[k], words[k] = noise[k];
+  }
+};
+RLK_DEVICE_CALL Best largest_of_pack(Noisy pack, std::int32_t first, Best best) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k)
+    if (pack.z[k] > -__builtin_inff()) best.take(pack.z[k], first + k);
+  return best;
+}
+RLK_DEVICE_CALL Best best_of_pack(Noisy pack, float most, float tau, std::int32_t first, float reached,
+                                  Best best) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) {
+    const float x = pack.z[k], bound = (x - most) * tau + most_noise(pack.words[k]);
+    if (x == -__builtin_inff() || bound < best.score || bound < reached) continue;
+    best.take(score(x, most, tau, pack.words[k]), first + k);
+  }
+  return best;
+}
+
+// The best of a pack of entries, of those above -inf, none of which is above `top`; `reached` is a score that is surely reached.
+// No entry's bound is above that of the largest with the least word: mostly this alone is asked.
+template <class T>
+__device__ __forceinline__ void score_pack(const Reader<T>& row, const float (&z)[kPack], float top,
+                                           std::int64_t first, float reached, Best& best) {
+  if (row.r.greedy) {
+    if (top >= reached) best = largest_of_pack({z, {}}, static_cast<std::int32_t>(first), best);
     return;
   }
-  float top = z[0];
+  const float distance = (top - row.most) * row.r.tau;
+  if (distance + most_noise(0) < reached) return;
+  const auto group = static_cast<std::uint32_t>((row.p.first + first) >> 2);
+  const philox::Counter c = row.r.noise(group), d = row.r.noise(group + 1);
+  const std::uint32_t words[kPack] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
+  std::uint32_t least = words[0];
 #pragma unroll
-  for (int k = 1; k < kPack; ++k) top = z[k] > top ? z[k] : top;
-  if ((top - row.most) * row.r.tau + most_noise(0) < reached) return;  // with the best of words
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const philox::Counter c = row.r.noise(static_cast<std::uint32_t>((row.p.first + first) / 4 + half));
-    const std::uint32_t words[4] = {c.x, c.y, c.z, c.w};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float x = z[4 * half + k];
-      const float bound = (x - row.most) * row.r.tau + most_noise(words[k]);
-      if (x == -__builtin_inff() || bound < best.score || bound < reached) continue;
-      best.take(exact_score(x, row.most, row.r.tau, words[k]),
-                static_cast<std::int32_t>(first + 4 * half + k));
-    }
-  }
+  for (int k = 1; k < kPack; ++k) least = words[k] < least ? words[k] : least;
+  if (distance + most_noise(least) < reached) return;
+  best = best_of_pack({z, words}, row.most, row.r.tau, static_cast<std::int32_t>(first), reached, best);
+}
+
+// Larger where a score is.
+__device__ __forceinline__ unsigned order_of(float score) { return ~place(score); }
+// The largest score that is reached in the block, as far as it is known there; `mine` is of the wave.
+__device__ __forceinline__ float reached_by_block(Shared& s, float mine) {
+  unsigned order = order_of(mine), before = 0;
+  if (lane() == 0) before = atomicMax(&s.score_reached, order);
+  before = __shfl(before, 0, kWave);
+  return before > order ? at_place(~before) : mine;
 }
 
 // What all waves found, joined by each thread.
@@ -80,21 +106,117 @@ __device__ __forceinline__ Drawn drawn(const Reader<T>& row, const Joined& found
   return d;
 }
 
-// The sum of a leaf with 16 more tiles, of which this thread's four lanes have one. OneLeaf: with the 128 of the block, which
-// the first team adds.
-template <bool OneLeaf>
-__device__ __forceinline__ State join_leaf(Shared& s, int buffer, State all, State tile, float c) {
-  const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
-  if (thread % kTileLanes == 0) s.tiles[buffer][team][thread / kTileLanes] = tile;
-  __syncthreads();
-  if constexpr (OneLeaf) {
-    const State* const tiles = s.tiles[buffer][0];
-    for (int first = 0; team == 0 && first < kLeaves * kTiles; first += kWave)
-      all = logp::join_tiles(all, tiles[first + lane()], lane(), {1, c}, false);
-    return all;
+// A leaf's tiles joined so far, for one of two sums.
+struct LeafSum {
+  int which;
+  State all = lse128::nothing();
+  int turn = 0;
+
+  // Adds tiles, of which this thread's four lanes have one: the block's 128, or 16 of a team, which are joined every other time.
+  template <bool OneLeaf>
+  __device__ __forceinline__ void join(Shared& s, State tile, bool last, float c) {
+    const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
+    const int half = OneLeaf ? 0 : turn % 2, buffer = OneLeaf ? turn % 2 : turn / 2 % 2;
+    auto& tiles = s.tiles[which][buffer];
+    ++turn;
+    if (thread % kTileLanes == 0) {
+      tiles[team][half * kTiles + thread / kTileLanes] = tile;
+      if (last && half == 0) tiles[team][kTiles + thread / kTileLanes] = lse128::nothing();
+    }
+    if (half == 0 && !last && !OneLeaf) return;
+    __syncthreads();
+    if constexpr (OneLeaf) {
+      for (int of = 0; team == 0 && of < kLeaves; of += kWave / kTiles)
+        all = logp::join_tiles(all, tiles[of + lane() / kTiles][lane() % kTiles], lane(), {1, c}, false);
+    } else {
+      all = logp::join_tiles(all, tiles[team][lane()], lane(), {1, c}, false);
+    }
   }
-  const State mine = lane() < kTiles ? s.tiles[buffer][team][lane()] : lse128::nothing();
-  return logp::join_tiles<kTiles>(all, mine, lane(), {1, c}, false);
+};
+
+// What a lane has of a tile: entries that are not kept are -inf, and `range` is of the others.
+template <class T>
+struct Held {
+  static constexpr bool kWhole = Reader<T>::kWhole;
+  rows::Raw<T> raw[kPacks];
+  float z[kPacks][kPack];  // where `raw` is not enough
+  logp::Range range;
+  std::int32_t count;
+
+  __device__ __forceinline__ void get(int i, float (&to)[kPack]) const {
+    if constexpr (kWhole) {
+      rows::unpack<T>(Type::bf16, raw[i], to);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) to[k] = z[i][k];
+    }
+  }
+  __device__ __forceinline__ void leave_out(int i, int k) {
+    if constexpr (kWhole)
+      raw[i].part[0].word[k / 2] = k % 2 == 0 ? (raw[i].part[0].word[k / 2] & 0xffff0000u) | kAbsentPair >> 16
+                                              : (raw[i].part[0].word[k / 2] & 0xffffu) | kAbsentPair << 16;
+    else
+      z[i][k] = -__builtin_inff();
+  }
+  // ids(i): of the first of pack i. Without filters all entries are kept that are there.
+  template <bool Filters, class Ids>
+  __device__ __forceinline__ void take(const Reader<T>& row, const Kept& kept, std::int64_t end, Ids ids) {
+    if constexpr (kWhole && !Filters) {
+      range = range_of_all();
+      count = kPacks * kPack;
+      if (range.least > -__builtin_inff()) return;
+    }
+    range = {-__builtin_inff(), __builtin_inff()};
+    count = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      float x[kPack];
+      row.unpack(raw[i], rows::pack_at(ids(i), end), x);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const bool has = Filters ? row.has(kept, x[k], ids(i) + k) : x[k] > -__builtin_inff();
+        range.largest = logp::larger(range.largest, has ? x[k] : -__builtin_inff());
+        range.least = logp::least(range.least, has ? x[k] : __builtin_inff());
+        count += has ? 1 : 0;
+        if constexpr (!kWhole) z[i][k] = x[k];
+        if (Filters && !has) leave_out(i, k);
+      }
+    }
+  }
+  __device__ __forceinline__ logp::Range range_of_all() const {
+    float x[kPacks * kPack];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) logp::unpack_plain<std::uint16_t>(raw[i], x + i * kPack);
+    return logp::range_of<std::uint16_t>(raw, x);
+  }
+  // logp::tile of what is kept.
+  __device__ __forceinline__ State tile(float c) const {
+    float m = range.largest, e[kPacks][kPack];
+#pragma unroll
+    for (int step = 1; step < kTileLanes; step *= 2) m = logp::larger(m, __shfl_xor(m, step, kWave));
+    m = add_rn(m, 0.0f);  // one zero
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) get(i, e[i]);
+    if ((range.least - m) * c >= logp::kPlain) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+        for (float& x : e[i]) x = x == -__builtin_inff() ? 0.0f : logp::plain_exp2((x - m) * c);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+        for (float& x : e[i]) x = exact_weight(x, m, c);
+    }
+    return {m, logp::tree(e), 0};
+  }
+};
+template <bool Filters, class T>
+__device__ __forceinline__ State tile_of(const Held<T>& here, float c) {
+  if constexpr (Held<T>::kWhole && !Filters)
+    return logp::plain_tile<std::uint16_t, false>(here.raw, {1, c});
+  else
+    return here.tile(c);
 }
 
 // Leaves what the waves and leaves have in `s`. Without filters all entries are kept that are there. OneLeaf: of leaf blockIdx.y
@@ -108,52 +230,41 @@ __device__ __forceinline__ void draw_tiles(const Reader<T>& row, Shared& s, cons
   const std::int64_t width = row.p.leaf(), start = (OneLeaf ? static_cast<int>(blockIdx.y) : team) * width;
   const std::int64_t end = start + width < row.p.vocab ? start + width : row.p.vocab;
   Best best;
-  State of_kept = lse128::nothing(), of_all = lse128::nothing();
+  LeafSum of_kept{0}, of_all{1};
   float reached = -__builtin_inff();
   std::int32_t count = 0;
-  int buffer = 0;
-  rows::Raw<T> raw[kPacks];
+  Held<T> here;
   const auto id = [&](std::int64_t at, int i) {
     return at + first_tile * kTile + logp::pack_start(thread % kTileLanes, i);
   };
   const auto fetch = [&](std::int64_t at) {
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) raw[i] = row.fetch(id(at, i), end);
+    for (int i = 0; i < kPacks; ++i) here.raw[i] = row.fetch(id(at, i), end);
   };
+  if (threadIdx.x == 0) s.score_reached = order_of(reached);
+  __syncthreads();
   fetch(start);
   for (std::int64_t at = start; at < start + width; at += kAbreast * kTile) {  // as often for every leaf
-    float z[kPacks][kPack];
-    const auto unpack = [&] {
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) row.unpack(raw[i], rows::pack_at(id(at, i), end), z[i]);
-    };
+    const auto ids = [&](int i) { return id(at, i); };
+    const bool last = at + kAbreast * kTile >= start + width;
     if (raw_logp) {
-      unpack();
-      of_all = join_leaf<OneLeaf>(s, buffer, of_all, logp::tile(z, {1, row.r.raw_c}, false), row.r.raw_c);
-      buffer = 1 - buffer;
+      here.template take<false>(row, kept, end, ids);
+      const State tile = __any(here.count) ? tile_of<false>(here, row.r.raw_c) : lse128::nothing();
+      of_all.template join<OneLeaf>(s, tile, last, row.r.raw_c);
     }
-    unpack();
-    fetch(at + kAbreast * kTile);
-    int in_tile = 0;
+    here.template take<Filters>(row, kept, end, ids);
+    count += here.count;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const std::int64_t first = id(at, i);
-      int here = 0;
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        if (Filters && !row.has(kept, z[i][k], first + k)) z[i][k] = -__builtin_inff();
-        here += z[i][k] > -__builtin_inff() ? 1 : 0;
-      }
-      if (here > 0) score_pack(row, z[i], first, reached, best);
-      count += here, in_tile += here;
-      reached = wave_max(best.score);
+      float z[kPack];
+      here.get(i, z);
+      if (here.count > 0) score_pack(row, z, here.range.largest, ids(i), reached, best);
+      if (__any(best.score > reached)) reached = wave_max(best.score);
     }
-    if (logp) {
-      State tile = lse128::nothing();
-      if (!Filters || __any(in_tile)) tile = logp::tile(z, {1, row.r.c}, false);
-      of_kept = join_leaf<OneLeaf>(s, buffer, of_kept, tile, row.r.c);
-      buffer = 1 - buffer;
-    }
+    reached = reached_by_block(s, reached);
+    const State tile = logp && __any(here.count) ? tile_of<Filters>(here, row.r.c) : lse128::nothing();
+    fetch(at + kAbreast * kTile);
+    if (logp) of_kept.template join<OneLeaf>(s, tile, last, row.r.c);
   }
 #pragma unroll
   for (int step = 1; step < kWave; step *= 2) {
@@ -163,7 +274,7 @@ __device__ __forceinline__ void draw_tiles(const Reader<T>& row, Shared& s, cons
   count = wave_total(count);
   if (lane() == 0) s.score[wave()] = best.score, s.id[wave()] = best.id, s.count[wave()] = count;
   if (thread == 0 && (!OneLeaf || team == 0))
-    s.kept[team] = {of_kept.m, of_kept.s}, s.all[team] = {of_all.m, of_all.s};
+    s.kept[team] = {of_kept.all.m, of_kept.all.s}, s.all[team] = {of_all.all.m, of_all.all.s};
   __syncthreads();
 }
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "arithmetic/sample/sample.hpp"
-#include "simt/logp/tiles.hpp"
+#include "simt/logp/plain.hpp"
 #include "simt/rows.hpp"
 
 namespace rlk::simt::sample {
@@ -38,10 +38,11 @@ struct Shared {
   std::int32_t list;
   std::uint64_t last;  // the entry at which a target is reached
   bool reached;
+  unsigned score_reached;  // by any entry so far, of order_of()
   float peaks[kThreads], peak;
   float score[kWaves], most[kWaves];
   std::int32_t id[kWaves], count[kWaves];
-  State tiles[2][kLeaves][kTiles];
+  State tiles[2][2][kLeaves][kWave];  // of two sums, in turn
   Part kept[kLeaves], all[kLeaves];
 };
 static_assert(sizeof(Shared) <= 48 << 10);
@@ -61,27 +62,61 @@ __device__ __forceinline__ float weight_of(float z, float most, float c) {
   return x >= logp::kPlain && x <= 0 ? logp::plain_exp2(x) : weight(z, most, c);
 }
 
+// Rows of bf16 that lie in whole packs and that nothing rounds or bends: Reader<Whole>.
+using rows::Whole;
+inline bool takes_whole(const Problem& p) {
+  return p.type == Type::bf16 && p.round != Type::f16 && !(p.softcap > 0) &&
+         reinterpret_cast<std::uintptr_t>(p.logits) % sizeof(rows::Bytes16) == 0 && p.stride % kPack == 0 &&
+         p.vocab % kPack == 0;
+}
+// Of a multiprocessor.
+template <class T>
+inline constexpr int kBlocks = __is_same(T, Whole) ? 2 : 1;
+// Two of -inf.
+inline constexpr std::uint32_t kAbsentPair = 0xff80ff80u;
+
 // The block's view of its row.
 template <class T>
 struct Reader {
+  static constexpr bool kWhole = __is_same(T, Whole);
   const Problem& p;
   const sampling::Parameters r;
   const void* logits;
   float most = -__builtin_inff(), peak = -__builtin_inff();  // of the row, of what this thread reads
   std::int64_t begin = 0, end = p.vocab;                     // of what the block reads
+  float log_least = r.least > 0 ? rough_log2(r.least) : 0;
 
   __device__ float z(std::int64_t i) const {
     return capped(rows::round_to(p.round, rows::load(p.type, logits, i)), p.softcap);
   }
+  // Whether an entry weighs at least r.least, which is above 0. Its logarithm tells, unless that is so close to the edge's that a
+  // thousandth, a thousand times what either is off by, is between them.
+  __device__ __forceinline__ bool weighs(float x) const {
+    constexpr float kMargin = 0.001f;
+    const float above = (x - most) * r.c - log_least;
+    return above > kMargin || (above > -kMargin && weight_of(x, most, r.c) >= r.least);
+  }
   __device__ __forceinline__ bool has(const Kept& k, float x, std::int64_t i) const {
-    return k.has(x, static_cast<std::int32_t>(i)) && (k.least <= 0 || weight_of(x, most, r.c) >= k.least);
+    return k.has(x, static_cast<std::int32_t>(i)) && (k.least <= 0 || weighs(x));
   }
   __device__ __forceinline__ rows::Raw<T> fetch(std::int64_t i, std::int64_t end) const {
-    return rows::fetch_pack<T>(p.type, logits, i, rows::pack_at(i, end));
+    if constexpr (kWhole) {
+      rows::Raw<T> raw{{{kAbsentPair, kAbsentPair, kAbsentPair, kAbsentPair}}};
+      if (i < end)
+        raw.part[0] = *reinterpret_cast<const rows::Bytes16*>(static_cast<const std::uint16_t*>(logits) + i);
+      return raw;
+    } else {
+      return rows::fetch_pack<T>(p.type, logits, i, rows::pack_at(i, end));
+    }
   }
   // Absent entries are -inf.
   __device__ __forceinline__ void unpack(const rows::Raw<T>& raw, int n, float (&z)[kPack]) const {
     rows::unpack<T>(p.type, raw, z);
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) z[k] += 0.0f;  // one zero
+      return;
+    }
     if (p.round != Type::f32) rows::round_pack<rows::Any>(p.round, z);
     if (p.softcap > 0) {
       Eight eight;
@@ -94,9 +129,9 @@ struct Reader {
 #pragma unroll
     for (int k = 0; k < kPack; ++k) z[k] = k < n ? capped(z[k], 0) : -__builtin_inff();
   }
-  // body(first id, how many, entries) for all packs from begin to end, in no order.
+  // body(first id, how many, pack) for all packs from begin to end, in no order.
   template <class Body>
-  __device__ __forceinline__ void for_packs(Body body) const {
+  __device__ __forceinline__ void for_raw(Body body) const {
     for (std::int64_t at = begin + std::int64_t{threadIdx.x} * kPack; at < end;
          at += kPacks * kThreads * kPack) {
       rows::Raw<T> raw[kPacks];
@@ -105,12 +140,18 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) {
         const std::int64_t first = at + i * kThreads * kPack;
-        const int n = rows::pack_at(first, end);
-        float z[kPack];
-        unpack(raw[i], n, z);
-        if (n > 0) body(first, n, z);
+        if (first < end) body(first, kWhole ? kPack : rows::pack_at(first, end), raw[i]);
       }
     }
+  }
+  // body(first id, how many, entries).
+  template <class Body>
+  __device__ __forceinline__ void for_packs(Body body) const {
+    for_raw([&](std::int64_t first, int n, const rows::Raw<T>& raw) {
+      float z[kPack];
+      unpack(raw, n, z);
+      body(first, n, z);
+    });
   }
 };
 
@@ -132,20 +173,37 @@ __device__ __forceinline__ Number wave_total(Number x) {
   return x;
 }
 
+// The largest entry of what the thread reads; whether one is NaN or +inf.
+template <class T>
+__device__ __forceinline__ bool look_through(Reader<T>& row) {
+  float most = -__builtin_inff();
+  bool bad = false;
+  const auto take = [&](float z) {
+    most = z > most ? z : most;
+    bad = bad || !(z < __builtin_inff());
+  };
+  if constexpr (Reader<T>::kWhole) {
+    std::uint32_t pair = kAbsentPair;
+    row.for_raw([&](std::int64_t, int, const rows::Raw<T>& raw) {
+#pragma unroll
+      for (const std::uint32_t word : raw.part[0].word) pair = rows::larger_pair(pair, word);
+    });
+    take(bits_float(pair << 16) + 0.0f), take(bits_float(pair & 0xffff0000u) + 0.0f);
+  } else {
+    row.for_packs([&](std::int64_t, int, const float(&z)[kPack]) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) take(z[k]);
+    });
+  }
+  row.peak = most;
+  return bad;
+}
+
 // The largest entry of what the block reads; NaN where an entry is NaN or +inf.
 template <class T>
 __device__ __forceinline__ float largest(Reader<T>& row, Shared& s) {
-  float most = -__builtin_inff();
-  std::int32_t bad = 0;
-  row.for_packs([&](std::int64_t, int, const float(&z)[kPack]) {
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      most = z[k] > most ? z[k] : most;
-      bad += z[k] < __builtin_inff() ? 0 : 1;
-    }
-  });
-  row.peak = most;
-  most = wave_max(most);
+  std::int32_t bad = look_through(row) ? 1 : 0;
+  float most = wave_max(row.peak);
   bad = wave_total(bad);
   if (lane() == 0) s.most[wave()] = most, s.count[wave()] = bad;
   __syncthreads();

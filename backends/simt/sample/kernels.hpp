@@ -11,7 +11,7 @@
 namespace rlk::simt::sample {
 
 template <class T, bool Filters>
-__global__ void __launch_bounds__(kThreads, 1) draw(Problem p) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T>) draw(Problem p) {
   Shared& s = *dynamic_shared<Shared>();
   const std::int64_t at = blockIdx.x;
   Reader<T> row{p, parameters_of(p, at), p.logits_of(at)};
@@ -170,15 +170,19 @@ inline void launch_count(const MergeProblem& p, hipStream_t stream) {
 }
 
 // With a room for each row, eight blocks have it, else one.
+template <class T>
+void launch_rows(const Problem& p, RowRoom* rooms, hipStream_t stream) {
+  const bool filters = p.top_k || p.top_p || p.min_p;
+  if (rooms)
+    return filters ? launch_leaves<T, true>(p, rooms, stream) : launch_leaves<T, false>(p, rooms, stream);
+  hipLaunchKernelGGL((filters ? draw<T, true> : draw<T, false>), dim3(static_cast<unsigned>(p.rows)),
+                     dim3(kThreads), sizeof(Shared), stream, p);
+}
 inline void launch(const Problem& p, RowRoom* rooms, hipStream_t stream) {
-  if (p.rows > 0)
-    rows::for_type(p.type == Type::bf16, [&]<class T>(T) {
-      const bool filters = p.top_k || p.top_p || p.min_p;
-      if (rooms)
-        return filters ? launch_leaves<T, true>(p, rooms, stream) : launch_leaves<T, false>(p, rooms, stream);
-      hipLaunchKernelGGL((filters ? draw<T, true> : draw<T, false>), dim3(static_cast<unsigned>(p.rows)),
-                         dim3(kThreads), sizeof(Shared), stream, p);
-    });
+  if (p.rows > 0 && takes_whole(p))
+    launch_rows<Whole>(p, rooms, stream);
+  else if (p.rows > 0)
+    rows::for_type(p.type == Type::bf16, [&]<class T>(T) { launch_rows<T>(p, rooms, stream); });
   if (p.bad_count) {
     MergeProblem counted;
     counted.rows = p.rows, counted.token = p.token, counted.bad_count = p.bad_count;

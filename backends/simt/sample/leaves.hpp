@@ -168,7 +168,7 @@ __device__ __forceinline__ Drawn drawn_of_leaves(const Reader<T>& row, const Row
 }
 
 template <class T, bool Filters>
-__global__ void __launch_bounds__(kThreads, 1) draw_leaf(Problem p, RowRoom* rooms) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T>) draw_leaf(Problem p, RowRoom* rooms) {
   Shared& s = *dynamic_shared<Shared>();
   RowRoom& room = rooms[blockIdx.x];
   Reader<T> row{p, parameters_of(p, blockIdx.x), p.logits_of(blockIdx.x)};
