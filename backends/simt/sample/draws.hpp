@@ -15,8 +15,6 @@ struct Best {
   }
 };
 
-RLK_DEVICE_CALL float exact_weight(float z, float most, float c) { return weight(z, most, c); }
-
 // No score with a word is more than (z - most) tau and this: E >= v, so -ln E <= -ln v, and the margin is a thousand times what
 // the functions on either side are off by.
 __device__ __forceinline__ float most_noise(std::uint32_t word) {
@@ -113,20 +111,22 @@ struct LeafSum {
   int turn = 0;
 
   // Adds tiles, of which this thread's four lanes have one: the block's 128, or 16 of a team, which are joined every other time.
+  // `left` entries of the leaf have not been added, these included.
   template <bool OneLeaf>
-  __device__ __forceinline__ void join(Shared& s, State tile, bool last, float c) {
+  __device__ __forceinline__ void join(Shared& s, State tile, std::int64_t left, float c) {
+    const bool last = left <= kTiles * kTile;
     const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
     const int half = OneLeaf ? 0 : turn % 2, buffer = OneLeaf ? turn % 2 : turn / 2 % 2;
     auto& tiles = s.tiles[which][buffer];
     ++turn;
     if (thread % kTileLanes == 0) {
       tiles[team][half * kTiles + thread / kTileLanes] = tile;
-      if (last && half == 0) tiles[team][kTiles + thread / kTileLanes] = lse128::nothing();
+      if (last && half == 0 && !OneLeaf) tiles[team][kTiles + thread / kTileLanes] = lse128::nothing();
     }
     if (half == 0 && !last && !OneLeaf) return;
     __syncthreads();
     if constexpr (OneLeaf) {
-      for (int of = 0; team == 0 && of < kLeaves; of += kWave / kTiles)
+      for (int of = 0; team == 0 && of < kLeaves && of * kTiles * kTile < left; of += kWave / kTiles)
         all = logp::join_tiles(all, tiles[of + lane() / kTiles][lane() % kTiles], lane(), {1, c}, false);
     } else {
       all = logp::join_tiles(all, tiles[team][lane()], lane(), {1, c}, false);
@@ -246,11 +246,10 @@ __device__ __forceinline__ void draw_tiles(const Reader<T>& row, Shared& s, cons
   fetch(start);
   for (std::int64_t at = start; at < start + width; at += kAbreast * kTile) {  // as often for every leaf
     const auto ids = [&](int i) { return id(at, i); };
-    const bool last = at + kAbreast * kTile >= start + width;
     if (raw_logp) {
       here.template take<false>(row, kept, end, ids);
       const State tile = __any(here.count) ? tile_of<false>(here, row.r.raw_c) : lse128::nothing();
-      of_all.template join<OneLeaf>(s, tile, last, row.r.raw_c);
+      of_all.template join<OneLeaf>(s, tile, start + width - at, row.r.raw_c);
     }
     here.template take<Filters>(row, kept, end, ids);
     count += here.count;
@@ -264,7 +263,7 @@ __device__ __forceinline__ void draw_tiles(const Reader<T>& row, Shared& s, cons
     reached = reached_by_block(s, reached);
     const State tile = logp && __any(here.count) ? tile_of<Filters>(here, row.r.c) : lse128::nothing();
     fetch(at + kAbreast * kTile);
-    if (logp) of_kept.template join<OneLeaf>(s, tile, last, row.r.c);
+    if (logp) of_kept.template join<OneLeaf>(s, tile, start + width - at, row.r.c);
   }
 #pragma unroll
   for (int step = 1; step < kWave; step *= 2) {

@@ -56,18 +56,21 @@ RLK_DEVICE_CALL Eight bent(float softcap, Eight z) {
   return z;
 }
 
-// weight() by fewer instructions where that gives the same bits.
+// weight() where it is rare, and by fewer instructions where that gives the same bits.
+RLK_DEVICE_CALL float exact_weight(float z, float most, float c) { return weight(z, most, c); }
 __device__ __forceinline__ float weight_of(float z, float most, float c) {
   const float x = (z - most) * c;
-  return x >= logp::kPlain && x <= 0 ? logp::plain_exp2(x) : weight(z, most, c);
+  return x >= logp::kPlain && x <= 0 ? logp::plain_exp2(x) : exact_weight(z, most, c);
 }
 
-// Rows of bf16 that lie in whole packs and that nothing rounds or bends: Reader<Whole>.
+// Rows of bf16 that lie in whole packs and that nothing rounds or bends: Reader<Whole>. Wherever they lie, and where they do.
 using rows::Whole;
-inline bool takes_whole(const Problem& p) {
-  return p.type == Type::bf16 && p.round != Type::f16 && !(p.softcap > 0) &&
-         reinterpret_cast<std::uintptr_t>(p.logits) % sizeof(rows::Bytes16) == 0 && p.stride % kPack == 0 &&
+inline bool may_be_whole(const Problem& p) {
+  return p.type == Type::bf16 && p.round != Type::f16 && !(p.softcap > 0) && p.stride % kPack == 0 &&
          p.vocab % kPack == 0;
+}
+inline bool takes_whole(const Problem& p) {
+  return may_be_whole(p) && reinterpret_cast<std::uintptr_t>(p.logits) % sizeof(rows::Bytes16) == 0;
 }
 // Of a multiprocessor.
 template <class T>
@@ -94,7 +97,7 @@ struct Reader {
   __device__ __forceinline__ bool weighs(float x) const {
     constexpr float kMargin = 0.001f;
     const float above = (x - most) * r.c - log_least;
-    return above > kMargin || (above > -kMargin && weight_of(x, most, r.c) >= r.least);
+    return above > kMargin || (above > -kMargin && exact_weight(x, most, r.c) >= r.least);
   }
   __device__ __forceinline__ bool has(const Kept& k, float x, std::int64_t i) const {
     return k.has(x, static_cast<std::int32_t>(i)) && (k.least <= 0 || weighs(x));
@@ -387,9 +390,54 @@ template <class T>
 __device__ __forceinline__ std::uint32_t half_bin(const Reader<T>& row, float z) {
   return (place(z) >> kHalf) - (place(row.most) >> kHalf);
 }
-// A histogram of what the block reads, in s.bins, and the sum of all.
+// The bf16 whose place begins with this.
+__device__ __forceinline__ float number_at(std::uint32_t half) {
+  return bits_float((half >> 15 != 0 ? half : half ^ 0x7fffu) << kHalf);
+}
+// Where negative numbers begin that may weigh something beside a positive largest entry: two octaves above it and 14 below.
+__device__ __forceinline__ std::uint32_t negative_half(float most) {
+  const std::uint32_t half = float_bits(most) >> kHalf, octave = half >> 7;
+  return half >> 15 != 0 ? half + kBins : 0x8000u + (octave > 14 ? (octave - 14) << 7 : 0);
+}
+// A histogram of the masses that the block reads, in s.bins, and the sum of all. Equal numbers weigh the same, so a bin of bf16 is
+// a count first; the other half of the counts has negative numbers, for the sum alone. What is in neither adds its own mass.
 template <class T, class Value>
-__device__ __forceinline__ Mass count_masses(const Reader<T>& row, Shared& s, Value value) {
+__device__ __forceinline__ Mass count_numbers(const Reader<T>& row, Shared& s, Value value) {
+  unsigned* const counts = reinterpret_cast<unsigned*>(s.bins);
+  const std::uint32_t high = place(row.most) >> kHalf, low = negative_half(row.most);
+  for (unsigned b = threadIdx.x; b < 2 * kBins; b += kThreads) counts[b] = 0;
+  __syncthreads();
+  Mass sum = 0;
+  row.for_packs([&](std::int64_t first, int, const float(&z)[kPack]) {
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      if (!value.there(z[k], first + k)) continue;
+      const std::uint32_t half = place(z[k]) >> kHalf;
+      if (half - high < kBins)
+        atomicAdd(counts + (half - high), 1u);
+      else if (half - low < kBins)
+        atomicAdd(counts + kBins + (half - low), 1u);
+      else
+        sum += value.of(z[k]);
+    }
+  });
+  __syncthreads();
+  Mass masses[kBinsOfThread];
+#pragma unroll
+  for (int k = 0; k < kBinsOfThread; ++k) {
+    const unsigned b = threadIdx.x * kBinsOfThread + static_cast<unsigned>(k);
+    masses[k] = counts[b] == 0 ? 0 : counts[b] * value.of(number_at(high + b));
+    sum += masses[k];
+    if (counts[kBins + b] != 0) sum += counts[kBins + b] * value.of(number_at(low + b));
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kBinsOfThread; ++k) s.bins[threadIdx.x * kBinsOfThread + k] = masses[k];
+  return total(s, sum);
+}
+// The same of entries of any type.
+template <class T, class Value>
+__device__ __forceinline__ Mass count_entries(const Reader<T>& row, Shared& s, Value value) {
   for (unsigned b = threadIdx.x; b < kBins; b += kThreads) s.bins[b] = 0;
   __syncthreads();
   Mass sum = 0;
@@ -403,6 +451,13 @@ __device__ __forceinline__ Mass count_masses(const Reader<T>& row, Shared& s, Va
     }
   });
   return total(s, sum);
+}
+template <class T, class Value>
+__device__ __forceinline__ Mass count_masses(const Reader<T>& row, Shared& s, Value value) {
+  if constexpr (Reader<T>::kWhole)
+    return count_numbers(row, s, value);
+  else
+    return count_entries(row, s, value);
 }
 
 // The searches of a block that has the whole row.
@@ -443,8 +498,10 @@ template <class T>
 struct Masses {
   const Reader<T>& row;
   const Kept before;
+  __device__ __forceinline__ bool there(float z, std::int64_t i) const { return row.has(before, z, i); }
+  __device__ __forceinline__ Mass of(float z) const { return mass(weight_of(z, row.most, row.r.c)); }
   __device__ __forceinline__ Mass operator()(float z, std::int64_t i) const {
-    return row.has(before, z, i) ? Mass{mass(weight_of(z, row.most, row.r.c))} : Mass{0};
+    return there(z, i) ? of(z) : Mass{0};
   }
 };
 template <class T>
