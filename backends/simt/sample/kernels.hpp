@@ -2,7 +2,8 @@
 //
 // A block has a row, 64 threads each leaf of the log-probability's sum, four lanes a tile of 128 as in logp. The row is read
 // again for every pass, from cache. Filters (filters.hpp) add up integers, whose order does not matter. Few rows have a block for
-// each leaf (leaves.hpp).
+// each leaf (leaves.hpp). Rows of bf16 in whole packs have kernels of their own, T = Whole: nothing is asked of a pack but its
+// bits, and two blocks fit a multiprocessor.
 #pragma once
 
 #include "simt/sample/draws.hpp"
