@@ -302,9 +302,10 @@ TEST_CASE("filters that end among few, many, equal or negative entries keep on f
     if (kind == 0) return 0.0f;                            // all are equal
     if (kind == 1) return std::round(x);                   // few numbers
     if (kind == 2) return i == 700 ? 0.001f : -4 - x / 8;  // most of the mass is below 0
-    return i % 500 == 3 ? x : -INFINITY;                   // few entries
+    if (kind == 3) return i % 500 == 3 ? x : -INFINITY;    // few entries
+    return i == 700 ? 1.0f : -1 - std::abs(x) / 8;         // mass below 0 that a histogram counts
   };
-  for (int kind = 0; kind < 4; ++kind)
+  for (int kind = 0; kind < 5; ++kind)
     for (bool min_p_first : {false, true})
       for (DType t : {DType::bf16, DType::f32}) {
         CAPTURE(kind);
