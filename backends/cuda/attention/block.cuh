@@ -256,7 +256,7 @@ struct Shared {
     for (int i = 0; i < S::kValueStages; ++i)
       barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
     for (int i = 0; i < (S::kSpread ? 0 : S::kGroups); ++i)
-      barrier_init(q_full + i, 128 + 1), barrier_init(q_empty + i, 4);
+      barrier_init(q_full + i, 128 + 1), barrier_init(q_empty + i, 128);
     fence_barrier_init();
   }
 };

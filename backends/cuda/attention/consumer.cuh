@@ -315,10 +315,9 @@ class Consumer {
     fence_async_proxy();
     role_sync(2 + first_row() / 64, kLoaders);
   }
-  // Their last scores are there.
+  // Their last scores are there. Every lane arrives, which has read what the item is.
   __device__ __forceinline__ void release_queries() {
-    if constexpr (!S::kSpread)
-      if (thread_ % 32 == 0) barrier_arrive(s_.q_empty + group_);
+    if constexpr (!S::kSpread) barrier_arrive(s_.q_empty + group_);
   }
 
   template <int Stages>
