@@ -63,14 +63,11 @@ __device__ __forceinline__ float weight_of(float z, float most, float c) {
   return x >= logp::kPlain && x <= 0 ? logp::plain_exp2(x) : exact_weight(z, most, c);
 }
 
-// Rows of bf16 that lie in whole packs and that nothing rounds or bends: Reader<Whole>. Wherever they lie, and where they do.
+// Rows of bf16 that lie in whole packs and that nothing rounds or bends: Reader<Whole>.
 using rows::Whole;
-inline bool may_be_whole(const Problem& p) {
-  return p.type == Type::bf16 && p.round != Type::f16 && !(p.softcap > 0) && p.stride % kPack == 0 &&
-         p.vocab % kPack == 0;
-}
 inline bool takes_whole(const Problem& p) {
-  return may_be_whole(p) && reinterpret_cast<std::uintptr_t>(p.logits) % sizeof(rows::Bytes16) == 0;
+  return p.type == Type::bf16 && p.round != Type::f16 && !(p.softcap > 0) && p.stride % kPack == 0 &&
+         p.vocab % kPack == 0 && reinterpret_cast<std::uintptr_t>(p.logits) % sizeof(rows::Bytes16) == 0;
 }
 // Of a multiprocessor.
 template <class T>

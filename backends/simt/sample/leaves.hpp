@@ -188,11 +188,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>) draw_leaf(Problem p, Row
     finish(row, blockIdx.x, there ? drawn_of_leaves(row, room) : Drawn{}, there, kept);
 }
 
-// As many rows as leave multiprocessors idle where each has one block, of so many entries that it is worth the launches; more rows
-// where a multiprocessor has two of the blocks. Not a question of where logits lie, which workspaces are given without.
-inline bool takes_leaves(const Problem& p) {
-  return p.rows <= (may_be_whole(p) ? 128 : 48) && p.vocab >= 1 << 14;
-}
+// As many rows as leave multiprocessors idle where each has one block, of so many entries that it is worth the launches.
+inline bool takes_leaves(const Problem& p) { return p.rows <= 48 && p.vocab >= 1 << 14; }
 
 template <class T, bool Filters>
 void launch_leaves(const Problem& p, RowRoom* rooms, hipStream_t stream) {
