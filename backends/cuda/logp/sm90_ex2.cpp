@@ -17,15 +17,22 @@ std::uint64_t workspace(const LogpBwd& a, const rlk_request&) {
   return a.stats ? 0 : static_cast<std::uint64_t>(simt::logp::states_bytes(problem_of(a)));
 }
 
+// Sums of the leaves, then what logp's portable kernels make of them.
+const char* forward(const lse128::Problem& p, const Call& call) {
+  void* const states = call.workspace().data();
+  if (const char* error = logp::run_sums(p, states, call.stream(), call.device().id)) return error;
+  return simt::logp::run_finish(p, static_cast<lse128::State*>(states), nullptr, call.stream(),
+                                call.device().id);
+}
 rlk_code run(const Logp& a, const Call& call) {
-  return simt::finished(
-      call, "logp",
-      logp::run_forward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+  return simt::finished(call, "logp", forward(problem_of(a), call));
 }
 rlk_code run(const LogpBwd& a, const Call& call) {
-  return simt::finished(
-      call, "logp_bwd",
-      logp::run_backward(problem_of(a), call.workspace().data(), call.stream(), call.device().id));
+  const lse128::Problem p = problem_of(a);
+  const char* error = p.given ? nullptr : forward(p, call);
+  if (error == nullptr)
+    error = logp::run_gradients(p, call.workspace().data(), call.stream(), call.device().id);
+  return simt::finished(call, "logp_bwd", error);
 }
 
 // Below the portable kernels: linear_logp and sample have lse128/l8's bits, and logp is to have theirs.
