@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "arithmetic/attention/bind.hpp"
-#include "cuda/attention/aligned.hpp"
 #include "cuda/attention/bwd.h"
+#include "cuda/attention/checks.hpp"
 #include "cuda/device.hpp"
 
 namespace rlk::cuda {
@@ -31,8 +31,8 @@ rlk_verdict supports(const AttentionBwd& a, const rlk_request&) {
   if (!on_four(a.out) || !on_four(a.d_q) || !on_four(a.d_k) || !on_four(a.d_v))
     return refuse("rows of out, d_q, d_k or d_v that do not start on four elements", {},
                   "align every row to four elements");
-  // Positions are of 32 bits, and a grid has a block for eight rows of q, or for four channels of 256 threads.
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  // A grid has a block for eight rows of q, or for four channels of 256 threads.
+  using attention::kMost;
   const auto rows = [](const auto& t) { return t.numel() / t.dim(-1); };
   if (rows(a.q) > kMost || rows(a.k) > kMost || p.sequences * g.all_heads() > kMost)
     return refuse("q has {0} rows, k has {1}, in {2} sequences: more than 2^30",
@@ -55,16 +55,7 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
 template <bool Unit>
 constexpr rlk_implementation by(const char* id, const char* arithmetic) {
   return implement<AttentionBwd, run<Unit>, supports, workspace>(
-      {.id = id,
-       .doc = Unit ? "wgmma, a block per 128 queries, then per 128 keys"
-                   : "the same with weights by the library's own exp2: slower",
-       .priority = Unit ? 300 : 250,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_BF16 | RLK_F16,
-       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-       .device_type = kDLCUDA,
-       .min_arch = 90,
-       .max_arch = 90});
+      attention::facts<Unit>(id, "wgmma, a block per 128 queries, then per 128 keys", arithmetic));
 }
 
 }  // namespace

@@ -1,43 +1,30 @@
 // attention_part on Hopper: what the kernel takes, and the way from the typed arguments to it; an implementation for every split.
 #include "arithmetic/attention/bind.hpp"
-#include "cuda/attention/aligned.hpp"
+#include "cuda/attention/checks.hpp"
 #include "cuda/attention/sm90.h"
 #include "cuda/device.hpp"
 
 namespace rlk::cuda {
 namespace {
 
-using attention::aligned;
+using attention::aligned, attention::kMost;
 using attn128::Problem;
 using attn128::problem_of;
 
-constexpr std::int64_t kMost = std::int64_t{1} << 30;
-
-rlk_verdict supports_sizes(const AttentionPart& a, const Problem& p) {
-  if (p.room > kMost || p.queries > kMost / p.group)
-    return refuse("{0} keys, {1} queries of {2} heads each: more than 2^30", {p.room, p.queries, p.group});
-  const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
-  if (rows > kMost || p.sequences * p.heads > kMost)
-    return refuse("q has {0} rows in {1} sequences, the grid has 2^30", {rows, p.sequences});
+template <int S>
+rlk_verdict supports(const AttentionPart& a, const rlk_request&) {
+  if (const rlk_verdict v = attention::check_inputs<S>(a); v.code != RLK_OK) return v;
+  const auto partials = reinterpret_cast<std::intptr_t>(a.partials.data<char>());
+  if (!aligned(a.partials, 8))
+    return refuse("partials starts {0} bytes behind a multiple of {1}", {partials % 8, 8},
+                  "align partials to 8 bytes");
+  const Problem p = problem_of(a);
+  if (const rlk_verdict v = attention::check_sizes(a, p); v.code != RLK_OK) return v;
   if (p.splits() > attention::kMostSplits)
     return refuse("there is room for {0} splits of keys, the grid has {1}",
                   {p.splits(), attention::kMostSplits});
   if (p.window > kMost) return refuse("window is {0}, the kernel has {1}", {p.window, kMost});
   return kAccept;
-}
-
-template <int S>
-rlk_verdict supports(const AttentionPart& a, const rlk_request&) {
-  if (a.split != S)
-    return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
-                  "set split, or take another arithmetic");
-  if (!aligned(a.q, 16) || !aligned(a.k, 16) || !aligned(a.v, 16))
-    return refuse("rows of q, k or v that do not start on 16 bytes", {}, "align every row to 16 bytes");
-  const auto partials = reinterpret_cast<std::intptr_t>(a.partials.data<char>());
-  if (!aligned(a.partials, 8))
-    return refuse("partials starts {0} bytes behind a multiple of {1}", {partials % 8, 8},
-                  "align partials to 8 bytes");
-  return supports_sizes(a, problem_of(a));
 }
 
 template <int S, bool Unit>
@@ -51,16 +38,7 @@ rlk_code run(const AttentionPart& a, const Call& call) {
 template <int S, bool Unit>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<AttentionPart, run<S, Unit>, supports<S>>(
-      {.id = id,
-       .doc = Unit ? "TMA and wgmma; 64 rows and a split share a tile of 128 keys"
-                   : "the same with weights by the library's own exp2: slower",
-       .priority = Unit ? 300 : 250,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_BF16 | RLK_F16,
-       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-       .device_type = kDLCUDA,
-       .min_arch = 90,
-       .max_arch = 90});
+      attention::facts<Unit>(id, "TMA and wgmma; 64 rows and a split share a tile of 128 keys", arithmetic));
 }
 
 }  // namespace

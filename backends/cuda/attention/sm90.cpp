@@ -2,7 +2,7 @@
 #include "cuda/attention/sm90.h"
 
 #include "arithmetic/attention/bind.hpp"
-#include "cuda/attention/aligned.hpp"
+#include "cuda/attention/checks.hpp"
 #include "cuda/device.hpp"
 
 namespace rlk::cuda {
@@ -14,20 +14,11 @@ using attn128::problem_of;
 
 template <int S>
 rlk_verdict supports(const Attention& a, const rlk_request&) {
-  if (a.split != S)
-    return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
-                  "set split, or take another arithmetic");
-  const Problem p = problem_of(a);
-  if (!aligned(a.q, 16) || !aligned(a.k, 16) || !aligned(a.v, 16))
-    return refuse("rows of q, k or v that do not start on 16 bytes", {}, "align every row to 16 bytes");
+  if (const rlk_verdict v = attention::check_inputs<S>(a); v.code != RLK_OK) return v;
   if (!aligned(a.out, a.out.dtype() == DType::f32 ? 8 : 4))
     return refuse("rows of out that do not start on two elements", {}, "align every row to two elements");
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  if (p.room > kMost || p.queries > kMost / p.group)
-    return refuse("{0} keys, {1} queries of {2} heads each: more than 2^30", {p.room, p.queries, p.group});
-  const std::int64_t rows = a.q.dim(-1) == 0 ? 0 : a.q.numel() / a.q.dim(-1);
-  if (rows > kMost || p.sequences * p.heads > kMost)
-    return refuse("q has {0} rows in {1} sequences, the grid has 2^30", {rows, p.sequences});
+  const Problem p = problem_of(a);
+  if (const rlk_verdict v = attention::check_sizes(a, p); v.code != RLK_OK) return v;
   if (const std::int64_t parts = attention::latent_parts(p); parts > attention::kMostParts)
     return refuse("D={0}: sums of splits are {1} floats, the workspace holds {2}",
                   {p.width, parts, attention::kMostParts}, "bring fewer queries in a call");
@@ -50,16 +41,7 @@ rlk_code run(const Attention& a, const Call& call) {
 template <int S, bool Unit>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<Attention, run<S, Unit>, supports<S>, workspace>(
-      {.id = id,
-       .doc = Unit ? "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys"
-                   : "the same with weights by the library's own exp2: slower",
-       .priority = Unit ? 300 : 250,
-       .arithmetic = arithmetic,
-       .dtypes = RLK_BF16 | RLK_F16,
-       .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
-       .device_type = kDLCUDA,
-       .min_arch = 90,
-       .max_arch = 90});
+      attention::facts<Unit>(id, "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys", arithmetic));
 }
 
 }  // namespace
