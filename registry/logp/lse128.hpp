@@ -57,18 +57,21 @@ inline State tile(const float* z, int64_t n, Scale k) {
   return t;
 }
 
-inline State join(const State& a, const State& b, Scale k) {
+// Two states by an exponential.
+template <class Exp2>
+State join_by(Exp2 exp2, const State& a, const State& b, Scale k) {
   if (b.s == 0) return a;
   if (a.s == 0) return b;
   State out;
   out.m = b.m > a.m ? b.m : a.m;
-  const float d1 = a.m - out.m, d2 = b.m - out.m, a1 = exp2_32(d1 * k.c), a2 = exp2_32(d2 * k.c);
+  const float d1 = a.m - out.m, d2 = b.m - out.m, a1 = exp2(d1 * k.c), a2 = exp2(d2 * k.c);
   const float u1 = a1 == 0 ? 0 : std::fma(a.s, d1 * k.tau, a.u),
               u2 = a2 == 0 ? 0 : std::fma(b.s, d2 * k.tau, b.u);
   out.s = std::fma(a.s, a1, b.s * a2);
   out.u = std::fma(u1, a1, u2 * a2);
   return out;
 }
+inline State join(const State& a, const State& b, Scale k) { return join_by(exp2_32, a, b, k); }
 
 inline State pairwise(std::vector<State> all, Scale k) {
   for (; all.size() > 1; all.resize(all.size() / 2))
@@ -77,17 +80,23 @@ inline State pairwise(std::vector<State> all, Scale k) {
 }
 
 // `z` are the entries of the call's leaves: `count` of them from leaf `first` on, of a vocabulary of `vocab`.
-inline State reduce(const std::vector<float>& z, int64_t vocab, int64_t first, int64_t count, Scale k) {
+// Leaves are made of tiles of `size`, ascending.
+template <class Tile, class Join>
+State reduce_by(int64_t size, Tile tile, Join join, const std::vector<float>& z, int64_t vocab, int64_t first,
+                int64_t count, Scale k) {
   const int64_t width = 16 * ((vocab + 127) / 128), start = std::min(vocab, first * width);
   std::vector<State> leaves;
   for (int64_t j = first; j < first + count; ++j) {
     State leaf;
     const int64_t end = std::min(vocab, (j + 1) * width) - start;
-    for (int64_t at = std::min(vocab, j * width) - start; at < end; at += 128)
-      leaf = join(leaf, tile(z.data() + at, std::min<int64_t>(128, end - at), k), k);
+    for (int64_t at = std::min(vocab, j * width) - start; at < end; at += size)
+      leaf = join(leaf, tile(z.data() + at, std::min(size, end - at), k), k);
     leaves.push_back(leaf);
   }
   return pairwise(std::move(leaves), k);
+}
+inline State reduce(const std::vector<float>& z, int64_t vocab, int64_t first, int64_t count, Scale k) {
+  return reduce_by(128, tile, join, z, vocab, first, count, k);
 }
 
 struct Answer {

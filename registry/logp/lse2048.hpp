@@ -36,30 +36,10 @@ inline State tile(const float* z, int64_t n, Scale k) {
   return t;
 }
 
-inline State join(const State& a, const State& b, Scale k) {
-  if (b.s == 0) return a;
-  if (a.s == 0) return b;
-  State out;
-  out.m = b.m > a.m ? b.m : a.m;
-  const float d1 = a.m - out.m, d2 = b.m - out.m, a1 = ex2_sm90(d1 * k.c), a2 = ex2_sm90(d2 * k.c);
-  const float u1 = a1 == 0 ? 0 : std::fma(a.s, d1 * k.tau, a.u),
-              u2 = a2 == 0 ? 0 : std::fma(b.s, d2 * k.tau, b.u);
-  out.s = std::fma(a.s, a1, b.s * a2);
-  out.u = std::fma(u1, a1, u2 * a2);
-  return out;
-}
+inline State join(const State& a, const State& b, Scale k) { return lse128::join_by(ex2_sm90, a, b, k); }
 
 inline State reduce(const std::vector<float>& z, int64_t vocab, int64_t first, int64_t count, Scale k) {
-  const int64_t width = 16 * ((vocab + 127) / 128), start = std::min(vocab, first * width);
-  std::vector<State> leaves;
-  for (int64_t j = first; j < first + count; ++j) {
-    State leaf;
-    const int64_t end = std::min(vocab, (j + 1) * width) - start;
-    for (int64_t at = std::min(vocab, j * width) - start; at < end; at += 2048)
-      leaf = lse2048::join(leaf, lse2048::tile(z.data() + at, std::min<int64_t>(2048, end - at), k), k);
-    leaves.push_back(leaf);
-  }
-  return lse128::pairwise(std::move(leaves), k);
+  return lse128::reduce_by(2048, lse2048::tile, lse2048::join, z, vocab, first, count, k);
 }
 
 // Of one entry, of a row with this state.
