@@ -70,4 +70,12 @@ struct Array {
   bool same() const { return shape.empty() || brought() == bytes; }
 };
 
+// The first `count` channels of a dense tensor of this shape.
+inline rlk::Tensor first_channels(const rlk::Tensor& all, rlk::DType type, Shape shape, int64_t count) {
+  Shape strides(shape.size(), 1);
+  for (std::size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
+  shape.back() = count;
+  return rlk::Tensor(all.dl().data, shape, type, all.dl().device, strides);
+}
+
 }  // namespace cuda_test

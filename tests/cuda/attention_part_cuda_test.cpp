@@ -15,6 +15,7 @@
 namespace {
 
 using cuda_test::Array;
+using cuda_test::first_channels;
 using cuda_test::check;
 using cuda_test::hopper;
 using cuda_test::Shape;
@@ -30,21 +31,19 @@ struct Held {
   AttentionPart options{};
   int64_t values_of_keys = 0;  // v is so many first channels of k
 
-  // The first channels of k.
-  Tensor channels(const Tensor& keys) const {
-    Shape shape = k.shape, strides(shape.size(), 1);
-    for (std::size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
-    shape.back() = values_of_keys;
-    return Tensor(keys.dl().data, shape, k.type, keys.dl().device, strides);
-  }
-
   template <class View>
   rlk::Status call(View view, const std::string& family) {
     const auto there = [&](Array& a) { return a.shape.empty() ? Tensor() : view(a); };
     const Tensor views[] = {
-        there(q),       there(k),       values_of_keys != 0 ? channels(view(k)) : there(v),
-        there(cu_q),    there(cu_k),    there(kv_len),
-        there(table),   there(k_first), there(k_last),
+        there(q),
+        there(k),
+        values_of_keys != 0 ? first_channels(view(k), k.type, k.shape, values_of_keys) : there(v),
+        there(cu_q),
+        there(cu_k),
+        there(kv_len),
+        there(table),
+        there(k_first),
+        there(k_last),
         there(partials)};
     AttentionPart a = options;
     a.q = views[0], a.k = views[1], a.v = views[2];
