@@ -19,8 +19,8 @@
 namespace {
 
 using cuda_test::Array;
-using cuda_test::first_channels;
 using cuda_test::check;
+using cuda_test::first_channels;
 using cuda_test::hopper;
 using cuda_test::Shape;
 using rlk::Attention;

@@ -15,8 +15,8 @@
 namespace {
 
 using cuda_test::Array;
-using cuda_test::first_channels;
 using cuda_test::check;
+using cuda_test::first_channels;
 using cuda_test::hopper;
 using cuda_test::Shape;
 using rlk::AttentionPart;
