@@ -161,10 +161,12 @@ struct TilePosition {
 };
 __device__ __forceinline__ TilePosition place(std::int64_t block, std::int64_t tiles_m, std::int64_t tiles_n,
                                               int tall = 16) {
-  const std::int64_t band = block / (tall * tiles_n), first = band * tall;
-  const std::int64_t height = tiles_m - first < tall ? tiles_m - first : tall;
-  const std::int64_t inside = block - band * tall * tiles_n;
-  return {first + inside % height, inside / height};
+  // Fewer than 2^31: so many tiles of 64 x 64 fill no memory. Divisions of 64 bits take longer than a copy.
+  const auto at = static_cast<unsigned>(block), across = static_cast<unsigned>(tiles_n) * tall,
+             band = at / across, first = band * tall, left = static_cast<unsigned>(tiles_m) - first,
+             height = left < static_cast<unsigned>(tall) ? left : tall, inside = at - band * across,
+             n = inside / height;
+  return {first + (inside - n * height), n};
 }
 
 // Calls f with a value of the C++ type that `t` names.
