@@ -1,6 +1,5 @@
 // Which cut of linear's tree kernel a product takes.
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -9,13 +8,17 @@
 namespace rlk::cuda::linear {
 namespace {
 
-// What was measured on an H100 and an H200: the share of memory's rate that all SMs reach together; per microsecond, bytes
-// from memory by one, from L2 by all and by one, and multiply-adds of one.
-constexpr double kShareOfMemory = 0.78, kMemoryOfOne = 38e3, kL2 = 9.5e6, kL2OfOne = 68e3,
-                 kMultiplyAdds = 2.4e6;
+// Fitted to 2400 times that an H200 took: the share of memory's rate that all SMs reach together; per microsecond, bytes of the
+// weight by one, of both operands from L2 by all and by one.
+constexpr double kShareOfMemory = 1.05, kWeightOfOne = 81e3, kL2 = 11e6, kL2OfOne = 86e3;
 // Microseconds of 64 columns of a tile beside its products, and where its sums meet: once, in clusters of eight, and for
 // every four columns of a thread.
-constexpr double kTile = 0.7, kMeet = 0.5, kMeetOfEight = 2.5, kMeetFour = 0.65;
+constexpr double kTile = 1.04, kMeet = 0.62, kMeetOfEight = 1.6, kMeetFour = 0.2;
+// Multiply-adds of one SM per microsecond.
+double multiply_adds(const Cut& cut) {
+  if (cut.rows == 64) return cut.columns == 64 ? 1.27e6 : 1.61e6;
+  return 3.2e6;
+}
 
 // Clusters that run at once: one stays inside a group of SMs, and not all groups are whole.
 std::int64_t together(const Cut& cut, int multiprocessors) {
@@ -24,22 +27,28 @@ std::int64_t together(const Cut& cut, int multiprocessors) {
 }
 
 double time_of(const Product& g, const Cut& cut, const Card& card) {
-  const std::int64_t pair = cut.pair ? 2 : 1, rows = cut.rows * pair;
-  const std::int64_t tiles_m = (g.m + rows - 1) / rows, n = g.up > 0 ? 2 * g.n : g.n,
-                     tiles = tiles_m * ((n + cut.columns - 1) / cut.columns);
-  const std::int64_t at_once = std::min(tiles, together(cut, card.multiprocessors));
-  const auto rounds = static_cast<double>((tiles + at_once - 1) / at_once);
-  const auto blocks = static_cast<double>(at_once * cut.split * pair);
-  const double depth = static_cast<double>(g.k) / cut.split, weight = 2 * depth * cut.columns;
+  const std::int64_t pair = cut.pair ? 2 : 1, rows = cut.rows * pair, n = g.up > 0 ? 2 * g.n : g.n,
+                     tiles = (g.m + rows - 1) / rows * ((n + cut.columns - 1) / cut.columns);
+  const std::int64_t at_once = std::min(tiles, together(cut, card.multiprocessors)),
+                     blocks = at_once * cut.split * pair,
+                     whole = cut.split > 1 ? tiles / blocks : 0,  // rounds of tiles that are not shared
+      rounds = (tiles - whole * blocks + at_once - 1) / at_once;
   const auto real_rows = static_cast<double>(std::min<std::int64_t>(cut.rows, g.m));
-  const double operands = 2 * depth * real_rows + weight / static_cast<double>(pair);
-  const double unit = std::max({weight / kMemoryOfOne, operands / kL2OfOne, blocks * operands / kL2,
-                                depth * cut.columns * cut.rows / kMultiplyAdds});
-  const double all = 2 * static_cast<double>(n) * static_cast<double>(g.k) / (kShareOfMemory * card.memory);
-  const double fours = std::ceil(real_rows * cut.columns / (4.0 * cut.split * cut.rows * 2));
-  return std::max(all, rounds * unit) +
-         rounds * (kTile * cut.columns / 64 +
-                   (cut.split > 1 ? (cut.split == 8 ? kMeetOfEight : kMeet) + kMeetFour * fours : 0));
+  const auto products = [&](double depth) {
+    const double weight = 2 * depth * cut.columns,
+                 operands = 2 * depth * real_rows + weight / static_cast<double>(pair);
+    return std::max({weight / kWeightOfOne, operands / kL2OfOne, static_cast<double>(blocks) * operands / kL2,
+                     depth * cut.columns * cut.rows / multiply_adds(cut)});
+  };
+  const std::int64_t stages = (g.width + 63) / 64;
+  const auto depth = static_cast<double>(g.leaves * stages * 64);
+  const double all = 2 * static_cast<double>(n) * static_cast<double>(g.k) / (kShareOfMemory * card.memory),
+               busy = static_cast<double>(whole) * products(depth) +
+                      static_cast<double>(rounds) * products(depth / cut.split),
+               fours = real_rows * cut.columns / (32.0 * cut.split * cut.rows),
+               meet = cut.split == 1 ? 0 : (cut.split == 8 ? kMeetOfEight : kMeet) + kMeetFour * fours;
+  return std::max(all, busy) + static_cast<double>(whole + rounds) * kTile * cut.columns / 64 +
+         static_cast<double>(rounds) * meet;
 }
 
 // The kernel for few rows of y. Rows of weight that a warp takes at a time: as many as leave no SM without.

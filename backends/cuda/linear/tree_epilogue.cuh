@@ -40,15 +40,34 @@ struct Slot {
   __device__ static __forceinline__ int offset(int row, int four) {
     return (row * kFours + (four ^ (row & 3) << 1)) * 16;
   }
+  // Of a block of eight columns, as a thread has it.
+  __device__ static __forceinline__ void put_block(unsigned char* slot, int warp, int block, float4 x) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = warp * 16 + lane / 4,
+              four = 2 * block + lane % 4 / 2;
+    unsigned char* const at = slot + lane % 2 * 8;
+    *reinterpret_cast<float2*>(at + offset(row, four)) = make_float2(x.x, x.y);
+    *reinterpret_cast<float2*>(at + offset(row + 8, four)) = make_float2(x.z, x.w);
+  }
   __device__ static __forceinline__ void put(unsigned char* slot, int warp, const float (&acc)[BN / 2]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < BN / 2; i += 2) {
-      const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, four = i / 4 * 2 + lane % 4 / 2;
-      *reinterpret_cast<float2*>(slot + offset(row, four) + lane % 2 * 8) = make_float2(acc[i], acc[i + 1]);
-    }
+    for (int i = 0; i < BN / 8; ++i)
+      put_block(slot, warp, i, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
   }
 };
+
+// Of four lanes' words the k-th of lane t becomes the t-th of lane k.
+__device__ __forceinline__ void turn_four(std::uint32_t (&w)[4]) {
+  const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k & step) continue;
+      const bool odd = lane & step;
+      const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + step], step);
+      w[k] = odd ? got : w[k], w[k + step] = odd ? w[k + step] : got;
+    }
+}
 
 // Whether four neighbours of c, the bias and the residual may be loaded and stored at once.
 inline bool fours_aligned(const Product& g) {

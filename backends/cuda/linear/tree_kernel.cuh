@@ -10,8 +10,9 @@
 // moves a thread, three times the additions.
 //
 // The tree is the split-K: where tiles are too few to occupy the GPU, the blocks of a cluster take 1, 2 or 4 leaves each.
-// They leave their subtree's sums in their shared memory, and each block adds its share of the tile's rows from all of
-// them, as the tree says, and stores it. Which cut is taken never shows in a bit.
+// Each brings the others what they finish of the tile, into their shared memory, and adds the sums of its own share from
+// all of them, as the tree says, and stores it. Where there are more tiles than blocks, whole rounds of them come first, a
+// tile a block. Which cut is taken never shows in a bit.
 //
 // With swiglu a tile has the same 64 columns of gate and of up, which a thread then holds side by side.
 //
@@ -61,9 +62,11 @@ struct Params {
   Product product;
   std::int64_t tiles_m, tiles_n;  // of pairs, where blocks are paired
   int split, stages, a_bytes, band;
+  int whole;        // rounds of tiles before those whose leaves the blocks of a cluster share
   int a_box;        // lines of a that a copy of a whole tile has
   int steps, last;  // stages of a leaf, and groups of 16 in its last
   bool aligned;     // lines of c, bias and residual, for stores of four
+  bool plain;       // nothing is added, and lines of 16-bit c start on 16 bytes
   bool mapped;      // nothing is added, and map_c says where lines of 128 bytes leave to
 };
 
@@ -75,7 +78,7 @@ struct Block {
   unsigned char *zeros, *ring_b, *ring_a, *slot;
   std::uint64_t *full, *empty, *landed, *taken;
   int a_bytes, warp, rank, first_leaf, leaves;
-  std::int64_t tiles, first, stride;
+  std::int64_t tiles;
   int phase = 0, stage = 0;
   int running = 0;  // stages whose products may still be running
 
@@ -95,10 +98,22 @@ struct Block {
     warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int blocks = p.split * P::kPair;
     rank = __shfl_sync(~0u, blocks > 1 ? cluster_rank() : 0, 0);
-    leaves = p.product.leaves / p.split;
-    first_leaf = P::kPair > 1 ? 0 : rank * leaves;
     tiles = p.tiles_m * p.tiles_n;
-    first = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  }
+  // A block's tile in this round, and which leaves of it are the block's; from `tiles` on there is none.
+  struct Unit {
+    int round = 0;
+    std::int64_t tile = 0;
+  };
+  __device__ __forceinline__ void find(Unit& u) {
+    const int blocks = p.split * P::kPair;
+    const bool alone = P::kPair == 1 && u.round < p.whole;
+    leaves = alone ? p.product.leaves : p.product.leaves / p.split;
+    first_leaf = P::kPair > 1 || alone ? 0 : rank * leaves;
+    const std::int64_t whole = static_cast<std::int64_t>(p.whole) * gridDim.x;
+    u.tile = alone ? static_cast<std::int64_t>(u.round) * gridDim.x + blockIdx.x
+                   : whole + (u.round - p.whole) * static_cast<std::int64_t>(gridDim.x / blocks) +
+                         blockIdx.x / blocks;
   }
   __device__ __forceinline__ std::int64_t start(int leaf) const {
     const std::int64_t at = leaf * p.product.width;
@@ -227,10 +242,9 @@ __device__ __forceinline__ std::int64_t place_of(const rlk::leaves::Segments& s,
 }
 
 template <class P>
-__device__ __forceinline__ void produce(Block<P>& b, const Maps& maps) {
-  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride) {
-    const auto at = b.place(tile);
-    const Extent extent = extent_of(b, maps, at);
+__device__ __forceinline__ void produce(Block<P>& b, const Maps& maps, typename Block<P>::Unit u,
+                                        typename Block<P>::Place at, Extent extent) {
+  for (; u.tile < b.tiles; ++u.round, b.find(u), at = b.place(u.tile), extent = extent_of(b, maps, at)) {
     for (int leaf = b.first_leaf; leaf < b.first_leaf + b.leaves; ++leaf)
       for (int step = 0, steps = b.steps(leaf); step < steps; ++step, b.advance()) {
         barrier_wait(b.empty + b.stage, b.phase ^ 1);
@@ -394,12 +408,30 @@ __device__ __forceinline__ void multiply_in_order(Block<P>& b, float (&total)[P:
   }
 }
 
-// The sums of `Split` blocks, of the same place of a tile, joined as a tree.
+// A warp stores its rows, `left` of which are there, from its corner of the slot: of four columns a share of `Fours`.
+template <class P, int Fours>
+__device__ __forceinline__ void store_fours(const Block<P>& b, int share, std::int64_t left,
+                                            std::int64_t row0, std::int64_t column0) {
+  const int rows = left < 16 ? static_cast<int>(left) : 16;
+  const auto sums = [&](int row, int four) {
+    return *reinterpret_cast<const float4*>(b.slot + Slot<P::BN>::offset(row, four));
+  };
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * Fours; i += 32) {
+    const int row = b.warp * 16 + i / Fours, four = share * Fours + i % Fours;
+    if constexpr (P::kGated)
+      store_gated<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                       sums(row, four), sums(row, four + P::kLeaving / 4));
+    else
+      store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
+                                      sums(row, four));
+  }
+  __syncwarp();
+}
+
+// The sums of `Split` blocks joined as a tree.
 template <int Split>
-__device__ __forceinline__ float4 join(std::uint32_t place) {
-  float4 x[Split];
-#pragma unroll
-  for (int i = 0; i < Split; ++i) x[i] = load_shared_at(address_at(place, i));
+__device__ __forceinline__ float4 join(float4 (&x)[Split]) {
 #pragma unroll
   for (int half = 1; half < Split; half *= 2)
 #pragma unroll
@@ -409,33 +441,108 @@ __device__ __forceinline__ float4 join(std::uint32_t place) {
   return x[0];
 }
 
-// The blocks of a cluster show each other their sums, and each stores its share.
+// How the blocks of a cluster share a tile out: each finishes some blocks of eight columns, of gate and of up where there
+// are both, and of those the warps of the others bring this warp what they have. `i` counts a share's blocks, which lie in
+// the warp's corner of the slot by sender.
+template <class P, int Split>
+struct Shares {
+  static constexpr int kBlocks = P::BN / 8 / Split, kBytes = kBlocks * 512;  // of a warp's share
+  __device__ static __forceinline__ int block(int share, int i) {
+    if constexpr (P::kGated) {
+      constexpr int kHalf = kBlocks / 2;
+      return (i < kHalf ? 0 : P::BN / 16 - kHalf) + share * kHalf + i;
+    }
+    return share * kBlocks + i;
+  }
+  // To every other block of the cluster what it finishes; this block's own is kept likewise.
+  __device__ static __forceinline__ void send(const Block<P>& b, const float (&acc)[P::kFloats],
+                                              unsigned char* corner) {
+    unsigned char* const at = corner + b.rank * kBytes + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int share = 0; share < Split; ++share) {
+      const std::uint32_t there = address_at(shared_address(at), share),
+                          landed = address_at(shared_address(b.landed), share);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const int first = 4 * block(share, i);
+        const float x[4] = {acc[first], acc[first + 1], acc[first + 2], acc[first + 3]};
+        if (share != b.rank)
+          store_async(there + i * 512, landed, x);
+        else
+          *reinterpret_cast<float4*>(at + i * 512) = make_float4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+  // The whole sums of this block's share.
+  __device__ static __forceinline__ void join_all(const unsigned char* corner, float4 (&sums)[kBlocks]) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      float4 x[Split];
+#pragma unroll
+      for (int from = 0; from < Split; ++from)
+        x[from] = *reinterpret_cast<const float4*>(corner + from * kBytes + i * 512 + threadIdx.x % 32 * 16);
+      sums[i] = join(x);
+    }
+  }
+  // They leave from registers, 16 bytes at a time, if 16-bit results lie so and nothing is added to them.
+  __device__ static __forceinline__ bool leave(const Block<P>& b, const float4 (&sums)[kBlocks],
+                                               std::int64_t row0, std::int64_t column0) {
+    using Out = typename P::Element;
+    if constexpr (!P::kGated && kBlocks > 1) {
+      if (!b.p.plain || column0 + P::BN > b.p.product.n) return false;
+      std::uint32_t words[2 * kBlocks];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        words[i] = lm_head::round_pair<Out>(sums[i].x, sums[i].y);
+        words[kBlocks + i] = lm_head::round_pair<Out>(sums[i].z, sums[i].w);
+      }
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+      for (int first = 0; first < 2 * kBlocks; first += 4) {
+        std::uint32_t line[4] = {words[first], words[first + 1], words[first + 2], words[first + 3]};
+        turn_four(line);
+        const int at = first + lane % 4;
+        const std::int64_t row = row0 + b.warp * 16 + lane / 4 + at / kBlocks * 8;
+        Out* const to = static_cast<Out*>(b.p.product.c) + row * b.p.product.ldc + column0 +
+                        (b.rank * kBlocks + at % kBlocks) * 8;
+        if (row < b.p.product.m)
+          __stcs(reinterpret_cast<uint4*>(to), make_uint4(line[0], line[1], line[2], line[3]));
+      }
+      return true;
+    }
+    return false;
+  }
+  // Or from the warp's corner.
+  __device__ static __forceinline__ void put(const Block<P>& b, const float4 (&sums)[kBlocks]) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) Slot<P::BN>::put_block(b.slot, b.warp, block(b.rank, i), sums[i]);
+    __syncwarp();
+  }
+};
+
+// The blocks of a cluster bring each other their sums, and each finishes its share.
 template <class P, int Split>
 __device__ __forceinline__ void store_joined(const Block<P>& b, const float (&acc)[P::kFloats],
-                                             std::int64_t row0, std::int64_t column0, int turn) {
-  using S = Slot<P::BN>;
-  const auto everyone = [] { asm volatile("bar.sync 1, %0;" ::"n"(P::kMultipliers) : "memory"); };
+                                             std::int64_t row0, std::int64_t column0, int round) {
+  using S = Shares<P, Split>;
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t left = b.p.product.m - row0;
-  const int rows = left < P::kBM ? static_cast<int>(left) : P::kBM;
-  barrier_wait_released(b.taken, turn % 2 ^ 1);
-  if (b.warp * 16 < rows) S::put(b.slot, b.warp, acc);
-  everyone();
-  if (thread < Split) barrier_arrive_released(address_at(shared_address(b.landed), thread));
-  barrier_wait_released(b.landed, turn % 2);
-  const std::uint32_t slot = shared_address(b.slot);
-  constexpr int kFours = P::kLeaving / 4;
-  for (int i = b.rank * P::kMultipliers + thread; i < rows * kFours; i += Split * P::kMultipliers) {
-    const int row = i / kFours, four = i % kFours;
-    const float4 first = join<Split>(slot + S::offset(row, four));
-    if constexpr (P::kGated)
-      store_gated<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4, first,
-                                       join<Split>(slot + S::offset(row, four + kFours)));
-    else
-      store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4, first);
+  const int rows = left < P::kBM ? static_cast<int>(left) : P::kBM, warps = (rows + 15) / 16;
+  unsigned char* const corner = b.slot + b.warp * Split * S::kBytes;
+  if (thread == 0) barrier_expect(b.landed, warps * (Split - 1) * S::kBytes);
+  const int turn = round - b.p.whole;
+  if (round > 0) barrier_wait_released(b.taken, (turn + (b.p.whole > 0)) % 2 ^ 1);
+  if (b.warp < warps) {
+    S::send(b, acc, corner);
+    barrier_wait_released(b.landed, turn % 2);
+    float4 sums[S::kBlocks];
+    S::join_all(corner, sums);
+    if (!S::leave(b, sums, row0, column0)) {
+      S::put(b, sums);
+      store_fours<P, P::kLeaving / 4 / Split>(b, b.rank, rows - b.warp * 16, row0, column0);
+    }
   }
-  everyone();
-  if (thread < Split) barrier_arrive_released(address_at(shared_address(b.taken), thread));
 }
 
 // What a warp's own stores still read from its corner of the slot is read.
@@ -444,6 +551,15 @@ __device__ __forceinline__ void corner_is_free(const Block<P>& b) {
   if (!b.p.mapped) return;
   if (threadIdx.x % 32 == 0) tma_store_wait_read();
   __syncwarp();
+}
+
+// The other blocks of the cluster may bring their sums.
+template <class P>
+__device__ __forceinline__ void slot_is_free(const Block<P>& b) {
+  corner_is_free(b);
+  asm volatile("bar.sync 1, %0;" ::"n"(P::kMultipliers) : "memory");
+  if (static_cast<int>(threadIdx.x) < b.p.split)
+    barrier_arrive_released(address_at(shared_address(b.taken), static_cast<int>(threadIdx.x)));
 }
 
 // A warp's 16 rows leave by bulk copies out of its corner of the slot, which end where c does.
@@ -483,10 +599,8 @@ template <class P>
 __device__ __forceinline__ void store_alone(const Block<P>& b, const CUtensorMap& map_c,
                                             float (&acc)[P::kFloats], std::int64_t row0,
                                             std::int64_t column0) {
-  using S = Slot<P::BN>;
   const std::int64_t left = b.p.product.m - row0 - b.warp * 16;
   if (left <= 0) return;
-  const int rows = left < 16 ? static_cast<int>(left) : 16;
   if (b.p.mapped) {
     const auto leave = [&](auto zero) {
       using Out = decltype(zero);
@@ -497,34 +611,29 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const CUtensorMap
     return leave(typename P::Element{});
   }
   __syncwarp();
-  S::put(b.slot, b.warp, acc);
+  Slot<P::BN>::put(b.slot, b.warp, acc);
   __syncwarp();
-  const auto sums = [&](int row, int four) {
-    return *reinterpret_cast<const float4*>(b.slot + S::offset(row, four));
-  };
-  constexpr int kFours = P::kLeaving / 4;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kFours; i += 32) {
-    const int row = b.warp * 16 + i / kFours, four = i % kFours;
-    if constexpr (P::kGated)
-      store_gated<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
-                                       sums(row, four), sums(row, four + kFours));
-    else
-      store_four<typename P::Element>(b.p.product, b.p.aligned, row0 + row, column0 + four * 4,
-                                      sums(row, four));
-  }
-  __syncwarp();
+  store_fours<P, P::kLeaving / 4>(b, 0, left, row0, column0);
 }
 
 template <class P>
 __device__ __forceinline__ void store_tile(const Block<P>& b, const CUtensorMap& map_c,
                                            float (&acc)[P::kFloats], const typename Block<P>::Place& at,
-                                           int turn) {
+                                           int round, bool more) {
   if constexpr (P::kSplits) {
-    if (turn == 0 && b.p.split > 1) cluster_wait();
-    if (b.p.split == 8) return store_joined<P, 8>(b, acc, at.row0, at.column0, turn);
-    if (b.p.split == 4) return store_joined<P, 4>(b, acc, at.row0, at.column0, turn);
-    if (b.p.split == 2) return store_joined<P, 2>(b, acc, at.row0, at.column0, turn);
+    if (b.p.split > 1) {
+      if (round == 0) cluster_wait();
+      if (round < b.p.whole)
+        store_alone(b, map_c, acc, at.row0, at.column0);
+      else if (b.p.split == 8)
+        store_joined<P, 8>(b, acc, at.row0, at.column0, round);
+      else if (b.p.split == 4)
+        store_joined<P, 4>(b, acc, at.row0, at.column0, round);
+      else
+        store_joined<P, 2>(b, acc, at.row0, at.column0, round);
+      if (more && round >= b.p.whole - 1) slot_is_free(b);
+      return;
+    }
   }
   store_alone(b, map_c, acc, at.row0, at.column0);
 }
@@ -533,13 +642,16 @@ template <class P>
 __device__ __forceinline__ void consume(Block<P>& b, const CUtensorMap& map_c) {
   // Alive from tile to tile, or the compiler copies them; each leaf's first product overwrites them.
   float x[P::kFloats] = {}, y[P::kFloats] = {}, z[P::kFloats] = {};
-  int turn = 0;
-  for (std::int64_t tile = b.first; tile < b.tiles; tile += b.stride, ++turn) {
+  typename Block<P>::Unit u;
+  for (b.find(u); u.tile < b.tiles;) {
     if constexpr (P::kAContiguous)
       multiply_ahead(b, x, y, z);
     else
       multiply_in_order(b, y, x, z);
-    store_tile(b, map_c, y, b.place(tile), turn);
+    const auto at = b.place(u.tile);
+    const int round = u.round++;
+    b.find(u);
+    store_tile(b, map_c, y, at, round, u.tile < b.tiles);
   }
   corner_is_free(b);
 }
@@ -557,7 +669,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
       barrier_init(b.full + s, 1);
       barrier_init(b.empty + s, P::kPair * P::kGroups);
     }
-    barrier_init(b.landed, p.split), barrier_init(b.taken, p.split);
+    barrier_init(b.landed, 1), barrier_init(b.taken, p.split);
     fence_barrier_init();
   }
   if constexpr (P::kTail) {
@@ -569,21 +681,30 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   // The other blocks' barriers are needed by pairs at once, by split sums when the first are finished.
   if (cluster) cluster_arrive();
   // The next kernel in the stream may take the SMs that this one leaves, and this one waits here for the one before it.
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
-  if (P::kPair > 1) cluster_wait();
+  const auto wait = [] {
+    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+    if constexpr (P::kPair > 1) cluster_wait();
+  };
   // Sums that wait in registers leave no room under an even split: the producers' warpgroup gives most of its share up.
-  constexpr bool kRedistribute = P::kGroups == 2 && P::BN == 128;
+  constexpr bool kRedistribute = P::kGroups == 2;
   if (b.warp >= P::kGroups * 4) {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == P::kGroups * 128) produce(b, maps);
+    const bool produces = threadIdx.x == P::kGroups * 128;
+    typename Block<P>::Unit unit;  // found while this block waits
+    b.find(unit);
+    const auto at = b.place(unit.tile);
+    const Extent extent = extent_of(b, maps, at);
+    wait();
+    if (produces) produce(b, maps, unit, at, extent);
     __syncwarp();
     if (P::kPair == 1 && cluster) cluster_wait();
   } else {
     if constexpr (kRedistribute) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait();
     consume(b, map_c);
   }
-  // No block may leave while another still reads or signals in it.
-  if (cluster) cluster_sync();
+  // No block of a pair may leave while the other signals in it; those that share a tile have had all that comes.
+  if (P::kPair > 1) cluster_sync();
 }
 
 // ---- the launch
@@ -598,6 +719,8 @@ Params params_of(const Product& g, int split) {
   p.steps = static_cast<int>((g.width + kStep - 1) / kStep);
   p.last = static_cast<int>((g.width + 15) / 16) - (p.steps - 1) * (kStep / 16);
   p.aligned = fours_aligned(g);
+  p.plain = g.bias == nullptr && g.residual == nullptr && g.out != Float::f32 && g.n % 8 == 0 &&
+            g.ldc % 8 == 0 && reinterpret_cast<std::uintptr_t>(g.c) % 16 == 0;
   return p;
 }
 
@@ -651,8 +774,6 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
     return e;
   Maps maps;
   if (!encode_operands<P>(&maps, p)) return cudaErrorInvalidValue;
-  CUtensorMap c{};
-  p.mapped = split == 1 && g.bias == nullptr && g.residual == nullptr && encode_lines(&c, g);
 
   const int blocks = split * P::kPair;
   cudaLaunchConfig_t config{};
@@ -675,6 +796,9 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   if (together < 1) together = 1;
   const std::int64_t tiles = p.tiles_m * p.tiles_n;
   config.gridDim = dim3(static_cast<unsigned>((tiles < together ? tiles : together) * blocks));
+  p.whole = split == 1 ? 0 : static_cast<int>(tiles / config.gridDim.x);
+  CUtensorMap c{};
+  p.mapped = (split == 1 || p.whole > 0) && g.bias == nullptr && g.residual == nullptr && encode_lines(&c, g);
   return cudaLaunchKernelEx(&config, kernel, p, maps, c);
 }
 
