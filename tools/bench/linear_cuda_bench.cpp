@@ -124,18 +124,19 @@ class Bench {
       g.a = p.a, g.b = p.b, g.c = p.c, g.ldc = p.ldc, g.m = s.m, g.n = s.n, g.k = s.k;
       gemms.push_back(g);
     }
-    const auto with = [&](const Cut& cut) {
-      return [this, &products, cut](int i) {
-        check(launch_tree(products[static_cast<std::size_t>(i) % products.size()], cut, card_.multiprocessors,
-                          stream_));
-      };
+    std::vector<Candidate> all;
+    const auto add = [&](const Cut& cut) {
+      all.push_back({name_of(cut), [this, &products, cut](int i) {
+                       check(launch_tree(products[static_cast<std::size_t>(i) % products.size()], cut,
+                                         card_.multiprocessors, stream_));
+                     }});
     };
-    std::vector<Candidate> all{{name_of(cut_for(products[0], card_)), with(cut_for(products[0], card_))}};
+    add(cut_for(products[0], card_));
     if (cuts) {
       for (const Cut& cut : rlk::cuda::linear::kFewCuts)
-        if (form == Form::forward && s.m <= cut.rows) all.push_back({name_of(cut), with(cut)});
+        if (form == Form::forward && s.m <= cut.rows) add(cut);
       for (const Cut& cut : rlk::cuda::linear::kCuts)
-        if (cut.rows == 64 ? s.m <= 128 : s.m > 64) all.push_back({name_of(cut), with(cut)});
+        if (cut.rows == 64 ? s.m <= 128 : s.m > 64) add(cut);
     }
     const std::size_t ours = all.size();
     const rlk::cuda::lm_head::LtProduct library(gemms[0]);
@@ -156,8 +157,12 @@ class Bench {
     if (cuts) fmt::print("  best {:<9} {:.3f}x", best.name, theirs.us / best.us);
     fmt::print("\n");
     std::fflush(stdout);
-    return fmt::format(R"({{"m": {}, "n": {}, "k": {}, "cut": "{}", "us": {:.3f}, "library_us": {:.3f}}})",
-                       s.m, s.n, s.k, chosen.name, chosen.us, theirs.us);
+    std::string others;
+    for (std::size_t i = 1; i < ours; ++i)
+      others += fmt::format(R"({}"{}": {:.3f})", i > 1 ? ", " : "", all[i].name, all[i].us);
+    return fmt::format(
+        R"({{"m": {}, "n": {}, "k": {}, "cut": "{}", "us": {:.3f}, "library_us": {:.3f}, "cuts": {{{}}}}})",
+        s.m, s.n, s.k, chosen.name, chosen.us, theirs.us, others);
   }
 
  private:
@@ -183,6 +188,7 @@ class Bench {
   // Medians of 9 rounds of `count` calls.
   void time(std::vector<Candidate>& all, int count) {
     std::vector<cudaGraphExec_t> graphs;
+    graphs.reserve(all.size());
     for (const Candidate& c : all) graphs.push_back(recorded(c, count));
     std::vector<std::vector<double>> times(all.size());
     for (int round = 0; round < 9; ++round)
