@@ -182,6 +182,7 @@ TEST_CASE("every cut of linear's tree kernel has the bits of its rule, also with
           for (const Cut& cut : rlk::cuda::linear::kCuts)
             for (const int multiprocessors : {132, 10}) {
               if (cut.split > s.leaves || (form == Form::d_weight && cut.split > 1)) continue;
+              if (cut.columns == 96 && form != Form::forward) continue;
               INFO(kForms[static_cast<int>(form)], " m=", s.m, " n=", s.n, " k=", s.k, " leaves ", s.leaves,
                    " dtype ", static_cast<int>(type), " to ", static_cast<int>(out), " cut ", cut.rows, "x",
                    cut.columns, " split ", cut.split, " pair ", cut.pair, " on ", multiprocessors);
@@ -205,7 +206,7 @@ TEST_CASE("every cut of linear's tree kernel has the bits of swiglu of its rule,
           const auto want = c.ruled();
           for (const Cut& cut : rlk::cuda::linear::kCuts)
             for (const int multiprocessors : {132, 10}) {
-              if (cut.columns == 64) continue;
+              if (cut.columns < 128) continue;
               INFO("m=", s.m, " n=", s.n, " k=", s.k, " interleaved ", interleaved, " dtype ",
                    static_cast<int>(type), " to ", static_cast<int>(out), " cut ", cut.rows, "x", cut.columns,
                    " split ", cut.split, " pair ", cut.pair, " on ", multiprocessors);
@@ -277,7 +278,7 @@ TEST_CASE("d_x of segments has the bits of d_x of their leaves laid one after th
         return c.host();
       };
       for (const Cut& cut : rlk::cuda::linear::kCuts) {
-        if (cut.split > leaf_count) continue;
+        if (cut.split > leaf_count || cut.columns == 96) continue;
         INFO("m=", m, " leaves ", leaf_count, " cut ", cut.rows, "x", cut.columns, " split ", cut.split,
              " pair ", cut.pair);
         CHECK(after(p, cut) == after(plain, cut));

@@ -136,7 +136,8 @@ class Bench {
       for (const Cut& cut : rlk::cuda::linear::kFewCuts)
         if (form == Form::forward && s.m <= cut.rows) add(cut);
       for (const Cut& cut : rlk::cuda::linear::kCuts)
-        if (cut.rows == 64 ? s.m <= 128 : s.m > 64) add(cut);
+        if ((cut.rows == 64 ? s.m <= 128 : s.m > 64) && (cut.columns != 96 || form == Form::forward))
+          add(cut);
     }
     const std::size_t ours = all.size();
     const rlk::cuda::lm_head::LtProduct library(gemms[0]);

@@ -44,10 +44,11 @@ struct Descriptor {
   }
 };
 
-// Inline assembly has to spell out its registers, which is what the macros do: the numbers of 16, 32, 64 or
-// 128 accumulators, and the accumulators themselves.
+// Inline assembly has to spell out its registers, which is what the macros do: the numbers of 16, 32, 48,
+// 64 or 128 accumulators, and the accumulators themselves.
 #define RLK_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define RLK_NAMES_32 RLK_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define RLK_NAMES_48 RLK_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define RLK_NAMES_64                                                 \
   RLK_NAMES_32                                                       \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
@@ -61,6 +62,7 @@ struct Descriptor {
 #define RLK_FLOATS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RLK_FLOATS_16(i) RLK_FLOATS_4(i), RLK_FLOATS_4(i + 4), RLK_FLOATS_4(i + 8), RLK_FLOATS_4(i + 12)
 #define RLK_FLOATS_32(i) RLK_FLOATS_16(i), RLK_FLOATS_16(i + 16)
+#define RLK_FLOATS_48(i) RLK_FLOATS_32(i), RLK_FLOATS_16(i + 32)
 #define RLK_FLOATS_64(i) RLK_FLOATS_32(i), RLK_FLOATS_32(i + 32)
 #define RLK_FLOATS_128(i) RLK_FLOATS_64(i), RLK_FLOATS_64(i + 64)
 
@@ -87,11 +89,14 @@ struct Descriptor {
 // Both operands of type T from shared memory. Trans: the operand is row-contiguous ("MN-major") there.
 template <class T, bool TransA, bool TransB, int Size>
 __device__ __forceinline__ void wgmma(float (&d)[Size], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  static_assert(Size == 16 || Size == 32 || Size == 64 || Size == 128, "N is 32, 64, 128 or 256");
+  static_assert(Size == 16 || Size == 32 || Size == 48 || Size == 64 || Size == 128,
+                "N is 32, 64, 96, 128 or 256");
   if constexpr (Size == 16)
     RLK_WGMMA_SHARED(32, 16, "%16", "%17", "%18", "%19, %20");
   else if constexpr (Size == 32)
     RLK_WGMMA_SHARED(64, 32, "%32", "%33", "%34", "%35, %36");
+  else if constexpr (Size == 48)
+    RLK_WGMMA_SHARED(96, 48, "%48", "%49", "%50", "%51, %52");
   else if constexpr (Size == 64)
     RLK_WGMMA_SHARED(128, 64, "%64", "%65", "%66", "%67, %68");
   else
@@ -132,11 +137,13 @@ __device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)
 #undef RLK_WGMMA_SHARED
 #undef RLK_WGMMA
 #undef RLK_FLOATS_128
+#undef RLK_FLOATS_48
 #undef RLK_FLOATS_64
 #undef RLK_FLOATS_32
 #undef RLK_FLOATS_16
 #undef RLK_FLOATS_4
 #undef RLK_NAMES_128
+#undef RLK_NAMES_48
 #undef RLK_NAMES_64
 #undef RLK_NAMES_32
 #undef RLK_NAMES_16

@@ -8,16 +8,16 @@
 namespace rlk::cuda::linear {
 namespace {
 
-// Fitted to 2400 times that an H200 took: the share of memory's rate that all SMs reach together; per microsecond, bytes of the
+// Fitted to 1500 times that an H200 took: the share of memory's rate that all SMs reach together; per microsecond, bytes of the
 // weight by one, of both operands from L2 by all and by one.
-constexpr double kShareOfMemory = 1.05, kWeightOfOne = 81e3, kL2 = 11e6, kL2OfOne = 86e3;
+constexpr double kShareOfMemory = 1.0, kWeightOfOne = 77e3, kL2 = 12e6, kL2OfOne = 88e3;
 // Microseconds of 64 columns of a tile beside its products, and where its sums meet: once, in clusters of eight, and for
 // every four columns of a thread.
-constexpr double kTile = 1.04, kMeet = 0.62, kMeetOfEight = 1.6, kMeetFour = 0.2;
+constexpr double kTile = 0.87, kMeet = 0.55, kMeetOfEight = 1.54, kMeetFour = 0.2;
 // Multiply-adds of one SM per microsecond.
 double multiply_adds(const Cut& cut) {
-  if (cut.rows == 64) return cut.columns == 64 ? 1.27e6 : 1.61e6;
-  return 3.2e6;
+  if (cut.rows == 64) return cut.columns == 64 ? 1.1e6 : cut.columns == 96 ? 1.45e6 : 1.9e6;
+  return 3.3e6;
 }
 
 // Clusters that run at once: one stays inside a group of SMs, and not all groups are whole.
@@ -92,7 +92,8 @@ Cut cut_for(const Product& g, const Card& card) {
   double least = 0;
   for (const Cut& cut : kCuts) {
     if ((cut.rows == 64 ? g.m > 128 : g.m <= 64) || cut.split > g.leaves) continue;
-    if (g.up > 0 && cut.columns == 64) continue;
+    if (g.up > 0 && cut.columns < 128) continue;
+    if (cut.columns == 96 && !(g.a.k_contiguous && g.b.k_contiguous)) continue;
     const double time = time_of(g, cut, card);
     if (best == nullptr || time < least) best = &cut, least = time;
   }

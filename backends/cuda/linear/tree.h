@@ -36,11 +36,12 @@ struct Cut {
   int rows, columns, split;
   bool pair = false;
 };
-// Every one there is; swiglu has those of 128 columns.
+// Every one there is; swiglu has those of 128 columns, and 96 are for operands along k alone.
 inline constexpr Cut kCuts[] = {
-    {64, 64, 8},   {64, 64, 4},   {64, 64, 2},   {64, 64, 1},   {64, 128, 8},       {64, 128, 4},
-    {64, 128, 2},  {64, 128, 1},  {128, 64, 8},  {128, 64, 4},  {128, 64, 2},       {128, 64, 1},
-    {128, 128, 8}, {128, 128, 4}, {128, 128, 2}, {128, 128, 1}, {128, 128, 1, true}};
+    {64, 64, 8},   {64, 64, 4},   {64, 64, 2},   {64, 64, 1},   {64, 128, 8},        {64, 128, 4},
+    {64, 128, 2},  {64, 128, 1},  {128, 64, 8},  {128, 64, 4},  {128, 64, 2},        {128, 64, 1},
+    {128, 128, 8}, {128, 128, 4}, {128, 128, 2}, {128, 128, 1}, {128, 128, 1, true}, {64, 96, 4},
+    {64, 96, 2},   {64, 96, 1},   {128, 96, 4},  {128, 96, 2},  {128, 96, 1}};
 
 // Likewise for 16 or 32 rows at most and both operands k-contiguous, by the kernel of few_rows.cuh: columns are the rows of
 // b that a warp takes at a time, a leaf is a warp's.

@@ -485,10 +485,10 @@ struct Shares {
     }
   }
   // They leave from registers, 16 bytes at a time, if 16-bit results lie so and nothing is added to them.
-  __device__ static __forceinline__ bool leave(const Block<P>& b, const float4 (&sums)[kBlocks],
+  __device__ static __forceinline__ bool leave(const Block<P>& b, int share, const float4 (&sums)[kBlocks],
                                                std::int64_t row0, std::int64_t column0) {
     using Out = typename P::Element;
-    if constexpr (!P::kGated && kBlocks > 1) {
+    if constexpr (!P::kGated && kBlocks % 2 == 0) {
       if (!b.p.plain || column0 + P::BN > b.p.product.n) return false;
       std::uint32_t words[2 * kBlocks];
 #pragma unroll
@@ -504,7 +504,7 @@ struct Shares {
         const int at = first + lane % 4;
         const std::int64_t row = row0 + b.warp * 16 + lane / 4 + at / kBlocks * 8;
         Out* const to = static_cast<Out*>(b.p.product.c) + row * b.p.product.ldc + column0 +
-                        (b.rank * kBlocks + at % kBlocks) * 8;
+                        (share * kBlocks + at % kBlocks) * 8;
         if (row < b.p.product.m)
           __stcs(reinterpret_cast<uint4*>(to), make_uint4(line[0], line[1], line[2], line[3]));
       }
@@ -538,7 +538,7 @@ __device__ __forceinline__ void store_joined(const Block<P>& b, const float (&ac
     barrier_wait_released(b.landed, turn % 2);
     float4 sums[S::kBlocks];
     S::join_all(corner, sums);
-    if (!S::leave(b, sums, row0, column0)) {
+    if (!S::leave(b, b.rank, sums, row0, column0)) {
       S::put(b, sums);
       store_fours<P, P::kLeaving / 4 / Split>(b, b.rank, rows - b.warp * 16, row0, column0);
     }
@@ -610,6 +610,13 @@ __device__ __forceinline__ void store_alone(const Block<P>& b, const CUtensorMap
     if (b.p.product.out == Float::f32) return leave(float{});
     return leave(typename P::Element{});
   }
+  if constexpr (P::BN == 96) {
+    float4 sums[P::BN / 8];
+#pragma unroll
+    for (int i = 0; i < P::BN / 8; ++i)
+      sums[i] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+    if (Shares<P, 1>::leave(b, 0, sums, row0, column0)) return;
+  }
   __syncwarp();
   Slot<P::BN>::put(b.slot, b.warp, acc);
   __syncwarp();
@@ -626,7 +633,7 @@ __device__ __forceinline__ void store_tile(const Block<P>& b, const CUtensorMap&
       if (round < b.p.whole)
         store_alone(b, map_c, acc, at.row0, at.column0);
       else if (b.p.split == 8)
-        store_joined<P, 8>(b, acc, at.row0, at.column0, round);
+        store_joined<P, P::BN % 64 == 0 ? 8 : 4>(b, acc, at.row0, at.column0, round);
       else if (b.p.split == 4)
         store_joined<P, 4>(b, acc, at.row0, at.column0, round);
       else
@@ -798,7 +805,8 @@ cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStr
   config.gridDim = dim3(static_cast<unsigned>((tiles < together ? tiles : together) * blocks));
   p.whole = split == 1 ? 0 : static_cast<int>(tiles / config.gridDim.x);
   CUtensorMap c{};
-  p.mapped = (split == 1 || p.whole > 0) && g.bias == nullptr && g.residual == nullptr && encode_lines(&c, g);
+  p.mapped = (split == 1 || p.whole > 0) && P::BN % 64 == 0 && g.bias == nullptr && g.residual == nullptr &&
+             encode_lines(&c, g);
   return cudaLaunchKernelEx(&config, kernel, p, maps, c);
 }
 
@@ -810,6 +818,10 @@ cudaError_t start_as(const Product& g, const Cut& cut, int multiprocessors, cuda
     if (cut.columns == 64)
       return with(cut.rows == 64 ? start_tree<T, 1, 64, true, KB, 1, false, Tail>
                                  : start_tree<T, 2, 64, true, KB, 1, false, Tail>);
+  if constexpr (!Gated && KB)
+    if (cut.columns == 96)
+      return with(cut.rows == 64 ? start_tree<T, 1, 96, true, KB, 1, false, Tail>
+                                 : start_tree<T, 2, 96, true, KB, 1, false, Tail>);
   if (cut.rows == 64) return with(start_tree<T, 1, 128, true, KB, 1, Gated, Tail>);
   return with(cut.pair ? start_tree<T, 2, 128, true, KB, 2, Gated, Tail>
                        : start_tree<T, 2, 128, true, KB, 1, Gated, Tail>);
