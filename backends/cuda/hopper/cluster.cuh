@@ -50,6 +50,11 @@ __device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barr
       "f"(x.x), "f"(x.y), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barrier, float x) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+               "f"(x), "r"(barrier)
+               : "memory");
+}
 
 // Loads from another block's shared memory; `from` is an address_at.
 __device__ __forceinline__ float4 load_shared_at(std::uint32_t from) {

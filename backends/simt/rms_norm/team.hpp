@@ -15,10 +15,11 @@ using rows::RowOf;
 inline constexpr int kThreads = 128;
 inline constexpr int kWave = 32;
 
-// The sum of eight neighbours in each of `Lanes` lanes by halves: from four times as many to 1. Every lane gets it. A lane and
-// its partner share the work: each goes on with one half of the values.
+// The first steps of the sum of eight neighbours in each of `Lanes` lanes by halves: those of lanes four times as far, twice as
+// far and as far as a pack is wide. A lane and its partner share the work: each goes on with one half of the values, and has one
+// in the end.
 template <int Lanes>
-__device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
+__device__ __forceinline__ float halved(float (&v)[kPack], int lane) {
 #pragma unroll
   for (int step = Lanes / 2, n = 4; n > 0; step /= 2, n /= 2) {
     const bool upper = (lane & step) != 0;
@@ -28,12 +29,20 @@ __device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
       v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
     }
   }
-  float sum = v[0];
+  return v[0];
+}
+// The other steps, to 1. Every lane gets the sum.
+template <int Lanes>
+__device__ __forceinline__ float rest(float sum) {
 #pragma unroll
   for (int step = Lanes / 16; step > 0; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
 #pragma unroll
   for (int step = Lanes / 2; step > Lanes / 16; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
   return sum;
+}
+template <int Lanes>
+__device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
+  return rest<Lanes>(halved<Lanes>(v, lane));
 }
 
 // A row's threads, and how many packs of it each keeps.
