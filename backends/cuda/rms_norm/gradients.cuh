@@ -2,9 +2,10 @@
 // d_residual and the shares of d_weight in one pass, so that x and d_y come from memory once, by as many blocks as a GPU has
 // room for. The arithmetic is rms32.
 //
-// A cluster has the 128 rows of a share, each of its blocks some channels. Four warps, the members of a row, make its sums, each
-// of the packs whose bits 2 and 3 are its number, so that the sum's first three steps are a warp's own; then each has 32
-// numbers. Those go to all members through (distributed) shared memory, and the last seven steps are done by each of them.
+// A cluster of two blocks has the 128 rows of a share, each block half of the channels. Four warps, the members of a row, two in
+// each block, make its sums, each of the packs whose bits 2 and 3 are its number, so that the sum's first three steps are a
+// warp's own; then each has 32 numbers. Those go to all members through (distributed) shared memory, and the last seven steps
+// are done by each of them. One block would leave SMs idle at [8192, 4096], and four wait longer for each other.
 //
 // Between sums a block's threads do the rest for the rows of the step before: a thread has four channels of all rows, with their
 // chains in registers. So a sum's way to the other blocks and back costs no time, and a step one barrier of the block.
@@ -23,16 +24,17 @@ using rows::Bytes16;
 using rows::kPack;
 
 inline constexpr int kWarp = 32, kMembers = 4, kStages = 3;
+inline constexpr int kRanks = 2;                 // blocks of a cluster
+inline constexpr int kTeam = kMembers / kRanks;  // warps of a block that have a row
 inline constexpr int kRound =
     kMembers * kWarp;  // packs of a row from one of a thread to its next: the sum's 1024 lanes
 
-// A block of `Warps`, of which `Team` have a row, `Rows` rows at a time; of a row a thread has up to `Held` packs.
-template <int Warps, int Team, int Held, int Rows, int Blocks>
+// A block of `Warps`, whose teams have `Rows` rows at a time; of a row a thread has up to `Held` packs.
+template <int Warps, int Held, int Rows, int Blocks>
 struct Shape {
-  static constexpr int kThreads = Warps * kWarp, kTeam = Team, kHeld = Held, kRows = Rows, kBlocks = Blocks;
-  static constexpr int kRanks = kMembers / Team;  // blocks of a cluster
-  static constexpr int kTeams = Warps / Team, kStep = kTeams * Rows, kHalf = kStep / 2;
-  static constexpr int kPacks = Held * kWarp * Team;    // of a row, of a block
+  static constexpr int kThreads = Warps * kWarp, kHeld = Held, kRows = Rows, kBlocks = Blocks;
+  static constexpr int kTeams = Warps / kTeam, kStep = kTeams * Rows, kHalf = kStep / 2;
+  static constexpr int kPacks = Held * kWarp * kTeam;   // of a row, of a block
   static constexpr int kFours = 2 * kPacks / kThreads;  // of channels, of a thread's chains
   static_assert(kFours >= 1 && kBlock % kStep == 0);
 };
@@ -47,10 +49,8 @@ struct Shared {
 
 // Where a block's tile has a pack, by its sixteen of the row, its warp of the team, and its place of four. A warp's lanes would
 // meet in the same banks where other warps' packs lie between its own.
-template <class S>
 __device__ __forceinline__ int place_of(int sixteen, int warp, int of_four) {
-  const int place = (sixteen * S::kTeam + warp) * 4 + of_four;
-  return S::kTeam > 1 ? place ^ (sixteen & 1) << 2 : place;
+  return ((sixteen * kTeam + warp) * 4 + of_four) ^ (sixteen & 1) << 2;
 }
 __device__ __forceinline__ Bytes16* row_of(const rows::Tensor& t, std::int64_t row) {
   return reinterpret_cast<Bytes16*>(static_cast<std::uint16_t*>(t.data) + row * t.stride[0]);
@@ -80,18 +80,18 @@ struct Member {
   Shared<S>& all;
   int lane, team, first, place, packs, turn = 0;
   bool leads;
-  std::uint32_t sums[S::kRanks], barriers[S::kRanks];  // of the team in the cluster's blocks
+  std::uint32_t sums[kRanks], barriers[kRanks];  // of the team in the cluster's blocks
   float weight[S::kHeld][kPack];
 
   __device__ __forceinline__ Member(const Problem& problem, const Share& of, Shared<S>& shared, int rank)
       : p(problem), share(of), all(shared) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, mine = warp % S::kTeam;
-    const int member = rank * S::kTeam + mine;
-    lane = static_cast<int>(threadIdx.x) % kWarp, team = warp / S::kTeam, leads = mine == 0 && lane == 0;
-    first = lane / 4 * 16 + member * 4 + lane % 4, place = place_of<S>(lane / 4, mine, lane % 4);
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, mine = warp % kTeam;
+    const int member = rank * kTeam + mine;
+    lane = static_cast<int>(threadIdx.x) % kWarp, team = warp / kTeam, leads = mine == 0 && lane == 0;
+    first = lane / 4 * 16 + member * 4 + lane % 4, place = place_of(lane / 4, mine, lane % 4);
     packs = static_cast<int>(p.width) / kPack;
 #pragma unroll
-    for (int to = 0; to < S::kRanks; ++to) {
+    for (int to = 0; to < kRanks; ++to) {
       sums[to] = address_at(shared_address(&all.sums[team][0][0][member][lane]), to);
       barriers[to] = address_at(shared_address(&all.barriers[team][0]), to);
     }
@@ -103,7 +103,7 @@ struct Member {
   }
   __device__ __forceinline__ bool there(int c) const { return first + c * kRound < packs; }
   __device__ __forceinline__ Bytes16& tile(int stage, int tensor, int row, int c) const {
-    return all.tiles[stage][tensor][team * S::kRows + row][place + c * S::kTeam * kWarp];
+    return all.tiles[stage][tensor][team * S::kRows + row][place + c * kTeam * kWarp];
   }
   __device__ __forceinline__ int row_at(int step, int row) const {  // of the share; past its end the last one
     const int at = step * S::kStep + team * S::kRows + row;
@@ -142,7 +142,7 @@ struct Member {
     const auto barrier_of_turn = static_cast<std::uint32_t>(sizeof(std::uint64_t) * (turn % 2));
     if (leads) barrier_expect(&all.barriers[team][turn % 2], sizeof(all.sums[0][0]));
 #pragma unroll
-    for (int to = 0; to < S::kRanks; ++to)
+    for (int to = 0; to < kRanks; ++to)
 #pragma unroll
       for (int row = 0; row < S::kRows; ++row)
         store_async(sums[to] + sums_of_turn + row * static_cast<int>(sizeof(all.sums[0][0][0])),
@@ -233,9 +233,9 @@ struct Results {
 #pragma unroll
     for (int i = 0; i < S::kFours; ++i) {
       const int four = static_cast<int>(threadIdx.x) + i * S::kThreads, pack = four / 2;
-      const int sixteen = pack / (4 * S::kTeam), warp = pack / 4 % S::kTeam;
-      from[i] = 2 * place_of<S>(sixteen, warp, pack % 4) + four % 2;
-      channel[i] = (sixteen * 16 + (rank * S::kTeam + warp) * 4 + pack % 4) * kPack + four % 2 * 4;
+      const int sixteen = pack / (4 * kTeam), warp = pack / 4 % kTeam;
+      from[i] = 2 * place_of(sixteen, warp, pack % 4) + four % 2;
+      channel[i] = (sixteen * 16 + (rank * kTeam + warp) * 4 + pack % 4) * kPack + four % 2 * 4;
       there[i] = channel[i] < p.width;
 #pragma unroll
       for (int k = 0; k < 4; ++k) weight[i][k] = there[i] ? weight_of(p, channel[i] + k) : 0.0f;

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   fence_barrier_init();
   cluster_arrive_relaxed();
   cluster_wait();
-  gradients_of<S, Sum>(p, all, Share(p, blockIdx.x / S::kRanks), S::kRanks > 1 ? cluster_rank() : 0, shares);
+  gradients_of<S, Sum>(p, all, Share(p, blockIdx.x / kRanks), cluster_rank(), shares);
 }
 
 // The shares' sum. What comes before is waited for here, so that this launch costs no time of its own.
@@ -50,50 +50,59 @@ cudaError_t launch_gradients(const Problem& p, float* shares, cudaStream_t strea
       e != cudaSuccess)
     return e;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(p.blocks() * S::kRanks));
+  config.gridDim = dim3(static_cast<unsigned>(p.blocks() * kRanks));
   config.blockDim = dim3(S::kThreads);
   config.dynamicSmemBytes = sizeof(Shared<S>);
   config.stream = stream;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {S::kRanks, 1, 1};
+  cluster.val.clusterDim = {kRanks, 1, 1};
   config.attrs = &cluster, config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, p, shares);
 }
 
-#ifndef RLK_TEAM
-#  define RLK_TEAM 1
-#endif
+// What has rows of up to a width, and from how many elements on it was faster than the portable kernels (H200).
+struct Form {
+  std::int64_t width, least;
+  bool alone;  // two SMs have one cluster at a time
+  cudaError_t (*launch)(const Problem&, float*, cudaStream_t);
+};
+constexpr std::int64_t kMillion = 1 << 20, kLeastWidth = 1536, kMostWidth = 8192;
+constexpr Form kForms[] = {
+    {2048, 14 * kMillion, false, launch_gradients<Shape<8, 2, 2, 2>>},
+    {4096, 20 * kMillion, true, launch_gradients<Shape<16, 4, 1, 1>>},
+    {kMostWidth, 28 * kMillion, true, launch_gradients<Shape<8, 8, 1, 1>>},
+};
+const Form& form_of(const Problem& p) {
+  const Form* form = kForms;
+  while (p.width > form->width) ++form;
+  return *form;
+}
+
+// Clusters that are alone come in waves of 66, and a wave takes as long for few as for all.
+bool fills_waves(std::int64_t clusters) {
+  constexpr std::int64_t kWave = 66;
+  const std::int64_t waves = (clusters + kWave - 1) / kWave;
+  return 10 * clusters >= 7 * waves * kWave;
+}
+bool pays(const Problem& p) {
+  if (p.width < kLeastWidth || p.width > kMostWidth) return false;
+  const Form& form = form_of(p);
+  return p.axes.rows * p.width >= form.least && (!form.alone || fills_waves(p.blocks()));
+}
 
 cudaError_t launch(const Problem& p, float* shares, cudaStream_t stream) {
-#if RLK_TEAM == 1
-  const auto start = p.width <= 1024   ? launch_gradients<Shape<4, 2, 1, 4, 4>>
-                     : p.width <= 2048 ? launch_gradients<Shape<4, 1, 2, 2, 4>>
-                     : p.width <= 4096 ? launch_gradients<Shape<8, 1, 4, 1, 2>>
-                                       : launch_gradients<Shape<8, 1, 8, 1, 1>>;
-#elif RLK_TEAM == 2
-  const auto start = p.width <= 1024   ? launch_gradients<Shape<8, 4, 1, 4, 2>>
-                     : p.width <= 2048 ? launch_gradients<Shape<8, 2, 2, 2, 2>>
-                     : p.width <= 4096 ? launch_gradients<Shape<16, 2, 4, 1, 1>>
-                                       : launch_gradients<Shape<8, 1, 8, 1, 1>>;
-#else
-  const auto start = p.width <= 1024   ? launch_gradients<Shape<8, 4, 1, 4, 2>>
-                     : p.width <= 2048 ? launch_gradients<Shape<16, 4, 2, 2, 1>>
-                     : p.width <= 4096 ? launch_gradients<Shape<16, 4, 4, 1, 1>>
-                                       : launch_gradients<Shape<8, 2, 8, 1, 1>>;
-#endif
-  const cudaError_t error = start(p, shares, stream);
-  return error != cudaSuccess || p.axes.rows <= kBlock ? error : launch_join(p, shares, stream);
+  const cudaError_t error = form_of(p).launch(p, shares, stream);
+  return error != cudaSuccess ? error : launch_join(p, shares, stream);
 }
 
 }  // namespace
 
 bool suits(const Problem& p) {
   const auto whole = [&](const rows::Tensor& t) { return rows::lies_whole(p.axes, t); };
-  return p.d_weight && (p.d_x || p.d_residual) && p.weight && p.weight_type == rows::Type::bf16 &&
-         !p.residual && !p.gate && !p.d_gate && p.axes.count == 1 && p.axes.rows >= 1000 && p.width >= 768 &&
-         p.width <= 8192 && p.width % kPack == 0 && whole(p.x) && whole(p.d_y) && whole(p.d_sum) &&
-         whole(p.d_x) && whole(p.d_residual);
+  return pays(p) && p.d_weight && (p.d_x || p.d_residual) && p.weight && p.weight_type == rows::Type::bf16 &&
+         !p.residual && !p.gate && !p.d_gate && p.axes.count == 1 && p.width % kPack == 0 && whole(p.x) &&
+         whole(p.d_y) && whole(p.d_sum) && whole(p.d_x) && whole(p.d_residual);
 }
 
 const char* run_gradients(const Problem& p, void* workspace, void* stream, int device) {

@@ -20,7 +20,7 @@ rlk_code run(const RmsNormBwd& a, const Call& call) {
 }
 
 constexpr Facts kFacts = {.id = "cuda.sm90",
-                          .doc = "clusters of four blocks have 128 rows, and read them once",
+                          .doc = "clusters of two blocks have 128 rows, and read them once",
                           .priority = 110,
                           .arithmetic = "rms32",
                           .dtypes = kFloats,
