@@ -229,8 +229,8 @@ TEST_CASE("swiglu and its gradients on fibers are native's bits, packed or not")
   using rlk::SwigluBwd;
   std::mt19937 random(9);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}, Shape{3, 0}, Shape{1040, 1032}})
-      for (int form = 0; form < 6; ++form) {
+    for (const Shape& shape : {Shape{5, 70}, Shape{2, 3, 1100}, Shape{3, 0}, Shape{6, 72}, Shape{1040, 1032}})
+      for (int form = 0; form < 7; ++form) {
         if (shape[0] > 1000 && (form % 3 != 0 || t == DType::f16))
           continue;  // many tiles: two packs a thread
         CAPTURE(rlk::name_of(t));

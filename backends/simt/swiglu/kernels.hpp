@@ -5,6 +5,7 @@
 #include "arithmetic/swiglu/swiglu.hpp"
 #include "simt/rows.hpp"
 #include "simt/sigmoid.hpp"
+#include "simt/swiglu/whole.hpp"
 
 namespace rlk::simt::swiglu {
 
@@ -177,11 +178,15 @@ void for_kernel(const Problem& p, F f) {
   });
 }
 inline void launch_forward(const Problem& p, hipStream_t stream) {
+  if (whole::suits(p, p.gate, p.up, p.out))
+    return whole::launch<whole::Forward>(p, stream, p.gate, p.up, p.out);
   for_kernel(p, [&]<class T, bool Silu, int Each>() {
     hipLaunchKernelGGL((forward<T, Silu, Each>), grid<Each>(p), dim3(kThreads), 0, stream, p);
   });
 }
 inline void launch_backward(const Problem& p, hipStream_t stream) {
+  if (whole::suits(p, p.d_out, p.gate, p.up, p.d_gate, p.d_up))
+    return whole::launch<whole::Backward>(p, stream, p.d_out, p.gate, p.up, p.d_gate, p.d_up);
   for_kernel(p, [&]<class T, bool Silu, int Each>() {
     hipLaunchKernelGGL((backward<T, Silu, Each>), grid<Each>(p), dim3(kThreads), 0, stream, p);
   });
