@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -21,6 +22,8 @@ using cuda_test::hopper;
 using cuda_test::Shape;
 using rlk::DType;
 using rlk::Tensor;
+
+constexpr std::size_t kWorkspace = 64 << 20;
 
 struct Form {
   const char* name;
@@ -71,7 +74,7 @@ struct Held {
     if (form.d_residual) d_residual = Array(shape, DType::bf16);
   }
   template <class View>
-  rlk::Status call(View view, const std::string& backend) {
+  rlk::Status call(View view, const std::string& backend, void* workspace = nullptr) {
     const auto there = [&](Array& a) { return a.shape.empty() ? Tensor() : view(a); };
     const Tensor views[] = {view(d_y),   view(x),    view(weight),      there(d_sum),
                             there(rstd), there(d_x), there(d_residual), view(d_weight)};
@@ -81,7 +84,8 @@ struct Held {
     if (!rstd.shape.empty()) a.rstd = views[4];
     if (!d_x.shape.empty()) a.d_x = views[5];
     if (!d_residual.shape.empty()) a.d_residual = views[6];
-    return rlk::rms_norm_bwd(a, {.backend = backend});
+    return rlk::rms_norm_bwd(
+        a, {.backend = backend, .workspace = workspace, .workspace_bytes = workspace ? kWorkspace : 0});
   }
 };
 
@@ -92,6 +96,9 @@ struct Held {
 TEST_CASE("rms_norm's gradients on Hopper are native's bits") {
   if (!hopper()) return;
   std::mt19937 random(1);
+  void* data = nullptr;
+  check(cudaMalloc(&data, kWorkspace));
+  const std::shared_ptr<void> workspace(data, [](void* of) { cudaFree(of); });
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{7170, 2048},
                                                                             {9857, 1544},
                                                                             {5890, 4096},
@@ -105,7 +112,7 @@ TEST_CASE("rms_norm's gradients on Hopper are native's bits") {
       CAPTURE(width);
       CAPTURE(form.name);
       Held h(rows, width, form, random);
-      const rlk::Status ran = h.call([](Array& a) { return a.on_gpu(); }, "cuda.sm90");
+      const rlk::Status ran = h.call([](Array& a) { return a.on_gpu(); }, "cuda.sm90", workspace.get());
       REQUIRE_MESSAGE(ran, std::string(ran.message()));
       check(cudaDeviceSynchronize());
       REQUIRE(h.call([](Array& a) { return a.on_cpu(); }, "native.rows"));
