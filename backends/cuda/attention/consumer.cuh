@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/attention/softmax.cuh"
+#include "cuda/hopper/mma.cuh"
 
 namespace rlk::cuda::attention {
 
@@ -446,7 +447,7 @@ class Consumer {
             std::uint32_t w[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) w[k] = two<std::uint32_t>(4 * g + k, h);
-            turn(w);
+            turn_four(w);
             if (there)
               *reinterpret_cast<uint4*>(to + 64 * g + 16 * lane) = make_uint4(w[0], w[1], w[2], w[3]);
           }
@@ -468,20 +469,6 @@ class Consumer {
     else
       return make_float2(simt::from_float<float>(x), simt::from_float<float>(y));
   }
-  // Of four lanes' words the k-th of lane t becomes the t-th of lane k.
-  static __device__ __forceinline__ void turn(std::uint32_t (&w)[4]) {
-    const int lane = static_cast<int>(threadIdx.x);
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k & step) continue;
-        const bool odd = lane & step;
-        const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + step], step);
-        w[k] = odd ? got : w[k], w[k + step] = odd ? w[k + step] : got;
-      }
-  }
-
   const Job& job_;
   const Problem& p_;
   const Work* w_ = nullptr;

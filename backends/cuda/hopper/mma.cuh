@@ -85,4 +85,18 @@ __device__ __forceinline__ void mma_f64(double (&c)[4], double low, double high,
                : "d"(low), "d"(high), "d"(b));
 }
 
+// Of four lanes' words the k-th of lane t becomes the t-th of lane k.
+__device__ __forceinline__ void turn_four(std::uint32_t (&w)[4]) {
+  const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k & step) continue;
+      const bool odd = lane & step;
+      const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + step], step);
+      w[k] = odd ? got : w[k], w[k + step] = odd ? w[k + step] : got;
+    }
+}
+
 }  // namespace rlk::cuda::hopper
