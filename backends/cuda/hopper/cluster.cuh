@@ -56,16 +56,6 @@ __device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t barr
                : "memory");
 }
 
-// Loads from another block's shared memory; `from` is an address_at.
-__device__ __forceinline__ float4 load_shared_at(std::uint32_t from) {
-  float4 x;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
-}
-
 // Arrives on the barrier at the same place in the shared memory of block `rank` of the cluster. No
 // cluster-wide release: it costs a fence of all memory per arrival (measured 2x on the whole lm_head kernel),
 // and what is handed over there, a stage whose reads by the tensor core are complete, needs none.
