@@ -56,6 +56,7 @@ struct Traits {
   static constexpr int kSlotBytes = kBM * BN * 4;
   static constexpr int kZeroBytes = Tail ? 1024 : 0;  // what 16 of k read again and again, of either operand
   static constexpr bool kSplits = KA && Pair == 1;
+  static constexpr int kMostBlocks = Columns % 64 == 0 ? 8 : 4;  // that can share a tile, by eight columns
 };
 
 struct Params {
@@ -633,7 +634,7 @@ __device__ __forceinline__ void store_tile(const Block<P>& b, const CUtensorMap&
       if (round < b.p.whole)
         store_alone(b, map_c, acc, at.row0, at.column0);
       else if (b.p.split == 8)
-        store_joined<P, P::BN % 64 == 0 ? 8 : 4>(b, acc, at.row0, at.column0, round);
+        store_joined<P, P::kMostBlocks>(b, acc, at.row0, at.column0, round);
       else if (b.p.split == 4)
         store_joined<P, 4>(b, acc, at.row0, at.column0, round);
       else
@@ -766,6 +767,7 @@ inline bool encode_lines(CUtensorMap* map, const Product& g) {
 template <class T, int Groups, int BN, bool KA, bool KB, int Pair, bool Gated, bool Tail>
 cudaError_t start_tree(const Product& g, int split, int multiprocessors, cudaStream_t stream) {
   using P = Traits<T, Groups, BN, KA, KB, Pair, Gated, Tail>;
+  if (split > (P::kSplits ? P::kMostBlocks : 1)) return cudaErrorInvalidValue;
   Params p = params_of<P>(g, split);
   // Only the real rows are copied where they fit one tile; what the tensor core reads behind them is dropped.
   p.a_box = P::kAContiguous ? lines_before_end(g.m, P::kBM) : P::kBM;
