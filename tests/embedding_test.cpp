@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -15,6 +16,7 @@
 namespace {
 
 using namespace lm_head_simt;
+namespace gpu = rlk::simt::embedding;
 using Ids = std::vector<std::int64_t>;
 
 Ids random_ids(std::size_t count, std::int64_t from, std::int64_t to, unsigned seed) {
@@ -40,6 +42,27 @@ void same_on_fibers(Array& result, const Launch& launch) {
     }
   rlk_fiber::wave_size = RLK_FIBER_WAVE;
   rlk_fiber::order = rlk_fiber::Order::ascending;
+}
+
+// The portable kernels on fibers; `few`: up to how many tokens are compared with each other.
+void backward(const rlk::EmbeddingBwd& a, std::uint32_t few = gpu::kFew) {
+  std::vector<std::int64_t> workspace(
+      static_cast<std::size_t>(gpu::backward_bytes(a.ids.numel(), a.weight.dim(0))) / 8, -7);
+  gpu::launch_backward(rlk::embed32::problem_of(a), workspace.data(), nullptr, few);
+}
+
+// Some ids in a row, in a fixed shuffled order or as they are.
+Ids runs_of(const std::vector<std::int64_t>& lengths, bool shuffled) {
+  Ids ids;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    ids.insert(ids.end(), static_cast<std::size_t>(lengths[i]), static_cast<std::int64_t>(3 * i));
+  if (shuffled) std::shuffle(ids.begin(), ids.end(), std::mt19937(11));
+  return ids;
+}
+
+__global__ void find(gpu::Sorted sorted, std::uint32_t key, std::uint32_t* place) {
+  const std::uint32_t at = gpu::lower_bound(sorted, key);
+  if (threadIdx.x == 0) *place = at;
 }
 
 }  // namespace
@@ -130,11 +153,7 @@ TEST_CASE(
         check([&] { REQUIRE(rlk::embedding_bwd(b, {.backend = backend})); });
       for (int wave : {32, 64}) {
         rlk_fiber::wave_size = wave;
-        check([&] {
-          std::vector<std::int64_t> workspace(
-              static_cast<std::size_t>(rlk::simt::embedding::backward_bytes(n)) / 8, -7);
-          rlk::simt::embedding::launch_backward(rlk::embed32::problem_of(b), workspace.data(), nullptr);
-        });
+        check([&] { backward(b); });
       }
       rlk_fiber::wave_size = RLK_FIBER_WAVE;
     }
@@ -184,10 +203,146 @@ TEST_CASE("embedding and its gradient on fibers are native's bits") {
       CHECK(want > 0);
       same_on_fibers(bad,
                      [&] { rlk::simt::embedding::launch_forward(rlk::embed32::problem_of(a), nullptr); });
-      same_on_fibers(d_weight, [&] {
-        std::vector<std::int64_t> workspace(
-            static_cast<std::size_t>(rlk::simt::embedding::backward_bytes(b * s)) / 8, -7);
-        rlk::simt::embedding::launch_backward(rlk::embed32::problem_of(g), workspace.data(), nullptr);
-      });
+      same_on_fibers(d_weight, [&] { backward(g); });
     }
+}
+
+// A key of 1 to 22 bits is sorted in one to three passes; chunks of one round, of two, and one that is not whole.
+TEST_CASE("tokens are sorted by row, those of a row as they come") {
+  for (const std::int64_t v : {1, 5, 1023, 1024, 70001, 1 << 20, 4000000})
+    for (const std::int64_t n : {1, 63, 64, 65, 255, 256, 257, 1000, 16500})
+      for (const bool many : {false, true}) {
+        if (n > 1000 && (v == 5 || v == 1024 || v == 1 << 20)) continue;
+        if (n > gpu::kFew && !many) continue;
+        CAPTURE(v);
+        CAPTURE(n);
+        CAPTURE(many);
+        Ids ids = random_ids(static_cast<std::size_t>(n), -1 - v / 8, v + v / 8 + 2, 12);
+        for (std::size_t t = 0; t < ids.size(); t += 3) ids[t] = v / 2;
+        rlk::embed32::Problem p;
+        p.vocab = v, p.width = 1, p.wide_ids = true, p.padding = 0;
+        p.ids.data = ids.data(), p.ids.stride[0] = 1;
+        p.axes.count = 1, p.axes.size[0] = p.axes.rows = n;
+        std::vector<std::int32_t> tokens(ids.size());
+        std::iota(tokens.begin(), tokens.end(), 0);
+        const auto key = [&](std::int32_t t) { return gpu::key_of(p, t); };
+        std::stable_sort(tokens.begin(), tokens.end(),
+                         [&](std::int32_t a, std::int32_t b) { return key(a) < key(b); });
+        for (int wave : {32, 64}) {
+          rlk_fiber::wave_size = wave;
+          rlk_fiber::order = wave == 32 ? rlk_fiber::Order::shuffled : rlk_fiber::Order::descending;
+          std::vector<std::uint8_t> workspace(static_cast<std::size_t>(gpu::backward_bytes(n, v)), 0xaa);
+          const gpu::Sorted sorted =
+              gpu::launch_sort(p, gpu::Order(n, v).in(workspace.data()), many ? 0 : gpu::kFew, nullptr);
+          REQUIRE(std::equal(tokens.begin(), tokens.end(), sorted.tokens));
+          for (std::size_t i = 0; i < tokens.size(); ++i) REQUIRE(sorted.keys[i] == key(tokens[i]));
+        }
+        rlk_fiber::wave_size = RLK_FIBER_WAVE;
+        rlk_fiber::order = rlk_fiber::Order::ascending;
+      }
+}
+
+TEST_CASE("the first place of a row among sorted keys, before all of them and behind the last") {
+  for (const std::uint32_t count : {0, 1, 2, 255, 256, 257, 512, 3000, 65536, 70001})
+    for (const bool equal : {false, true}) {
+      CAPTURE(count);
+      CAPTURE(equal);
+      std::vector<std::uint32_t> keys(count);
+      for (std::uint32_t i = 0; i < count; ++i) keys[i] = equal ? 7 : 3 * (i / 2) + 1;
+      const gpu::Sorted sorted{keys.data(), nullptr, count};
+      const std::uint32_t last = count == 0 ? 0 : keys.back();
+      for (const std::uint32_t key : {0u, 1u, 2u, 7u, 8u, last / 2, last / 3 + 1, last, last + 1}) {
+        CAPTURE(key);
+        std::uint32_t place = ~0u;
+        hipLaunchKernelGGL(find, dim3(1), dim3(gpu::kBlock), 0, nullptr, sorted, key, &place);
+        CHECK(place == std::lower_bound(keys.begin(), keys.end(), key) - keys.begin());
+      }
+    }
+}
+
+// Runs of a block's threads and of its shared memory, to the token; behind each other, so that they begin anywhere between the
+// windows that make a run long. Rows that lie whole and others, of a part of a tile of columns, of one and of several.
+TEST_CASE("gradients of embedding with long runs of tokens on fibers are native's bits") {
+  const std::vector<std::int64_t> lengths{1,  31, 1, 32,  33,  2,   62,  63,  64,  65,  0, 66,  1,  95,
+                                          96, 97, 3, 127, 128, 129, 255, 256, 257, 400, 1, 512, 513};
+  for (const bool shuffled : {false, true})
+    for (const std::int64_t h : {5, 8, 70, 264, 4104})
+      for (const DType type : kTypes) {
+        if (h > 70 && (shuffled || type == DType::f16)) continue;
+        CAPTURE(shuffled);
+        CAPTURE(h);
+        CAPTURE(rlk::name_of(type));
+        Ids ids = runs_of(lengths, shuffled);
+        const auto n = static_cast<std::int64_t>(ids.size()),
+                   v = 3 * static_cast<std::int64_t>(lengths.size()) + 2;
+        Array weight(type, {v, h}), d_out = normal(type, {n, h}, 13), d_weight(type, {v, h});
+        const Tensor ti(ids.data(), {n}, DType::i64), td = d_out.view(), tw = weight.view(),
+                                                      tg = d_weight.view();
+        rlk::EmbeddingBwd g{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg};
+        if (shuffled) g.scale = 0.3, g.padding_idx = 3 * 26;
+        REQUIRE(rlk::embedding_bwd(g, {.backend = "native.rows"}));
+        if (h <= 70)
+          same_on_fibers(d_weight, [&] { backward(g); });
+        else
+          same_on_fibers(d_weight, [&] { backward(g, 0); });
+      }
+}
+
+TEST_CASE("gradients of embedding where all tokens have one id, none has a row, or every row has one") {
+  constexpr std::int64_t v = 2100, h = 16;
+  for (const std::int64_t n : {1, 255, 256, 257, 1025})
+    for (int kind = 0; kind < 4; ++kind) {
+      CAPTURE(n);
+      CAPTURE(kind);
+      Ids ids(static_cast<std::size_t>(n), kind == 0 ? 0 : kind == 1 ? v - 1 : -1);
+      for (std::size_t t = 0; kind == 3 && t < ids.size(); ++t)
+        ids[t] = v - 1 - static_cast<std::int64_t>(2 * t);
+      Array weight(DType::bf16, {v, h}), d_out = normal(DType::bf16, {n, h}, 14),
+                                         d_weight(DType::bf16, {v, h});
+      const Tensor ti(ids.data(), {n}, DType::i64), td = d_out.view(), tw = weight.view(),
+                                                    tg = d_weight.view();
+      const rlk::EmbeddingBwd g{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg};
+      REQUIRE(rlk::embedding_bwd(g, {.backend = "native.rows"}));
+      same_on_fibers(d_weight, [&] { backward(g); });
+    }
+}
+
+TEST_CASE("a gradient of many tokens goes on from one so far, in place too, on fibers as on native") {
+  constexpr std::int64_t v = 700, h = 24, n = 1500;
+  Ids ids = random_ids(n, -5, v, 15);
+  for (std::size_t t = 0; t < n; t += 4) ids[t] = t < 800 ? 600 : 13;
+  for (const bool in_place : {false, true})
+    for (const std::uint32_t few : {0u, gpu::kFew}) {
+      CAPTURE(in_place);
+      CAPTURE(few);
+      Array weight(DType::bf16, {v, h}), d_out = normal(DType::bf16, {n, h}, 16),
+                                         before = normal(DType::f32, {v, h}, 17),
+                                         d_weight(DType::f32, {v, h});
+      const std::vector<std::uint8_t> so_far = before.bytes;
+      const Tensor ti(ids.data(), {n}, DType::i64), td = d_out.view(), tw = weight.view(), tb = before.view(),
+                                                    tg = in_place ? before.view() : d_weight.view();
+      rlk::EmbeddingBwd g{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg, .d_weight_before = tb};
+      g.scale = 1.7;
+      REQUIRE(rlk::embedding_bwd(g, {.backend = "native.rows"}));
+      const std::vector<std::uint8_t> want = in_place ? before.bytes : d_weight.bytes;
+      before.bytes = so_far;
+      if (!in_place) std::fill(d_weight.bytes.begin(), d_weight.bytes.end(), 0xff);
+      backward(g, few);
+      CHECK((in_place ? before.bytes : d_weight.bytes) == want);
+    }
+}
+
+TEST_CASE("d_weight of strided rows, and tokens of more axes than one stride walks") {
+  constexpr std::int64_t v = 40, h = 48, b = 3, s = 100;
+  Ids ids = random_ids(b * s, -1, v + 1, 18);
+  for (const std::int64_t gap : {8, 3}) {
+    Array weight(DType::bf16, {v, h}),
+        d_out = normal(DType::bf16, {b, s, h}, 19, {s * (h + 8) + 16, h + 8, 1}),
+        d_weight(DType::bf16, {v, h}, {h + gap, 1});
+    const Tensor ti(ids.data(), {b, s}, DType::i64), td = d_out.view(), tw = weight.view(),
+                                                     tg = d_weight.view();
+    const rlk::EmbeddingBwd g{.ids = ti, .d_out = td, .weight = tw, .d_weight = tg};
+    REQUIRE(rlk::embedding_bwd(g, {.backend = "native.rows"}));
+    same_on_fibers(d_weight, [&] { backward(g); });
+  }
 }

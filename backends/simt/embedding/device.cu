@@ -5,7 +5,9 @@
 
 namespace rlk::simt::embedding {
 
-std::int64_t backward_workspace(std::int64_t tokens) { return backward_bytes(tokens); }
+std::int64_t backward_workspace(std::int64_t tokens, std::int64_t vocab) {
+  return backward_bytes(tokens, vocab);
+}
 
 const char* run_forward(const Problem& p, void* stream, int device) {
   return on_device(device, [&] { launch_forward(p, static_cast<hipStream_t>(stream)); });

@@ -8,7 +8,7 @@ namespace rlk::simt::embedding {
 
 using embed32::Problem;
 
-std::int64_t backward_workspace(std::int64_t tokens);
+std::int64_t backward_workspace(std::int64_t tokens, std::int64_t vocab);
 const char* run_forward(const Problem& p, void* stream, int device);
 const char* run_backward(const Problem& p, void* workspace, void* stream, int device);
 
