@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "arithmetic/short_conv/bind.hpp"
@@ -34,6 +35,14 @@ const Size kSizes[] = {{2, 37, 70, 4},
 rlk::Tensor strided(Owned& wide, const Size& z, int64_t channels, DType t) {
   const int64_t shape[] = {z.batch, z.tokens, z.channels}, strides[] = {z.tokens * channels, channels, 1};
   return rlk::Tensor(wide.bytes.data(), shape, t, {kDLCPU, 0}, strides);
+}
+
+// A workspace starts as NaN. `walks`: from how many walks of 128 rows on they are threads enough.
+void backward(const rlk::ShortConvBwd& a, int64_t walks) {
+  const rlk::conv32::Problem p = rlk::conv32::problem_of(a);
+  std::vector<float> workspace(
+      static_cast<std::size_t>(rlk::simt::short_conv::backward_bytes(p)) / sizeof(float) + 1, NAN);
+  rlk::simt::short_conv::launch_backward(p, workspace.data(), nullptr, walks);
 }
 
 }  // namespace
@@ -96,13 +105,52 @@ TEST_CASE("short_conv_bwd on fibers is native's bits, whatever is asked for") {
         if (form == 1 || form == 2) a.d_initial_state = d_start.tensor, results.push_back(&d_start);
         if (!z.bounds.empty()) a.cu_seqlens = cu;
         REQUIRE(rlk::short_conv_bwd(a, kNative));
-        same_on_fibers(results, copies(results), [&] {
-          const rlk::conv32::Problem p = rlk::conv32::problem_of(a);
-          std::vector<float> workspace(
-              static_cast<std::size_t>(rlk::simt::short_conv::backward_bytes(p)) / sizeof(float) + 1, NAN);
-          rlk::simt::short_conv::launch_backward(p, workspace.data(), nullptr);
-        });
+        for (const int64_t walks : {int64_t{0}, rlk::simt::short_conv::split::kWalks})
+          same_on_fibers(results, copies(results), [&] { backward(a, walks); });
       }
+}
+
+// Blocks of rows and of channels that are whole and that are not, sequences that begin at a block's first row, among a thread's and
+// in its last ones, and numbers that d_silu's short form does not take.
+TEST_CASE("sums over few rows on fibers are native's bits, of one block of rows, of two and of more") {
+  std::mt19937 random(14);
+  const Size sizes[] = {{1, 1, 8, 4},
+                        {1, 17, 72, 3},
+                        {1, 64, 32, 4},
+                        {1, 127, 40, 4},
+                        {1, 128, 40, 2},
+                        {1, 129, 72, 4},
+                        {1, 131, 8, 4},
+                        {2, 128, 32, 3},
+                        {3, 127, 32, 4},
+                        {1, 400, 40, 4, {0, 5, 5, 6, 9, 125, 128, 130, 256, 257, 398, 400}},
+                        {1, 256, 8, 3, {0, 127, 128, 255, 256}},
+                        {1, 1000, 8, 4}};
+  for (const Size& z : sizes)
+    for (int form = 0; form < 5; ++form) {
+      CAPTURE(z.tokens);
+      CAPTURE(z.channels);
+      CAPTURE(form);
+      const DType t = DType::bf16, wide = form == 1 ? DType::f32 : t;
+      const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
+      Owned x(all, t, random, form == 4 ? 60 : 1);
+      if (form == 4) std::memset(x.bytes.data(), 0xff, 2);  // a NaN
+      const Owned d_y(all, t, random), weight({z.channels, z.taps}, t, random),
+          bias({z.channels}, wide, random), start(state, t, random), d_end(state, wide, random);
+      Owned d_x(all, t), d_weight({z.channels, z.taps}, wide), d_bias({z.channels}, wide);
+      const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
+      rlk::ShortConvBwd a{.x = x.tensor, .weight = weight.tensor, .d_y = d_y.tensor};
+      std::vector<Owned*> results;
+      if (form != 2) a.d_x = d_x.tensor, results.push_back(&d_x);
+      if (form != 3) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
+      if (form != 0) a.bias = bias.tensor, a.initial_state = start.tensor, a.d_final_state = d_end.tensor;
+      if (form == 1 || form == 3) a.d_bias = d_bias.tensor, results.push_back(&d_bias);
+      if (!z.bounds.empty()) a.cu_seqlens = cu;
+      const rlk::conv32::Problem p = rlk::conv32::problem_of(a);
+      REQUIRE(rlk::simt::short_conv::split::suits(p, rlk::simt::short_conv::split::kWalks));
+      REQUIRE(rlk::short_conv_bwd(a, kNative));
+      same_on_fibers(results, copies(results), [&] { backward(a, rlk::simt::short_conv::split::kWalks); });
+    }
 }
 
 TEST_CASE("short_conv on fibers has the same bits in runs of any length") {

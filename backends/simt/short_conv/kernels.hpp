@@ -6,13 +6,16 @@
 // states, d_states     a thread has a pack of a sequence's state
 // join                 the shares of a sum over the blocks of rows are added, ascending in fp64
 //
-// Rows of bf16 that lie on 16 bytes have kernels of their own, in whole.hpp. A run's length changes no bit; where sums over rows are wanted it is a block of them.
+// Rows of bf16 that lie on 16 bytes have kernels of their own, in whole.hpp, and in split.hpp for sums over few of them. A run's
+// length changes no bit; where sums over rows are wanted it is a block of them, in split.hpp divided among threads.
 #pragma once
 
 #include "arithmetic/short_conv/conv.hpp"
 #include "simt/join.hpp"
 #include "simt/rows.hpp"
 #include "simt/short_conv/silu.hpp"
+#include "simt/short_conv/split.hpp"
+#include "simt/short_conv/sums.hpp"
 #include "simt/short_conv/whole.hpp"
 
 namespace rlk::simt::short_conv {
@@ -277,18 +280,6 @@ __global__ void __launch_bounds__(kThreads) d_states(Problem p) {
   }
 }
 
-// Sums over rows: of every tap, and the bias' if its gradient is wanted.
-RLK_HD std::int64_t sums(const Problem& p) { return (p.taps + (p.d_bias ? 1 : 0)) * p.width; }
-
-// The sum of a channel of one tap, or of the bias; `at` among those of all.
-__device__ __forceinline__ const Parameter& result_of(const Problem& p, std::int64_t at) {
-  return at < p.taps * p.width ? p.d_weight : p.d_bias;
-}
-__device__ __forceinline__ void store_sum(const Problem& p, std::int64_t at, double sum) {
-  const std::int64_t tap = at / p.width, channel = at - tap * p.width;
-  const Parameter& to = result_of(p, at);
-  rows::store(to.type, to.data, tap < p.taps ? channel * p.taps + tap : channel, sum);
-}
 // Few blocks: a thread a sum.
 __global__ void __launch_bounds__(kThreads) join(Problem p, const float* shares) {
   constexpr int kShares = 64;  // that are read before they are added
@@ -386,16 +377,21 @@ inline void launch_gradients(const Problem& p, bool bf16, float* shares, hipStre
                        stream, p, run, shares);
   });
 }
-inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream) {
+// `walks`: from how many walks of 128 rows on they are threads enough.
+inline void launch_backward(const Problem& p, void* workspace, hipStream_t stream,
+                            std::int64_t walks = split::kWalks) {
   if (p.width == 0) return;
-  const bool bf16 = p.x.type == rows::Type::bf16;
+  const bool bf16 = p.x.type == rows::Type::bf16, few = split::suits(p, walks);
   float* shares = p.sums() ? static_cast<float*>(workspace) : nullptr;
-  if (p.axes.rows > 0 && (p.d_x || shares)) launch_gradients(p, bf16, shares, stream);
+  if (few)
+    split::launch_backward(p, shares, stream);
+  else if (p.axes.rows > 0 && (p.d_x || shares))
+    launch_gradients(p, bf16, shares, stream);
   if (p.d_initial && p.sequences > 0)
     for_taps(p, false, [&]<class, int Taps>() {
       hipLaunchKernelGGL((d_states<Taps>), grid(p.sequences * packs(p)), dim3(kThreads), 0, stream, p);
     });
-  if (p.sums()) launch_join(p, shares, stream);
+  if (p.sums() && !(few && p.blocks() == 1)) launch_join(p, shares, stream);
 }
 
 }  // namespace rlk::simt::short_conv
