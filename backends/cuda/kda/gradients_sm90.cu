@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   Block<V> b(p, maps, smem);
   if (!b.find()) return;
 
+  if (b.tid == 0) begin_barriers(b);
   if constexpr (V::part != Part::intra) {
     if (b.tid == 0) order_operands(b);
     if constexpr (!V::Mapped) load_d_out(b);
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   load_gates(b, gates);
   if constexpr (V::part == Part::all) x.wait();
   __syncthreads();  // the operands' place is free
-  if constexpr (V::Cluster > 1) cluster_arrive();
+  if constexpr (V::Cluster > 1) cluster_arrive_relaxed();
   float d_gate[16];
   add_pairs(b, x, gates, by_sums, d_gate);
   store(b, gates, d_gate);

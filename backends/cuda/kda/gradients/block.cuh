@@ -88,9 +88,9 @@ struct Shared {
     Rests rests;
   };
   float beta[64];
-  float beta_v[64];                                // D . v
-  float last[kSlice];                              // rowsum(S dS)
-  std::uint64_t operands_arrived, inputs_arrived;  // mbarriers
+  float beta_v[64];                                              // D . v
+  float last[kSlice];                                            // rowsum(S dS)
+  std::uint64_t operands_arrived, inputs_arrived, dots_arrived;  // mbarriers
   static_assert(128 * V <= sizeof(Rests::v_new) && 2 * V * kSlice <= sizeof(Rests::d_state));
 };
 static_assert(sizeof(Shared<128>) <= 113 * 1024, "two blocks share an SM");

@@ -6,6 +6,16 @@
 
 namespace rlk::cuda::kda::gradients {
 
+// One thread's.
+template <class V>
+__device__ inline void begin_barriers(const Block<V>& b) {
+  barrier_init(&b.s.operands_arrived, 1);
+  barrier_init(&b.s.inputs_arrived, 1);
+  barrier_init(&b.s.dots_arrived, 1);
+  fence_barrier_init();
+  fence_async_proxy();
+}
+
 // The producer's orders: one thread's, for all that the block reads by bulk copies and TMA. First q, k and g.
 template <class V>
 __device__ inline void order_inputs(const Block<V>& b) {
@@ -37,10 +47,6 @@ __device__ inline void order_operands(const Block<V>& b) {
   const Job& p = b.p;
   auto& to = b.s.operands;
   std::uint64_t* const arrived = &b.s.operands_arrived;
-  barrier_init(arrived, 1);
-  barrier_init(&b.s.inputs_arrived, 1);
-  fence_barrier_init();
-  fence_async_proxy();
   barrier_expect(arrived, 512 * K + (V::Gated ? 128 * K + 2 * K * C : 0) + (V::Mapped ? 128 * K : 0));
   const std::int64_t item = b.item;
   const std::int64_t state = (static_cast<std::int64_t>(b.c.slot) + b.c.sequence) * p.value_heads + b.hv;

@@ -77,11 +77,6 @@ __device__ inline void through_gate(const Block<V>& b, const Gates& gates, const
   });
 }
 
-// To another block of the cluster; `to` is an address_at.
-__device__ inline void store_shared_at(std::uint32_t to, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
-}
-
 // Through the l2norm, dx = r (d - y (y . d)) for y = r x: the dots over this strip's channels, for both slices.
 template <class V>
 __device__ inline void store_dots(const Block<V>& b) {
@@ -105,8 +100,10 @@ __device__ inline void store_dots(const Block<V>& b) {
   // This lane has two tokens of q (group < 4) or k.
   float* own = &b.s.pairs.dots[b.slice][b.strip][b.group / 4][b.token(4 * (b.group % 4))];
   *reinterpret_cast<float2*>(own) = make_float2(dots[0], dots[1]);
+  // The other block waits for the bytes, which no fence of all memory needs to order.
   if constexpr (V::Cluster > 1)
-    store_shared_at(address_at(shared_address(own), b.slice ^ 1), dots[0], dots[1]);
+    store_async(address_at(shared_address(own), b.slice ^ 1),
+                address_at(shared_address(&b.s.dots_arrived), b.slice ^ 1), make_float2(dots[0], dots[1]));
 }
 template <class V>
 __device__ inline void through_norm(const Block<V>& b) {
@@ -114,13 +111,13 @@ __device__ inline void through_norm(const Block<V>& b) {
   const int which = b.tid / 64 % 2, token = b.tid % 64;
   const std::int64_t row = b.c.row * b.p.tokens + b.c.token + min(token, b.c.length - 1);
   const float factor = (which ? b.p.k_factor : b.p.q_factor)[row * b.p.heads + b.h];
-  if constexpr (V::Cluster > 1) cluster_wait();  // the other block has left its operands
-  store_dots(b);
   if constexpr (V::Cluster > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
+    if (b.tid == 0) barrier_expect(&b.s.dots_arrived, sizeof s.dots[0]);
+    cluster_wait();  // the other block has left its operands
   }
+  store_dots(b);
+  __syncthreads();
+  if constexpr (V::Cluster > 1) barrier_wait(&b.s.dots_arrived, 0);
   if (b.tid < 128) {
     float dot = 0.f;
 #pragma unroll
