@@ -1,4 +1,4 @@
-// KDA preparation, one block per (chunk, value head): everything of a chunk that does not need the state.
+// KDA preparation, a block for every (chunk, value head): everything of a chunk that does not need the state.
 //
 //   E_ij,d = prod_{j < l <= i} e^{g_ld}        P_ij = scale sum_d q_id k_jd E_ij,d          (i >= j)
 //   M_ij   = beta_i sum_d k_id k_jd E_ij,d     (i > j)          A = (I + M)^-1
@@ -6,6 +6,10 @@
 //
 // Per token and head: reads 2K (q) + 2K (k) + 4K (g) bytes, writes 6K + 256: 1.8 kB at K = 128; for a
 // backward with l2norm also 4K + 8, q and k as they are multiplied, and their factors.
+//
+// At K = 128, where sequences are rows of a batch, two blocks a multiprocessor stay and take one chunk after
+// the other: TMA brings the next while A of this one, which two warps begin alone, is made. It takes the
+// place of tiles that are done by then, and no thread has addresses to find.
 //
 // A warp has a strip of 8 tokens, a lane K / 32 neighbouring channels of all 8, so that whatever stays inside
 // a strip needs no barrier. Decays are running products of e^{g}, never differences of sums: no overflow, no
@@ -105,15 +109,15 @@ __device__ inline void invert(const B& b, int first) {
   }
 }
 
-template <int K, bool Gated>
-__global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(const Job p) {
-  extern __shared__ __align__(1024) char smem[];
-  Block<K, Gated> b(p, smem);
-  if (!b.find()) return;
+// `read` brings the rows, `leave` says that their place is free.
+template <class B, class Read, class Leave>
+__device__ inline void prepare_chunk(B& b, Read read, Leave leave) {
+  constexpr int K = B::K;
+  const Job& p = b.p;
   float beta = 0.f;  // of token `tid`
   if (b.tid < b.c.length) beta = load_real(p.beta, index_of(p.beta, b.c.row, b.c.token + b.tid, b.hv));
   Strip<K> x;
-  load_rows(b, x);
+  read(x);
   if (p.l2norm) normalise_rows(b, x);
   apply_gates(b, x);
   b.find_columns();
@@ -131,18 +135,88 @@ __global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3) prepare_kernel(con
   store_tiles(b, x);
   scale_rows(b, x);
   const int first = multiply_strips(b, x) ? cut_broken_rows(b) : 64;
+  leave();
   invert(b, first);
+}
+
+template <int K, bool Gated, class M>
+__global__ void __launch_bounds__(kThreads, K == 128 ? 2 : 3)
+    prepare_kernel(const Job p, const __grid_constant__ M maps, const Step step) {
+  extern __shared__ __align__(1024) char smem[];
+  Block<K, Gated, M> b(p, maps, smem);
+  if constexpr (b.Mapped) {
+    if (threadIdx.x == 0) {
+      barrier_init(&b.s.arrived, 1);
+      fence_barrier_init();
+      fence_async_proxy();
+      order_rows(b);
+    }
+    __syncthreads();
+    for (int parity = 0; b.find(); parity ^= 1) {
+      const auto read = [&](Strip<K>& x) {
+        barrier_wait(&b.s.arrived, parity);
+        read_rows(b, x);
+      };
+      // One thread of a warp that makes nothing of A yet.
+      const auto leave = [&] {
+        auto next = b;
+        next.advance(step);
+        if (b.tid != 64 || next.slot >= static_cast<int>(p.slots())) return;
+        fence_async_proxy();
+        order_rows(next);
+      };
+      prepare_chunk(b, read, leave);
+      b.advance(step);
+      __syncthreads();
+    }
+  } else {
+    if (b.find()) prepare_chunk(b, [&](Strip<K>& x) { load_rows(b, x); }, [] {});
+  }
+}
+
+bool map_tensors(Maps& maps, const Job& job) {
+  return map_tensor(maps.q, job, job.q, job.heads, false, Box::whole) &&
+         map_tensor(maps.k, job, job.k, job.heads, false, Box::whole) &&
+         map_tensor(maps.g, job, job.g, job.value_heads, !job.g.bf16, Box::whole);
+}
+
+// Two for every multiprocessor.
+unsigned resident_blocks() {
+  int device = 0, multiprocessors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  return 2 * static_cast<unsigned>(multiprocessors);
+}
+
+template <int K, bool Gated, class M>
+void launch(const Job& job, const M& maps, dim3 blocks, cudaStream_t stream) {
+  constexpr bool kMapped = std::is_same_v<M, Maps>;
+  constexpr int kBytes = sizeof(Shared<K, kMapped>);
+  const auto kernel = prepare_kernel<K, Gated, M>;
+  const int count = static_cast<int>(blocks.x);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  kernel<<<blocks, kThreads, kBytes, stream>>>(job, maps,
+                                               Step{count % job.value_heads, count / job.value_heads});
+}
+
+template <int K, bool Gated>
+void launch(const Job& job, cudaStream_t stream) {
+  const auto slots = static_cast<unsigned>(job.slots());
+  const auto heads = static_cast<unsigned>(job.value_heads);
+  if constexpr (K == 128) {
+    if (Maps maps; map_tensors(maps, job)) {
+      // Beside the scans of other groups a block that stays would be in their way.
+      const unsigned items = slots * heads;
+      return launch<K, Gated>(job, maps, job.carried ? items : std::min(items, resident_blocks()), stream);
+    }
+  }
+  launch<K, Gated>(job, NoMaps{}, {heads, std::min(slots, kGridRows), (slots + kGridRows - 1) / kGridRows},
+                   stream);
 }
 
 template <int K>
 void launch(const Job& job, cudaStream_t stream) {
-  const auto slots = static_cast<unsigned>(job.slots());
-  const dim3 blocks(static_cast<unsigned>(job.value_heads), std::min(slots, kGridRows),
-                    (slots + kGridRows - 1) / kGridRows);
-  constexpr int kBytes = sizeof(Shared<K>);
-  const auto kernel = job.gate != Gate::none ? prepare_kernel<K, true> : prepare_kernel<K, false>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  kernel<<<blocks, kThreads, kBytes, stream>>>(job);
+  job.gate != Gate::none ? launch<K, true>(job, stream) : launch<K, false>(job, stream);
 }
 
 }  // namespace

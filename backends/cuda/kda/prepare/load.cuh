@@ -21,6 +21,18 @@ __device__ inline void load_words(std::uint32_t (&x)[N], const void* from) {
   }
 }
 template <int N>
+__device__ inline void load_shared(std::uint32_t (&x)[N], const char* from) {
+  if constexpr (N == 1) {
+    x[0] = *reinterpret_cast<const unsigned*>(from);
+  } else if constexpr (N == 2) {
+    const uint2 y = *reinterpret_cast<const uint2*>(from);
+    x[0] = y.x, x[1] = y.y;
+  } else {
+    const uint4 y = *reinterpret_cast<const uint4*>(from);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  }
+}
+template <int N>
 __device__ inline void store_words(std::uintptr_t to, const std::uint32_t (&x)[N]) {  // global memory
   if constexpr (N == 1) {
     asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(x[0]) : "memory");
@@ -55,7 +67,7 @@ __device__ inline void load_rows(const B& b, Strip<K>& x) {
   constexpr int N = B::kWords, C = B::kChannels;
   const Job& p = b.p;
   const Chunk& c = b.c;
-  const int h = p.heads == p.value_heads ? b.hv : b.hv / (p.value_heads / p.heads);
+  const int h = b.head();
   const bf16 *q_row = row_of(p.q, c.row, c.token, h) + C * b.lane,
              *k_row = row_of(p.k, c.row, c.token, h) + C * b.lane;
   const int q_step = static_cast<int>(p.q.token), k_step = static_cast<int>(p.k.token);
@@ -79,6 +91,46 @@ __device__ inline void load_rows(const B& b, Strip<K>& x) {
       } else {
         std::uint32_t y[C];
         load_words(y, rows_on(static_cast<const float*>(p.g.data) + g_row, t, g_step));
+#pragma unroll
+        for (int n = 0; n < C; ++n) x.e[i][n] = __uint_as_float(y[n]);
+      }
+    }
+  });
+}
+
+// The same from the landing, where rows past the end are zeros. One thread orders them.
+template <class B>
+__device__ inline void order_rows(const B& b) {
+  constexpr int kRow = 64 * B::K;
+  auto& to = b.s.landing();
+  std::uint64_t* const arrived = &b.s.arrived;
+  const int n = sequence_of(b.p, b.slot), token = (b.slot - n * b.p.slots_each) * kChunk, h = b.head();
+  barrier_expect(arrived, (b.p.g.bf16 ? 6 : 8) * kRow);
+  tma_load(to.q, &b.maps.q, arrived, 0, h, token, n);
+  tma_load(to.k, &b.maps.k, arrived, 0, h, token, n);
+  tma_load(to.g, &b.maps.g, arrived, 0, b.hv, token, n);
+}
+template <class B, int K>
+__device__ inline void read_rows(const B& b, Strip<K>& x) {
+  constexpr int N = B::kWords, C = B::kChannels;
+  const auto& from = b.s.landing();
+  const int first = 8 * b.strip * K + C * b.lane;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    load_shared(x.q[i], from.q + 2 * (first + i * K));
+    load_shared(x.k[i], from.k + 2 * (first + i * K));
+  }
+  by_type(b.p.g, [&](auto is_bf16) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (is_bf16.value) {
+        std::uint32_t y[N];
+        load_shared(y, from.g + 2 * (first + i * K));
+#pragma unroll
+        for (int n = 0; n < N; ++n) x.e[i][2 * n] = low(y[n]), x.e[i][2 * n + 1] = high(y[n]);
+      } else {
+        std::uint32_t y[C];
+        load_shared(y, from.g + 4 * (first + i * K));
 #pragma unroll
         for (int n = 0; n < C; ++n) x.e[i][n] = __uint_as_float(y[n]);
       }
@@ -122,7 +174,6 @@ __device__ inline void find_factors(const B& b, const Strip<K>& x) {
 template <class B, int K>
 __device__ inline void normalise_rows(const B& b, Strip<K>& x) {
   const Job& p = b.p;
-  const int group = p.value_heads / p.heads;
   find_factors(b, x);
   const auto scale = [](std::uint32_t& y, float f) { y = pack(low(y) * f, high(y) * f); };
 #pragma unroll
@@ -131,15 +182,17 @@ __device__ inline void normalise_rows(const B& b, Strip<K>& x) {
 #pragma unroll
     for (int n = 0; n < B::kWords; ++n) scale(x.q[i][n], of_q), scale(x.k[i][n], of_k);
   }
-  if (!p.q_norm || b.hv % group != 0) return;
-  const std::int64_t first = (b.c.row * p.tokens + b.c.token) * p.heads + b.hv / group;
+  const int h = b.head();
+  if (!p.q_norm || (p.heads != p.value_heads && b.hv != h * (p.value_heads / p.heads))) return;
+  const std::int64_t first = (b.c.row * p.tokens + b.c.token) * p.heads + h;
+  const std::int64_t to = (first + 8 * b.strip * p.heads) * K + B::kChannels * b.lane;
+  const int left = b.c.length - 8 * b.strip;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int token = 8 * b.strip + i;
-    const std::int64_t to = (first + token * p.heads) * K + B::kChannels * b.lane;
-    if (token >= b.c.length) continue;
-    store_words(reinterpret_cast<std::uintptr_t>(p.q_norm + to), x.q[i]);
-    store_words(reinterpret_cast<std::uintptr_t>(p.k_norm + to), x.k[i]);
+    bf16 *q = rows_on(p.q_norm + to, i, p.heads * K), *k = rows_on(p.k_norm + to, i, p.heads * K);
+    if (i >= left) continue;
+    store_words(reinterpret_cast<std::uintptr_t>(q), x.q[i]);
+    store_words(reinterpret_cast<std::uintptr_t>(k), x.k[i]);
   }
   if (const int token = 8 * b.strip + b.lane % 8; b.lane < 16 && token < b.c.length)
     (b.lane < 8 ? p.k_factor : p.q_factor)[first + token * p.heads] = b.s.factors[token][b.lane / 8];
