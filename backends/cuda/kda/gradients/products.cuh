@@ -7,41 +7,74 @@
 
 namespace rlk::cuda::kda::gradients {
 
-// Where a descriptor starts; of an address in a cluster without the block's rank.
-__device__ inline std::uint32_t start_of(std::uint32_t base) { return base >> 4 & 0x3fff; }
 // What wgmma reads, 16 steps of V at byte `at`: a tile of 8 x 8 blocks, [V / 8][8], whose columns are the
-// operand's rows; and a tile of swizzled rows.
+// operand's rows; and a tile of swizzled rows. Of an address in a cluster a descriptor takes no rank.
 __device__ inline std::uint64_t of_blocks(std::uint32_t base, std::uint32_t at) {
-  return Descriptor(start_of(base), 1024 / 16, 128 / 16, Swizzle::none).at(at >> 4);
+  return Descriptor(base >> 4 & 0x3fff, 1024 / 16, 128 / 16, Swizzle::none).at(at >> 4);
 }
 __device__ inline std::uint64_t of_rows(std::uint32_t base, std::uint32_t at) {
-  return Descriptor(start_of(base), 1, 1024 / 16, Swizzle::bytes128).at(at >> 4);
+  return Descriptor(base >> 4 & 0x3fff, 1, 1024 / 16, Swizzle::bytes128).at(at >> 4);
 }
+
+// Where tiles lie, and which warpgroup this is. With a gate there are so many descriptors that the compiler
+// would make them lane by lane, and keep them for later groups of wgmmas; a reduction's result it knows to be
+// the same in all lanes, and it begins anew for every group.
+template <class V>
+struct Places {
+  const char* smem;
+  std::uint32_t base, warpgroup;
+
+  __device__ explicit Places(const Block<V>& b) : smem(b.smem) {
+    const std::uint32_t own = shared_address(b.smem), group = static_cast<std::uint32_t>(b.warpgroup);
+    base = V::Gated ? __reduce_or_sync(~0u, own) : own;
+    warpgroup = V::Gated ? __reduce_or_sync(~0u, group) : group;
+  }
+  __device__ std::uint32_t of(const char* tile) const {
+    return base + static_cast<std::uint32_t>(tile - smem);
+  }
+};
 
 // dP_ij and -dM_ij against v_new, or against what rounding left of it.
 template <class V>
 __device__ inline void multiply_entries(const Block<V>& b, Sums& x, const char* v_new, bool more) {
   const auto& tiles = b.s.operands;
-  if (b.warpgroup == 0) {
+  const Places<V> at(b);
+  if (at.warpgroup == 0) {
 #pragma unroll
     for (int ks = 0; ks < V::K / 16; ++ks)
-      wgmma<bf16, false, true>(x.entries, of_rows(shared_address(tiles.d_out), ks / 4 * 8192 + ks % 4 * 32),
-                               of_blocks(shared_address(v_new), 2048 * ks), more || ks > 0);
+      wgmma<bf16, false, true>(x.entries, of_rows(at.of(tiles.d_out), ks / 4 * 8192 + ks % 4 * 32),
+                               of_blocks(at.of(v_new), 2048 * ks), more || ks > 0);
   } else {
 #pragma unroll
     for (int ks = 0; ks < V::K / 16; ++ks)
-      wgmma<bf16, true, true>(x.entries, of_blocks(shared_address(tiles.d_x), 2048 * ks),
-                              of_blocks(shared_address(v_new), 2048 * ks), more || ks > 0);
+      wgmma<bf16, true, true>(x.entries, of_blocks(at.of(tiles.d_x), 2048 * ks),
+                              of_blocks(at.of(v_new), 2048 * ks), more || ks > 0);
   }
 }
 // dS v_new, of either in one term.
 template <class V>
 __device__ inline void multiply_keys(const Block<V>& b, Sums& x, const char* d_state, const char* v_new,
                                      bool more) {
+  const Places<V> at(b);
 #pragma unroll
   for (int ks = 0; ks < V::K / 16; ++ks)
-    wgmma<bf16, true, true>(x.u, of_blocks(shared_address(d_state), 2048 * ks),
-                            of_blocks(shared_address(v_new) + 512 * b.warpgroup, 2048 * ks), more || ks > 0);
+    wgmma<bf16, true, true>(x.u, of_blocks(at.of(d_state), 2048 * ks),
+                            of_blocks(at.of(v_new) + 512 * at.warpgroup, 2048 * ks), more || ks > 0);
+}
+// S do and S D.
+template <class V>
+__device__ inline void multiply_state(const Block<V>& b, Sums& x) {
+  const auto& tiles = b.s.operands;
+  const Places<V> at(b);
+#pragma unroll
+  for (int ks = 0; ks < V::K / 16; ++ks)
+    wgmma<bf16, true, false>(x.q, of_blocks(at.of(tiles.state), 2048 * ks),
+                             of_rows(at.of(tiles.d_out) + 4096 * at.warpgroup, ks / 4 * 8192 + ks % 4 * 32),
+                             ks > 0);
+#pragma unroll
+  for (int ks = 0; ks < V::K / 16; ++ks)
+    wgmma<bf16, true, true>(x.w, of_blocks(at.of(tiles.state), 2048 * ks),
+                            of_blocks(at.of(tiles.d_x) + 512 * at.warpgroup, 2048 * ks), ks > 0);
 }
 // Two groups of wgmmas: what second terms take part in, and the entries, S do, S D and dS v_new.
 template <class V>
@@ -55,15 +88,7 @@ __device__ inline void multiply(const Block<V>& b, Sums& x) {
     wgmma_commit();
   }
   multiply_entries(b, x, tiles.v_new, V::Gated);
-#pragma unroll
-  for (int ks = 0; ks < V::K / 16; ++ks)
-    wgmma<bf16, true, false>(
-        x.q, of_blocks(shared_address(tiles.state), 2048 * ks),
-        of_rows(shared_address(tiles.d_out) + 4096 * b.warpgroup, ks / 4 * 8192 + ks % 4 * 32), ks > 0);
-#pragma unroll
-  for (int ks = 0; ks < V::K / 16; ++ks)
-    wgmma<bf16, true, true>(x.w, of_blocks(shared_address(tiles.state), 2048 * ks),
-                            of_blocks(shared_address(tiles.d_x) + 512 * b.warpgroup, 2048 * ks), ks > 0);
+  multiply_state(b, x);
   multiply_keys(b, x, tiles.d_state, tiles.v_new, V::Gated);
   wgmma_commit();
 }
