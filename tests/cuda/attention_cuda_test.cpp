@@ -252,6 +252,21 @@ TEST_CASE("attention on Hopper of few rows joins splits in registers to the repl
   }
 }
 
+TEST_CASE("attention on Hopper of few rows and many keys brings rows whole, to the replay's bits") {
+  if (!hopper()) return;
+  for (const Layout layout : {Layout::dense, Layout::packed, Layout::paged})
+    for (const int64_t page : {8, 16, 24, 64})
+      for (const int64_t group : {4, 16}) {
+        if (layout != Layout::paged && page != 8) continue;
+        std::mt19937 random(static_cast<unsigned>(page + group));
+        const DType type = group == 4 ? DType::bf16 : DType::f16;
+        // More splits of all sequences and heads than clusters take.
+        Held h = make({layout, 8, 1, 2111, 2, group, 128, 128, page, type, type}, {.split = 512},
+                      layout != Layout::dense, random);
+        same_as_replay(h);
+      }
+}
+
 TEST_CASE("attention on Hopper of few rows on average: one sequence may have nearly all of them") {
   if (!hopper()) return;
   for (const int64_t group : {4, 16}) {

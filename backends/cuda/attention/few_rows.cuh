@@ -49,13 +49,15 @@ cudaError_t start_shape(const Problem& p, const Maps& maps, float* parts, std::i
 template <class T, bool Unit>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream) {
-  const auto start = [&]<int Width, int Stages>() {
-    return few_rows(p) <= 8
-               ? start_shape<FewShape<T, Width, 1, Stages, 2, Unit>>(p, maps, parts, splits, blocks, stream)
-               : start_shape<FewShape<T, Width, 2, Stages, 2, Unit>>(p, maps, parts, splits, blocks, stream);
+  const auto start = [&]<int Width, int Stages, bool Beside>() {
+    return few_rows(p) <= 8 ? start_shape<FewShape<T, Width, 1, Stages, 2, Unit, Beside>>(
+                                  p, maps, parts, splits, blocks, stream)
+                            : start_shape<FewShape<T, Width, 2, Stages, 2, Unit, Beside>>(
+                                  p, maps, parts, splits, blocks, stream);
   };
-  return std::max(p.width, p.value_width) <= 64 ? start.template operator()<64, 6>()
-                                                : start.template operator()<128, 3>();
+  if (std::max(p.width, p.value_width) <= 64) return start.template operator()<64, 6, false>();
+  return few_rows_beside(p) ? start.template operator()<128, 3, true>()
+                            : start.template operator()<128, 3, false>();
 }
 
 }  // namespace rlk::cuda::attention

@@ -22,14 +22,21 @@ inline std::int64_t few_rows(const Problem& p) {
   return rows <= kFewRows ? rows : 0;
 }
 
+// Rows of 256 bytes come whole; of narrower ones, what is behind them would come along. Of few keys they do not gain by it.
+inline constexpr std::int64_t kManyKeys = 2048;
+inline bool few_rows_beside(const Problem& p) {
+  return p.width == kNarrow && p.value_width == kNarrow && p.room >= kManyKeys;
+}
+
 // Their box is 0 where the encoder refuses.
 inline Maps few_rows_maps(const Problem& p) {
   Maps maps;
   const int box = hopper::encoder() != nullptr ? few_rows_box(p) : 0;
   const std::int64_t outer = p.block_table ? p.pages : p.cu_k ? 1 : p.sequences;
   const std::int64_t tokens = p.block_table ? p.page_size : p.room;
-  if (box != 0 && map_tensor(maps.k, p.k, outer, tokens, p.heads, p.width, box) &&
-      map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box))
+  const bool whole = few_rows_beside(p);
+  if (box != 0 && map_tensor(maps.k, p.k, outer, tokens, p.heads, p.width, box, whole) &&
+      map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box, whole))
     maps.box = box;
   return maps;
 }

@@ -5,11 +5,13 @@
 
 namespace rlk::cuda::attention {
 
-// Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has.
-template <class T, int Width, int Eights, int Stages, int Residents, bool Unit>
+// Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has. Beside: a row's lines of
+// 128 bytes lie side by side there, else those of all rows.
+template <class T, int Width, int Eights, int Stages, int Residents, bool Unit, bool Beside>
 struct FewShape {
   using Element = T;
   static constexpr bool kUnit = Unit;  // weights by the special function units' ex2
+  static constexpr bool kBeside = Beside;
   static constexpr int kWidth = Width, kEights = Eights, kRows = 8 * Eights, kStages = Stages;
   static constexpr int kResidents = Residents, kWarps = 4, kConsumers = 32 * kWarps,
                        kThreads = kConsumers + 32;
@@ -18,6 +20,12 @@ struct FewShape {
   static constexpr int kBytes =
       kStages * kStageBytes + kRows * kLine + 2 * kWarps * kRows * 4 + 2 * kStages * 8;
   static_assert(kResidents * (kBytes + 1024) <= 228 * 1024, "of an SM");
+
+  // Where 16 bytes of a tile's row lie.
+  __device__ __forceinline__ static int place(int row, int piece) {
+    const int line = Beside ? row * (Width / 64) + piece / 8 : piece / 8 * kTile + row;
+    return line * 128 + ((piece % 8) ^ (line % 8)) * 16;
+  }
 };
 
 // It starts on 1024 bytes, as tiles have to.
@@ -125,10 +133,14 @@ __device__ inline void produce_few(const Job& job, const Work& w, const FewShare
       if (lane == 0) barrier_expect(full, boxes * box * S::kWidth * 2);
       __syncwarp();
       if (lane < boxes) {
+        const CUtensorMap* const map = part == 0 ? &job.maps.k : &job.maps.v;
+        if constexpr (S::kBeside) {
+          tma_load(to + lane * box * S::kWidth * 2, map, full, 0, 0, w.h, token, outer);
+        } else {
 #pragma unroll
-        for (int x = 0; x < S::kWidth; x += 64)
-          tma_load(to + (x / 64 * kTile + lane * box) * 128, part == 0 ? &job.maps.k : &job.maps.v, full, x,
-                   w.h, token, outer);
+          for (int x = 0; x < S::kWidth; x += 64)
+            tma_load(to + (x / 64 * kTile + lane * box) * 128, map, full, x, w.h, token, outer);
+        }
       }
       turn.next();
     }

@@ -128,7 +128,7 @@ class FewConsumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         std::uint32_t a[4];
-        ldmatrix(a, keys + swizzled(kTile, line + 64 * half, 2 * k + lane_ / 16));
+        ldmatrix(a, keys + S::place(line + 64 * half, 2 * k + lane_ / 16));
 #pragma unroll
         for (int n = 0; n < kEights; ++n) multiply(s[half][n], a, q_[k][n][0], q_[k][n][1]);
       }
@@ -203,7 +203,7 @@ class FewConsumer {
   __device__ __forceinline__ void clear_behind(unsigned char* values, int count) const {
     constexpr int kPieces = S::kWidth / 8;
     for (int at = static_cast<int>(threadIdx.x); at < (kTile - count) * kPieces; at += S::kConsumers)
-      *reinterpret_cast<uint4*>(values + swizzled(kTile, count + at / kPieces, at % kPieces)) =
+      *reinterpret_cast<uint4*>(values + S::place(count + at / kPieces, at % kPieces)) =
           make_uint4(0, 0, 0, 0);
     fence_async_proxy();  // the next tile there comes by TMA
     role_sync(1, S::kConsumers);
@@ -232,7 +232,7 @@ class FewConsumer {
 #pragma unroll
         for (int c = 0; c < kSixteens; ++c) {
           std::uint32_t v[4];
-          ldmatrix_transposed(v, values + swizzled(kTile, (k + step) * 16 + line, piece + 2 * c));
+          ldmatrix_transposed(v, values + S::place((k + step) * 16 + line, piece + 2 * c));
 #pragma unroll
           for (int n = 0; n < kEights; ++n) multiply(o_[c][n], v, b[n][2 * step], b[n][2 * step + 1]);
         }

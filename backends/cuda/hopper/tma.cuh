@@ -33,7 +33,7 @@ __device__ __forceinline__ void tma_load_multicast(Place to, const CUtensorMap* 
       : "memory");
 }
 
-// Four dimensions, the innermost first.
+// Four or five dimensions, the innermost first.
 template <class Place, class Barrier>
 __device__ __forceinline__ void tma_load(Place to, const CUtensorMap* map, Barrier barrier, int x, int y,
                                          int z, int w) {
@@ -41,6 +41,15 @@ __device__ __forceinline__ void tma_load(Place to, const CUtensorMap* map, Barri
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
       "%5, %6}], [%2];" ::"r"(shared_address(to)),
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+template <class Place, class Barrier>
+__device__ __forceinline__ void tma_load(Place to, const CUtensorMap* map, Barrier barrier, int x, int y,
+                                         int z, int w, int u) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6, %7}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(u)
       : "memory");
 }
 template <class Place>
