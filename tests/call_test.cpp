@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "rlk/rlk.hpp"
@@ -58,6 +59,14 @@ TEST_CASE("a typed call runs and leaves its inputs alone") {
   CHECK(s.hidden == hidden);
   CHECK(s.weight == weight);
 }
+
+// A tensor that is gone before the call cannot be left in arguments; one that lives to the call's end may be written there.
+template <class Role>
+constexpr bool keeps_only_what_lives =
+    std::is_assignable_v<Role&, Tensor&> && std::is_assignable_v<Role&, const Tensor&> &&
+    !std::is_assignable_v<Role&, Tensor> && std::is_constructible_v<Role, Tensor>;
+static_assert(keeps_only_what_lives<rlk::In> && keeps_only_what_lives<rlk::Out> &&
+              keeps_only_what_lives<rlk::InOut>);
 
 TEST_CASE("a call by name takes the same path and gives the same bits") {
   Small typed, named;

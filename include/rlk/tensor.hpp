@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -162,6 +163,10 @@ class View {
   View(const Tensor& t) noexcept : t_(&t.dl()) {}
   View(const Tensor&& t) noexcept
       : t_(&t.dl()) {}  // lives to the end of the full expression: fine for one call
+  // Such a tensor is gone when the arguments that it is assigned to are used.
+  template <class T>
+    requires std::same_as<T, Tensor>
+  View& operator=(T&&) = delete;
 
   constexpr explicit operator bool() const noexcept { return t_ != nullptr; }
   constexpr const DLTensor* get() const noexcept { return t_; }
@@ -208,6 +213,9 @@ using In = View<false>;
 using Out = View<true>;
 struct InOut : View<true> {
   using View::View;
+  template <class T>
+    requires std::same_as<T, Tensor>
+  InOut& operator=(T&&) = delete;
 };
 
 // A flag attribute, eight bytes like every slot.
