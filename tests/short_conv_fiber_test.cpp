@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "arithmetic/short_conv/bind.hpp"
@@ -15,6 +16,7 @@ namespace {
 using namespace fiberrows;
 
 const rlk::Options kNative{.backend = "native.tiles"};
+using rlk::simt::short_conv::split::kWalks;
 
 struct Size {
   int64_t batch, tokens, channels, taps;
@@ -43,6 +45,43 @@ void backward(const rlk::ShortConvBwd& a, int64_t walks) {
   std::vector<float> workspace(
       static_cast<std::size_t>(rlk::simt::short_conv::backward_bytes(p)) / sizeof(float) + 1, NAN);
   rlk::simt::short_conv::launch_backward(p, workspace.data(), nullptr, walks);
+}
+
+// What is asked of the backward. wide: states and what is the weights' is fp32, wide_x: so is d_x. loud: numbers that d_silu's short
+// form does not take.
+struct Asked {
+  bool states, d_x, d_weight, d_bias, d_initial = false, wide = false, wide_x = false, loud = false;
+};
+// Native's bits, whichever number of walks is enough; whether sums over few rows have kernels of their own here.
+bool same_gradients(const Size& z, DType t, const Asked& asked, std::initializer_list<int64_t> walks,
+                    std::mt19937& random) {
+  CAPTURE(rlk::name_of(t));
+  CAPTURE(z.tokens);
+  CAPTURE(z.channels);
+  const DType wide = asked.wide ? DType::f32 : t;
+  const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
+  Owned x(all, t, random, asked.loud ? 60 : 1);
+  if (asked.loud) std::memset(x.bytes.data(), 0xff, 2);  // a NaN
+  const Owned d_y(all, t, random), weight({z.channels, z.taps}, t, random), bias({z.channels}, wide, random),
+      start(state, t, random), d_end(state, wide, random);
+  Owned d_x(all, asked.wide_x ? DType::f32 : t), d_weight({z.channels, z.taps}, wide),
+      d_bias({z.channels}, wide), d_start(state, wide);
+  const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
+  rlk::ShortConvBwd a{.x = x.tensor, .weight = weight.tensor, .d_y = d_y.tensor};
+  std::vector<Owned*> results;
+  if (asked.d_x) a.d_x = d_x.tensor, results.push_back(&d_x);
+  if (asked.d_weight) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
+  if (asked.states) a.bias = bias.tensor, a.initial_state = start.tensor, a.d_final_state = d_end.tensor;
+  if (asked.d_bias) a.d_bias = d_bias.tensor, results.push_back(&d_bias);
+  if (asked.d_initial) a.d_initial_state = d_start.tensor, results.push_back(&d_start);
+  if (!z.bounds.empty()) a.cu_seqlens = cu;
+  REQUIRE(rlk::short_conv_bwd(a, kNative));
+  const auto expected = copies(results);
+  for (const int64_t enough : walks) {
+    CAPTURE(enough);
+    same_on_fibers(results, expected, [&] { backward(a, enough); });
+  }
+  return rlk::simt::short_conv::split::suits(rlk::conv32::problem_of(a), kWalks);
 }
 
 }  // namespace
@@ -83,37 +122,31 @@ TEST_CASE("short_conv on fibers is native's bits, packed, with states, and in pl
 
 TEST_CASE("short_conv_bwd on fibers is native's bits, whatever is asked for") {
   std::mt19937 random(12);
+  constexpr Asked kAsked[] = {
+      {.states = false, .d_x = true, .d_weight = true, .d_bias = false},
+      {.states = true,
+       .d_x = true,
+       .d_weight = true,
+       .d_bias = true,
+       .d_initial = true,
+       .wide = true,
+       .wide_x = true},
+      {.states = true, .d_x = true, .d_weight = false, .d_bias = false, .d_initial = true},
+      {.states = true, .d_x = false, .d_weight = true, .d_bias = true}};
   for (DType t : kTypes)
     for (const Size& z : kSizes)
-      for (int form = 0; form < 4; ++form) {
-        CAPTURE(rlk::name_of(t));
-        CAPTURE(z.tokens);
-        CAPTURE(form);
-        const DType wide = form == 1 ? DType::f32 : t;
-        const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
-        const Owned x(all, t, random), d_y(all, t, random), weight({z.channels, z.taps}, t, random),
-            bias({z.channels}, wide, random), start(state, t, random), d_end(state, wide, random);
-        Owned d_x(all, wide), d_weight({z.channels, z.taps}, wide), d_bias({z.channels}, DType::f32),
-            d_start(state, wide);
-        const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
-        rlk::ShortConvBwd a{.x = x.tensor, .weight = weight.tensor, .d_y = d_y.tensor};
-        std::vector<Owned*> results;
-        if (form != 3) a.d_x = d_x.tensor, results.push_back(&d_x);
-        if (form != 2) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
-        if (form != 0) a.bias = bias.tensor, a.initial_state = start.tensor, a.d_final_state = d_end.tensor;
-        if (form == 1 || form == 3) a.d_bias = d_bias.tensor, results.push_back(&d_bias);
-        if (form == 1 || form == 2) a.d_initial_state = d_start.tensor, results.push_back(&d_start);
-        if (!z.bounds.empty()) a.cu_seqlens = cu;
-        REQUIRE(rlk::short_conv_bwd(a, kNative));
-        for (const int64_t walks : {int64_t{0}, rlk::simt::short_conv::split::kWalks})
-          same_on_fibers(results, copies(results), [&] { backward(a, walks); });
-      }
+      for (const Asked& asked : kAsked) same_gradients(z, t, asked, {0, kWalks}, random);
 }
 
 // Blocks of rows and of channels that are whole and that are not, sequences that begin at a block's first row, among a thread's and
-// in its last ones, and numbers that d_silu's short form does not take.
+// in its last ones.
 TEST_CASE("sums over few rows on fibers are native's bits, of one block of rows, of two and of more") {
   std::mt19937 random(14);
+  constexpr Asked kAsked[] = {{.states = false, .d_x = true, .d_weight = true, .d_bias = false},
+                              {.states = true, .d_x = true, .d_weight = true, .d_bias = true, .wide = true},
+                              {.states = true, .d_x = false, .d_weight = true, .d_bias = false},
+                              {.states = true, .d_x = true, .d_weight = false, .d_bias = true},
+                              {.states = true, .d_x = true, .d_weight = true, .d_bias = false, .loud = true}};
   const Size sizes[] = {{1, 1, 8, 4},
                         {1, 17, 72, 3},
                         {1, 64, 32, 4},
@@ -127,30 +160,7 @@ TEST_CASE("sums over few rows on fibers are native's bits, of one block of rows,
                         {1, 256, 8, 3, {0, 127, 128, 255, 256}},
                         {1, 1000, 8, 4}};
   for (const Size& z : sizes)
-    for (int form = 0; form < 5; ++form) {
-      CAPTURE(z.tokens);
-      CAPTURE(z.channels);
-      CAPTURE(form);
-      const DType t = DType::bf16, wide = form == 1 ? DType::f32 : t;
-      const Shape state{z.sequences(), z.taps - 1, z.channels}, all{z.batch, z.tokens, z.channels};
-      Owned x(all, t, random, form == 4 ? 60 : 1);
-      if (form == 4) std::memset(x.bytes.data(), 0xff, 2);  // a NaN
-      const Owned d_y(all, t, random), weight({z.channels, z.taps}, t, random),
-          bias({z.channels}, wide, random), start(state, t, random), d_end(state, wide, random);
-      Owned d_x(all, t), d_weight({z.channels, z.taps}, wide), d_bias({z.channels}, wide);
-      const rlk::Tensor cu(const_cast<int64_t*>(z.bounds.data()), {z.sequences() + 1}, DType::i64);
-      rlk::ShortConvBwd a{.x = x.tensor, .weight = weight.tensor, .d_y = d_y.tensor};
-      std::vector<Owned*> results;
-      if (form != 2) a.d_x = d_x.tensor, results.push_back(&d_x);
-      if (form != 3) a.d_weight = d_weight.tensor, results.push_back(&d_weight);
-      if (form != 0) a.bias = bias.tensor, a.initial_state = start.tensor, a.d_final_state = d_end.tensor;
-      if (form == 1 || form == 3) a.d_bias = d_bias.tensor, results.push_back(&d_bias);
-      if (!z.bounds.empty()) a.cu_seqlens = cu;
-      const rlk::conv32::Problem p = rlk::conv32::problem_of(a);
-      REQUIRE(rlk::simt::short_conv::split::suits(p, rlk::simt::short_conv::split::kWalks));
-      REQUIRE(rlk::short_conv_bwd(a, kNative));
-      same_on_fibers(results, copies(results), [&] { backward(a, rlk::simt::short_conv::split::kWalks); });
-    }
+    for (const Asked& asked : kAsked) CHECK(same_gradients(z, DType::bf16, asked, {kWalks}, random));
 }
 
 TEST_CASE("short_conv on fibers has the same bits in runs of any length") {

@@ -160,40 +160,37 @@ struct Member {
     ++turn;
   }
 
-  __device__ __forceinline__ void tell_squares(int stage) const {
+  // A sum over each row's values, to which `add` brings those of a pack.
+  template <class Add>
+  __device__ __forceinline__ void tell_sums(Add add) const {
     float mine[S::kRows];
 #pragma unroll
     for (int row = 0; row < S::kRows; ++row) {
       float sum[kPack] = {};
 #pragma unroll
-      for (int c = 0; c < S::kHeld; ++c) {
-        float x[kPack];
-        get(stage, 0, row, c, x);
-#pragma unroll
-        for (int k = 0; k < kPack; ++k) sum[k] = simt::fused(x[k], x[k], sum[k]);
-      }
+      for (int c = 0; c < S::kHeld; ++c) add(row, c, sum);
       mine[row] = simt::rms_norm::halved<kWarp>(sum, lane);
     }
     tell(mine);
   }
+  __device__ __forceinline__ void tell_squares(int stage) const {
+    tell_sums([&](int row, int c, float(&sum)[kPack]) {
+      float x[kPack];
+      get(stage, 0, row, c, x);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) sum[k] = simt::fused(x[k], x[k], sum[k]);
+    });
+  }
   // Of the products of the normalised values and their gradients. A pack that is not there adds -0, which changes no sum.
   __device__ __forceinline__ void tell_products(int stage, const float (&r)[S::kRows]) const {
-    float mine[S::kRows];
+    tell_sums([&](int row, int c, float(&sum)[kPack]) {
+      float x[kPack], d_y[kPack];
+      get(stage, 0, row, c, x);
+      get(stage, 1, row, c, d_y);
+      const float by = there(c) ? r[row] : -0.0f;
 #pragma unroll
-    for (int row = 0; row < S::kRows; ++row) {
-      float sum[kPack] = {};
-#pragma unroll
-      for (int c = 0; c < S::kHeld; ++c) {
-        float x[kPack], d_y[kPack];
-        get(stage, 0, row, c, x);
-        get(stage, 1, row, c, d_y);
-        const float by = there(c) ? r[row] : -0.0f;
-#pragma unroll
-        for (int k = 0; k < kPack; ++k) sum[k] = simt::fused(d_y[k] * weight[c][k], x[k] * by, sum[k]);
-      }
-      mine[row] = simt::rms_norm::halved<kWarp>(sum, lane);
-    }
-    tell(mine);
+      for (int k = 0; k < kPack; ++k) sum[k] = simt::fused(d_y[k] * weight[c][k], x[k] * by, sum[k]);
+    });
   }
   // 1 / rms of the team's rows: as given, or from their squares.
   __device__ __forceinline__ void hear_squares(int step, float (&r)[S::kRows]) {

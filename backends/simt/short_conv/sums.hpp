@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arithmetic/short_conv/conv.hpp"
-#include "simt/simt.hpp"
+#include "simt/rows.hpp"
 
 namespace rlk::simt::short_conv {
 
