@@ -42,6 +42,7 @@ class Consumer {
   __device__ __forceinline__ void begin(const Work& w) {
     w_ = &w;
     begin_ = uniform(w.begin), end_ = uniform(w.end), keys_ = uniform(w.keys);
+    by_tma_ = job_.maps.box == 0 ? 0 : keys_ / kTile;
   }
 
   __device__ __forceinline__ void run() {
@@ -73,6 +74,7 @@ class Consumer {
       rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
       begun_[h] = false;
     }
+    all_begun_ = false;
     total_m_ = -__builtin_inff(), total_l_ = 0;
     rows_.whole = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
     const int end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
@@ -106,15 +108,15 @@ class Consumer {
           !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
       if constexpr (kTreeLast) add_weights(sums, by);
       // Mostly both have been there for long.
-      const bool there =
-          barrier_test(s_.k_full + k_.stage, k_.phase) && barrier_test(s_.v_full + v_.stage, v_.phase);
+      const bool keys_there = barrier_test(s_.k_full + k_.stage, k_.phase),
+                 there = barrier_test(s_.v_full + v_.stage, v_.phase) & keys_there;
       const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, next, before, bases);
       if constexpr (!S::kUnit) weigh<false, 0, 1>(p_.c, s, bases, sums);
       wgmma_fence_operand(s);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       wgmma_fence_operand(s);
-      if (!first && thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
+      barrier_arrive_if(!first & (thread_ % 32 == 0), s_.v_empty + last);
       if (next) [[unlikely]] {
         end_split(before, tile);
         before[0] = rows_.m[0], before[1] = rows_.m[1];
@@ -130,13 +132,13 @@ class Consumer {
       if constexpr (!kTreeLast) add_weights(sums, by);
       here(sums), here(weights);
       wgmma_fence_operand(o_);
-      if (!there || by_threads(keys_, job_.maps.box, tile + 1)) {
+      if (!there || tile + 1 >= by_tma_) {
         if (more) await_keys(tile + 1);
         await_values(tile);
       }
       if constexpr (kInTurns) role_sync(4 + group_, 256);
       if (more) multiply_keys(s);
-      multiply_values(weights);
+      multiply_values(weights, first || next);
       last = v_.stage, v_.next();
       if constexpr (kInTurns) pass_turn();
       partly = rows_.partly(tile + 1);
@@ -181,7 +183,8 @@ class Consumer {
     Bases bases;
     std::uint32_t weights[8][4];
     for (int tile = begin_; tile < end_; ++tile) {
-      if (!S::kSpread && tile != begin_ && (tile & (tiles_of_split_ - 1)) == 0) {
+      const bool first = tile == begin_, next = !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;
+      if (next) {
         end_split(rows_.m, tile);
         rows_.restart();
       }
@@ -201,7 +204,7 @@ class Consumer {
       if (changed) scale(by);
       pack<T>(s, weights);
       await_values(tile);
-      multiply_values(weights);
+      multiply_values(weights, first || next);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       if constexpr (!S::kLatent)
@@ -228,7 +231,7 @@ class Consumer {
   __device__ __forceinline__ void finish() {
     const bool sees[2] = {sees_split(0, end_), sees_split(1, end_)};
     float a[2], b[2];
-    join_own(sees, rows_.m, a, b);
+    join_own<false>(sees, rows_.m, a, b);
     float m = total_m_, l = total_l_;
     join_last(sees, a, b);
     const bool none = !(own(begun_) || own(sees)) || l == 0;
@@ -287,14 +290,17 @@ class Consumer {
     }
   }
   // A thread's own row's m and l of a split join those of the splits before, where it sees anything of it. a, b: what O is
-  // joined by, of both rows.
+  // joined by, of both rows. All: every row sees it, and has seen others.
+  template <bool All>
   __device__ __forceinline__ void join_own(const bool (&sees)[2], const float (&m)[2], float (&a)[2],
                                            float (&b)[2]) {
-    const attn128::Join j = attn128::join(total_m_, own(m));
-    both_rows(j.a, a), both_rows(j.b, b);
-    if (!own(sees)) return;
-    total_l_ = own(begun_) ? attn128::joined(total_l_, j.a, rows_.l, j.b) : rows_.l;
-    total_m_ = own(begun_) ? j.m : own(m);
+    const float most = fmaxf(total_m_, own(m)), base = fmaxf(most, -FLT_MAX),
+                own_a = exp2_down(__fsub_rn(total_m_, base)), own_b = exp2_down(__fsub_rn(own(m), base));
+    both_rows(own_a, a), both_rows(own_b, b);
+    if (!All && !own(sees)) return;
+    const bool joins = All || own(begun_);
+    total_l_ = joins ? attn128::joined(total_l_, own_a, rows_.l, own_b) : rows_.l;
+    total_m_ = joins ? most : own(m);
   }
 
   // What the warpgroup has of the block's rows and of the values' channels.
@@ -323,7 +329,7 @@ class Consumer {
 
   template <int Stages>
   __device__ __forceinline__ void release(std::uint64_t* empty, Turn<Stages>& turn) {
-    if (thread_ % 32 == 0) barrier_arrive(empty + turn.stage);
+    barrier_arrive_if(thread_ % 32 == 0, empty + turn.stage);
     turn.next();
   }
 
@@ -336,13 +342,13 @@ class Consumer {
 
   __device__ __forceinline__ void await_keys(int tile) {
     barrier_wait(s_.k_full + k_.stage, k_.phase);
-    if (by_threads(keys_, job_.maps.box, tile)) [[unlikely]]
+    if (tile >= by_tma_) [[unlikely]]
       fence_async_proxy();
   }
   __device__ __forceinline__ void await_values(int tile) {
     if (!S::kLatent || !job_.values_in_keys) {
       barrier_wait(s_.v_full + v_.stage, v_.phase);
-      if (by_threads(keys_, job_.maps.box, tile)) [[unlikely]]
+      if (tile >= by_tma_) [[unlikely]]
         fence_async_proxy();
     }
   }
@@ -358,24 +364,23 @@ class Consumer {
                              k.at(d / 64 * (kTile * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
-  // O goes on by chains over the tile's keys.
-  __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4]) {
+  // O goes on by chains over the tile's keys, or, of a split's first tile, starts at +0 whatever was there.
+  __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4], bool starts) {
     const Descriptor v(start_of(s_.v + v_.stage * S::kValueBytes + first_channel() / 64 * kTile * 128),
                        kTile * 8, 64, Swizzle::bytes128);
     wgmma_fence_operand(o_);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 8; ++k) wgmma<T, true>(o_, weights[k], v.at(k * 128), true);
+    for (int k = 0; k < 8; ++k) wgmma<T, true>(o_, weights[k], v.at(k * 128), k > 0 || !starts);
     wgmma_commit();
   }
-  // Joins the sums of the split that ends before tile `end` to those before it; O starts again.
+  // Joins the sums of the split that ends before tile `end` to those before it.
   __device__ __forceinline__ void end_split(const float (&m)[2], int end) {
-    const bool sees[2] = {sees_split(0, end), sees_split(1, end)};
     float a[2], b[2];
-    join_own(sees, m, a, b);
-    rows_.l = 0;
     float4* const total = s_.total + thread_;
-    if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
+    // What all rows of the warp see the whole of, they see.
+    if (all_begun_ && !rows_.partly(end - 1)) {
+      join_own<true>({true, true}, m, a, b);
 #pragma unroll
       for (int e = 0; e < kSums; e += 4) {
         float4& x = total[e / 4 * S::kConsumers];
@@ -384,6 +389,8 @@ class Consumer {
                         attn128::joined(x.w, a[1], o_[e + 3], b[1]));
       }
     } else {
+      const bool sees[2] = {sees_split(0, end), sees_split(1, end)};
+      join_own<false>(sees, m, a, b);
       // A row that sees nothing keeps its sums; one that sees its first split takes the new ones as they are.
       const auto with = [&](int h, float sum, float o) {
         const float both = attn128::joined(sum, a[h], o, b[h]);
@@ -395,10 +402,11 @@ class Consumer {
         x = make_float4(with(0, x.x, o_[e]), with(0, x.y, o_[e + 1]), with(1, x.z, o_[e + 2]),
                         with(1, x.w, o_[e + 3]));
       }
-    }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
-    clear();
+      for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
+      all_begun_ = __all_sync(~0u, begun_[0] && begun_[1]);
+    }
+    rows_.l = 0;
   }
 
   // The compiler would make a loop a memset, and keep O in memory for it.
@@ -473,10 +481,11 @@ class Consumer {
   const Problem& p_;
   const Work* w_ = nullptr;
   int begin_ = 0, end_ = 0, keys_ = 0;  // of it
+  int by_tma_ = 0;                      // tiles from here on are brought by threads
   const Shared<S>& s_;
   const int thread_, group_;
   int row_[2], tiles_of_split_;  // a power of two
-  bool begun_[2];
+  bool begun_[2], all_begun_;
   Rows rows_;
   float total_m_, total_l_;  // of its own row
   float o_[kSums];

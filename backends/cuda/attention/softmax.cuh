@@ -9,6 +9,7 @@
 // twice as long.
 #pragma once
 
+#include <cfloat>
 #include <climits>
 #include <type_traits>
 
@@ -187,8 +188,11 @@ __device__ __forceinline__ bool look(const Problem& p, const float (&s)[64], Row
   for (int h = 0; h < 2; ++h) {
     before[h] = rows.m[h];
     const float from = anew ? -__builtin_inff() : before[h];
-    const float scaled = __fmul_rn(most[h], p.c), m = scaled > from ? scaled : from;
-    const float base = attn128::base_of(m);
+    const float scaled = __fmul_rn(most[h], p.c);
+    // A zero's sign is lost where m does not leave the kernel.
+    const float m = Kept ? (scaled > from ? scaled : from) : fmaxf(scaled, from);
+    // In place of 0 where m is -inf, from which any difference is -inf as well.
+    const float base = fmaxf(m, -FLT_MAX);
     bases.minus[h] = -base;
     if constexpr (!Unit)
       inside = inside && __fmaf_rn(least[h], p.c, -base) >= kLeastExponent &&
@@ -199,12 +203,16 @@ __device__ __forceinline__ bool look(const Problem& p, const float (&s)[64], Row
   if constexpr (!Unit) bases.inside = __all_sync(~0u, inside);
   return __any_sync(~0u, changed);
 }
-// simt::exp2 of x up to 0.
+// simt::exp2 of x up to 0, but for NaN, where the row is NaN anyway. 2^32 times the result is no subnormal number, so that 2^n
+// is added to its exponent, and the one rounding is that of the product with 2^-32.
 __device__ __forceinline__ float exp2_down(float x) {
   using C = simt::ExpConstants<float>;
+  constexpr float kShift = C::kShift + 32;
   x = x < C::kLow2 ? C::kLow2 : x;
-  const float shifted = __fadd_rn(x, C::kShift);
-  return simt::exp_finish(shifted, __fmul_rn(__fsub_rn(x, __fsub_rn(shifted, C::kShift)), C::kLn2));
+  const float shifted = __fadd_rn(x, kShift);
+  const float r = __fmul_rn(__fsub_rn(x, __fsub_rn(shifted, kShift)), C::kLn2);
+  const float p = __fadd_rn(__fmaf_rn(__fmul_rn(simt::exp_tail(r), r), r, r), 1.0f);
+  return __fmul_rn(__uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23)), 0x1p-32f);
 }
 // What the sums so far of a thread's own row are multiplied by.
 __device__ __forceinline__ float factor(const float (&before)[2], const Bases& bases) {

@@ -26,6 +26,16 @@ template <class Place>
 __device__ __forceinline__ void barrier_arrive(Place barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// Only if `does`, without a branch.
+template <class Place>
+__device__ __forceinline__ void barrier_arrive_if(bool does, Place barrier) {
+  asm volatile(
+      "{.reg .pred does;\n"
+      "setp.ne.b32 does, %1, 0;\n"
+      "@does mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(shared_address(barrier)),
+      "r"(static_cast<int>(does))
+      : "memory");
+}
 // As often as `times` threads.
 template <class Place>
 __device__ __forceinline__ void barrier_arrive(Place barrier, int times) {
