@@ -35,9 +35,9 @@ struct Shape {
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
   static constexpr bool kOneByOne = kLatent || (Width > 128 && Capped);
-  // Warpgroups: of 64 rows each, or, where a thread cannot hold a row's sums, of the same rows and a part of the values'
-  // channels each.
-  static constexpr int kGroups = Spread || Width > 192 ? 1 : 2, kParts = kLatent ? 2 : 1;
+  // Warpgroups: of 64 rows each, as many as registers hold, or, where a thread cannot hold a row's sums, of the same rows and
+  // a part of the values' channels each.
+  static constexpr int kGroups = Spread || Width > 192 ? 1 : Width > 64 ? 2 : 3, kParts = kLatent ? 2 : 1;
   static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
   static constexpr int kPartWidth = ValueWidth / kParts;
   static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;

@@ -14,15 +14,15 @@ class Consumer {
   using T = typename S::Element;
   static constexpr int kSums = S::kPartWidth / 2;  // of O, a thread
   static constexpr bool kTreeLast = kSums <= 64;   // behind a tile's products, as registers allow
-  // Two warpgroups order products by turns.
-  static constexpr bool kInTurns = S::kGroups == 2 && !S::kOneByOne;
+  // Warpgroups order products by turns.
+  static constexpr bool kInTurns = S::kGroups > 1 && !S::kOneByOne;
 
  public:
   __device__ __forceinline__ Consumer(const Job& job, const Shared<S>& s)
       : job_(job), p_(job.p), s_(s), thread_(static_cast<int>(threadIdx.x)), group_(uniform(thread_ / 128)) {
     tiles_of_split_ = p_.split == 0 ? 1 << 30 : static_cast<int>(p_.split) / kTile;
     if constexpr (kInTurns)
-      if (group_ == 1) pass_turn();
+      if (group_ == S::kGroups - 1) pass_turn();
   }
 
   // The item that comes next: how many rows it has, or none. (As a bool it would keep the compiler from seeing that a warp
@@ -172,9 +172,9 @@ class Consumer {
         asm volatile("" : "+r"(x[i / M][i % M]));
     }
   }
-  // The other warpgroup may order its products.
+  // The next warpgroup may order its products.
   __device__ __forceinline__ void pass_turn() const {
-    asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ ^ 1)) : "memory");
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ + 1) % S::kGroups) : "memory");
   }
   // Where registers do not hold the scores of a tile beside the weights of another.
   __device__ __forceinline__ void one_by_one() {

@@ -60,9 +60,11 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_co
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
     if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    if constexpr (S::kThreads == 512) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     produce(job, shared, only);
   } else {
     if constexpr (S::kThreads == 384) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    if constexpr (S::kThreads == 512) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
     consume(job, shared, only);
   }
 }
