@@ -17,7 +17,7 @@ using namespace hopper;
 struct Job {
   Problem p;
   Maps maps;
-  float* parts;  // Spread: [row, split] of m, l and O
+  float* parts;  // Spread: [row, split] of m, l and O; kTotalsApart: every block's sums of other splits
   int splits;
   bool values_in_keys;  // v is the first channels of k
   int pairs = 1;  // of a sequence and key head, or packed of heads alone, whose blocks come side by side
@@ -34,16 +34,20 @@ struct Shape {
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
-  static constexpr bool kOneByOne = kLatent || (Width > 128 && Capped);
+  // Registers do not hold the scores of a tile beside the weights of another.
+  static constexpr bool kOneByOne = kLatent || (Width > kNarrow && Capped) || (Width > 192 && !Spread);
+  // Sums of other splits are in memory, where shared memory has no room for them beside two stages of keys or rows.
+  static constexpr bool kTotalsApart = !Spread && Width > kNarrow;
   // Warpgroups: of 64 rows each, as many as registers hold, or, where a thread cannot hold a row's sums, of the same rows and
   // a part of the values' channels each.
-  static constexpr int kGroups = Spread || Width > 192 ? 1 : Width > 64 ? 2 : 3, kParts = kLatent ? 2 : 1;
+  static constexpr int kGroups = Spread ? 1 : Width > 64 ? 2 : 3, kParts = kLatent ? 2 : 1;
   static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
   static constexpr int kPartWidth = ValueWidth / kParts;
   static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;
-  static constexpr int kQueryBytes = kRows * Width * 2, kTotalBytes = Spread ? 0 : kRows * ValueWidth * 4;
+  static constexpr int kQueryBytes = kRows * Width * 2,
+                       kTotalBytes = Spread || kTotalsApart ? 0 : kRows * ValueWidth * 4;
   // What there is room for.
-  static constexpr int kKeyStages = Width > 192 ? 1 : Width > 128 ? (Spread ? 2 : 1) : Spread ? 3 : 2;
+  static constexpr int kKeyStages = Width > 192 ? 1 : Width > kNarrow || !Spread ? 2 : 3;
   static constexpr int kValueStages = kLatent || (Width > 192 && !Spread) ? 1
                                       : Width <= 128 && Spread            ? 3
                                                                           : 2;

@@ -15,7 +15,7 @@ class Consumer {
   static constexpr int kSums = S::kPartWidth / 2;  // of O, a thread
   static constexpr bool kTreeLast = kSums <= 64;   // behind a tile's products, as registers allow
   // Warpgroups order products by turns.
-  static constexpr bool kInTurns = S::kGroups > 1 && !S::kOneByOne;
+  static constexpr bool kInTurns = S::kGroups > 1;
 
  public:
   __device__ __forceinline__ Consumer(const Job& job, const Shared<S>& s)
@@ -176,7 +176,8 @@ class Consumer {
   __device__ __forceinline__ void pass_turn() const {
     asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ + 1) % S::kGroups) : "memory");
   }
-  // Where registers do not hold the scores of a tile beside the weights of another.
+  // Where registers do not hold the scores of a tile beside the weights of another. A turn is a tile's values and the next
+  // one's keys, if no split ends between the two.
   __device__ __forceinline__ void one_by_one() {
     see();
     float s[64], before[2], by, sums[2][4];
@@ -190,12 +191,14 @@ class Consumer {
       }
       await_keys(tile);
       multiply_keys(s);
+      if (kInTurns && !first && !next) pass_turn();
       wgmma_wait<0>();
       wgmma_fence_operand(s);
       if constexpr (!S::kLatent)
         release(s_.k_empty, k_);
       else if (!job_.values_in_keys && thread_ % 32 == 0)
         barrier_arrive(s_.v_empty);
+      if (tile + 1 == end_) release_queries();
       mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
       const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, false, before, bases);
       weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
@@ -204,15 +207,16 @@ class Consumer {
       if (changed) scale(by);
       pack<T>(s, weights);
       await_values(tile);
+      if constexpr (kInTurns) role_sync(4 + group_, 256);
       multiply_values(weights, first || next);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
+      if (kInTurns && (tile + 1 == end_ || ((tile + 1) & (tiles_of_split_ - 1)) == 0)) pass_turn();
       if constexpr (!S::kLatent)
         release(s_.v_empty, v_);
       else
         v_.next(), release(s_.k_empty, k_);
     }
-    release_queries();
   }
   __device__ __forceinline__ void end() {
     if constexpr (S::kSpread)
@@ -267,7 +271,7 @@ class Consumer {
       store_rows<std::uint32_t>(to);
   }
   __device__ __forceinline__ void join_last(const bool (&sees)[2], const float (&a)[2], const float (&b)[2]) {
-    const float4* const total = s_.total + thread_;
+    const float4* const total = totals();
     if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
 #pragma unroll
       for (int e = 0; e < kSums; e += 4) {
@@ -374,10 +378,17 @@ class Consumer {
     for (int k = 0; k < 8; ++k) wgmma<T, true>(o_, weights[k], v.at(k * 128), k > 0 || !starts);
     wgmma_commit();
   }
+  // A thread's sums of the splits before, four numbers at every kConsumers.
+  __device__ __forceinline__ float4* totals() const {
+    if constexpr (S::kTotalsApart)
+      return reinterpret_cast<float4*>(job_.parts) + blockIdx.x * (S::kRows * S::kValueWidth / 4) + thread_;
+    else
+      return s_.total + thread_;
+  }
   // Joins the sums of the split that ends before tile `end` to those before it.
   __device__ __forceinline__ void end_split(const float (&m)[2], int end) {
     float a[2], b[2];
-    float4* const total = s_.total + thread_;
+    float4* const total = totals();
     // What all rows of the warp see the whole of, they see.
     if (all_begun_ && !rows_.partly(end - 1)) {
       join_own<true>({true, true}, m, a, b);

@@ -121,6 +121,13 @@ int cluster_blocks(const Problem& p) {
   return clusters <= 16 ? 8 : clusters <= 32 ? 4 : 0;
 }
 
+// Blocks that take whole rows of wide heads keep the sums of other splits in memory: as many floats.
+std::int64_t totals_of(const Problem& p) {
+  if (std::max(p.width, p.value_width) <= kNarrow || splits_of(p) == 1) return 0;
+  const bool middle = p.width <= 192 && p.value_width <= 128;
+  return std::min<std::int64_t>(tiles_at_most(p, 128) * p.heads, kMostBlocks) * 128 * (middle ? 128 : 256);
+}
+
 template <bool Unit>
 cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
   const bool half = p.q.type == rows::Type::f16, wide = std::max(p.width, p.value_width) > kNarrow;
@@ -153,7 +160,8 @@ std::int64_t latent_parts(const Problem& p) {
 std::int64_t workspace_bytes(const Problem& p) {
   std::int64_t splits = spread(p);
   if (few_rows(p) != 0 && few_rows_blocks(p) > 1) splits = splits_of(p);
-  return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * std::int64_t{sizeof(float)} : 0;
+  constexpr std::int64_t kFloat = sizeof(float);
+  return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * kFloat : totals_of(p) * kFloat;
 }
 
 template <bool Unit>

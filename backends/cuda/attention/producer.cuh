@@ -65,10 +65,10 @@ class Producer {
   __device__ __forceinline__ Producer(const Job& job, const Shared<S>& s) : job_(job), p_(job.p), s_(s) {}
 
   // An item, or one that is nothing, without rows. Values are wanted later than the next tile's keys, which come first unless
-  // values have more room.
+  // values have more room, or a place for keys is free only after one for values is.
   __device__ __forceinline__ void bring(const Work& w) {
     if (w.begin >= w.end) return bring_queries(w);
-    constexpr bool kAhead = !S::kLatent && S::kKeyStages >= S::kValueStages;
+    constexpr bool kAhead = !S::kOneByOne && S::kKeyStages >= S::kValueStages;
     bring_keys(w, w.begin);
     bring_queries(w);
     for (int tile = w.begin; tile < w.end; ++tile) {
