@@ -33,7 +33,7 @@ struct Job : Params {
   unsigned slots_magic = 0;  // for sequence_of
   int slots_shift = 0;
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
-  bf16* states = nullptr;    // [slots + N, HV][V, K] blocks: state at each chunk's start, and the last
+  bf16* states = nullptr;    // [slots, HV][V, K] blocks: state at each chunk's start
   bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
   bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
   bf16* d_x = nullptr;       // [slots, HV][V, 64] blocks: A^T dvnew

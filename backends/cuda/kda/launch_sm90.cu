@@ -176,7 +176,7 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
     if (backward) job.d_carried = take<float>(bump, job.value_heads * k * k);
   }
   if (backward) {
-    job.states = take<bf16>(bump, (job.slots() + job.sequences) * job.value_heads * k * k);
+    job.states = take<bf16>(bump, items * k * k);
     job.d_states = take<bf16>(bump, items * k * k);
     job.v_new = take<bf16>(bump, items * k * kChunk);
     job.d_x = take<bf16>(bump, items * k * kChunk);

@@ -352,10 +352,7 @@ __device__ void forward_scan(const Job& p, const Slice& s, First first, Last las
   Pipe<C, scan> pipe(p, s, smem);
   pipe.mute = unit;
   auto store_state = [&](int c, int ks, const std::uint32_t(&a)[4]) {
-    store_blocks<K>(
-        p.states +
-            ((static_cast<std::int64_t>(pipe.slot0) + c + s.sequence) * p.value_heads + s.head) * K * K,
-        s.column / 8, 2 * ks, a);
+    store_blocks<K>(p.states + pipe.item(c) * K * K, s.column / 8, 2 * ks, a);
   };
 
   State<K> state;
@@ -450,14 +447,6 @@ __device__ void forward_scan(const Job& p, const Slice& s, First first, Last las
     if (any_broken) {
 #pragma unroll
       for (int i = 0; i < K / 2; ++i) state.x[i] = broken.from[i / 2 % 2] < kChunk ? NAN : state.x[i];
-    }
-  }
-  if constexpr (kKeep) {
-#pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      std::uint32_t a[4];
-      round_operand(state.x, ks, a);
-      store_state(pipe.chunks, ks, a);
     }
   }
   state.write(last(), s.column);

@@ -49,11 +49,10 @@ __device__ inline void order_operands(const Block<V>& b) {
   std::uint64_t* const arrived = &b.s.operands_arrived;
   barrier_expect(arrived, 512 * K + (V::Gated ? 128 * K + 2 * K * C : 0) + (V::Mapped ? 128 * K : 0));
   const std::int64_t item = b.item;
-  const std::int64_t state = (static_cast<std::int64_t>(b.c.slot) + b.c.sequence) * p.value_heads + b.hv;
   bulk_load(to.v_new, p.v_new + item * 64 * K, 128 * K, arrived);
   bulk_load(to.d_x, p.d_x + item * 64 * K, 128 * K, arrived);
   bulk_load(to.d_state, p.d_states + (item * K + b.slice * C) * K, 2 * K * C, arrived);
-  bulk_load(to.state, p.states + (state * K + b.slice * C) * K, 2 * K * C, arrived);
+  bulk_load(to.state, p.states + (item * K + b.slice * C) * K, 2 * K * C, arrived);
   if constexpr (V::Gated) {
     bulk_load(b.s.rests.v_new, p.v_new_rest + item * 64 * K, 128 * K, arrived);
     bulk_load(b.s.rests.d_state, p.d_states_rest + (item * K + b.slice * C) * K, 2 * K * C, arrived);
