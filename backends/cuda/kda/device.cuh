@@ -33,10 +33,10 @@ struct Job : Params {
   unsigned slots_magic = 0;  // for sequence_of
   int slots_shift = 0;
   const int* slot_sequence = nullptr;  // packed only: the sequence of each slot, or -1
-  bf16* states = nullptr;    // [slots, HV][V, K] blocks: state at each chunk's start
-  bf16* d_states = nullptr;  // [slots, HV][V, K] blocks: gradient of the state after each chunk
-  bf16* v_new = nullptr;     // [slots, HV][V, 64] blocks
-  bf16* d_x = nullptr;       // [slots, HV][V, 64] blocks: A^T dvnew
+  bf16* states = nullptr;              // [slots, HV][V, K] blocks: state at each chunk's start
+  bf16* d_states = nullptr;            // [slots, HV][V, K] blocks: gradient of the state after each chunk
+  bf16* v_new = nullptr;               // [slots, HV][V, 64] blocks
+  bf16* d_x = nullptr;                 // [slots, HV][V, 64] blocks: A^T dvnew
   // What rounding left of v_new and d_states, where the gate is computed here.
   bf16* v_new_rest = nullptr;
   bf16* d_states_rest = nullptr;
@@ -56,6 +56,9 @@ struct Job : Params {
   // By segments: of every whole one and head [V, K], its U and then the state behind it, and [K, K], column by column, its T.
   float* ends = nullptr;
   float* moves = nullptr;
+  // And in the backward of every one and head [V, K], its W and then the gradient before it, and T once more, row by row.
+  float* d_ends = nullptr;
+  float* d_moves = nullptr;
 };
 
 // Per chunk and head, what both scans read: sizes are multiples of 1024 bytes.
@@ -277,7 +280,7 @@ void launch_before(const Job& job, cudaStream_t stream);     // chunk plan
 void launch_normalise(const Job& job, cudaStream_t stream);  // where nothing is prepared
 void launch_prepare(const Job& job, cudaStream_t stream);
 void launch_forward_scan(const Job& job, cudaStream_t stream);
-// By segments, in place of the scan: T and U, the states behind whole segments, the outputs.
+// By segments, in place of the scan: the maps, the states between segments, the outputs. In the backward each is of both recurrences.
 void launch_map_scan(const Job& job, cudaStream_t stream);
 void launch_join(const Job& job, cudaStream_t stream);
 void launch_piece_scan(const Job& job, cudaStream_t stream);

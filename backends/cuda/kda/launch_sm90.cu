@@ -171,6 +171,10 @@ std::size_t lay_out(Job& job, void* workspace, bool backward) {
   if (job.segments) {
     const std::int64_t floats = map_count(job) * job.value_heads * k * k;
     job.ends = take<float>(bump, floats), job.moves = take<float>(bump, floats);
+    if (backward) {
+      job.d_ends = take<float>(bump, piece_count(job) * job.value_heads * k * k);
+      job.d_moves = take<float>(bump, floats);
+    }
   } else if (in_groups(job, backward)) {
     job.carried = take<float>(bump, job.value_heads * k * k);
     if (backward) job.d_carried = take<float>(bump, job.value_heads * k * k);
@@ -285,7 +289,7 @@ cudaError_t forward(const Params& params, void* workspace, cudaStream_t stream) 
 
 cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream) {
   const Job job = plan_job(params, workspace, true);
-  const auto beside = in_groups(job, true) ? Beside::borrow(stream) : nullptr;
+  const auto beside = !job.segments && in_groups(job, true) ? Beside::borrow(stream) : nullptr;
   launch_before(job, stream);
   if (params.records) launch_normalise(job, stream);
   if (beside) {
@@ -293,7 +297,13 @@ cudaError_t backward(const Params& params, void* workspace, cudaStream_t stream)
     if (error != cudaSuccess) return error;
   } else {
     if (!params.records) launch_prepare(job, stream);
-    launch_both_scans(job, job, stream);
+    if (job.segments && map_count(job) > 0) {
+      launch_map_scan(job, stream);
+      launch_join(job, stream);
+      launch_piece_scan(job, stream);
+    } else {
+      launch_both_scans(job, job, stream);
+    }
     launch_gradients(job, stream);
   }
   launch_after(job, stream);

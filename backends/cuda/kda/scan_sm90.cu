@@ -251,8 +251,8 @@ struct Broken {
 };
 
 // Recomputed: for the backward, which needs the states and v_new instead of the outputs. Map: the last state alone; unit: likewise, from
-// the unit matrix and without values.
-enum class Scan { forward, recomputed, reverse, map };
+// the unit matrix and without values. Reverse map: the last gradient alone.
+enum class Scan { forward, recomputed, reverse, map, reverse_map };
 
 // How a kernel is cut: channels, warps per block with 16 columns of V each, blocks on an SM.
 template <int Channels, int WarpCount, int BlockCount>
@@ -274,6 +274,7 @@ struct Stages {
 template <class C, Scan scan>
 struct Pipe {
   using S = Stages<C, scan>;
+  static constexpr bool kReverse = scan == Scan::reverse || scan == Scan::reverse_map;
   using R = Record<C::K>;
   const Job& p;
   const Slice& s;
@@ -290,9 +291,9 @@ struct Pipe {
     tokens = s.tokens;
     chunks = static_cast<int>((tokens + kChunk - 1) / kChunk), slot0 = s.slot;
     records = p.records + item(0) * R::kSize;
-    lines = rows(scan == Scan::reverse ? p.d_out : p.v);
+    lines = rows(kReverse ? p.d_out : p.v);
   }
-  __device__ int chunk(int n) const { return scan == Scan::reverse ? chunks - 1 - n : n; }
+  __device__ int chunk(int n) const { return kReverse ? chunks - 1 - n : n; }
   __device__ int length(int c) const {
     return static_cast<int>(
         min(tokens - static_cast<std::int64_t>(c) * kChunk, static_cast<std::int64_t>(kChunk)));
@@ -313,7 +314,7 @@ struct Pipe {
   // Past the end an empty group, so that the wait need not know.
   __device__ void load(int n) const {
     if (n < chunks) {
-      const int c = chunk(n), step = static_cast<int>(scan == Scan::reverse ? p.d_out.token : p.v.token);
+      const int c = chunk(n), step = static_cast<int>(kReverse ? p.d_out.token : p.v.token);
       if (threadIdx.x == 0) {
         const std::uint32_t bar = bars + 8 * (n % S::kCount);
         barrier_expect(bar, S::kRecord);
@@ -341,7 +342,7 @@ struct Pipe {
   }
 };
 
-// `first` and `last` say where the states before and behind are: found when they are needed, not kept in registers.
+// `first` says where the state before is and `last` takes the one behind: what they need is found then, not kept in registers.
 template <class C, Scan scan, bool Rest, class First, class Last>
 __device__ void forward_scan(const Job& p, const Slice& s, First first, Last last, char* smem,
                              bool unit = false) {
@@ -449,20 +450,22 @@ __device__ void forward_scan(const Job& p, const Slice& s, First first, Last las
       for (int i = 0; i < K / 2; ++i) state.x[i] = broken.from[i / 2 % 2] < kChunk ? NAN : state.x[i];
     }
   }
-  state.write(last(), s.column);
+  last(state);
 }
 
-template <class C, bool Rest>
-__device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
+// The same of gradients: `first` of the one behind, `last` of the one before.
+template <class C, Scan scan, bool Rest, class First, class Last>
+__device__ void reverse_scan(const Job& p, const Slice& s, First first, Last last, char* smem) {
   constexpr int K = C::K;
   using R = Record<K>;
+  constexpr bool kKeep = scan == Scan::reverse;
   const int lane = threadIdx.x % 32;
-  const Pipe<C, Scan::reverse> pipe(p, s, smem);
+  const Pipe<C, scan> pipe(p, s, smem);
 
   State<K> state;
-  state.read(callers<K>(p, p.d_final, s), s.column);
+  state.read(first(), s.column);
   const std::int64_t step = p.d_v.token;
-  bf16* d_v = turned_place(pipe.rows(p.d_v), step);
+  bf16* d_v = kKeep ? turned_place(pipe.rows(p.d_v), step) : nullptr;
   pipe.begin();
   for (int n = 0; n < pipe.chunks; ++n) {
     const int c = pipe.chunk(n);
@@ -483,13 +486,15 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
 #pragma unroll
     for (int ks = 0; ks < K / 16; ++ks) times_rows(dv, after[ks], tile + R::kKeyOut, ks);
     wgmma_commit();
+    if constexpr (kKeep) {
 #pragma unroll
-    for (int ks = 0; ks < K / 16; ++ks) {
-      store_blocks<K>(p.d_states + pipe.item(c) * K * K, s.column / 8, 2 * ks, after[ks]);
-      if constexpr (Rest) {
-        std::uint32_t rest[4];
-        round_rest(state.x, ks, after[ks], rest);
-        store_blocks<K>(p.d_states_rest + pipe.item(c) * K * K, s.column / 8, 2 * ks, rest);
+      for (int ks = 0; ks < K / 16; ++ks) {
+        store_blocks<K>(p.d_states + pipe.item(c) * K * K, s.column / 8, 2 * ks, after[ks]);
+        if constexpr (Rest) {
+          std::uint32_t rest[4];
+          round_rest(state.x, ks, after[ks], rest);
+          store_blocks<K>(p.d_states_rest + pipe.item(c) * K * K, s.column / 8, 2 * ks, rest);
+        }
       }
     }
     float2 strength[8];
@@ -524,22 +529,24 @@ __device__ void reverse_scan(const Job& p, const Slice& s, char* smem) {
       times_columns(state.x, written[ks], tile + R::kKeyIn, ks);
     }
     wgmma_commit();
-    wgmma_fence_operand(dx);
-    const int left = pipe.length(c) - lane / 4;
-    bf16* to = d_v + c * (kChunk * step);
+    if constexpr (kKeep) {
+      wgmma_fence_operand(dx);
+      const int left = pipe.length(c) - lane / 4;
+      bf16* to = d_v + c * (kChunk * step);
 #pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      std::uint32_t a[4];
-      round_operand(dx, ks, a);
-      store_blocks<K>(p.d_x + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
+      for (int ks = 0; ks < 4; ++ks) {
+        std::uint32_t a[4];
+        round_operand(dx, ks, a);
+        store_blocks<K>(p.d_x + pipe.item(c) * K * kChunk, s.column / 8, 2 * ks, a);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = written[ks][i] ^ 0x80008000u;
-      store_turned(to + 16 * ks * step, 16 * ks < left, a[0], a[1]);
-      store_turned(to + (16 * ks + 8) * step, 16 * ks + 8 < left, a[2], a[3]);
+        for (int i = 0; i < 4; ++i) a[i] = written[ks][i] ^ 0x80008000u;
+        store_turned(to + 16 * ks * step, 16 * ks < left, a[0], a[1]);
+        store_turned(to + (16 * ks + 8) * step, 16 * ks + 8 < left, a[2], a[3]);
+      }
     }
     wgmma_wait<0>();
   }
-  state.write(callers<K>(p, p.d_initial, s), s.column);
+  last(state);
 }
 
 __device__ inline void begin_barriers(char* smem) {
@@ -568,11 +575,18 @@ __global__ void __launch_bounds__(32 * C::Warps, C::Blocks) scan_kernel(const Jo
                           block % kSlices * kWidth + warp * 16);
   };
   if (Both && blockIdx.x >= half) {
-    if constexpr (Both) reverse_scan<C, Rest>(back, slice(back), smem);
+    if constexpr (Both) {
+      const Slice s = slice(back);
+      const auto first = [&] { return callers<C::K>(back, back.d_final, s); };
+      const auto last = [&](const State<C::K>& x) {
+        x.write(callers<C::K>(back, back.d_initial, s), s.column);
+      };
+      reverse_scan<C, Scan::reverse, Rest>(back, s, first, last, smem);
+    }
   } else {
     const Slice s = slice(p);
     const auto first = [&] { return callers<C::K>(p, p.initial, s); };
-    const auto last = [&] { return callers<C::K>(p, p.final, s); };
+    const auto last = [&](const State<C::K>& x) { x.write(callers<C::K>(p, p.final, s), s.column); };
     forward_scan<C, Both ? Scan::recomputed : Scan::forward, Rest>(p, s, first, last, smem);
   }
 }
@@ -588,38 +602,108 @@ __device__ inline Slice slice_of(const Job& p, const Segment& g, int head, int c
           first_slot(p, g.sequence) + g.index * static_cast<int>(kSegment / kChunk)};
 }
 
-// U and, in blocks beside those, which find the records in L2, T of every whole segment.
+// What a block has: a cell (segment, value head), and of the `ways` it is scanned in and their slices of V one. Its warp's first column.
 template <class C>
-__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) map_kernel(const Job p) {
-  extern __shared__ __align__(1024) char smem[];
-  begin_barriers(smem);
-  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
-  const int block = blockIdx.x, cell = block / (2 * kSlices), warp = static_cast<int>(threadIdx.x) / 32;
-  const Segment g = find_segment(p, cell / p.value_heads, false);
-  if (!g.used || g.index >= needed_maps(p, g.sequence)) return;
-  const bool unit = block / kSlices % 2 == 1;
-  const Slice s = slice_of(p, g, cell % p.value_heads, block % kSlices * kWidth + warp * 16);
-  const auto last = [&] { return matrix_at<C::K>(unit ? p.moves : p.ends, cell, true); };
+struct Cell {
+  static constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
+  int cell, slice, column;
+
+  __device__ explicit Cell(int block, int ways = 1)
+      : cell(block / (ways * kSlices)),
+        slice(block % (ways * kSlices)),
+        column(slice % kSlices * kWidth + static_cast<int>(threadIdx.x) / 32 * 16) {}
+};
+
+// U and, in blocks beside those, which find the records in L2, T of a whole segment.
+template <class C, bool Both>
+__device__ void map_forward(const Job& p, int block, char* smem) {
+  constexpr int K = C::K;
+  const Cell<C> b(block, 2);
+  const Segment g = find_segment(p, b.cell / p.value_heads, false);
+  const bool unit = b.slice >= Cell<C>::kSlices;
+  const bool forward = g.index < needed_maps(p, g.sequence), reverse = Both && g.index >= first_needed(p);
+  if (!g.used || !(forward || (unit && reverse))) return;
+  const Slice s = slice_of(p, g, b.cell % p.value_heads, b.column);
+  const auto last = [&](const State<K>& x) {
+    x.write(matrix_at<K>(unit ? p.moves : p.ends, b.cell, true), s.column);
+    if (Both && unit) x.write(matrix_at<K>(p.d_moves, b.cell, false), s.column);
+  };
   forward_scan<C, Scan::map, false>(p, s, [] { return Matrix{nullptr, true}; }, last, smem, unit);
 }
 
-// The outputs of every segment, and the last state of a sequence.
+// W of a whole segment, and the gradient before what is left behind them.
 template <class C>
-__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) piece_kernel(const Job p) {
+__device__ void map_reverse(const Job& p, int block, char* smem) {
+  constexpr int K = C::K;
+  const Cell<C> b(block);
+  const Segment g = find_segment(p, b.cell / p.value_heads, true);
+  if (!g.used || g.whole == 0 || g.index < first_needed(p)) return;
+  const Slice s = slice_of(p, g, b.cell % p.value_heads, b.column);
+  const auto first = [&] { return callers<K>(p, g.index == g.whole ? p.d_final : nullptr, s); };
+  const auto last = [&](const State<K>& x) { x.write(matrix_at<K>(p.d_ends, b.cell, true), s.column); };
+  reverse_scan<C, Scan::reverse_map, false>(p, s, first, last, smem);
+}
+
+// Both: the backward's. The first `reverse` blocks go in reverse: they take longer.
+template <class C, bool Both>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) map_kernel(const Job p, int reverse) {
   extern __shared__ __align__(1024) char smem[];
   begin_barriers(smem);
-  constexpr int kWidth = 16 * C::Warps, kSlices = C::K / kWidth;
-  const int block = blockIdx.x, cell = block / kSlices, head = cell % p.value_heads,
-            warp = static_cast<int>(threadIdx.x) / 32;
-  const Segment g = find_segment(p, cell / p.value_heads, true);
+  const int block = blockIdx.x;
+  if (Both && block < reverse) {
+    if constexpr (Both) map_reverse<C>(p, block, smem);
+  } else {
+    map_forward<C, Both>(p, block - reverse, smem);
+  }
+}
+
+// A segment from its first state on: the outputs, and the last state of a sequence; or what the backward needs.
+template <class C, Scan scan, bool Rest>
+__device__ void piece_forward(const Job& p, int block, char* smem) {
+  constexpr int K = C::K;
+  const Cell<C> b(block);
+  const int head = b.cell % p.value_heads;
+  const Segment g = find_segment(p, b.cell / p.value_heads, true);
   if (!g.used) return;
-  const Slice s = slice_of(p, g, head, block % kSlices * kWidth + warp * 16);
+  const Slice s = slice_of(p, g, head, b.column);
   const auto first = [&] {
     const std::int64_t before = (first_map(p, g.sequence) + g.index - 1) * p.value_heads + head;
-    return g.index == 0 ? callers<C::K>(p, p.initial, s) : matrix_at<C::K>(p.ends, before, true);
+    return g.index == 0 ? callers<K>(p, p.initial, s) : matrix_at<K>(p.ends, before, true);
   };
-  const auto last = [&] { return callers<C::K>(p, g.index == g.whole ? p.final : nullptr, s); };
-  forward_scan<C, Scan::forward, false>(p, s, first, last, smem);
+  const auto last = [&](const State<K>& x) {
+    x.write(callers<K>(p, g.index == g.whole ? p.final : nullptr, s), s.column);
+  };
+  forward_scan<C, scan, Rest>(p, s, first, last, smem);
+}
+
+// And from the gradient behind it back; before the first one the join has it, if that is whole.
+template <class C, bool Rest>
+__device__ void piece_reverse(const Job& p, int block, char* smem) {
+  constexpr int K = C::K;
+  const Cell<C> b(block);
+  const Segment g = find_segment(p, b.cell / p.value_heads, true);
+  if (!g.used) return;
+  const Slice s = slice_of(p, g, b.cell % p.value_heads, b.column);
+  const auto first = [&] {
+    return g.index == g.whole ? callers<K>(p, p.d_final, s)
+                              : matrix_at<K>(p.d_ends, b.cell + p.value_heads, true);
+  };
+  const auto last = [&](const State<K>& x) {
+    x.write(callers<K>(p, g.whole == 0 ? p.d_initial : nullptr, s), s.column);
+  };
+  reverse_scan<C, Scan::reverse, Rest>(p, s, first, last, smem);
+}
+
+template <class C, bool Both, bool Rest>
+__global__ void __launch_bounds__(32 * C::Warps, C::Blocks) piece_kernel(const Job p, int reverse) {
+  extern __shared__ __align__(1024) char smem[];
+  begin_barriers(smem);
+  const int block = blockIdx.x;
+  if (Both && block < reverse) {
+    if constexpr (Both) piece_reverse<C, Rest>(p, block, smem);
+  } else {
+    piece_forward<C, Both ? Scan::recomputed : Scan::forward, Rest>(p, block - reverse, smem);
+  }
 }
 
 template <class C, bool Both>
@@ -646,19 +730,23 @@ void choose(const Job& job, const Job& back, cudaStream_t stream) {
   }
 }
 
-template <class C>
-void launch_maps(const Job& job, std::int64_t cells, cudaStream_t stream) {
-  constexpr int kBytes = Stages<C, Scan::map>::kSize;
-  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
-  cudaFuncSetAttribute(map_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  map_kernel<C><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+// Both: the backward's, with `back` cells that go in reverse before the `ahead` others.
+template <class C, bool Both>
+void launch_maps(const Job& job, std::int64_t ahead, std::int64_t back, cudaStream_t stream) {
+  constexpr int kBytes = Both ? std::max(Stages<C, Scan::map>::kSize, Stages<C, Scan::reverse_map>::kSize)
+                              : Stages<C, Scan::map>::kSize;
+  const std::int64_t reverse = back * Cell<C>::kSlices, blocks = reverse + ahead * Cell<C>::kSlices;
+  cudaFuncSetAttribute(map_kernel<C, Both>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  map_kernel<C, Both>
+      <<<static_cast<unsigned>(blocks), 32 * C::Warps, kBytes, stream>>>(job, static_cast<int>(reverse));
 }
-template <class C>
+template <class C, bool Both>
 void launch_pieces(const Job& job, std::int64_t cells, cudaStream_t stream) {
-  constexpr int kBytes = Stages<C, Scan::forward>::kSize;
-  const auto blocks = static_cast<unsigned>(cells * (C::K / (16 * C::Warps)));
-  cudaFuncSetAttribute(piece_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  piece_kernel<C><<<blocks, 32 * C::Warps, kBytes, stream>>>(job);
+  constexpr int kBytes = kScanBytes<C, Both>;
+  const std::int64_t blocks = cells * Cell<C>::kSlices, reverse = Both ? blocks / 2 : 0;
+  const auto kernel = Both && job.v_new_rest ? piece_kernel<C, Both, Both> : piece_kernel<C, Both, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  kernel<<<static_cast<unsigned>(blocks), 32 * C::Warps, kBytes, stream>>>(job, static_cast<int>(reverse));
 }
 
 // As choose().
@@ -674,12 +762,19 @@ void by_cut(int dim, std::int64_t cells, Launch launch) {
 }  // namespace
 
 void launch_map_scan(const Job& job, cudaStream_t stream) {
-  const std::int64_t cells = 2 * map_count(job) * job.value_heads;
-  by_cut(job.dim, cells, [&]<class C>(C) { launch_maps<C>(job, cells, stream); });
+  const bool both = job.d_ends != nullptr;
+  const std::int64_t ahead = 2 * map_count(job) * job.value_heads,
+                     back = both ? piece_count(job) * job.value_heads : 0;
+  by_cut(job.dim, ahead + back, [&]<class C>(C) {
+    both ? launch_maps<C, true>(job, ahead, back, stream) : launch_maps<C, false>(job, ahead, 0, stream);
+  });
 }
 void launch_piece_scan(const Job& job, cudaStream_t stream) {
-  const std::int64_t cells = piece_count(job) * job.value_heads;
-  by_cut(job.dim, cells, [&]<class C>(C) { launch_pieces<C>(job, cells, stream); });
+  const bool both = job.d_ends != nullptr;
+  const std::int64_t cells = (both ? 2 : 1) * piece_count(job) * job.value_heads;
+  by_cut(job.dim, cells, [&]<class C>(C) {
+    both ? launch_pieces<C, true>(job, cells, stream) : launch_pieces<C, false>(job, cells, stream);
+  });
 }
 void launch_forward_scan(const Job& job, cudaStream_t stream) { choose<false>(job, job, stream); }
 void launch_both_scans(const Job& ahead, const Job& back, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// Where the segments of a call lie, for sm90/kda64/seg4096.
+// Where the segments of a call lie, for sm90/kda64/seg4096 and the backward's sm90/kda64/f64/seg4096.
 #pragma once
 
 #include "cuda/kda/device.cuh"
@@ -21,11 +21,17 @@ __device__ inline std::int64_t first_map(const Job& p, int n) {
   return p.cu_seqlens ? p.cu_seqlens[n] / kSegment : n * (p.tokens / kSegment);
 }
 
-// Whole segments whose map somebody needs: not the last where nothing is behind it.
+// The piece of the same.
+__device__ inline std::int64_t first_piece(const Job& p, int n) { return first_map(p, n) + n; }
+
+// Whole segments whose map the forward needs: not the last where nothing is behind it.
 __device__ inline int needed_maps(const Job& p, int n) {
   const std::int64_t whole = whole_segments(p, n);
   return static_cast<int>(!p.final && whole * kSegment == sequence_length(p, n) ? whole - 1 : whole);
 }
+
+// The first whole segment whose map the backward needs.
+__device__ inline int first_needed(const Job& p) { return p.d_initial ? 0 : 1; }
 
 struct Segment {
   int sequence, index, whole;  // index == whole: what is left behind the whole ones

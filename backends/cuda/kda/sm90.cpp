@@ -2,8 +2,8 @@
 //
 //   cuda.sm90          sm90/kda64, backward sm90/kda64/f64
 //                      bf16, K = V = 64 or 128, chunks of 64, every option
-//   cuda.sm90_seg4096  sm90/kda64/seg4096
-//                      the forward with long sequences in segments, on request: for few heads
+//   cuda.sm90_seg4096  sm90/kda64/seg4096, backward sm90/kda64/f64/seg4096
+//                      long sequences in segments, on request: for few heads
 //   cuda.sm90_unfused  sm90/kda64/f64
 //                      the backward with its inter-chunk gradients kept in memory between two kernels: the
 //                      same bits, more traffic; shows what the fusion is worth
@@ -101,35 +101,48 @@ rlk_verdict check_problem(const Problem& p) {
   return kAccept;
 }
 
-template <class Args>
+enum class Form { whole, unfused, segments };
+
+template <Form form, class Args>
 rlk_verdict check_call(const Args& a) {
   if (const rlk_verdict v = ::rlk::kda::check(a, true); v.code != RLK_OK) return v;
   if (reinterpret_cast<std::uintptr_t>(a.chunk_records.template data<char>()) % 16 != 0)
     return refuse("chunk_records does not start on 16 bytes", {}, "align it to 16 bytes");
-  return check_problem(::rlk::kda::problem_of(a));
+  const Problem p = ::rlk::kda::problem_of(a);
+  if (const rlk_verdict v = check_problem(p); v.code != RLK_OK) return v;
+  const std::int64_t pieces = p.sequences * (p.cu_seqlens ? 1 : p.tokens / 4096 + 1) + p.tokens / 4096;
+  if (form == Form::segments && pieces * p.value_heads * 32 > INT32_MAX)
+    return refuse("{0} segments times {1} heads are more than one grid", {pieces, p.value_heads});
+  return kAccept;
 }
+template <Form form>
 rlk_verdict supports_forward(const KdaFwd& a, const rlk_request&) {
   if (a.chunk_states || a.chunk_inverses)
     return refuse("chunk_states or chunk_inverses are asked for", {},
                   "leave them out: the backward recomputes them, or reads chunk_records");
-  return check_call(a);
+  return check_call<form>(a);
 }
-rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) { return check_call(a); }
+template <Form form>
+rlk_verdict supports_backward(const KdaBwd& a, const rlk_request&) {
+  return check_call<form>(a);
+}
 
-template <bool unfused, class Args>
+template <Form form, class Args>
 kda::Params prepared(const Args& a) {
   kda::Params c = params_of(::rlk::kda::problem_of(a));
-  c.unfused = unfused;
+  c.unfused = form == Form::unfused;
+  c.segments = form == Form::segments;
   c.records = const_cast<char*>(a.chunk_records.template data<char>());
   return c;
 }
 
+template <Form form>
 std::uint64_t workspace_forward(const KdaFwd& a, const rlk_request&) {
-  return kda::forward_workspace(prepared<false>(a));
+  return kda::forward_workspace(prepared<form>(a));
 }
-template <bool unfused>
+template <Form form>
 std::uint64_t workspace_backward(const KdaBwd& a, const rlk_request&) {
-  return kda::backward_workspace(prepared<unfused>(a));
+  return kda::backward_workspace(prepared<form>(a));
 }
 
 // Launches on the call's device and puts the caller's back.
@@ -141,36 +154,16 @@ rlk_code on_device(const Call& call, const char* op, Launch&& launch) {
   return check(call, op, launch(call.workspace().data(), stream_of(call)));
 }
 
-kda::Params in_segments(const KdaFwd& a) {
-  kda::Params c = prepared<false>(a);
-  c.segments = true;
-  return c;
-}
-rlk_verdict supports_segments(const KdaFwd& a, const rlk_request& request) {
-  if (const rlk_verdict v = supports_forward(a, request); v.code != RLK_OK) return v;
-  const Problem p = ::rlk::kda::problem_of(a);
-  const std::int64_t pieces = p.sequences * (p.cu_seqlens ? 1 : p.tokens / 4096 + 1) + p.tokens / 4096;
-  if (pieces * p.value_heads * 4 > INT32_MAX)
-    return refuse("{0} segments times {1} heads are more than one grid", {pieces, p.value_heads});
-  return kAccept;
-}
-std::uint64_t workspace_segments(const KdaFwd& a, const rlk_request&) {
-  return kda::forward_workspace(in_segments(a));
-}
-rlk_code run_segments(const KdaFwd& a, const Call& call) {
-  return on_device(call, "kda_fwd", [&](void* workspace, cudaStream_t stream) {
-    return kda::forward(in_segments(a), workspace, stream);
-  });
-}
+template <Form form>
 rlk_code run_forward(const KdaFwd& a, const Call& call) {
   return on_device(call, "kda_fwd", [&](void* workspace, cudaStream_t stream) {
-    return kda::forward(prepared<false>(a), workspace, stream);
+    return kda::forward(prepared<form>(a), workspace, stream);
   });
 }
-template <bool unfused>
+template <Form form>
 rlk_code run_backward(const KdaBwd& a, const Call& call) {
   return on_device(call, "kda_bwd", [&](void* workspace, cudaStream_t stream) {
-    return kda::backward(prepared<unfused>(a), workspace, stream);
+    return kda::backward(prepared<form>(a), workspace, stream);
   });
 }
 
@@ -186,23 +179,32 @@ constexpr Facts facts(const char* id, const char* arithmetic, const char* doc, s
           .max_arch = 90};
 }
 
+template <Form form>
+constexpr rlk_implementation forward(const Facts& f) {
+  return implement<KdaFwd, run_forward<form>, supports_forward<form>, workspace_forward<form>>(f);
+}
+template <Form form>
+constexpr rlk_implementation backward(const Facts& f) {
+  return implement<KdaBwd, run_backward<form>, supports_backward<form>, workspace_backward<form>>(f);
+}
+
 }  // namespace
 
-extern const rlk_implementation kda_fwd_sm90, kda_fwd_sm90_segments, kda_bwd_sm90, kda_bwd_sm90_unfused;
-const rlk_implementation kda_fwd_sm90 = implement<KdaFwd, run_forward, supports_forward, workspace_forward>(
+extern const rlk_implementation kda_fwd_sm90, kda_fwd_sm90_segments, kda_bwd_sm90, kda_bwd_sm90_unfused,
+    kda_bwd_sm90_segments;
+const rlk_implementation kda_fwd_sm90 = forward<Form::whole>(
     facts("cuda.sm90", "sm90/kda64",
           "Hopper: preparation per chunk, then one scan with the state in registers", 300));
 const rlk_implementation kda_fwd_sm90_segments =
-    implement<KdaFwd, run_segments, supports_segments, workspace_segments>(
-        facts("cuda.sm90_seg4096", "sm90/kda64/seg4096",
-              "Hopper: long sequences by segments of 4096 tokens side by side", 110));
-const rlk_implementation kda_bwd_sm90 =
-    implement<KdaBwd, run_backward<false>, supports_backward, workspace_backward<false>>(
-        facts("cuda.sm90", "sm90/kda64/f64",
-              "Hopper: both scans in one grid, then one fused kernel per chunk", 300));
+    forward<Form::segments>(facts("cuda.sm90_seg4096", "sm90/kda64/seg4096",
+                                  "Hopper: long sequences by segments of 4096 tokens side by side", 110));
+const rlk_implementation kda_bwd_sm90 = backward<Form::whole>(facts(
+    "cuda.sm90", "sm90/kda64/f64", "Hopper: both scans in one grid, then one fused kernel per chunk", 300));
 const rlk_implementation kda_bwd_sm90_unfused =
-    implement<KdaBwd, run_backward<true>, supports_backward, workspace_backward<true>>(
-        facts("cuda.sm90_unfused", "sm90/kda64/f64",
-              "Hopper: as cuda.sm90, with inter-chunk gradients through memory", 290));
+    backward<Form::unfused>(facts("cuda.sm90_unfused", "sm90/kda64/f64",
+                                  "Hopper: as cuda.sm90, with inter-chunk gradients through memory", 290));
+const rlk_implementation kda_bwd_sm90_segments = backward<Form::segments>(
+    facts("cuda.sm90_seg4096", "sm90/kda64/f64/seg4096",
+          "Hopper: as cuda.sm90, long sequences by segments of 4096 tokens side by side", 110));
 
 }  // namespace rlk::cuda

@@ -25,6 +25,11 @@
 // with c + 4, + 2, + 1, and the sixteens in order; where heads share q and k, in the order of the sum of
 // squares, of d summed over the heads. d_a_log and d_dt_bias: sums over a chunk's tokens
 // in fp32, all further ones in fp64. It replaces the backward's `sm90/kda64`, which summed these in fp32.
+//
+// `sm90/kda64/f64/seg4096`, of the backward: the same over the states of `sm90/kda64/seg4096` and its segments. Of every whole one W is the
+// gradient that its chunks hand back of zeros behind it; the gradient before it is T^T dS + W, T that of the forward, T^T dS one fp32 fma
+// chain over K ascending from +0. Every segment's chunks run from the gradient behind it; what lies behind the whole ones is a chain of
+// chunks, and the first to run.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -84,7 +89,7 @@ struct Params {
   char* records = nullptr;
 
   int skip = 0;           // gradients the caller does not want
-  bool segments = false;  // forward: sm90/kda64/seg4096
+  bool segments = false;  // sm90/kda64/seg4096, backward sm90/kda64/f64/seg4096
   bool unfused = false;   // backward: keep the inter-chunk gradients in memory between two kernels
 
   __host__ __device__ std::int64_t slots() const {
