@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "kda_promises.hpp"
@@ -68,23 +69,24 @@ class Mirror {
   std::map<void*, std::pair<std::unique_ptr<void, Free>, std::size_t>> copies_;
 };
 
-// Forward and backward on the device.
-Run on_gpu(const std::string& implementation, const std::string& for_backward) {
+// Forward and backward on the device; `without`: gradients that the call leaves out.
+Run on_gpu(const std::string& implementation, const std::string& for_backward,
+           const std::set<std::string>& without = {}) {
   constexpr std::size_t kWorkspace = std::size_t{512} << 20;
-  return
-      [implementation, for_backward, workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
-        Mirror mirror;
-        Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
-        rlk::Options options{
-            .backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace};
-        const rlk::Status forward = views.forward(options);
-        REQUIRE_MESSAGE(forward, forward.message());
-        options.backend = for_backward;
-        const rlk::Status backward = views.backward(options);
-        REQUIRE_MESSAGE(backward, backward.message());
-        mirror.bring_back();
-        c.collect();
-      };
+  return [implementation, for_backward, without,
+          workspace = std::shared_ptr<void>(device_memory(kWorkspace))](Case& c) {
+    Mirror mirror;
+    Views views(c, [&](rlk::Tensor& t) { mirror.place(t); });
+    rlk::Options options{
+        .backend = implementation, .workspace = workspace.get(), .workspace_bytes = kWorkspace};
+    const rlk::Status forward = views.forward(options);
+    REQUIRE_MESSAGE(forward, forward.message());
+    options.backend = for_backward;
+    const rlk::Status backward = views.backward(options, without);
+    REQUIRE_MESSAGE(backward, backward.message());
+    mirror.bring_back();
+    c.collect();
+  };
 }
 
 Run on_gpu(const std::string& implementation) { return on_gpu(implementation, implementation); }
@@ -228,6 +230,45 @@ Case widened(Case c) {
 
 constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Float::bf16}; }
 
+const char* const kSegments = "cuda.sm90_seg4096";
+constexpr std::int64_t kSegment = 4096;
+
+// Gates near 1 and faint writes: memory that outlives a segment.
+Case lasting(Shape shape, std::uint32_t seed) {
+  shape.gate_scale = 1e-4f;
+  Case c = random_case(shape, seed);
+  if (shape.gate == Gate::bounded) c.p.lower_bound = -1e-4;
+  if (!shape.sigmoid) scale(c.in.at("beta"), 0.01f);
+  return c;
+}
+
+// What a segment that is all of `c` makes of the unit matrix without values.
+Buffer move_of(const Case& c) {
+  const auto K = std::size_t(c.p.k_dim);
+  Case t = cut(c, 0, kSegment, 0);
+  std::vector<float> unit(K * K);
+  for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
+  t.in["h0"] = Buffer(Float::f32, unit);
+  t.in["v"] = Buffer(Float::bf16, std::vector<float>(std::size_t(kSegment) * K));
+  t.bind();
+  forward_on_gpu("cuda.sm90")(t);
+  return t.out.at("ht");
+}
+
+// T S + U of states that lie either way, or T^T S + U.
+Buffer joined(const Buffer& t, const Buffer& state, const Buffer& add, std::size_t n, bool v_first,
+              bool turned) {
+  const auto at = [&](std::size_t d, std::size_t j) { return v_first ? j * n + d : d * n + j; };
+  std::vector<float> out(n * n);
+  for (std::size_t d = 0; d < n; ++d)
+    for (std::size_t j = 0; j < n; ++j) {
+      float x = 0;
+      for (std::size_t m = 0; m < n; ++m) x = std::fma(t[turned ? at(m, d) : at(d, m)], state[at(m, j)], x);
+      out[at(d, j)] = x + add[at(d, j)];
+    }
+  return {Float::f32, out};
+}
+
 // A golden case's file: in the source tree, or in data/kda beside a binary that was carried to another
 // machine.
 std::string golden_file(const std::string& name) {
@@ -288,42 +329,166 @@ TEST_CASE("kda on Hopper: a long sequence, taken in groups of chunks, has the bi
 
 TEST_CASE("kda on Hopper, segments: below one cuda.sm90's bits; behind, what its calls join to") {
   if (!gpu(90)) return;
-  const Run plain = forward_on_gpu("cuda.sm90"), segments = forward_on_gpu("cuda.sm90_seg4096");
+  const Run plain = forward_on_gpu("cuda.sm90"), segments = forward_on_gpu(kSegments);
   for (int width : {64, 128}) {
     CAPTURE(width);
-    const auto K = std::size_t(width);
     Shape shape = hopper(width);
-    shape.gate_scale = 1e-4f;
-    // Gates near 1 and faint writes: memory that outlives a segment.
-    const auto lasting = [](const Shape& of, std::uint32_t seed) {
-      Case c = random_case(of, seed);
-      scale(c.in.at("beta"), 0.01f);
-      return c;
-    };
-    shape.tokens = 4095;
+    shape.tokens = kSegment - 1;
     Case below = lasting(shape, 3), chain = lasting(shape, 3);
     segments(below), plain(chain);
     for (const char* name : {"o", "ht"}) CHECK(below.out.at(name) == chain.out.at(name));
-    shape.tokens = 4096;
-    Case whole = lasting(shape, 4), u = lasting(shape, 4), t = lasting(shape, 4);
+    shape.tokens = kSegment;
+    Case whole = lasting(shape, 4), u = lasting(shape, 4);
     segments(whole);
     u.in.erase("h0");
-    std::vector<float> unit(K * K);
-    for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
-    t.in["h0"] = Buffer(Float::f32, unit);
-    t.in["v"] = Buffer(Float::bf16, std::vector<float>(4096 * K));
-    u.bind(), t.bind();
-    plain(u), plain(t);
-    const Buffer &T = t.out.at("ht"), &S = whole.in.at("h0");
-    std::vector<float> behind(K * K);
-    for (std::size_t d = 0; d < K; ++d)
-      for (std::size_t j = 0; j < K; ++j) {
-        float x = 0;
-        for (std::size_t m = 0; m < K; ++m) x = std::fma(T[d * K + m], S[m * K + j], x);
-        behind[d * K + j] = x + u.out.at("ht")[d * K + j];
-      }
-    CHECK(whole.out.at("ht") == Buffer(Float::f32, behind));
+    u.bind();
+    plain(u);
+    CHECK(whole.out.at("ht") ==
+          joined(move_of(whole), whole.in.at("h0"), u.out.at("ht"), std::size_t(width), false, false));
   }
+}
+
+// Of the forward's states every segment begins with what the test above shows; here every gradient comes of plain calls.
+TEST_CASE("kda on Hopper, segments back: every gradient is of plain calls, and before a segment their join") {
+  if (!gpu(90)) return;
+  const std::int64_t bounds[] = {0, kSegment, 2 * kSegment, 2 * kSegment + 100};
+  const Run plain = on_gpu("cuda.sm90"), segments = on_gpu(kSegments);
+  for (int width : {64, 128})
+    for (Gate gate : {Gate::none, Gate::bounded})
+      for (bool v_first : {false, true})
+        for (std::size_t pieces : {2, 3}) {
+          CAPTURE(width);
+          CAPTURE(v_first);
+          CAPTURE(pieces);
+          Shape shape = hopper(width);
+          shape.tokens = bounds[pieces], shape.v_first = v_first, shape.gate = gate;
+          shape.norm = gate != Gate::none;
+          Case all = lasting(shape, 31);
+          const auto given = all.in;
+          segments(all);
+          CHECK(all.in == given);
+          std::vector<Case> parts;
+          Buffer state = all.in.at("h0");
+          for (std::size_t i = 0; i < pieces; ++i) {
+            Case& c = parts.emplace_back(cut(all, bounds[i], bounds[i + 1], 0));
+            c.in["h0"] = state;
+            c.bind();
+            forward_on_gpu(kSegments)(c);
+            state = c.out.at("ht");
+          }
+          Buffer behind = all.in.at("dht");
+          for (std::size_t i = pieces; i-- > 0;) {
+            CAPTURE(i);
+            Case& c = parts[i];
+            c.in["dht"] = behind;
+            c.bind();
+            plain(c);
+            for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"}) {
+              CAPTURE(name);
+              CHECK(part(c, name, 0, c.p.tokens, 0) == part(all, name, bounds[i], bounds[i + 1], 0));
+            }
+            if (c.p.tokens < kSegment) {
+              behind = c.out.at("dh0");
+              continue;
+            }
+            Case w = cut(c, 0, kSegment, 0);
+            w.in.erase("dht");
+            w.bind();
+            plain(w);
+            behind = joined(move_of(c), behind, w.out.at("dh0"), std::size_t(width), v_first, true);
+          }
+          CHECK(all.out.at("dh0") == behind);
+        }
+}
+
+TEST_CASE("kda on Hopper, segments back: below one cuda.sm90's bits; above, behind the last whole one") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128})
+    for (Gate gate : {Gate::none, Gate::softplus}) {
+      CAPTURE(width);
+      Shape shape = hopper(width);
+      shape.tokens = kSegment - 1, shape.gate = gate, shape.value_heads = 2;
+      Case below = lasting(shape, 32), chain = lasting(shape, 32);
+      on_gpu(kSegments)(below), on_gpu("cuda.sm90")(chain);
+      for (const auto& [name, b] : chain.out) {
+        CAPTURE(name);
+        CHECK(below.out.at(name) == b);
+      }
+      shape.tokens = kSegment + 130;
+      Case beyond = lasting(shape, 33), other = lasting(shape, 33);
+      on_gpu("cuda.sm90", kSegments)(beyond), on_gpu("cuda.sm90")(other);
+      CHECK(part(beyond, "dv", kSegment, shape.tokens, 0) == part(other, "dv", kSegment, shape.tokens, 0));
+      CHECK(beyond.out.at("dh0") != other.out.at("dh0"));
+    }
+}
+
+// Six of the batch: twice as many warps a block as alone, and joins that share a multiprocessor.
+TEST_CASE("kda on Hopper, segments back: batch, heads, neighbours and packing change no bit") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128}) {
+    CAPTURE(width);
+    Shape shape = hopper(width);
+    shape.batch = 6, shape.tokens = kSegment + 133, shape.heads = 2, shape.value_heads = 4;
+    shape.gate_scale = 1e-4f;
+    check_batch(shape, on_gpu(kSegments));
+    Shape packed = hopper(width);
+    packed.bounds = {0, 15, 79, 79, 79 + kSegment + 70, 79 + 3 * kSegment + 70, 80 + 3 * kSegment + 70};
+    packed.tokens = packed.bounds.back(), packed.value_heads = 2, packed.gate_scale = 1e-4f;
+    check_neighbours(packed, on_gpu(kSegments));
+  }
+}
+
+TEST_CASE("kda on Hopper, segments back: kept records, a graph and a gradient nobody wants change no bit") {
+  if (!gpu(90)) return;
+  for (int width : {64, 128})
+    for (std::int64_t tail : {0, 100}) {
+      CAPTURE(width);
+      CAPTURE(tail);
+      Shape shape = hopper(width);
+      shape.tokens = 2 * kSegment + tail, shape.value_heads = 2, shape.norm = true;
+      Case all = lasting(shape, 34), kept = lasting(shape, 34), graph = lasting(shape, 34),
+           fewer = lasting(shape, 34);
+      on_gpu(kSegments)(all);
+      kept.keep_records(kept.record_bytes());
+      on_gpu(kSegments)(kept);
+      replayed_on_gpu(kSegments)(graph);
+      on_gpu(kSegments, kSegments, {"dh0"})(fewer);
+      for (const auto& [name, b] : all.out) {
+        CAPTURE(name);
+        CHECK(kept.out.at(name) == b);
+        CHECK(graph.out.at(name) == b);
+        if (name != "dh0") CHECK(fewer.out.at(name) == b);
+      }
+    }
+}
+
+// Faint writes on odd seeds, full ones on even ones. d_a_log is what cuda.sm90 misses too.
+TEST_CASE("kda on Hopper, segments back: within the bounds on every seed, or as near as one piece") {
+  if (!gpu(90)) return;
+  Shape shapes[] = {{},
+                    {.collinear = true},
+                    {.masked = 0.001},
+                    {.gate = Gate::bounded, .norm = true, .sigmoid = true},
+                    {.gate = Gate::softplus, .norm = true, .sigmoid = true, .negative = true}};
+  for (Shape& shape : shapes)
+    for (std::uint32_t seed : {11, 12, 13, 14, 15}) {
+      CAPTURE(seed);
+      CAPTURE(int(shape.gate));
+      CAPTURE(shape.collinear);
+      shape.k = shape.v = seed == 15 ? 128 : 64;
+      shape.tokens = 2 * kSegment + 100, shape.type = Float::bf16, shape.gate_scale = 1e-4f;
+      const auto make = [&] { return seed % 2 ? lasting(shape, seed) : random_case(shape, seed); };
+      Case c = make(), chain = make(), truth = make();
+      for (auto& [name, b] : truth.out) b = Buffer(Float::f32, b.size());
+      on_gpu(kSegments)(c), on_gpu("cuda.sm90")(chain);
+      const rlk::Status status = run(truth, "native.golden");
+      REQUIRE_MESSAGE(status, status.message());
+      const auto nearest = errors_of(chain, truth);
+      for (const auto& [name, error] : errors_of(c, truth)) {
+        CAPTURE(name);
+        if (name != "dA_log") CHECK(error <= std::max(bound16(name), 1.05 * nearest.at(name)));
+      }
+    }
 }
 
 TEST_CASE("kda on Hopper: a long sequence has the same bits from a graph") {
