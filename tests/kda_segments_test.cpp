@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kda_promises.hpp"
+#include "kda_seeds.hpp"
 
 namespace {
 
@@ -24,16 +25,59 @@ void forward(Case& c, std::string_view implementation, std::int32_t threads = 0)
 }
 void segments(Case& c) { forward(c, "native.seg4096"); }
 
+void both(Case& c, std::string_view implementation = "native.seg4096", std::int32_t threads = 0,
+          const std::set<std::string>& without = {}) {
+  Views views(c);
+  rlk::Options options;
+  options.backend = implementation;
+  options.threads = threads;
+  for (const rlk::Status& status : {views.forward(options), views.backward(options, without)})
+    REQUIRE_MESSAGE(status, status.message());
+}
+
 // Memory that outlives a segment: gates near 1, and few and faint writes.
-Case lasting(Shape s, std::uint32_t seed) {
+Case lasting_back(Shape s, std::uint32_t seed) {
   s.gate_scale = 1e-4f;
   Case c = random_case(s, seed);
-  Buffer& beta = c.in.at("beta");
-  for (std::size_t i = 0; i < beta.size(); ++i)
-    rlk::kda::store(beta.bytes.data(), beta.type, std::int64_t(i), 0.01f * beta[i]);
+  scale(c.in.at("beta"), 0.01f);
+  if (s.gate == Gate::bounded) c.p.lower_bound = -1e-4;
+  return c;
+}
+Case lasting(const Shape& s, std::uint32_t seed) {
+  Case c = lasting_back(s, seed);
   c.in.erase("do");
   c.bind();
   return c;
+}
+
+// What a segment that is all of `c` makes of the unit matrix without values, a state of K columns.
+Buffer move_of(const Case& c) {
+  const auto K = std::size_t(c.p.k_dim);
+  Case t = cut(c, 0, kSegment, 0);
+  t.in.erase("do"), t.in.erase("dht");
+  t.p.v_dim = c.p.k_dim;
+  t.in["v"] = Buffer(Float::f32, std::vector<float>(std::size_t(kSegment) * K));
+  std::vector<float> unit(K * K);
+  for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
+  t.in["h0"] = Buffer(Float::f32, unit);
+  t.bind();
+  forward(t, "native.fma32");
+  return t.out.at("ht");
+}
+
+// T^T S + W.
+Buffer joined_back(const Buffer& t, const Buffer& state, const Buffer& w, std::size_t K, std::size_t V,
+                   bool v_first) {
+  const auto at = [&](std::size_t d, std::size_t j) { return v_first ? j * K + d : d * V + j; };
+  const auto move = [&](std::size_t d, std::size_t m) { return t[v_first ? m * K + d : d * K + m]; };
+  std::vector<float> out(K * V);
+  for (std::size_t d = 0; d < K; ++d)
+    for (std::size_t j = 0; j < V; ++j) {
+      float x = 0;
+      for (std::size_t m = 0; m < K; ++m) x = std::fma(move(m, d), state[at(m, j)], x);
+      out[at(d, j)] = x + w[at(d, j)];
+    }
+  return {Float::f32, out};
 }
 
 Case part_of(const Case& all, std::int64_t from, std::int64_t to, const Buffer* state = nullptr) {
@@ -264,6 +308,177 @@ TEST_CASE(
           CAPTURE(name);
           CHECK(rms_ratio(c.out.at(name), truth.out.at(name).values()) <=
                 (type == Float::f32 ? 1e-4 : 0.005));
+        }
+      }
+}
+
+TEST_CASE("kda segments back: every gradient is of plain calls, and before a segment their join") {
+  const std::int64_t bounds[] = {0, kSegment, 2 * kSegment, 2 * kSegment + 100};
+  for (std::size_t pieces : {2, 3})
+    for (Gate gate : {Gate::none, Gate::bounded})
+      for (bool v_first : {false, true})
+        for (int chunk : {64, 32}) {
+          CAPTURE(pieces);
+          CAPTURE(v_first);
+          CAPTURE(chunk);
+          Case all = lasting_back({.tokens = bounds[pieces],
+                                   .k = 20,
+                                   .v = 12,
+                                   .gate = gate,
+                                   .v_first = v_first,
+                                   .norm = gate != Gate::none,
+                                   .chunk = chunk},
+                                  31);
+          const auto given = all.in;
+          both(all);
+          CHECK(all.in == given);
+          std::vector<Case> parts;
+          Buffer state = all.in.at("h0");
+          for (std::size_t i = 0; i < pieces; ++i) {
+            Case& c = parts.emplace_back(cut(all, bounds[i], bounds[i + 1], 0));
+            c.in["h0"] = state;
+            c.bind();
+            segments(c);
+            state = c.out.at("ht");
+          }
+          Buffer behind = all.in.at("dht");
+          for (std::size_t i = pieces; i-- > 0;) {
+            CAPTURE(i);
+            Case& c = parts[i];
+            c.in["dht"] = behind;
+            c.bind();
+            both(c, "native.fma32");
+            for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"}) {
+              CAPTURE(name);
+              CHECK(part(c, name, 0, c.p.tokens, 0) == part(all, name, bounds[i], bounds[i + 1], 0));
+            }
+            if (c.p.tokens < kSegment) {
+              behind = c.out.at("dh0");
+              continue;
+            }
+            Case w = cut(c, 0, kSegment, 0);
+            w.in.erase("dht");
+            w.bind();
+            both(w, "native.fma32");
+            behind = joined_back(move_of(c), behind, w.out.at("dh0"), 20, 12, v_first);
+          }
+          CHECK(all.out.at("dh0") == behind);
+        }
+}
+
+TEST_CASE("kda segments back: below a segment the bits of fma32/kda, behind one others") {
+  for (Gate gate : {Gate::none, Gate::softplus}) {
+    Shape shape{.tokens = kSegment - 1, .heads = 2, .value_heads = 4, .k = 16, .v = 16, .gate = gate};
+    Case below = lasting_back(shape, 32), chain = lasting_back(shape, 32);
+    both(below), both(chain, "native.fma32");
+    for (const auto& [name, b] : chain.out) {
+      CAPTURE(name);
+      CHECK(below.out.at(name) == b);
+    }
+  }
+  const Shape shape{.tokens = kSegment + 70, .k = 16, .v = 16};
+  Case all = lasting_back(shape, 33), chain = lasting_back(shape, 33);
+  both(all), both(chain, "native.fma32");
+  CHECK(part(all, "dv", kSegment, shape.tokens, 0) == part(chain, "dv", kSegment, shape.tokens, 0));
+  CHECK(all.out.at("dh0") != chain.out.at("dh0"));
+}
+
+TEST_CASE("kda segments back: batch, heads, threads, packing and neighbours change no bit") {
+  const Run run = [](Case& c) { both(c); };
+  check_batch({.batch = 2,
+               .tokens = kSegment + 33,
+               .heads = 2,
+               .value_heads = 4,
+               .k = 16,
+               .v = 16,
+               .gate_scale = 1e-4f},
+              run);
+  const std::int64_t S = kSegment;
+  check_neighbours({.tokens = 4 * S + 108,
+                    .value_heads = 2,
+                    .k = 16,
+                    .v = 16,
+                    .bounds = {0, 0, 100, S - 1, 2 * S - 1, 2 * S - 1, 4 * S + 107, 4 * S + 108},
+                    .gate_scale = 1e-4f},
+                   run);
+  const Shape shape{.batch = 2, .tokens = S + 33, .value_heads = 2, .k = 16, .v = 16, .gate = Gate::softplus};
+  Case all = lasting_back(shape, 34);
+  both(all);
+  for (std::int32_t threads : {1, 3, 16}) {
+    Case again = lasting_back(shape, 34);
+    both(again, "native.seg4096", threads);
+    for (const auto& [name, b] : all.out) {
+      CAPTURE(name);
+      CHECK(again.out.at(name) == b);
+    }
+  }
+}
+
+TEST_CASE("kda segments back: kept states and a gradient that nobody wants change no bit") {
+  for (std::int64_t tail : {0, 70}) {
+    CAPTURE(tail);
+    const Shape shape{.tokens = 2 * kSegment + tail, .k = 16, .v = 16};
+    Case all = lasting_back(shape, 35), kept = lasting_back(shape, 35), fewer = lasting_back(shape, 35);
+    both(all);
+    kept.out["chunk_states"] = Buffer(Float::f32, std::size_t(kept.p.slots()) * 256);
+    both(kept);
+    both(fewer, "native.seg4096", 0, {"dh0"});
+    for (const auto& [name, b] : all.out) {
+      CAPTURE(name);
+      CHECK(kept.out.at(name) == b);
+      if (name != "dh0") CHECK(fewer.out.at(name) == b);
+    }
+  }
+}
+
+TEST_CASE("kda segments back: every instruction set has the same bits") {
+  const Shape shape{.tokens = 2 * kSegment + 40,
+                    .value_heads = 2,
+                    .k = 24,
+                    .v = 20,
+                    .gate = Gate::bounded,
+                    .norm = true,
+                    .sigmoid = true,
+                    .type = Float::bf16};
+  Case first = lasting_back(shape, 36);
+  both(first, "native.seg4096.scalar");
+  for (const char* level : {"native.seg4096.avx2", "native.seg4096.avx512"}) {
+    Case other = lasting_back(shape, 36);
+    if (const rlk::Status status = run(other, level); !status) {
+      MESSAGE(status.message());  // this processor, or RLK_CPU, has less
+      continue;
+    }
+    for (const auto& [name, b] : first.out) {
+      CAPTURE(name);
+      CHECK(other.out.at(name) == b);
+    }
+  }
+}
+
+TEST_CASE("kda segments back: five seeds of lasting, parallel, masked and gated data keep every bound") {
+  const Shape shapes[] = {
+      {.k = 32, .v = 32},
+      {.k = 32, .v = 32, .collinear = true},
+      {.k = 32, .v = 32, .masked = 0.001},
+      {.k = 32, .v = 32, .gate = Gate::bounded, .norm = true, .sigmoid = true},
+      {.k = 32, .v = 32, .gate = Gate::softplus, .norm = true, .sigmoid = true, .negative = true}};
+  for (Shape shape : shapes)
+    for (Float type : {Float::f32, Float::bf16})
+      for (std::uint32_t seed : {11, 12, 13, 14, 15}) {
+        CAPTURE(seed);
+        CAPTURE(int(shape.gate));
+        CAPTURE(int(type));
+        CAPTURE(shape.collinear);
+        shape.tokens = 2 * kSegment + 100;
+        shape.type = type, shape.gate_scale = 1e-4f;
+        const auto make = [&] { return seed % 2 ? lasting_back(shape, seed) : random_case(shape, seed); };
+        Case c = make(), truth = make();
+        for (auto& [name, b] : truth.out) b = Buffer(Float::f32, b.size());
+        both(c);
+        both(truth, "native.golden");
+        for (const auto& [name, error] : errors_of(c, truth)) {
+          CAPTURE(name);
+          CHECK(error <= (type == Float::f32 ? 1e-4 : bound16(name)));
         }
       }
 }

@@ -722,37 +722,62 @@ RLK_TEAM void write_key_gradients(Team& team, const Problem& p, const Place& pla
   team.sync();
 }
 
-// One (sequence, q/k head) with all its value heads, backward. `partials`: [sequences, HV, 2, K] sums, see
-// finish.
+// The gradient of the state alone, through one chunk; what backward_chunk makes of it.
 template <class Team>
-RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* scratch, double* partials) {
-  Bump bump{scratch};
-  const BackwardScratch b(p, bump);
+RLK_TEAM void pass_back(Team& team, int n, const BackwardScratch& b, float* d_state) {
   const ForwardScratch& s = b.f;
-  using L = typename Team::Lane;
-  const std::int64_t n = task / p.heads, chunks = chunks_of(p, n), matrix = std::int64_t(s.K) * s.V;
-  const int h = int(task % p.heads), group = p.group(), first = h * group, K = s.K, V = s.V;
-  for (int m = 0; m < group; ++m) {
-    double* partial = partials + (n * p.value_heads + first + m) * 2 * p.k_dim;
-    team.items(2 * p.k_dim, [=](int i) { partial[i] = 0; });
-    read_state(team, p, p.d_final, n, first + m, b.d_states + m * matrix);
-    if (p.chunk_states) continue;
-    read_state(team, p, p.initial, n, first + m, s.state);
-    team.sync();
-    for (std::int64_t c = 0; c < chunks; ++c) {
-      float* saved = b.states + (m * chunks + c) * matrix;
-      team.grid(K, V, [=](int d, int j) { Team::store(saved + d * V + j, Team::load(s.state + d * V + j)); });
-      if (c + 1 == chunks) break;
-      const Place place = place_of(p, n, c);
-      prepare(team, p, place, first + m, s, false);
-      solve(team, place.rows, s);
-      advance(team, place.rows, s);
-    }
-    team.sync();
+  const int K = s.K, V = s.V;
+  team.template gemm<Init::zero, Span::upper>(Gemm{n, V, n, s.P, 1, kRows, b.d_out, V, b.dn, V});
+  team.sync();
+  team.template gemm<Init::load, Span::full>(Gemm{n, V, K, s.k_end, K, 1, d_state, V, b.dn, V, b.dn});
+  team.sync();
+  team.template gemm<Init::zero, Span::upper>(Gemm{n, V, n, s.A, 1, kRows, b.dn, V, b.D, V});
+  team.sync();
+  team.grid(n, V,
+            [=](int i, int j) { Team::store(b.dv + i * V + j, Team::load(b.D + i * V + j) * s.beta[i]); });
+  team.template gemm<Init::scale, Span::full>(
+      Gemm{K, V, n, s.q_start, 1, K, b.d_out, V, d_state, V, d_state, s.total});
+  team.sync();
+  team.template gemm<Init::load, Span::full>(Gemm{K, V, n, s.k_start, 1, K, b.dv, V, d_state, V, d_state});
+  team.sync();
+}
+
+// Chunks begin .. end - 1 of sequence n.
+struct Chunks {
+  std::int64_t n, begin, end;
+  RLK_HD std::int64_t count() const { return end - begin; }
+};
+
+// The states before chunks of the value head `m` of a group, from the one in scratch on.
+template <class Team>
+RLK_TEAM void save_states(Team& team, const Problem& p, const Chunks& all, int hv, int m,
+                          const BackwardScratch& b) {
+  const ForwardScratch& s = b.f;
+  const std::int64_t matrix = std::int64_t(s.K) * s.V;
+  const int V = s.V;
+  for (std::int64_t c = 0; c < all.count(); ++c) {
+    float* saved = b.states + (m * all.count() + c) * matrix;
+    team.grid(s.K, V, [=](int d, int j) { Team::store(saved + d * V + j, Team::load(s.state + d * V + j)); });
+    if (c + 1 == all.count()) break;
+    const Place place = place_of(p, all.n, all.begin + c);
+    prepare(team, p, place, hv, s, false);
+    solve(team, place.rows, s);
+    advance(team, place.rows, s);
   }
   team.sync();
-  for (std::int64_t c = chunks - 1; c >= 0; --c) {
-    const Place place = place_of(p, n, c);
+}
+
+// A q/k head with all its value heads, backward: from the gradients behind these chunks, in b.d_states, to those before. States come from
+// save_states() or the caller. `partials`: [HV, 2, K] sums, see finish.
+template <class Team>
+RLK_TEAM void backward_chunks(Team& team, const Problem& p, const Chunks& all, int h,
+                              const BackwardScratch& b, double* partials) {
+  const ForwardScratch& s = b.f;
+  using L = typename Team::Lane;
+  const std::int64_t matrix = std::int64_t(s.K) * s.V;
+  const int group = p.group(), first = h * group, K = s.K, V = s.V;
+  for (std::int64_t c = all.end - 1; c >= all.begin; --c) {
+    const Place place = place_of(p, all.n, c);
     if (group == 0) {  // no value head reads the key head
       team.cells(place.rows, K, [=](int i, int d) { b.sum_q[i * K + d] = b.sum_k[i * K + d] = 0; });
       team.sync();
@@ -760,9 +785,9 @@ RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* s
     for (int m = 0; m < group; ++m) {
       const int hv = first + m;
       if (p.chunk_states) {
-        read_state(team, p, p.chunk_states, p.slot(n) + c, hv, s.state);
+        read_state(team, p, p.chunk_states, p.slot(all.n) + c, hv, s.state);
       } else {
-        const float* saved = b.states + (m * chunks + c) * matrix;
+        const float* saved = b.states + (m * all.count() + c - all.begin) * matrix;
         team.grid(K, V,
                   [=](int d, int j) { Team::store(s.state + d * V + j, Team::load(saved + d * V + j)); });
       }
@@ -776,10 +801,33 @@ RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* s
         Team::store(b.sum_q + id, m == 0 ? dq : L(Team::load(b.sum_q + id) + dq));
         Team::store(b.sum_k + id, m == 0 ? dk : L(Team::load(b.sum_k + id) + dk));
       });
-      write_head_gradients(team, p, place, hv, b, partials + (n * p.value_heads + hv) * 2 * p.k_dim);
+      write_head_gradients(team, p, place, hv, b, partials + std::int64_t(hv) * 2 * p.k_dim);
     }
     write_key_gradients(team, p, place, h, b);
   }
+}
+
+// One (sequence, q/k head) with all its value heads, backward. `partials`: [sequences, HV, 2, K] sums, see
+// finish.
+template <class Team>
+RLK_TEAM void backward(Team& team, const Problem& p, std::int64_t task, float* scratch, double* partials) {
+  Bump bump{scratch};
+  const BackwardScratch b(p, bump);
+  const std::int64_t n = task / p.heads, matrix = std::int64_t(b.f.K) * b.f.V;
+  const int h = int(task % p.heads), group = p.group(), first = h * group;
+  const Chunks all{n, 0, chunks_of(p, n)};
+  partials += n * p.value_heads * 2 * p.k_dim;
+  for (int m = 0; m < group; ++m) {
+    double* partial = partials + std::int64_t(first + m) * 2 * p.k_dim;
+    team.items(2 * p.k_dim, [=](int i) { partial[i] = 0; });
+    read_state(team, p, p.d_final, n, first + m, b.d_states + m * matrix);
+    if (p.chunk_states) continue;
+    read_state(team, p, p.initial, n, first + m, b.f.state);
+    team.sync();
+    save_states(team, p, all, first + m, m, b);
+  }
+  team.sync();
+  backward_chunks(team, p, all, h, b, partials);
   for (int m = 0; m < group; ++m) write_state(team, p, p.d_initial, n, first + m, b.d_states + m * matrix);
   team.sync();
 }

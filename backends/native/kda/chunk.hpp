@@ -28,6 +28,11 @@ struct Engine {
   void (*map_segment)(const Problem& p, std::int64_t task, float* scratch, float* maps);
   void (*join_segments)(const Problem& p, std::int64_t task, float* scratch, float* maps);
   void (*run_segment)(const Problem& p, std::int64_t task, float* scratch, const float* maps);
+  void (*map_segment_back)(const Problem& p, std::int64_t task, float* scratch, float* ends);
+  void (*join_segments_back)(const Problem& p, std::int64_t task, float* scratch, const float* maps,
+                             float* ends);
+  void (*run_segment_back)(const Problem& p, std::int64_t task, float* scratch, const float* maps,
+                           const float* ends, double* partials);
 };
 
 extern const Engine kPortable, kAvx2, kAvx512;
@@ -45,10 +50,10 @@ std::size_t partials_bytes(const Problem& p);
 // The gate's backward has a partial per block of tokens, and finish() takes them as sequences.
 std::int64_t gate_block_count(const Problem& p);
 
-// Of calls by segments: tasks of the first and the last step, scratch of any, and what the steps leave each other.
+// Of calls by segments: how many there are of whole ones and of all, scratch of any task, and what the steps leave each other.
 struct SegmentSizes {
   std::int64_t maps = 0, pieces = 0;
-  std::size_t scratch_bytes = 0, map_bytes = 0;
+  std::size_t scratch_bytes = 0, back_scratch_bytes = 0, map_bytes = 0, end_bytes = 0;
 };
 SegmentSizes segment_sizes(const Problem& p);
 

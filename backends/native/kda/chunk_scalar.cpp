@@ -19,9 +19,13 @@ std::int64_t gate_block_count(const Problem& p) { return rlk::kda::decode::gate_
 
 SegmentSizes segment_sizes(const Problem& p) {
   const chunked::Segments all{p};
-  return {all.maps() * p.value_heads, all.pieces() * p.value_heads,
-          std::size_t(chunked::segment_floats(p)) * sizeof(float),
-          std::size_t(chunked::all_map_floats(p)) * sizeof(float)};
+  const auto bytes = [](std::int64_t floats) { return std::size_t(floats) * sizeof(float); };
+  return {all.maps(),
+          all.pieces(),
+          bytes(chunked::segment_floats(p)),
+          bytes(chunked::segment_back_floats(p)),
+          bytes(chunked::all_map_floats(p)),
+          bytes(chunked::all_end_floats(p))};
 }
 
 std::size_t partials_bytes(const Problem& p) {

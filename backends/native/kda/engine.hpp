@@ -43,6 +43,19 @@ constexpr Engine engine(const char* isa) {
           [](const Problem& p, std::int64_t task, float* scratch, const float* maps) {
             Team team;
             chunked::run_segment(team, p, task, scratch, maps);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, float* ends) {
+            Team team;
+            chunked::map_segment_back(team, p, task, scratch, ends);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, const float* maps, float* ends) {
+            Team team;
+            chunked::join_segments_back(team, p, task, scratch, maps, ends);
+          },
+          [](const Problem& p, std::int64_t task, float* scratch, const float* maps, const float* ends,
+             double* partials) {
+            Team team;
+            chunked::run_segment_back(team, p, task, scratch, maps, ends, partials);
           }};
 }
 
