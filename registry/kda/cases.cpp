@@ -170,6 +170,16 @@ void every_case(Emit emit) {
   for (DType t : {DType::f32, DType::bf16}) emit(make(packed, t, sequences), packed, t, sequences);
 }
 
+// Beyond 4096 tokens, where an arithmetic may cut a sequence; what crosses the cut must matter on the other side.
+std::vector<std::pair<Shape, Config>> beyond_segments() {
+  const std::vector<double> faint{0.004, 0, 0.01, 0.002};
+  return {{{1, 8256, 1, 1, 16, 16}, {.gating = kZero, .brief = true, .strengths = faint}},
+          {{1, 4200, 1, 1, 16, 16},
+           {.gating = kZero, .v_first = true, .bounds = {0, 4096, 4200}, .brief = true, .strengths = faint}},
+          {{1, 4304, 1, 1, 16, 16},
+           {.gating = kZero, .bounds = {0, 104, 4304}, .brief = true, .strengths = faint}}};
+}
+
 }  // namespace
 
 void kda_fwd_cases(const CaseSink& sink) {
@@ -187,19 +197,11 @@ void kda_fwd_cases(const CaseSink& sink) {
     sink(std::move(c));
   };
   every_case([&](Case c, const Shape&, DType t, const Config&) { emit(std::move(c), t); });
-  // Beyond 4096 tokens, where an arithmetic may cut a sequence; the state at the cut must matter behind it.
-  const std::vector<double> faint{0.004, 0, 0.01, 0.002};
-  const std::pair<Shape, Config> beyond[] = {
-      {{1, 8256, 1, 1, 16, 16}, {.gating = kZero, .brief = true, .strengths = faint}},
-      {{1, 4200, 1, 1, 16, 16},
-       {.gating = kZero, .v_first = true, .bounds = {0, 4096, 4200}, .brief = true, .strengths = faint}},
-      {{1, 4304, 1, 1, 16, 16},
-       {.gating = kZero, .bounds = {0, 104, 4304}, .brief = true, .strengths = faint}}};
-  for (const auto& [s, o] : beyond) emit(make(s, DType::f32, o), DType::f32);
+  for (const auto& [s, o] : beyond_segments()) emit(make(s, DType::f32, o), DType::f32);
 }
 
 void kda_bwd_cases(const CaseSink& sink) {
-  every_case([&](Case c, const Shape& s, DType t, const Config& o) {
+  const auto emit = [&](Case c, const Shape& s, DType t, const Config& o) {
     c.inputs.push_back({"d_out", {s.batch, s.tokens, s.value_heads, s.v}, t, {}});
     if (o.states) {
       const int64_t sequences = o.bounds.empty() ? s.batch : static_cast<int64_t>(o.bounds.size()) - 1;
@@ -214,7 +216,9 @@ void kda_bwd_cases(const CaseSink& sink) {
     if (o.gating == kSoftplus || o.gating == kBounded) c.results.push_back({"d_a_log", DType::f32});
     if (o.gating >= kSoftplus) c.results.push_back({"d_dt_bias", DType::f32});
     sink(std::move(c));
-  });
+  };
+  every_case(emit);
+  for (const auto& [s, o] : beyond_segments()) emit(make(s, DType::f32, o), s, DType::f32, o);
 }
 
 void kda_decode_cases(const CaseSink& sink) {
