@@ -1,12 +1,14 @@
 // KDA on an NVIDIA GPU, as users get it: forward, backward, and the backward with its inter-chunk gradients
-// kept in memory between two kernels, all in one run.
+// kept in memory between two kernels, all in one run; long sequences by segments too.
 //
 //   kda_cuda_bench
 //
 // "keep" is forward and backward with chunk_records, where the backward's first kernel is a scan.
 // Medians of device events; in brackets each kernel alone: preparation, then the scans, then the gradients
-// (one kernel, unfused two) and the sum of d_beta. "bytes" is what the kernels behind both scans move per
-// token and head: what the fusion saves. Gates are drawn like log sigmoids, K = V = 128, bf16, fp32 gates.
+// (one kernel, unfused two) and the sum of d_beta. "segments" has in place of the scans the maps of segments,
+// their join, and the scans of all segments; "keep" there is its backward with chunk_records. "bytes" is what
+// the kernels behind both scans move per token and head: what the fusion saves. Gates are drawn like log
+// sigmoids, K = V = 128, bf16, fp32 gates.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -185,6 +187,14 @@ void measure(int64_t batch, int64_t tokens, int64_t heads) {
   fmt::print("  keep  {}  {}: both {:.3f} against {:.3f} for {} bytes a token and head kept\n",
              text_of("forward", kf), text_of("backward", kb), kf.whole + kb.whole, f.whole + b.whole,
              kept / rows);
+
+  if (tokens < 32768) return;
+  const Times ks = time_of(backward, "cuda.sm90_seg4096", rlk::kda_bwd);
+  forward.chunk_records = {}, backward.chunk_records = {};
+  const Times sf = time_of(forward, "cuda.sm90_seg4096", rlk::kda_fwd),
+              sb = time_of(backward, "cuda.sm90_seg4096", rlk::kda_bwd);
+  fmt::print("  segments  {}  {}  {}\n", text_of("forward", sf), text_of("backward", sb),
+             text_of("keep", ks));
 }
 
 }  // namespace
@@ -196,6 +206,8 @@ int main() {
     measure(8, 4096, 32);
     measure(1, 32768, 32);
     measure(1, 131072, 8);
+    measure(1, 65536, 4);
+    measure(1, 131072, 1);
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;
