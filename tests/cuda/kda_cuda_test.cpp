@@ -404,7 +404,7 @@ TEST_CASE("kda on Hopper, segments back: every gradient is of plain calls, and b
 TEST_CASE("kda on Hopper, segments back: below one cuda.sm90's bits; above, behind the last whole one") {
   if (!gpu(90)) return;
   for (int width : {64, 128})
-    for (Gate gate : {Gate::none, Gate::softplus}) {
+    for (Gate gate : {Gate::none, Gate::bounded}) {
       CAPTURE(width);
       Shape shape = hopper(width);
       shape.tokens = kSegment - 1, shape.gate = gate, shape.value_heads = 2;
