@@ -76,6 +76,11 @@ __device__ __forceinline__ int item_of(int round) {
   return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
 }
 
+// All lanes have the same; so that the compiler sees that a warp stays together.
+__device__ __forceinline__ int uniform(int x) {
+  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
+}
+
 // Whether threads bring a tile's keys and values: those behind the sequence's end have to be zeros.
 __device__ __forceinline__ bool by_threads(int keys, int box, int tile) {
   return box == 0 || (tile + 1) * kTile > keys;

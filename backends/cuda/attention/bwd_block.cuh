@@ -109,6 +109,9 @@ __device__ inline bool find_work(const BackwardJob& job, BackwardWork& w) {
   if (w.count == S::kStill)
     w.all_from = static_cast<int>(bottom.first), w.all_to = static_cast<int>(top.last);
   w.begin = static_cast<int>(seen.first / S::kMoving), w.end = tiles_of(seen.last, S::kMoving);
+  w.begin = uniform(w.begin), w.end = uniform(w.end), w.first = uniform(w.first), w.count = uniform(w.count);
+  w.all_from = uniform(w.all_from), w.all_to = uniform(w.all_to);
+  w.queries = uniform(w.queries), w.keys = uniform(w.keys);
   return true;
 }
 

@@ -60,10 +60,6 @@ class Consumer {
   }
 
  private:
-  // All lanes have the same; so that the compiler sees that a warp stays together.
-  static __device__ __forceinline__ int uniform(int x) {
-    return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
-  }
   // What a thread's rows see, and no sums.
   __device__ __forceinline__ void see() {
     const int warp = uniform(thread_ / 32 % (S::kRows / 16)), lane = thread_ % 32;
