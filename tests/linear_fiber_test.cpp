@@ -166,11 +166,13 @@ TEST_CASE("linear_bwd of fused projections, added to gradients so far, on fibers
 TEST_CASE("tp_sum on fibers is native's bits, at every number of partial sums") {
   for (const DType type : kTypes)
     for (const std::int64_t ranks : {1, 2, 4, 8})
-      for (const std::int64_t n : {5, 1100}) {
+      // Beside rows in any place, rows in whole fours: of one tile and of several.
+      for (const auto& [n, beside] : {std::pair{5, 2}, {1100, 2}, {8, 4}, {1024, 4}, {4804, 8}}) {
         CAPTURE(rlk::name_of(type));
         CAPTURE(ranks);
+        CAPTURE(n);
         constexpr std::int64_t m = 3;
-        Array partials = normal(DType::f32, {ranks, m, n}, 1, {m * (n + 2) + 7, n + 2, 1}),
+        Array partials = normal(DType::f32, {ranks, m, n}, 1, {m * (n + beside) + 3 * beside, n + beside, 1}),
               bias = normal(type, {n}, 2), residual = normal(type, {m, n}, 3), y(type, {m, n});
         const Tensor tp = partials.view(), tb = bias.view(), tr = residual.view(), ty = y.view();
         const rlk::TpSum a{.partials = tp, .bias = tb, .residual = tr, .y = ty};
