@@ -23,10 +23,11 @@ Tensor part(const View& t, std::int64_t first, std::int64_t n) {
   return Tensor(data, {n, t.dim(1)}, t.dtype(), {kDLCPU, 0}, {t.stride(0), 1});
 }
 
-// How many rows are taken at a time (16 or more), and bytes of logits: of a panel of a leaf, and of whole rows or columns. What fits a CPU's
-// caches is the default.
+// How many rows are taken at a time (16 or more), and bytes of logits: of a panel of a leaf, which is whole tiles, and of whole
+// rows or columns. What fits a CPU's caches is the default.
 struct Limits {
   std::int64_t rows = 512, cached = std::int64_t{2} << 20, held = std::int64_t{64} << 20, columns = 2048;
+  std::int64_t tile = lse128::kTile;
 };
 
 // How the rows and columns are cut.
@@ -45,8 +46,8 @@ struct Cut {
   // Of the forward.
   std::int64_t rows() const { return std::min(p.rows, limits.rows); }
   std::int64_t columns() const {
-    const std::int64_t fit = limits.cached / (size * std::max<std::int64_t>(1, rows())) / lse128::kTile;
-    return std::min(p.leaf, std::max<std::int64_t>(1, fit) * lse128::kTile);
+    const std::int64_t fit = limits.cached / (size * std::max<std::int64_t>(1, rows())) / limits.tile;
+    return std::min(p.leaf, std::max<std::int64_t>(1, fit) * limits.tile);
   }
   // Of the gradients: whole rows of logits, and whole columns of them.
   std::int64_t whole_rows() const {

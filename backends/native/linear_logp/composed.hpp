@@ -23,6 +23,9 @@ using lse128::Problem;
 using lse128::State;
 using namespace rlk::logp_parts;
 
+// Panels are whole tiles of logp's rule.
+inline Limits limits_for(const Engine& engine) { return {.tile = engine.tile}; }
+
 // Bytes that lm_head, or linear_bwd, asks for.
 template <class Part>
 std::uint64_t bytes_of(const rlk_implementation& head, const Part& call, const rlk_request& r) {
@@ -99,8 +102,9 @@ rlk_code reduce(const Cut<Args>& cut, const Engine& engine, const rlk_implementa
 
 // ---- forward
 
-inline std::uint64_t workspace(const LinearLogp& a, const rlk_implementation& head, const rlk_request& r) {
-  const Cut cut(a);
+inline std::uint64_t workspace(const LinearLogp& a, const Engine& engine, const rlk_implementation& head,
+                               const rlk_request& r) {
+  const Cut cut(a, limits_for(engine));
   Room room;
   const ForwardRoom pieces(cut, room);
   return 64 + room.used + forward_bytes(cut, head, r);
@@ -108,7 +112,7 @@ inline std::uint64_t workspace(const LinearLogp& a, const rlk_implementation& he
 
 inline rlk_code run(const LinearLogp& a, const Call& call, const Engine& engine,
                     const rlk_implementation& head) {
-  Cut cut(a);
+  Cut cut(a, limits_for(engine));
   lse128::add_results(cut.p, a);
   Room room{workers::shared_workspace(call)};
   const ForwardRoom pieces(cut, room);
@@ -146,8 +150,9 @@ struct BackwardRoom {
   }
 };
 
-inline std::uint64_t workspace(const LinearLogpBwd& a, const Products& by, const rlk_request& r) {
-  const BackwardCut cut(a);
+inline std::uint64_t workspace(const LinearLogpBwd& a, const Engine& engine, const Products& by,
+                               const rlk_request& r) {
+  const BackwardCut cut(a, limits_for(engine));
   Room room, forward;
   const BackwardRoom pieces(cut, room);
   const ForwardRoom forward_pieces(cut, forward);
@@ -195,7 +200,7 @@ inline void bend(const BackwardCut& cut, const Call& call, const Engine& engine,
 }
 
 inline rlk_code run(const LinearLogpBwd& a, const Call& call, const Engine& engine, const Products& by) {
-  BackwardCut cut(a);
+  BackwardCut cut(a, limits_for(engine));
   lse128::add_cotangents(cut.p, a);
   Room room{workers::shared_workspace(call)};
   const BackwardRoom at(cut, room);

@@ -41,17 +41,17 @@ rlk_verdict verdict(const rlk_implementation& head, const Args& call, const rlk_
   return v;
 }
 
-template <Isa I, Get Head, Get Gradients = nullptr, bool Narrows = false>
-struct Forms {
+template <const logp::Engine& Rows, Get Head, Get Gradients = nullptr, bool Narrows = false>
+struct FormsBy {
   static linear_logp::Products products() { return {Head(), Gradients(), Narrows}; }
   static rlk_verdict supports(const LinearLogp& a, const rlk_request& r) {
     return verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
   }
   static std::uint64_t workspace(const LinearLogp& a, const rlk_request& r) {
-    return linear_logp::workspace(a, Head(), r);
+    return linear_logp::workspace(a, Rows, Head(), r);
   }
   static rlk_code run(const LinearLogp& a, const Call& call) {
-    return linear_logp::run(a, call, logp::engine_for(I), Head());
+    return linear_logp::run(a, call, Rows, Head());
   }
   static rlk_verdict supports_bwd(const LinearLogpBwd& a, const rlk_request& r) {
     const rlk_verdict v = verdict(Head(), LmHead{.hidden = a.hidden, .weight = a.weight}, r);
@@ -64,10 +64,10 @@ struct Forms {
     return verdict(Gradients(), b, r);
   }
   static std::uint64_t workspace_bwd(const LinearLogpBwd& a, const rlk_request& r) {
-    return linear_logp::workspace(a, products(), r);
+    return linear_logp::workspace(a, Rows, products(), r);
   }
   static rlk_code run_bwd(const LinearLogpBwd& a, const Call& call) {
-    return linear_logp::run(a, call, logp::engine_for(I), products());
+    return linear_logp::run(a, call, Rows, products());
   }
 
   static constexpr rlk_implementation forward(const Facts& f) {
@@ -77,6 +77,9 @@ struct Forms {
     return implement<LinearLogpBwd, run_bwd, supports_bwd, workspace_bwd>(f);
   }
 };
+// With logp's tiles of an instruction set.
+template <Isa I, Get Head, Get Gradients = nullptr, bool Narrows = false>
+using Forms = FormsBy<logp::engine_for(I), Head, Gradients, Narrows>;
 
 constexpr Facts facts(const char* id, const char* arithmetic, std::int32_t priority, const char* doc) {
   return {.id = id,

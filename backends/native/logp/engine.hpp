@@ -1,4 +1,5 @@
-// logp on the CPU (arithmetic lse128/l8), compiled once per instruction set; the choice changes no bit.
+// logp on the CPU, for who has a row's logits piece by piece: lse128/l8, compiled once per instruction set, of which the choice
+// changes no bit; and sm90/ex2/lse2048/l8.
 #pragma once
 
 #include "arithmetic/logp/logp.hpp"
@@ -18,6 +19,7 @@ struct Span {
 };
 
 struct Engine {
+  std::int64_t tile;  // entries that are summed together
   // What joins `before`: tiles from span.begin on, which is the start of a leaf or whole tiles behind it. `bends`: with the
   // sum for the entropy.
   State (*fold)(const Problem& p, const Span& span, State before, bool bends);
@@ -25,7 +27,8 @@ struct Engine {
   void (*gradient)(const Problem& p, const Span& span, const State& of_row, void* to, lse128::Type type,
                    std::int64_t columns);
 };
-extern const Engine kScalar, kAvx2, kAvx512;
+extern const Engine kScalar, kAvx2, kAvx512;  // lse128/l8
+extern const Engine kByUnit;                  // sm90/ex2/lse2048/l8
 
 constexpr const Engine& engine_for(Isa isa) {
   return isa == Isa::avx512 ? kAvx512 : isa == Isa::avx2 ? kAvx2 : kScalar;

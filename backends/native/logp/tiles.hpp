@@ -187,7 +187,7 @@ class Tiles {
 
 template <class L, int W>
 constexpr Engine engine() {
-  return {Tiles<L, W>::fold, Tiles<L, W>::gradient};
+  return {kTile, Tiles<L, W>::fold, Tiles<L, W>::gradient};
 }
 
 }  // namespace rlk::native::logp
