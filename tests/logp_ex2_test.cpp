@@ -20,6 +20,7 @@ using namespace fiberrows;
 using rlk::Logp;
 using rlk::LogpBwd;
 using rlk::lse128::Problem;
+using rlk::lse128::State;
 
 constexpr const char* kArithmetic = "sm90/ex2/lse2048/l8";
 const rlk::Options kReplay{.backend = "native.replay_sm90_ex2"};
@@ -159,8 +160,10 @@ void same_on_warps(const std::vector<Owned*>& results, const Launch& launch) {
   rlk_fiber::order = rlk_fiber::Order::ascending;
 }
 
-void sum(const Problem& p, void* states, std::int64_t many) {
-  rlk::cuda::logp::launch_sums(p, states, nullptr, many);
+State* states_in(std::vector<std::byte>& room) { return reinterpret_cast<State*>(room.data()); }
+void sum(const Problem& p, std::vector<std::byte>& room, std::int64_t many) {
+  State* const states = states_in(room);
+  rlk::cuda::logp::launch_fold(p, rlk::simt::logp::whole(p), p.count, states, nullptr, nullptr, many);
   rlk::simt::logp::launch_finish(p, states, nullptr, nullptr);
 }
 std::vector<std::byte> room(const Problem& p) {
@@ -211,14 +214,15 @@ TEST_CASE("logp by Hopper's exponential: kernels on fibers have the replay's bit
     const Problem p = rlk::lse128::problem_of(a);
     auto states = room(p);
     for (std::int64_t many : {0, 1 << 20})  // a warp a leaf, a block a leaf
-      same_on_warps(d.results(), [&] { sum(p, states.data(), many); });
+      same_on_warps(d.results(), [&] { sum(p, states, many); });
     for (bool with_stats : {false, true}) {
       const LogpBwd b = d.backward(with_stats);
       REQUIRE(rlk::logp_bwd(b, kReplay));
       const Problem q = rlk::lse128::problem_of(b);
       same_on_warps({&d.d_logits}, [&] {
-        if (!q.given) sum(q, states.data(), 0);
-        rlk::cuda::logp::launch_gradients(q, states.data(), nullptr);
+        if (!q.given) sum(q, states, 0);
+        rlk::cuda::logp::launch_gradient(q, rlk::simt::logp::whole(q), q.d_logits, q.columns,
+                                         states_in(states), nullptr);
       });
     }
   }
@@ -240,8 +244,7 @@ TEST_CASE("logp by Hopper's exponential: kernels on fibers have the replay's bit
     REQUIRE(rlk::logp(a, kReplay));
     const Problem p = rlk::lse128::problem_of(a);
     auto states = room(p);
-    for (std::int64_t many : {0, 1 << 20})
-      same_on_warps({&logp, &stats}, [&] { sum(p, states.data(), many); });
+    for (std::int64_t many : {0, 1 << 20}) same_on_warps({&logp, &stats}, [&] { sum(p, states, many); });
   }
 }
 

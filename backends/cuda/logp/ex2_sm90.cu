@@ -5,11 +5,15 @@
 
 namespace rlk::cuda::logp {
 
-const char* run_sums(const Problem& p, void* states, void* stream, int device) {
-  return simt::on_device(device, [&] { launch_sums(p, states, static_cast<hipStream_t>(stream)); });
+const char* run_fold(const Problem& p, const Panel& panel, int leaves, State* states, float* targets,
+                     void* stream, int device) {
+  return simt::on_device(
+      device, [&] { launch_fold(p, panel, leaves, states, targets, static_cast<hipStream_t>(stream)); });
 }
-const char* run_gradients(const Problem& p, void* states, void* stream, int device) {
-  return simt::on_device(device, [&] { launch_gradients(p, states, static_cast<hipStream_t>(stream)); });
+const char* run_gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
+                         const State* states, void* stream, int device) {
+  return simt::on_device(
+      device, [&] { launch_gradient(p, panel, to, columns, states, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace rlk::cuda::logp

@@ -3,7 +3,7 @@
 //   e = ex2((z - m) c)      per logit one addition, one product, one ex2 and one addition to its chain; with the sum for the
 //                           entropy one maximum and one fma more; half a maximum and one conversion from bf16
 //
-// sum_leaves    a warp has a row and a leaf, or a block has where there are few. Of a tile a lane has eight packs of eight, 256
+// sum_leaves    a warp has a row and a leaf (or what a panel has of it), or a block has where there are few. Of a tile a lane has eight packs of eight, 256
 //               entries apart, which lie in registers until the tile's maximum is known; its eight chains are those of its
 //               packs' places. As a pack is summed, that of the next tile takes its registers. The logits are read once
 // gradients     a block has a row and 8192 columns; one thread finds out what all of them share while the others load
@@ -25,6 +25,7 @@ using lse128::State;
 using lse2048::kTile;
 using rows::kPack;
 using rows::Type;
+using simt::logp::Panel;
 
 inline constexpr int kWarp = 32, kRound = kWarp * kPack;  // entries of a warp's lanes at once
 inline constexpr int kPacks = kTile / kRound;             // of a lane, of a tile
@@ -186,9 +187,9 @@ __device__ __forceinline__ std::uint32_t part_of(const Problem& p, std::int64_t 
   return p.keep == nullptr || n == 0 ? there : there & p.keep[row * p.words + c / 32] >> c % 32;
 }
 // A pack of the row as it goes into the rule; those that take no part are -inf.
-__device__ __forceinline__ void logits_at(const Problem& p, std::int64_t row, std::int64_t c, int n,
-                                          float (&z)[kPack]) {
-  rows::get_pack<rows::Any>(p.logits.type, p.logits.row(row), c, n, z);
+__device__ __forceinline__ void logits_at(const Problem& p, const Panel& panel, std::int64_t row,
+                                          std::int64_t c, int n, float (&z)[kPack]) {
+  rows::get_pack<rows::Any>(panel.logits.type, panel.logits.row(row), c - panel.begin, n, z);
   rows::round_pack<rows::Any>(p.round, z);
   if (p.cap != 0) {
     Eight eight;
@@ -204,13 +205,13 @@ __device__ __forceinline__ void logits_at(const Problem& p, std::int64_t row, st
 }
 // The tile whose first column is `at`, of a leaf that ends at `end`; its logits are read twice.
 template <bool Bends>
-__device__ __forceinline__ State sum_any_tile(const Problem& p, std::int64_t row, std::int64_t at,
-                                              std::int64_t end, int lane, float c) {
+__device__ __forceinline__ State sum_any_tile(const Problem& p, const Panel& panel, std::int64_t row,
+                                              std::int64_t at, std::int64_t end, int lane, float c) {
   const auto visit = [&](auto&& each) {
 #pragma unroll 1
     for (std::int64_t first = at + lane * kPack; first < end && first < at + kTile; first += kRound) {
       float z[kPack];
-      logits_at(p, row, first, rows::pack_at(first, end), z);
+      logits_at(p, panel, row, first, rows::pack_at(first, end), z);
       each(z);
     }
   };
@@ -235,13 +236,13 @@ struct Walk {
 };
 // each(state) for every tile of a warp, in order.
 template <class T, bool Bends, class Each>
-__device__ __forceinline__ void for_tiles(const Problem& p, std::int64_t row, Walk walk, int lane, float c,
-                                          Each each) {
+__device__ __forceinline__ void for_tiles(const Problem& p, const Panel& panel, std::int64_t row, Walk walk,
+                                          int lane, float c, Each each) {
   if constexpr (std::is_same_v<T, rows::Any>) {
     for (std::int64_t at = walk.begin; at < walk.end; at += walk.step)
-      each(sum_any_tile<Bends>(p, row, at, walk.end, lane, c));
+      each(sum_any_tile<Bends>(p, panel, row, at, walk.end, lane, c));
   } else {
-    const T* at = static_cast<const T*>(p.logits.row(row)) + walk.begin + lane * kPack;
+    const T* at = static_cast<const T*>(panel.logits.row(row)) + (walk.begin - panel.begin) + lane * kPack;
     int left = static_cast<int>(walk.end - walk.begin);
     Raw<T> raw[kPacks];
     bool there = left >= kTile;  // raw has the tile
@@ -266,28 +267,47 @@ constexpr int blocks_at_once(bool together) {
   return together ? wide / 2 : wide;
 }
 
+// Where the panel has the row's target, its logit as it goes into the rule.
+template <class T>
+__device__ __forceinline__ void put_target(const Problem& p, const Panel& panel, std::int64_t row,
+                                           float* targets) {
+  const std::int64_t at = p.column(row);
+  if (panel.begin == p.leaf_begin(0)) targets[row] = lse128::none();
+  if (at < panel.begin || at >= panel.end) return;
+  const float raw = rows::load(panel.logits.type, panel.logits.row(row), at - panel.begin);
+  if constexpr (std::is_same_v<T, rows::Any>) {
+    if (!p.kept(row, at)) return;
+    const float z = rows::round_to(p.round, raw);
+    targets[row] = p.cap != 0 ? capped(p.cap, {{z}}).at[0] : z;
+  } else {
+    targets[row] = raw;
+  }
+}
+
 // `T`: float, the bits of a bf16, or rows::Any. Together: all warps of a block have one leaf and take its tiles in turn.
+// `leaves`: all of the call, or 1: what the panel has of its own, behind what came before it in the leaf.
 template <class T, bool Bends, bool Together>
 __global__ void __launch_bounds__(Together ? kMostWarps* kWarp : kThreads, blocks_at_once<T, Bends>(Together))
-    sum_leaves(Problem p, State* states) {
+    sum_leaves(Problem p, Panel panel, unsigned leaves, State* states, float* targets) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const unsigned item = Together ? blockIdx.x : blockIdx.x * (kThreads / kWarp) + static_cast<unsigned>(warp);
-  const auto count = static_cast<unsigned>(p.count);
-  const std::int64_t row = item / count;
+  const std::int64_t row = item / leaves;
   if (row >= p.rows || p.left_out(row)) return;
-  const int leaf = static_cast<int>(item % count);
+  const int leaf = leaves == 1 ? panel.leaf : static_cast<int>(item % leaves);
   const Scale given = p.scale(row), k = lse2048::counting(given);
-  const std::int64_t begin = p.leaf_begin(leaf), end = p.leaf_end(leaf);
-  State all = lse128::nothing();
+  const std::int64_t begin = leaves == 1 ? panel.begin : p.leaf_begin(leaf),
+                     end = leaves == 1 ? panel.end : p.leaf_end(leaf);
+  if (targets && (Together ? threadIdx.x == 0 : lane == 0)) put_target<T>(p, panel, row, targets);
+  State all = begin == p.leaf_begin(leaf) ? lse128::nothing() : states[row * p.count + leaf];
   if constexpr (!Together) {
-    for_tiles<T, Bends>(p, row, {begin, end, kTile}, lane, k.c,
+    for_tiles<T, Bends>(p, panel, row, {begin, end, kTile}, lane, k.c,
                         [&](const State& tile) { all = lse2048::join(all, tile, k); });
   } else {
     const int warps = static_cast<int>(blockDim.x) / kWarp;
     const auto tiles = static_cast<int>((end - begin + kTile - 1) / kTile);
     State* const room = simt::dynamic_shared<State>();
     int mine = warp;
-    for_tiles<T, Bends>(p, row, {begin + std::int64_t{warp} * kTile, end, warps * kTile}, lane, k.c,
+    for_tiles<T, Bends>(p, panel, row, {begin + std::int64_t{warp} * kTile, end, warps * kTile}, lane, k.c,
                         [&](const State& tile) {
                           if (lane == 0) room[mine] = tile;
                           mine += warps;
@@ -306,16 +326,17 @@ inline constexpr int kWide = 256, kEach = 4, kSpan = kWide * kPack;  // threads;
 // What a block's threads share, from one of them.
 struct OfRow {
   lse2048::Slope slope;
-  int target;   // its column, -1 where there is none
+  int target;   // its column in the panel, or one that is none
   bool inside;  // the slope is of numbers, which keep what is infinite from the result by themselves
 };
-__device__ __forceinline__ OfRow of_row(const Problem& p, std::int64_t row, bool out, const State* states) {
+__device__ __forceinline__ OfRow of_row(const Problem& p, const Panel& panel, std::int64_t row, bool out,
+                                        const State* states) {
   const float* given = p.given ? p.given + row * lse128::kStats : nullptr;
   const State state = out     ? lse128::nothing()
                       : given ? State{given[0], given[1], given[2]}
                               : states[row * p.count];
   const lse2048::Slope slope = lse2048::slope_of(p, row, state);
-  return {slope, static_cast<int>(p.column(row)), !slope.nothing && slope.finite()};
+  return {slope, static_cast<int>(p.column(row) - panel.begin), !slope.nothing && slope.finite()};
 }
 
 // The gradients of a pack where something is infinite or NaN, and of the target's: out of line.
@@ -356,26 +377,27 @@ __device__ __forceinline__ int place_of(int target, int at) {
   return static_cast<unsigned>(target - at) < static_cast<unsigned>(kPack) ? target - at : -1;
 }
 
-// `T`: float, or the bits of a bf16. `To`: what put_pack() takes.
+// `T`: float, or the bits of a bf16. `To`: what put_pack() takes. `columns` of `to`, those beyond the panel's as +0.
 template <class T, class To, bool Bends>
-__global__ void __launch_bounds__(kWide, 4) plain_gradients(Problem p, const State* states) {
+__global__ void __launch_bounds__(kWide, 4)
+    plain_gradients(Problem p, Panel panel, Matrix to, int columns, const State* states) {
   const std::int64_t row = row_of_block();
   if (row >= p.rows) return;
-  const int first = first_of_thread(), columns = static_cast<int>(p.columns);
+  const int first = first_of_thread();
   const bool out = p.left_out(row);
-  const int left = out ? 0 : static_cast<int>(p.here) - first;
+  const int left = out ? 0 : static_cast<int>(panel.width()) - first;
   auto* const shared = simt::dynamic_shared<OfRow>();
-  const T* logits = static_cast<const T*>(p.logits.data) + row * p.logits.stride + first;
+  const T* logits = static_cast<const T*>(panel.logits.data) + row * panel.logits.stride + first;
   Raw<T> raw[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
     if (i * kSpan < left) fetch<T>(logits + i * kSpan, raw[i]);
-  if (threadIdx.x == 0) *shared = of_row(p, row, out, states);
+  if (threadIdx.x == 0) *shared = of_row(p, panel, row, out, states);
   __syncthreads();
   const lse2048::Slope k = shared->slope;
   const int target = shared->target;
   const bool inside = shared->inside;
-  void* const to = p.d_logits.row(row);
+  void* const results = to.row(row);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int at = first + i * kSpan;
@@ -394,28 +416,29 @@ __global__ void __launch_bounds__(kWide, 4) plain_gradients(Problem p, const Sta
       }
     }
     const int n = std::is_same_v<To, rows::Whole> ? kPack : rows::pack_at(at, columns);
-    rows::put_pack<To>(p.d_logits.type, to, at, n, d.at);
+    rows::put_pack<To>(to.type, results, at, n, d.at);
   }
 }
 
 // Of logits of any kind.
-__global__ void __launch_bounds__(kWide, 4) gradients(Problem p, const State* states) {
+__global__ void __launch_bounds__(kWide, 4)
+    gradients(Problem p, Panel panel, Matrix to, int columns, const State* states) {
   const std::int64_t row = row_of_block();
   if (row >= p.rows) return;
   const bool out = p.left_out(row);
   auto* const shared = simt::dynamic_shared<OfRow>();
-  if (threadIdx.x == 0) *shared = of_row(p, row, out, states);
+  if (threadIdx.x == 0) *shared = of_row(p, panel, row, out, states);
   __syncthreads();
   const lse2048::Slope k = shared->slope;
 #pragma unroll 1
   for (int i = 0; i < kEach; ++i) {
-    const int c = first_of_thread() + i * kSpan, n = rows::pack_at(c, p.here);
+    const int at = first_of_thread() + i * kSpan, n = rows::pack_at(at, panel.width());
     Eight d = {};
     if (!out && !k.nothing && n > 0) {
-      rows::get_pack<rows::Any>(p.logits.type, p.logits.row(row), c, n, d.at);
-      d = masked_gradients(p, k, row, c, n, place_of(shared->target, c), d);
+      rows::get_pack<rows::Any>(panel.logits.type, panel.logits.row(row), at, n, d.at);
+      d = masked_gradients(p, k, row, panel.begin + at, n, place_of(shared->target, at), d);
     }
-    rows::put_pack<rows::Any>(p.d_logits.type, p.d_logits.row(row), c, rows::pack_at(c, p.columns), d.at);
+    rows::put_pack<rows::Any>(to.type, to.row(row), at, rows::pack_at(at, columns), d.at);
   }
 }
 
@@ -428,17 +451,18 @@ inline bool lies_whole(const Matrix& m) {
   return reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && m.stride % (16 / rows::size_of(m.type)) == 0;
 }
 // Whether logits may be taken as they lie, in packs of the leaves.
-inline bool plain(const Problem& p) {
-  const bool same = p.round == Type::f32 || p.round == p.logits.type;
-  return (p.logits.type == Type::f32 || p.logits.type == Type::bf16) && same && lies_whole(p.logits) &&
-         p.here % kPack == 0 && p.cap == 0 && p.keep == nullptr;
+inline bool plain(const Problem& p, const Panel& panel) {
+  const Matrix& l = panel.logits;
+  const bool same = p.round == Type::f32 || p.round == l.type;
+  return (l.type == Type::f32 || l.type == Type::bf16) && same && lies_whole(l) &&
+         panel.width() % kPack == 0 && p.cap == 0 && p.keep == nullptr;
 }
 // Calls f(T{}) with what kernels take the logits for.
 template <class F>
-void for_logits(const Problem& p, F f) {
-  if (!plain(p))
+void for_logits(const Problem& p, const Panel& panel, F f) {
+  if (!plain(p, panel))
     f(rows::Any{});
-  else if (p.logits.type == Type::f32)
+  else if (panel.logits.type == Type::f32)
     f(float{});
   else
     f(std::uint16_t{});
@@ -448,51 +472,59 @@ void for_logits(const Problem& p, F f) {
 inline constexpr std::int64_t kManyLeaves = 4096;
 inline constexpr std::int64_t kMostTiles = 2048;  // of a leaf, in a block's memory
 
+// All leaves of a row that lies in memory whole, or a panel of one.
 template <class T, bool Bends>
-void launch_sums(const Problem& p, State* states, hipStream_t stream, std::int64_t many) {
-  const std::int64_t leaves = p.rows * p.count, tiles = over(p.leaf, kTile);
-  if (leaves >= many || tiles > kMostTiles) {
+void launch_fold(const Problem& p, const Panel& panel, int leaves, State* states, float* targets,
+                 hipStream_t stream, std::int64_t many) {
+  const std::int64_t items = p.rows * leaves, columns = leaves == 1 ? panel.width() : p.leaf;
+  const std::int64_t tiles = columns > kTile ? over(columns, kTile) : 1;
+  const auto of_row = static_cast<unsigned>(leaves);
+  if (items >= many || tiles > kMostTiles) {
     hipLaunchKernelGGL((sum_leaves<T, Bends, false>),
-                       dim3(static_cast<unsigned>(over(leaves, kThreads / kWarp))), dim3(kThreads), 0, stream,
-                       p, states);
+                       dim3(static_cast<unsigned>(over(items, kThreads / kWarp))), dim3(kThreads), 0, stream,
+                       p, panel, of_row, states, targets);
     return;
   }
   const auto warps = static_cast<unsigned>(over(tiles, over(tiles, kMostWarps)));  // as many tiles each
-  hipLaunchKernelGGL((sum_leaves<T, Bends, true>), dim3(static_cast<unsigned>(leaves)), dim3(warps * kWarp),
-                     static_cast<std::size_t>(tiles) * sizeof(State), stream, p, states);
+  hipLaunchKernelGGL((sum_leaves<T, Bends, true>), dim3(static_cast<unsigned>(items)), dim3(warps * kWarp),
+                     static_cast<std::size_t>(tiles) * sizeof(State), stream, p, panel, of_row, states,
+                     targets);
 }
-inline void launch_sums(const Problem& p, void* states, hipStream_t stream, std::int64_t many = kManyLeaves) {
+inline void launch_fold(const Problem& p, const Panel& panel, int leaves, State* states, float* targets,
+                        hipStream_t stream, std::int64_t many = kManyLeaves) {
   if (p.rows == 0) return;
-  for_logits(p, [&]<class T>(T) {
-    auto* to = static_cast<State*>(states);
-    bends(p) ? launch_sums<T, true>(p, to, stream, many) : launch_sums<T, false>(p, to, stream, many);
+  for_logits(p, panel, [&]<class T>(T) {
+    bends(p) ? launch_fold<T, true>(p, panel, leaves, states, targets, stream, many)
+             : launch_fold<T, false>(p, panel, leaves, states, targets, stream, many);
   });
 }
 
-inline void launch_gradients(const Problem& p, const void* states, hipStream_t stream) {
-  if (p.rows == 0 || p.columns == 0) return;
+// `columns` of `to`, those beyond the panel's as +0.
+inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
+                            const State* states, hipStream_t stream) {
+  if (p.rows == 0 || columns == 0) return;
   constexpr std::int64_t kMostRows = 32768;
-  const dim3 grid(static_cast<unsigned>(over(p.columns, kEach * kSpan)),
+  const dim3 grid(static_cast<unsigned>(over(columns, kEach * kSpan)),
                   static_cast<unsigned>(p.rows < kMostRows ? p.rows : kMostRows),
                   static_cast<unsigned>(over(p.rows, kMostRows)));
-  const auto launch = [&](void (*kernel)(Problem, const State*)) {
-    hipLaunchKernelGGL(kernel, grid, dim3(kWide), sizeof(OfRow), stream, p,
-                       static_cast<const State*>(states));
+  const auto launch = [&](void (*kernel)(Problem, Panel, Matrix, int, const State*)) {
+    hipLaunchKernelGGL(kernel, grid, dim3(kWide), sizeof(OfRow), stream, p, panel, to,
+                       static_cast<int>(columns), states);
   };
-  const bool whole = p.d_logits.type == Type::bf16 && lies_whole(p.d_logits) && p.columns % kPack == 0;
-  for_logits(p, [&]<class T>(T) {
+  const bool whole = to.type == Type::bf16 && lies_whole(to) && columns % kPack == 0;
+  for_logits(p, panel, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, rows::Any>) {
       launch(gradients);
     } else {
-      const auto to = [&]<class To>(To) {
+      const auto as = [&]<class To>(To) {
         launch(p.d_entropy ? plain_gradients<T, To, true> : plain_gradients<T, To, false>);
       };
       if (whole)
-        to(rows::Whole{});
-      else if (p.d_logits.type == Type::f32)
-        to(float{});
+        as(rows::Whole{});
+      else if (to.type == Type::f32)
+        as(float{});
       else
-        to(rows::Any{});
+        as(rows::Any{});
     }
   });
 }

@@ -18,11 +18,14 @@ std::uint64_t workspace(const LogpBwd& a, const rlk_request&) {
 }
 
 // Sums of the leaves, then what logp's portable kernels make of them.
+lse128::State* states_of(const Call& call) {
+  return reinterpret_cast<lse128::State*>(call.workspace().data());
+}
 const char* forward(const lse128::Problem& p, const Call& call) {
-  void* const states = call.workspace().data();
-  if (const char* error = logp::run_sums(p, states, call.stream(), call.device().id)) return error;
-  return simt::logp::run_finish(p, static_cast<lse128::State*>(states), nullptr, call.stream(),
-                                call.device().id);
+  if (const char* error = logp::run_fold(p, simt::logp::whole(p), p.count, states_of(call), nullptr,
+                                         call.stream(), call.device().id))
+    return error;
+  return simt::logp::run_finish(p, states_of(call), nullptr, call.stream(), call.device().id);
 }
 rlk_code run(const Logp& a, const Call& call) {
   return simt::finished(call, "logp", forward(problem_of(a), call));
@@ -31,7 +34,8 @@ rlk_code run(const LogpBwd& a, const Call& call) {
   const lse128::Problem p = problem_of(a);
   const char* error = p.given ? nullptr : forward(p, call);
   if (error == nullptr)
-    error = logp::run_gradients(p, call.workspace().data(), call.stream(), call.device().id);
+    error = logp::run_gradient(p, simt::logp::whole(p), p.d_logits, p.columns, states_of(call), call.stream(),
+                               call.device().id);
   return simt::finished(call, "logp_bwd", error);
 }
 

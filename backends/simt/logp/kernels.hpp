@@ -302,8 +302,6 @@ inline void launch_gradient(const Problem& p, const Panel& panel, const Matrix& 
   });
 }
 
-inline Panel whole(const Problem& p) { return {p.logits, 0, p.here, 0}; }
-
 inline void launch_reduction(const Problem& p, void* states, hipStream_t stream,
                              std::int64_t many = kManyLeaves) {
   launch_fold(p, whole(p), p.count, states, nullptr, stream, many);

@@ -16,7 +16,10 @@ struct Panel {
   Matrix logits;
   std::int64_t begin, end;
   int leaf;
+
+  RLK_HD std::int64_t width() const { return end - begin; }
 };
+inline Panel whole(const Problem& p) { return {p.logits, 0, p.here, 0}; }
 
 // Bytes of what the leaves of all rows leave.
 inline std::int64_t states_bytes(const Problem& p) {
