@@ -66,17 +66,29 @@ struct Size {
   std::int64_t n, k, v;
 };
 
+// A fused call by this name is compared with lm_head and logp by these.
+bool by_unit(const std::string& backend) { return backend.ends_with("_ex2"); }
+rlk::Options head_of(const char* backend) {
+  return {.backend = by_unit(backend) ? "native.replay_sm90" : backend};
+}
+rlk::Options rows_of(const char* backend) {
+  return {.backend = by_unit(backend) ? "native.replay_sm90_ex2" : "native.tiles"};
+}
+bool is_slow(const std::string& backend) { return backend == "native.replay_sm90" || by_unit(backend); }
+
 }  // namespace
 
 TEST_CASE("linear_logp is logp of lm_head's logits, with every chain, across panels and runs of rows") {
   std::mt19937 random(21);
-  int tried = 0;
+  int tried = 0, tried_by_unit = 0;
   for (const char* backend : {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx",
-                              "native.replay_amx", "native.replay_sm90"})
+                              "native.replay_amx", "native.replay_sm90", "native.replay_sm90_ex2"})
     for (DType t : {DType::f32, DType::bf16, DType::f16})
-      for (Size s : {Size{5, 70, 300}, Size{520, 5, 8300}})
+      for (Size s : {Size{5, 70, 300}, Size{520, 5, 8300}, Size{514, 5, 16500}})
         for (bool narrow : {false, true}) {
-          if (s.n > 5 && std::string(backend) == "native.replay_sm90") continue;  // slow
+          // The last is of more than one panel where those are of tiles of 2048.
+          if (s.v > 16384 ? !by_unit(backend) || t == DType::f16 || narrow : s.n > 5 && is_slow(backend))
+            continue;
           CAPTURE(backend);
           CAPTURE(rlk::name_of(t));
           CAPTURE(s.n);
@@ -90,12 +102,13 @@ TEST_CASE("linear_logp is logp of lm_head's logits, with every chain, across pan
                              .weight = in.weight.tensor,
                              .bias = in.bias.tensor,
                              .out = logits.tensor},
-                            with))
+                            head_of(backend)))
             continue;
           REQUIRE(rlk::logp({.logits = logits.tensor,
                              .target = in.target.tensor,
                              .logp = logp.tensor,
-                             .stats = stats.tensor}));
+                             .stats = stats.tensor},
+                            rows_of(backend)));
           rlk::LinearLogp a{.hidden = in.hidden.tensor,
                             .weight = in.weight.tensor,
                             .bias = in.bias.tensor,
@@ -106,9 +119,10 @@ TEST_CASE("linear_logp is logp of lm_head's logits, with every chain, across pan
           REQUIRE(rlk::linear_logp(a, with));
           CHECK(fused == logp);
           CHECK(fused_stats == stats);
-          ++tried;
+          ++tried, tried_by_unit += by_unit(backend);
         }
   CHECK(tried >= 12);
+  CHECK(tried_by_unit == 5);
 }
 
 namespace {
@@ -116,7 +130,7 @@ namespace {
 // What the gradients' products are by, beside lm_head's of this name. A processor with AMX would take its own for bf16.
 const char* linear_of(const std::string& backend) {
   return backend.ends_with("amx")          ? "amx/k32/tree8"
-         : backend == "native.replay_sm90" ? "sm90/t25k16/tree8"
+         : is_slow(backend)                ? "sm90/t25k16/tree8"
          : backend.ends_with("avx512bf16") ? "avx512bf16/tree8"
                                            : "fma32/tree8";
 }
@@ -131,13 +145,15 @@ struct Composed {
                           .weight = in.weight.tensor,
                           .bias = in.bias.tensor,
                           .out = logits.tensor},
-                         {.backend = backend}));
-    REQUIRE(rlk::logp({.logits = logits.tensor, .target = in.target.tensor, .stats = stats.tensor}));
+                         head_of(backend)));
+    REQUIRE(rlk::logp({.logits = logits.tensor, .target = in.target.tensor, .stats = stats.tensor},
+                      rows_of(backend)));
     REQUIRE(rlk::logp_bwd({.logits = logits.tensor,
                            .target = in.target.tensor,
                            .d_logp = in.d_logp.tensor,
                            .d_entropy = in.d_entropy.tensor,
-                           .d_logits = d_logits.tensor}));
+                           .d_logits = d_logits.tensor},
+                          rows_of(backend)));
     for (std::int64_t i = 0; slope != wide && i < s.n * s.v; ++i) {
       float x = 0;
       std::memcpy(&x, d_logits.bytes.data() + 4 * i, 4);
@@ -158,15 +174,17 @@ struct Composed {
 
 TEST_CASE("linear_logp_bwd is linear_bwd of logp_bwd, with every chain, across runs of rows and columns") {
   std::mt19937 random(22);
-  int tried = 0;
+  int tried = 0, tried_by_unit = 0;
   for (const char* backend : {"native.scalar", "native.avx2", "native.avx512", "native.kb256", "native.amx",
-                              "native.replay_amx", "native.replay_sm90"})
+                              "native.replay_amx", "native.replay_sm90", "native.replay_sm90_ex2"})
     for (DType t : {DType::f32, DType::bf16})
       for (DType wide : t == DType::f32 ? std::vector{t} : std::vector{DType::f32, t})
-        for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}})
+        for (Size s : {Size{5, 70, 300}, Size{1040, 5, 2300}, Size{514, 5, 16500}})
           for (bool given : {false, true}) {
             const std::string by = backend;
-            if (s.n > 5 && (given || wide != t || by == "native.replay_sm90")) continue;  // slow
+            if (s.v > 16384 ? !by_unit(by) || given || wide == t
+                            : s.n > 5 && (given || wide != t || is_slow(by)))
+              continue;
             CAPTURE(backend);
             CAPTURE(rlk::name_of(t));
             CAPTURE(rlk::name_of(wide));
@@ -186,16 +204,17 @@ TEST_CASE("linear_logp_bwd is linear_bwd of logp_bwd, with every chain, across r
             const rlk::Options with{.backend = backend};
             if (!rlk::resolve(a, with)) continue;
             // A matrix unit takes two operands of one 16-bit type.
-            const DType slope = by.ends_with("amx") || by == "native.replay_sm90" ? t : wide;
+            const DType slope = by.ends_with("amx") || is_slow(by) ? t : wide;
             const Composed expected(in, s, t, wide, slope, backend);
             if (given) a.stats = expected.stats.tensor;
             REQUIRE(rlk::linear_logp_bwd(a, with));
             CHECK(fused_hidden == expected.d_hidden);
             CHECK(fused_weight == expected.d_weight);
             CHECK(fused_bias == expected.d_bias);
-            ++tried;
+            ++tried, tried_by_unit += by_unit(backend);
           }
   CHECK(tried >= 8);
+  CHECK(tried_by_unit == 5);
 }
 
 namespace {
@@ -259,10 +278,13 @@ namespace {
 struct Chain {
   const char *backend, *arithmetic;
 };
-constexpr Chain kChains[] = {
-    {"native.scalar", "fma32/kb1024/lse128/l8/tree8"},     {"native.avx2", "fma32/kb1024/lse128/l8/tree8"},
-    {"native.avx512", "fma32/kb1024/lse128/l8/tree8"},     {"native.kb256", "fma32/kb256/lse128/l8/tree8"},
-    {"native.replay_sm90", "sm90/t25k16/lse128/l8/tree8"}, {"native.golden", "fma64"}};
+constexpr Chain kChains[] = {{"native.scalar", "fma32/kb1024/lse128/l8/tree8"},
+                             {"native.avx2", "fma32/kb1024/lse128/l8/tree8"},
+                             {"native.avx512", "fma32/kb1024/lse128/l8/tree8"},
+                             {"native.kb256", "fma32/kb256/lse128/l8/tree8"},
+                             {"native.replay_sm90", "sm90/t25k16/lse128/l8/tree8"},
+                             {"native.replay_sm90_ex2", "sm90/t25k16/ex2/lse2048/l8/tree8"},
+                             {"native.golden", "fma64"}};
 
 float number(const Owned& t, std::int64_t i) {
   float x = 0;

@@ -1,4 +1,4 @@
-// Deliberate errors in attention and its gradients under the ids of Hopper's ex2, which CPUs replay. The rules are written
+// Deliberate errors under the ids of Hopper's ex2, which CPUs replay. Those of attention and its gradients: the rules are written
 // here once more, with a place for every error: a Way is right as it stands, and each mutant changes one of its functions.
 #include <algorithm>
 #include <array>
@@ -351,7 +351,8 @@ rlk_code by_rows(const AttentionBwd& a) {
 // ---- their table
 
 constexpr const char *kSplit1024 = "sm90/t25k16/ex2/attn128/s1024",
-                     *kSplit512 = "sm90/t25k16/ex2/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128";
+                     *kSplit512 = "sm90/t25k16/ex2/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128",
+                     *kLogp = "sm90/t25k16/ex2/lse2048/l8", *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8";
 constexpr const char *kLittle = "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 bf16",
                      *kOneMore = "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16",
                      *kWindow = "window b=2 s=3 l=300 h=2/1 d=16/16 split=1024 window=128 bf16",
@@ -464,6 +465,14 @@ constinit const Entry kEntries[] = {
                                      "adds weights after they are rounded to bf16"),
     changed<Attention, GroupsOfWindow>("mutant.ex2_groups_of_window", kSplit1024, kWindow,
                                        "counts groups of 16 keys from the first that is seen"),
+    alone<LinearLogp>([](const LinearLogp& a, const Call&) { return honest(a, "native.replay_sm90"); },
+                      "mutant.ex2_logp_of_library", kLogp, "equal bits",
+                      "takes log-probabilities by the library's exp2, not by the unit's",
+                      "plain n=5 k=40 v=130 bf16", RLK_BF16),
+    alone<LinearLogpBwd>([](const LinearLogpBwd& a, const Call&) { return honest(a, "native.replay_sm90"); },
+                         "mutant.ex2_logp_bwd_of_library", kLogpBwd, "equal bits",
+                         "takes the logits' gradient by the library's exp2, not by the unit's",
+                         "many tokens n=2 k=16 v=20000 fp16", RLK_F16),
     alone<AttentionBwd>([](const AttentionBwd& a, const Call&) { return honest(a, "native.replay_sm90"); },
                         "mutant.ex2_bwd_of_library", kGradients, "equal bits",
                         "takes weights by the library's exp2, not by the unit's", kBareBwd, RLK_BF16),

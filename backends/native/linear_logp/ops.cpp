@@ -7,6 +7,7 @@
 //   native.avx512bf16         avx512bf16/kb1024/lse128/l8
 //   native.replay_avx512bf16  the same on other processors
 //   native.replay_sm90        sm90/t25k16/lse128/l8
+//   native.replay_sm90_ex2    sm90/t25k16/ex2/lse2048/l8
 //
 // The gradients' ids end in /tree8: their products are linear_bwd's.
 #include "native/linear_logp/composed.hpp"
@@ -103,16 +104,20 @@ constexpr Facts kPairs = pair_facts(kByPairs, "avx512bf16/kb1024/lse128/l8"),
                 kPairsBwd = pair_facts(kByPairs, "avx512bf16/kb1024/lse128/l8/tree8");
 constexpr Facts kPairReplay = pair_replay_facts("avx512bf16/kb1024/lse128/l8"),
                 kPairReplayBwd = pair_replay_facts("avx512bf16/kb1024/lse128/l8/tree8");
-constexpr Facts replay_facts(const char* arithmetic) {
+constexpr Facts replay_facts(const char* arithmetic, std::int32_t priority, const char* doc) {
   return {.id = "",
-          .doc = "a Hopper tensor core's products on the CPU",
-          .priority = 10,
+          .doc = doc,
+          .priority = priority,
           .arithmetic = arithmetic,
           .dtypes = RLK_BF16 | RLK_F16,
           .traits = kPinned};
 }
-constexpr Facts kReplay = replay_facts("sm90/t25k16/lse128/l8"),
-                kReplayBwd = replay_facts("sm90/t25k16/lse128/l8/tree8");
+constexpr const char kCore[] = "a Hopper tensor core's products on the CPU",
+                     kCoreAndUnit[] = "the same, and the bits of Hopper's special function units";
+constexpr Facts kReplay = replay_facts("sm90/t25k16/lse128/l8", 10, kCore),
+                kReplayBwd = replay_facts("sm90/t25k16/lse128/l8/tree8", 10, kCore),
+                kReplayEx2 = replay_facts("sm90/t25k16/ex2/lse2048/l8", 10, kCoreAndUnit),
+                kReplayEx2Bwd = replay_facts("sm90/t25k16/ex2/lse2048/l8/tree8", 10, kCoreAndUnit);
 
 }  // namespace
 
@@ -149,6 +154,24 @@ constinit const rlk_implementation linear_logp_bwd_replay_sm90_scalar =
 constinit const rlk_implementation linear_logp_bwd_replay_sm90_avx512 =
     Forms<Isa::avx512, only<&lm_head_replay_sm90_avx512>, only<&linear_bwd_replay_sm90_avx512>,
           true>::backward(facts_at<"native.replay_sm90", Isa::avx512>(kReplayBwd));
+
+// The product's vectors by instruction set; logp's part has one form.
+template <Get Head, Get Gradients = nullptr>
+using ByUnit = FormsBy<logp::kByUnit, Head, Gradients, true>;
+extern const rlk_implementation linear_logp_replay_ex2_scalar, linear_logp_replay_ex2_avx512,
+    linear_logp_bwd_replay_ex2_scalar, linear_logp_bwd_replay_ex2_avx512;
+constinit const rlk_implementation linear_logp_replay_ex2_scalar =
+    ByUnit<only<&lm_head_replay_sm90_scalar>>::forward(
+        facts_at<"native.replay_sm90_ex2", Isa::scalar>(kReplayEx2));
+constinit const rlk_implementation linear_logp_replay_ex2_avx512 =
+    ByUnit<only<&lm_head_replay_sm90_avx512>>::forward(
+        facts_at<"native.replay_sm90_ex2", Isa::avx512>(kReplayEx2));
+constinit const rlk_implementation linear_logp_bwd_replay_ex2_scalar =
+    ByUnit<only<&lm_head_replay_sm90_scalar>, only<&linear_bwd_replay_sm90_scalar>>::backward(
+        facts_at<"native.replay_sm90_ex2", Isa::scalar>(kReplayEx2Bwd));
+constinit const rlk_implementation linear_logp_bwd_replay_ex2_avx512 =
+    ByUnit<only<&lm_head_replay_sm90_avx512>, only<&linear_bwd_replay_sm90_avx512>>::backward(
+        facts_at<"native.replay_sm90_ex2", Isa::avx512>(kReplayEx2Bwd));
 
 constexpr Facts kAmxReplay = amx_replay_facts("amx/k32/lse128/l8"),
                 kAmxReplayBwd = amx_replay_facts("amx/k32/lse128/l8/tree8");
