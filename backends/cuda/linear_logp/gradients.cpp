@@ -7,6 +7,7 @@
 #include "cuda/lm_head/cublaslt.hpp"
 #include "cuda/lm_head/select.hpp"
 #include "cuda/lm_head/views.hpp"
+#include "cuda/logp/sm90_ex2.h"
 #include "simt/linear/launchers.hpp"
 #include "simt/tp_sum/launchers.hpp"
 
@@ -19,12 +20,11 @@ namespace {
 
 using logp_parts::for_runs;
 using logp_parts::part;
-using lse128::Problem;
 
 constexpr std::int64_t kMiB = 1 << 20, kBlock = 4096;  // rows of a block of d_weight
 // Bytes of gradients of logits and of shares, rows of logits in fp32.
 constexpr std::int64_t kSlopes = 320 * kMiB, kSums = 512 * kMiB, kRows = 1024;
-constexpr Limits kForward{.rows = kRows, .cached = 80 * kMiB};
+constexpr Limits forward_limits(By by) { return {.rows = kRows, .cached = 80 * kMiB, .tile = tile_of(by)}; }
 
 const char* words(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
@@ -44,6 +44,15 @@ bool narrow(const BackwardCut& cut) { return cut.p.round != lse128::Type::f32; }
 const char* Hopper::logits(const LmHead& a) const {
   return words(lm_head::launch_fastest(lm_head::forward_product(a), device, call.workspace().data(),
                                        lm_head::kLibraryWorkspace, stream_of(call)));
+}
+const char* Hopper::fold(const Problem& p, const Panel& panel, State* states, float* targets) const {
+  if (by == By::portable) return LogpIn::fold(p, panel, states, targets);
+  return logp::run_fold(p, panel, 1, states, targets, stream, device);
+}
+const char* Hopper::gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
+                             const State* states) const {
+  if (by == By::portable) return LogpIn::gradient(p, panel, to, columns, states);
+  return logp::run_gradient(p, panel, to, columns, states, stream, device);
 }
 const char* Hopper::product(const LmHeadBwd& a) const {
   return words(
@@ -76,18 +85,18 @@ Gradients::Held::Held(const BackwardCut& cut, const Sizes& sizes, Room& room) {
   for (std::byte*& s : shares) s = room.take(share);
 }
 
-Gradients::Gradients(const LinearLogpBwd& a, const Call& call)
-    : cut_(a, kForward),
+Gradients::Gradients(const LinearLogpBwd& a, const Call& call, By by)
+    : cut_(a, forward_limits(by)),
       call_(call),
-      kernels_(call),
+      kernels_(call, by),
       sizes_(cut_),
       room_{kernels_.behind()},
       held_(cut_, sizes_, room_) {
   lse128::add_cotangents(cut_.p, a);
 }
 
-std::uint64_t Gradients::bytes(const LinearLogpBwd& a) {
-  const BackwardCut cut(a, kForward);
+std::uint64_t Gradients::bytes(const LinearLogpBwd& a, By by) {
+  const BackwardCut cut(a, forward_limits(by));
   Room room;
   const Held pieces(cut, Sizes(cut), room);
   return Hopper::kOwn + room.used;

@@ -10,6 +10,7 @@
 
 #include <array>
 
+#include "arithmetic/logp/ex2.hpp"
 #include "simt/linear_logp/run.hpp"
 #include "simt/portable.hpp"
 
@@ -19,14 +20,28 @@ using logp_parts::BackwardCut;
 using logp_parts::Limits;
 using logp_parts::Room;
 
+using lse128::Matrix;
+using lse128::Problem;
+using lse128::State;
+using simt::logp::Panel;
+
+// What logp's part is computed by: portable kernels (lse128/l8), or the special function units' exponential
+// (sm90/ex2/lse2048/l8).
+enum class By { portable, unit };
+constexpr std::int64_t tile_of(By by) { return by == By::unit ? lse2048::kTile : lse128::kTile; }
+
 // The forward's kernels; the first bytes of a workspace are what cuBLASLt's may use.
 struct Hopper : simt::linear_logp::LogpIn {
   static constexpr std::uint64_t kOwn = 64;
   const Call& call;
+  const By by;
 
-  explicit Hopper(const Call& c) : LogpIn{c.stream(), c.device().id}, call(c) {}
+  Hopper(const Call& c, By kernels) : LogpIn{c.stream(), c.device().id}, call(c), by(kernels) {}
   std::byte* behind() const { return call.workspace().data() + kOwn; }
   const char* logits(const LmHead& a) const;
+  const char* fold(const Problem& p, const Panel& panel, State* states, float* targets) const;
+  const char* gradient(const Problem& p, const Panel& panel, const Matrix& to, std::int64_t columns,
+                       const State* states) const;
   // Of lm_head's gradients the one that is asked for.
   const char* product(const LmHeadBwd& a) const;
   // A portable one.
@@ -35,8 +50,8 @@ struct Hopper : simt::linear_logp::LogpIn {
 
 class Gradients {
  public:
-  Gradients(const LinearLogpBwd& a, const Call& call);
-  static std::uint64_t bytes(const LinearLogpBwd& a);
+  Gradients(const LinearLogpBwd& a, const Call& call, By by);
+  static std::uint64_t bytes(const LinearLogpBwd& a, By by);
   rlk_code run();
 
  private:

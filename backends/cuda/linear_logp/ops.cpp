@@ -1,10 +1,12 @@
 // linear_logp and its gradients on Hopper:
 //
-//   cuda.sm90   sm90/t25k16/lse128/l8, backward .../tree8
+//   cuda.sm90       sm90/t25k16/lse128/l8, backward .../tree8
+//   cuda.sm90_ex2   sm90/t25k16/ex2/lse2048/l8, backward .../tree8; on request, as logp's implementation of this name
 //
-// A panel of logits at a time by what is fastest for lm_head's products there, which logp's portable kernels take up. A panel
-// is a leaf of 2048 rows: the weight is read once for so many, and tiles of 128 x 256 fill the GPU nine times. logp's kernels
-// are bound by their exponentials, so that a panel need not stay in L2.
+// A panel of logits at a time by what is fastest for lm_head's products there, which logp's kernels take up: the portable ones,
+// or those by the special function units' exponential. A panel is a leaf of 2048 rows: the weight is read once for so many, and
+// tiles of 128 x 256 fill the GPU nine times. The portable kernels are bound by their exponentials, so that a panel need not
+// stay in L2.
 #include "cuda/device.hpp"
 #include "cuda/linear_logp/gradients.hpp"
 #include "cuda/lm_head/views.hpp"
@@ -14,23 +16,31 @@ namespace {
 
 using namespace linear_logp;
 
-constexpr Limits kPanels{.rows = 2048, .cached = std::int64_t{160} << 20};
+constexpr Limits panels(By by) {
+  return {.rows = 2048, .cached = std::int64_t{160} << 20, .tile = tile_of(by)};
+}
 
+template <By B>
 rlk_code run(const LinearLogp& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
-  const Hopper kernels(call);
+  const Hopper kernels(call, B);
   return simt::finished(call, "linear_logp",
-                        simt::linear_logp::forward(a, kernels.behind(), kernels, kPanels));
+                        simt::linear_logp::forward(a, kernels.behind(), kernels, panels(B)));
 }
-rlk_code run(const LinearLogpBwd& a, const Call& call) {
+template <By B>
+rlk_code run_backward(const LinearLogpBwd& a, const Call& call) {
   const DeviceGuard guard(call.device().id);
-  return Gradients(a, call).run();
+  return Gradients(a, call, B).run();
 }
 
+template <By B>
 std::uint64_t workspace(const LinearLogp& a, const rlk_request&) {
-  return Hopper::kOwn + simt::linear_logp::room_of(a, kPanels);
+  return Hopper::kOwn + simt::linear_logp::room_of(a, panels(B));
 }
-std::uint64_t workspace(const LinearLogpBwd& a, const rlk_request&) { return Gradients::bytes(a); }
+template <By B>
+std::uint64_t workspace_backward(const LinearLogpBwd& a, const rlk_request&) {
+  return Gradients::bytes(a, B);
+}
 
 // Products take rows of any stride, but none that is broadcast: neither TMA nor cuBLASLt does.
 template <class Args>
@@ -50,10 +60,10 @@ rlk_verdict supports(const LinearLogpBwd& a, const rlk_request& request) {
   return lm_head::check_aligned(lm_head::operand(a.hidden, true), lm_head::operand(a.weight, true));
 }
 
-constexpr Facts facts(const char* arithmetic) {
-  return {.id = "cuda.sm90",
-          .doc = "a panel of lm_head's logits on Hopper's tensor cores at a time",
-          .priority = 300,
+constexpr Facts facts(const char* id, const char* doc, std::int32_t priority, const char* arithmetic) {
+  return {.id = id,
+          .doc = doc,
+          .priority = priority,
           .arithmetic = arithmetic,
           .dtypes = RLK_BF16 | RLK_F16,
           .traits = RLK_DETERMINISTIC | RLK_BATCH_INVARIANT | RLK_CAPTURE_SAFE | RLK_STRICT,
@@ -62,19 +72,35 @@ constexpr Facts facts(const char* arithmetic) {
           .max_arch = 90};
 }
 
-template <class Args>
-constexpr rlk_code (*kRun)(const Args&, const Call&) = run;
-template <class Args>
-constexpr std::uint64_t (*kWorkspace)(const Args&, const rlk_request&) = workspace;
+constexpr Facts portable(const char* arithmetic) {
+  return facts("cuda.sm90", "a panel of lm_head's logits on Hopper's tensor cores at a time", 300,
+               arithmetic);
+}
+// Below the portable kernels, as logp's: what is not asked for has sample's bits.
+constexpr Facts by_unit(const char* arithmetic) {
+  return facts("cuda.sm90_ex2", "the same with exponentials by the special function units", 90, arithmetic);
+}
+
+template <By B>
+constexpr rlk_implementation forward(const Facts& f) {
+  return implement<LinearLogp, run<B>, supports_rows<LinearLogp>, workspace<B>>(f);
+}
+template <By B>
+constexpr rlk_implementation backward(const Facts& f) {
+  return implement<LinearLogpBwd, run_backward<B>, supports, workspace_backward<B>>(f);
+}
 
 }  // namespace
 
-extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90;
+extern const rlk_implementation linear_logp_sm90, linear_logp_bwd_sm90, linear_logp_sm90_ex2,
+    linear_logp_bwd_sm90_ex2;
 constinit const rlk_implementation linear_logp_sm90 =
-    implement<LinearLogp, kRun<LinearLogp>, supports_rows<LinearLogp>, kWorkspace<LinearLogp>>(
-        facts("sm90/t25k16/lse128/l8"));
+    forward<By::portable>(portable("sm90/t25k16/lse128/l8"));
 constinit const rlk_implementation linear_logp_bwd_sm90 =
-    implement<LinearLogpBwd, kRun<LinearLogpBwd>, supports, kWorkspace<LinearLogpBwd>>(
-        facts("sm90/t25k16/lse128/l8/tree8"));
+    backward<By::portable>(portable("sm90/t25k16/lse128/l8/tree8"));
+constinit const rlk_implementation linear_logp_sm90_ex2 =
+    forward<By::unit>(by_unit("sm90/t25k16/ex2/lse2048/l8"));
+constinit const rlk_implementation linear_logp_bwd_sm90_ex2 =
+    backward<By::unit>(by_unit("sm90/t25k16/ex2/lse2048/l8/tree8"));
 
 }  // namespace rlk::cuda
