@@ -39,6 +39,10 @@ inline float number_at(const In& v, int64_t row, float absent) {
   return v ? v.data<float>()[row * v.stride(0)] : absent;
 }
 
+// How sums for log-probabilities are made: lse128::reduce, or that of another of logp's rules.
+using Reduce = lse128::State (*)(const std::vector<float>& z, int64_t vocab, int64_t first, int64_t count,
+                                 lse128::Scale k);
+
 struct PlainRow {
   std::vector<float> z;
   std::vector<bool> kept;
@@ -51,7 +55,7 @@ struct PlainRow {
   float logp_raw() const { return log_probability(raw_tau, false); }
 
   template <class Args>
-  PlainRow(const Args& a, int64_t row) {
+  PlainRow(const Args& a, int64_t row, Reduce by = lse128::reduce) : reduce(by) {
     temperature = number_at(a.temperature, row, 1);
     const float p = number_at(a.top_p, row, 1), least = number_at(a.min_p, row, 0);
     read(a, row);
@@ -67,6 +71,8 @@ struct PlainRow {
   }
 
  private:
+  Reduce reduce;
+
   template <class Args>
   void read(const Args& a, int64_t row) {
     const Rows logits(a.logits);
@@ -85,7 +91,7 @@ struct PlainRow {
     if (most == -INFINITY) finite = false;
   }
 
-  // lse128/l8 as logp's page has it.
+  // As logp's page has it.
   float log_probability(float tau_of, bool of_kept) const {
     if (token < 0) return NAN;
     std::vector<float> there = z;
@@ -93,7 +99,7 @@ struct PlainRow {
       if (!kept[i]) there[i] = -INFINITY;
     const auto n = static_cast<int64_t>(z.size());
     const lse128::Scale scale{tau_of, tau_of * 1.44269504f};
-    const lse128::State all = lse128::reduce(there, n, 0, 8, scale);
+    const lse128::State all = reduce(there, n, 0, 8, scale);
     return lse128::Answer{all, z[static_cast<std::size_t>(token)], scale}.logp();
   }
 
@@ -164,10 +170,10 @@ struct PlainRow {
 
 // All results of sample; logp(row, of what stays or of all) says how log-probabilities are computed.
 template <class Args, class Logp>
-void write_rows(const Args& a, Logp logp) {
+void write_rows(const Args& a, Logp logp, Reduce reduce = lse128::reduce) {
   int32_t bad = 0;
   for (int64_t m = 0; m < a.logits.dim(0); ++m) {
-    const PlainRow r(a, m);
+    const PlainRow r(a, m, reduce);
     bad += r.token < 0;
     const auto put = [&](const Out& to, double x) {
       if (to) store(to.dtype(), to.template data<char>(), m * to.stride(0), x);
@@ -189,8 +195,8 @@ void write_rows(const Args& a, Logp logp) {
 
 // The first reason why a row is not what was recorded.
 template <class Args>
-int32_t status_of(const Args& a, int64_t m) {
-  const PlainRow r(a, m);
+int32_t status_of(const Args& a, int64_t m, Reduce reduce) {
+  const PlainRow r(a, m, reduce);
   const int64_t recorded = integer_at(a.token, m);
   const auto differs = [&](const In& t, float x) {
     return t &&
@@ -203,9 +209,9 @@ int32_t status_of(const Args& a, int64_t m) {
   return differs(a.logp_raw, r.logp_raw()) ? 4 : 0;
 }
 template <class Args>
-void write_status(const Args& a) {
+void write_status(const Args& a, Reduce reduce = lse128::reduce) {
   for (int64_t m = 0; m < a.logits.dim(0); ++m)
-    a.status.template data<int32_t>()[m * a.status.stride(0)] = status_of(a, m);
+    a.status.template data<int32_t>()[m * a.status.stride(0)] = status_of(a, m, reduce);
 }
 
 }  // namespace rlk::registry::sampling

@@ -45,6 +45,7 @@ inline uint64_t plain_mass(float z, float most, float c) {
 }
 
 struct PlainShard {
+  Reduce reduce;
   const SamplePart& a;
   int64_t row, start, part;
   std::vector<float> z;
@@ -53,8 +54,8 @@ struct PlainShard {
   bool valid;
   PlainScale scale{1};
 
-  PlainShard(const SamplePart& call, int64_t m)
-      : a(call), row(m), start(call.vocab_start), part(call.leaf_first / call.leaf_count) {
+  PlainShard(const SamplePart& call, int64_t m, Reduce by)
+      : reduce(by), a(call), row(m), start(call.vocab_start), part(call.leaf_first / call.leaf_count) {
     temperature = number_at(a.temperature, row, 1), p = number_at(a.top_p, row, 1);
     least_share = number_at(a.min_p, row, 0);
     valid = temperature >= 0 && temperature < INFINITY && !std::isnan(p) && !std::isnan(least_share);
@@ -145,7 +146,7 @@ struct PlainShard {
       std::vector<float> there = z;
       for (std::size_t i = 0; of_kept && i < z.size(); ++i)
         if (!in[i]) there[i] = -INFINITY;
-      const lse128::State sum = lse128::reduce(there, whole(), a.leaf_first, a.leaf_count, k);
+      const lse128::State sum = reduce(there, whole(), a.leaf_first, a.leaf_count, k);
       to[0] = bits_of(sum.m), to[1] = bits_of(sum.s);
     };
     put(true, {scale.tau, scale.c}, out + 4);
@@ -154,9 +155,9 @@ struct PlainShard {
   }
 };
 
-inline void write_parts(const SamplePart& a) {
+inline void write_parts(const SamplePart& a, Reduce reduce = lse128::reduce) {
   for (int64_t m = 0; m < a.logits.dim(0); ++m) {
-    PlainShard s(a, m);
+    PlainShard s(a, m, reduce);
     int64_t* out = a.partials.data<int64_t>() + m * a.partials.stride(0);
     std::fill_n(out, a.partials.dim(1), 0);
     const bool there = a.step == SamplePart::Step::largest || std::isfinite(s.most());

@@ -73,6 +73,7 @@ inline Problem problem_of(const SamplePart& a) {
   p.step = static_cast<Step>(a.step);
   p.digit = static_cast<int>(a.digit);
   p.part = static_cast<int>(a.leaf_first / a.leaf_count);
+  p.first_leaf = static_cast<int>(a.leaf_first), p.leaves = static_cast<int>(a.leaf_count);
   if (a.state) p.state = a.state.data<std::int64_t>(), p.state_stride = a.state.stride(0);
   if (a.partials) p.partials = a.partials.data<std::int64_t>(), p.partials_stride = a.partials.stride(0);
   if (a.keep) p.keep = a.keep.data<std::int32_t>(), p.keep_stride = a.keep.stride(0);

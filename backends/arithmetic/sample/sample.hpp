@@ -78,7 +78,7 @@ struct Problem {
   Column<std::int32_t> status;
   // sample_part
   Step step = Step::largest;
-  int digit = 0, part = 0;
+  int digit = 0, part = 0, first_leaf = 0, leaves = kLeaves;
   const std::int64_t* state = nullptr;
   std::int64_t state_stride = 0;
   std::int64_t* partials = nullptr;
@@ -106,6 +106,11 @@ struct Parameters {
     return philox::words({group, position[0], position[1], stream}, key[0], key[1]);
   }
 };
+
+// What parameters' tau and c are of, as logp takes it.
+RLK_HD float temperature_of(const Problem& p, const Parameters& r, std::int64_t row) {
+  return p.temperature && r.valid && !r.greedy ? p.temperature[row] : 1.0f;
+}
 
 RLK_HD float whole(float x) { return static_cast<float>(static_cast<std::int64_t>(x)); }
 
@@ -292,11 +297,14 @@ struct Found {
   std::int64_t id = -1, count = 0;
   Part kept, all;
 };
+RLK_HD void put(std::int64_t* out, Part kept, Part all) {
+  out[4] = bits_of(kept.most), out[5] = bits_of(kept.sum);
+  out[6] = bits_of(all.most), out[7] = bits_of(all.sum);
+}
 RLK_HD void put(std::int64_t* out, const Found& f) {
   out[0] = bits_of(f.id < 0 ? 0.0f : f.score), out[1] = f.id, out[2] = bits_of(f.id < 0 ? 0.0f : f.z);
   out[3] = f.count;
-  out[4] = bits_of(f.kept.most), out[5] = bits_of(f.kept.sum);
-  out[6] = bits_of(f.all.most), out[7] = bits_of(f.all.sum);
+  put(out, f.kept, f.all);
 }
 RLK_HD void put_nothing(std::int64_t* out) {
   for (int i = 0; i < kDrawnWidth; ++i) out[i] = i == 1 ? -1 : 0;

@@ -1,6 +1,8 @@
 // A row of sample on the CPU (arithmetic sample/philox-g1), compiled once per instruction set; the choice changes no bit.
 #pragma once
 
+#include <optional>
+
 #include "arithmetic/sample/sample.hpp"
 #include "native/levels.hpp"
 
@@ -37,7 +39,8 @@ struct RowResult {
 
 struct Engine {
   RowResult (*draw)(const Problem& p, std::int64_t row, const Room& room);
-  void (*part)(const Problem& p, std::int64_t row, const Room& room);  // what sample_part says of a row
+  // What sample_part says of a row; of its last step what is kept, unless the row has no token.
+  std::optional<Kept> (*part)(const Problem& p, std::int64_t row, const Room& room);
 };
 extern const Engine kScalar, kAvx2, kAvx512;
 

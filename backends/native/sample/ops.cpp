@@ -4,50 +4,29 @@
 #include <cmath>
 
 #include "arithmetic/sample/bind.hpp"
-#include "native/sample/engine.hpp"
-#include "rlk/workers.hpp"
+#include "native/sample/rows.hpp"
 
 namespace rlk::native {
 namespace {
 
+using sample::draw_rows;
 using sample::engine_for;
+using sample::part_rows;
 using sample::Room;
 using sample::RowResult;
+using sample::workspace;
 using sampling::Problem;
 using sampling::problem_of;
 
-template <class Args>
-std::uint64_t workspace(const Args& a, const rlk_request& r) {
-  const Problem p = problem_of(a);
-  return workers::workspace_for(r.threads, p.rows, sample::room_bytes(p));
-}
-
-// finish(row, what was drawn, the row's room) before results are written.
-template <Isa I, class Finish>
-void draw_rows(const Problem& p, const Call& call, Finish finish) {
-  std::atomic<std::int32_t> bad{0};
-  workers::run_tasks(call, p.rows, sample::room_bytes(p), 0, [&](std::int64_t row, std::byte* scratch) {
-    const Room room = sample::room_in(scratch, p);
-    RowResult result = engine_for(I).draw(p, row, room);
-    finish(row, result, room);
-    sampling::write(p, row, result.drawn);
-    if (result.drawn.token < 0) bad.fetch_add(1, std::memory_order_relaxed);
-  });
-  if (p.bad_count) *p.bad_count = bad.load();
-}
-
 template <class Args, Isa I>
 rlk_code run(const Args& a, const Call& call) {
-  draw_rows<I>(problem_of(a), call, [](std::int64_t, RowResult&, const Room&) {});
+  draw_rows(problem_of(a), call, engine_for(I), [](std::int64_t, RowResult&, const Room&) {});
   return RLK_OK;
 }
 
 template <Isa I>
 rlk_code run_part(const SamplePart& a, const Call& call) {
-  const Problem p = problem_of(a);
-  workers::run_tasks(call, p.rows, sample::room_bytes(p), 0, [&](std::int64_t row, std::byte* scratch) {
-    engine_for(I).part(p, row, sample::room_in(scratch, p));
-  });
+  part_rows(problem_of(a), call, engine_for(I), [](std::int64_t, const sampling::Kept&, const Room&) {});
   return RLK_OK;
 }
 
@@ -108,7 +87,7 @@ double log_probability(const Problem& p, const RowResult& r, const Room& room, c
 
 rlk_code run_golden(const Sample& a, const Call& call) {
   const Problem p = problem_of(a);
-  draw_rows<Isa::scalar>(p, call, [&](std::int64_t row, RowResult& r, const Room& room) {
+  draw_rows(p, call, sample::kScalar, [&](std::int64_t row, RowResult& r, const Room& room) {
     if (r.drawn.token < 0) return;
     const sampling::Parameters at = sampling::parameters_of(p, row);
     if (p.logp) r.drawn.logp = static_cast<float>(log_probability(p, r, room, r.kept, at.tau));

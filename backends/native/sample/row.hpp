@@ -315,14 +315,14 @@ class Drawer {
   }
 
  public:
-  static void part(const Problem& p, std::int64_t row, const Room& room) {
+  static std::optional<Kept> part(const Problem& p, std::int64_t row, const Room& room) {
     Drawer d(p, row, room);
     std::int64_t* out = p.partials + row * p.partials_stride;
     const bool numbers = d.read(row);
     if (p.step == sampling::Step::largest) {
       const float none = simt::from_float<float>(__builtin_nanf(""));
       out[0] = sampling::bits_of(numbers && d.r_.valid ? d.most_ : none);
-      return;
+      return {};
     }
     const std::int64_t* state = p.state + row * p.state_stride;
     d.most_ = sampling::float_of(state[sampling::kStateMost]);
@@ -333,10 +333,11 @@ class Drawer {
       else
         sampling::put_nothing(out);
       if (p.keep) d.keep(row, !there);
-      return;
+      return there ? std::optional(d.kept_) : std::nullopt;
     }
     std::fill_n(out, kBins, 0);
     if (there) d.count_digit(state, out);
+    return {};
   }
 
   static RowResult draw(const Problem& p, std::int64_t row, const Room& room) {
