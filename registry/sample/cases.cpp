@@ -422,8 +422,19 @@ void sample_verify_cases(const CaseSink& sink) {
 // Integers and tokens are compared as they are. A logarithm of a sum of a vocabulary keeps 3e-6, and two ulps are the token's
 // distance from the largest entry.
 Bound sample_bound(const BoundQuery&) { return {.metric = Bound::elementwise, .ulps = 2, .absolute = 3e-6}; }
-Bound sample_verify_bound(const BoundQuery&) { return {Bound::bits}; }
-Bound sample_part_bound(const BoundQuery&) { return {Bound::bits}; }
+namespace {
+
+// The reference sums as sample/philox-g1 does. Of another id its rule says what bits there are.
+Bound with_sums(const BoundQuery& q) {
+  return {q.arithmetic.empty() || q.arithmetic == "sample/philox-g1" ? Bound::bits : Bound::none};
+}
+
+}  // namespace
+
+Bound sample_verify_bound(const BoundQuery& q) { return with_sums(q); }
+Bound sample_part_bound(const BoundQuery& q) {
+  return q.result == "keep" ? Bound{Bound::bits} : with_sums(q);
+}
 Bound sample_merge_bound(const BoundQuery&) { return {Bound::bits}; }
 
 }  // namespace rlk::registry

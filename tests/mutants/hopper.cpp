@@ -352,7 +352,8 @@ rlk_code by_rows(const AttentionBwd& a) {
 
 constexpr const char *kSplit1024 = "sm90/t25k16/ex2/attn128/s1024",
                      *kSplit512 = "sm90/t25k16/ex2/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128",
-                     *kLogp = "sm90/t25k16/ex2/lse2048/l8", *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8";
+                     *kLogp = "sm90/t25k16/ex2/lse2048/l8", *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
+                     *kSample = "sample/philox-g1/ex2/lse2048/l8";
 constexpr const char *kLittle = "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 bf16",
                      *kOneMore = "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16",
                      *kWindow = "window b=2 s=3 l=300 h=2/1 d=16/16 split=1024 window=128 bf16",
@@ -473,6 +474,17 @@ constinit const Entry kEntries[] = {
                          "mutant.ex2_logp_bwd_of_library", kLogpBwd, "equal bits",
                          "takes the logits' gradient by the library's exp2, not by the unit's",
                          "many tokens n=2 k=16 v=20000 fp16", RLK_F16),
+    alone<Sample>([](const Sample& a, const Call&) { return honest(a, "native.rows"); },
+                  "mutant.ex2_sample_of_library", kSample, "equal bits",
+                  "takes log-probabilities by the library's exp2, not by the unit's", "plain [7,100] fp32",
+                  RLK_F32),
+    alone<SampleVerify>([](const SampleVerify& a, const Call&) { return honest(a, "native.rows"); },
+                        "mutant.ex2_verify_of_library", kSample, "equal bits",
+                        "takes records of another id's log-probabilities", "records fp32", RLK_F32),
+    alone<SamplePart>([](const SamplePart& a, const Call&) { return honest(a, "native.rows"); },
+                      "mutant.ex2_part_of_library", kSample, "equal bits",
+                      "takes a part's sums by the library's exp2, not by the unit's",
+                      "filters  token digit 0 of part 1 of 2 fp32 V=300", RLK_F32),
     alone<AttentionBwd>([](const AttentionBwd& a, const Call&) { return honest(a, "native.replay_sm90"); },
                         "mutant.ex2_bwd_of_library", kGradients, "equal bits",
                         "takes weights by the library's exp2, not by the unit's", kBareBwd, RLK_BF16),
