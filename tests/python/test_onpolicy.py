@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import rlk  # noqa: E402
 import rlk.model  # noqa: E402
 from rlk import onpolicy  # noqa: E402
 
@@ -33,6 +34,15 @@ def test_the_loop_has_no_kl_and_goes_on_with_the_same_bits(dtype, tmp_path, caps
     assert "going on from step 1" in said and digest(said) == whole
     a, b = ([{k: h[k] for k in ("step", "reward", "kl", "ratio")} for h in json.loads(f.read_text())] for f in figures)
     assert a == b and len(a) == 3 and all(h["kl"] == 0 and h["ratio"] == 0 for h in a)
+
+
+def test_the_loop_has_no_kl_by_hoppers_exponential_either():
+    def differs(sampler):
+        with rlk.backend(f"linear_logp*=native.replay_sm90_ex2;sample={sampler}"):
+            return onpolicy.main([*SMALL, "--dtype", "bf16", "--steps", "2"])
+
+    assert differs("native.replay_sm90_ex2") == 0
+    assert differs("native.rows") == 1
 
 
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(tmp_path, capsys):

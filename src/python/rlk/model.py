@@ -224,6 +224,11 @@ class Turn:
         return x
 
 
+def chain_of(arithmetic):
+    """lm_head's part of an arithmetic of linear_logp's."""
+    return arithmetic.removesuffix("/lse128/l8").removesuffix("/ex2/lse2048/l8")
+
+
 def norm(ops, added, weight, stream, eps):
     """The norm of stream + added, and that sum."""
     if stream is None:
@@ -392,7 +397,7 @@ class Decoder(nn.Module):
         if self._chain is None:
             target = torch.zeros(len(hidden), dtype=torch.int32, device=hidden.device)
             found = rlk.resolve("linear_logp", hidden.detach(), self.head_weight.detach(), target=target, logp=True)
-            self._chain = found.arithmetic.removesuffix("/lse128/l8")
+            self._chain = chain_of(found.arithmetic)
         return self.ops.lm_head(hidden, self.head_weight, out="fp32", arithmetic=self._chain)
 
     # ---- weights as Hugging Face stores them

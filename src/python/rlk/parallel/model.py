@@ -111,7 +111,7 @@ class Ops:
         if self._chain is None:
             target = torch.zeros(len(hidden), dtype=torch.int32, device=hidden.device)
             found = rlk.resolve("linear_logp", hidden.detach(), weight.detach(), target=target, logp=True)
-            self._chain = found.arithmetic.removesuffix("/lse128/l8")
+            self._chain = rlk.model.chain_of(found.arithmetic)
         return ops.lm_head(hidden, weight, bias, vocab=self.vocab, group=self.group, whole=self.whole_logits, **{"arithmetic": self._chain} | options)
 
 
