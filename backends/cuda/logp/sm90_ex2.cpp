@@ -39,7 +39,7 @@ rlk_code run(const LogpBwd& a, const Call& call) {
   return simt::finished(call, "logp_bwd", error);
 }
 
-// Below the portable kernels: linear_logp and sample have lse128/l8's bits, and logp is to have theirs.
+// Below the portable kernels: what linear_logp and sample give unasked has lse128/l8's bits, and logp is to have theirs.
 constexpr Facts facts(const char* doc) {
   return {.id = "cuda.sm90_ex2",
           .doc = doc,
