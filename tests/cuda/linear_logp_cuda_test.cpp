@@ -209,7 +209,7 @@ TEST_CASE(
     "likewise") {
   if (!hopper()) return;
   for (const Size s : {Size{1, 64, 151936, DType::f32},
-                       {700, 64, 50257, DType::bf16},
+                       {700, 64, 50264, DType::bf16},
                        {2100, 64, 151936, DType::bf16},
                        {2048, 64, 262144, DType::f32}}) {
     CAPTURE(s.n);
