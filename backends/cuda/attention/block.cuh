@@ -81,10 +81,8 @@ __device__ __forceinline__ int uniform(int x) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 
-// Whether threads bring a tile's keys and values: those behind the sequence's end have to be zeros.
-__device__ __forceinline__ bool by_threads(int keys, int box, int tile) {
-  return box == 0 || (tile + 1) * kTile > keys;
-}
+// Tiles whose keys and values TMA brings; threads bring the others': what is behind the sequence's end has to be zeros.
+__device__ __forceinline__ int tiles_by_tma(int keys, int box) { return box == 0 ? 0 : keys / kTile; }
 
 __device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
   return static_cast<int>((rows + height - 1) / height);

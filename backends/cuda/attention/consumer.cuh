@@ -1,5 +1,5 @@
 // The consumers of the attention kernel: warpgroups of 64 rows. While a warpgroup computes the weights of a tile, the tensor
-// cores have the other's products.
+// cores have the others' products.
 #pragma once
 
 #include <utility>
@@ -42,7 +42,7 @@ class Consumer {
   __device__ __forceinline__ void begin(const Work& w) {
     w_ = &w;
     begin_ = uniform(w.begin), end_ = uniform(w.end), keys_ = uniform(w.keys);
-    by_tma_ = job_.maps.box == 0 ? 0 : keys_ / kTile;
+    by_tma_ = tiles_by_tma(keys_, job_.maps.box);
   }
 
   __device__ __forceinline__ void run() {
@@ -187,7 +187,8 @@ class Consumer {
       }
       await_keys(tile);
       multiply_keys(s);
-      if (kInTurns && !first && !next) pass_turn();
+      if constexpr (kInTurns)
+        if (!first && !next) pass_turn();
       wgmma_wait<0>();
       wgmma_fence_operand(s);
       if constexpr (!S::kLatent)
@@ -207,7 +208,8 @@ class Consumer {
       multiply_values(weights, first || next);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
-      if (kInTurns && (tile + 1 == end_ || ((tile + 1) & (tiles_of_split_ - 1)) == 0)) pass_turn();
+      if constexpr (kInTurns)
+        if (tile + 1 == end_ || ((tile + 1) & (tiles_of_split_ - 1)) == 0) pass_turn();
       if constexpr (!S::kLatent)
         release(s_.v_empty, v_);
       else

@@ -59,14 +59,14 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_co
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
-    if constexpr (S::kThreads == 384 && S::kWidth > 192)
+    if constexpr (S::kThreads == 384 && S::kWidth > 192 && !S::kSpread)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     else if constexpr (S::kThreads == 384)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if constexpr (S::kThreads == 512) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     produce(job, shared, only);
   } else {
-    if constexpr (S::kThreads == 384 && S::kWidth > 192)
+    if constexpr (S::kThreads == 384 && S::kWidth > 192 && !S::kSpread)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     else if constexpr (S::kThreads == 384)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");

@@ -1,11 +1,11 @@
 // attention on Hopper (arithmetics sm90/t25k16/ex2/attn128/s<S> and sm90/t25k16/attn128/s<S>): scores and weighted values by
 // wgmma, a tile of 128 keys at a time; weights by the special function units' ex2, or by the library's own exp2.
 //
-// A block is a producer warpgroup and one or two consumers of 64 rows; a row is a query of one of the heads that share keys,
-// so that several heads fill a tile. Many rows: an item is 128 rows with all of their keys (D and Dv above 192 and 128: 64,
-// whose sums are what shared memory holds), whose splits are joined in shared memory; each SM has one block, which takes items
+// A block is a producer warpgroup and one to three consumers of 64 rows; a row is a query of one of the heads that share keys,
+// so that several heads fill a tile. Many rows: an item is 128 rows, or 192 of up to 64 channels, with all of their keys,
+// whose splits are joined in shared memory, or above 128 channels in the workspace; each SM has one block, which takes items
 // by turns, and its producer is ahead of the consumers by the next item's keys and queries. Few rows: each block takes one
-// split of an item and leaves its sums in the workspace, a second kernel joins them, ascending; attention_part is the first
+// split of 64 rows and leaves its sums in the workspace, a second kernel joins them, ascending; attention_part is the first
 // of the two, for any rows, and leaves its sums in the result. At most 16 rows a sequence, as when decoding, have a kernel of
 // their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
@@ -13,7 +13,7 @@
 // read once; else v takes its place.
 //
 // Operations: 2 (D + Dv) per query head and key. Traffic: q, out and lse once, the keys and values that a tile sees for
-// every 128 rows, or 64. Grids come from shapes; lengths, bounds and pages are read here, so a captured graph may be replayed with
+// every 192, 128 or 64 rows. Grids come from shapes; lengths, bounds and pages are read here, so a captured graph may be replayed with
 // others.
 #include <algorithm>
 
@@ -114,7 +114,7 @@ std::int64_t few_rows_blocks(const Problem& p) {
   const bool equal = !p.kv_len && !p.cu_k;
   for (const std::int64_t full : {kMultiprocessors, 2 * kMultiprocessors})
     if (equal && rows <= full && rows > full - full / 7) return 1;
-  if (rows > 3 * kMultiprocessors + kMultiprocessors / 4) return 1;
+  if (equal && rows > 3 * kMultiprocessors + kMultiprocessors / 4) return 1;
   return std::max<std::int64_t>(1, std::min(splits, kManyBlocks / rows));
 }
 

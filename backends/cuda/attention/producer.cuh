@@ -97,7 +97,7 @@ class Producer {
   __device__ __forceinline__ void bring_tile(const attn128::Tensor& of, const CUtensorMap* map, int width,
                                              unsigned char* to, std::uint64_t* full, std::uint64_t* empty,
                                              int phase, const Work& w, int tile) {
-    if (by_threads(w.keys, job_.maps.box, tile)) {
+    if (tile >= tiles_by_tma(w.keys, job_.maps.box)) {
       copy_places(p_, of, w, tile, s_.places);
       barrier_wait(empty, phase);
       copy_tile<Width / 8>(to, s_.places, of.data, width / 8);

@@ -41,7 +41,7 @@ rlk_code run(const Attention& a, const Call& call) {
 template <int S, bool Unit>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
   return implement<Attention, run<S, Unit>, supports<S>, workspace>(
-      attention::facts<Unit>(id, "TMA, wgmma or mma; 8 to 128 rows share a tile of 128 keys", arithmetic));
+      attention::facts<Unit>(id, "TMA, wgmma or mma; 8 to 192 rows share a tile of 128 keys", arithmetic));
 }
 
 }  // namespace
