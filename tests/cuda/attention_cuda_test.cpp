@@ -226,18 +226,44 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "attention on Hopper of many rows of wide heads joins splits in shared memory to the replay's bits") {
+TEST_CASE("attention on Hopper of many rows joins splits in a block to the replay's bits, at every width") {
   if (!hopper()) return;
-  for (const int64_t d : {192, 256}) {
+  for (const int64_t d : {64, 128, 192, 256}) {
     std::mt19937 random(static_cast<unsigned>(d));
-    const int64_t dv = d == 192 ? 128 : 256;
+    const int64_t dv = d == 192 ? 128 : d;
     for (const double cap : {0., 2.}) {
       // Blocks enough that none takes a single split.
       Held h = make({Layout::dense, 8, 130, 600, 2, 16, d, dv, 16, DType::bf16, DType::bf16},
                     {.softcap = cap, .split = 512}, cap == 0, random);
       same_as_replay(h);
     }
+  }
+}
+
+// Items enough that a block has several, of few rows and three splits each, the first of them seen from inside.
+TEST_CASE("attention on Hopper of many short packed sequences joins splits in a block to the replay's bits") {
+  if (!hopper()) return;
+  for (const int64_t d : {64, 128, 192, 256})
+    for (const int64_t window : {0, 700}) {
+      CAPTURE(d);
+      CAPTURE(window);
+      std::mt19937 random(static_cast<unsigned>(d + window));
+      const int64_t dv = d == 192 ? 128 : d;
+      Held h = make({Layout::packed, 130, 3, 1100, 2, 4, d, dv, 16, DType::bf16, DType::bf16},
+                    {.window = window, .softcap = window == 0 ? 0. : 2., .split = 512}, window == 0, random);
+      same_as_replay(h);
+    }
+}
+
+TEST_CASE("attention on Hopper of few rows of equal sequences, a block each, has the replay's bits") {
+  if (!hopper()) return;
+  for (const int64_t sequences : {15, 32}) {  // times eight heads: one block an SM, and two
+    std::mt19937 random(static_cast<unsigned>(sequences));
+    Held h = make({Layout::dense, sequences, 1, 1100, 8, 2, 32, 16, 16, DType::bf16, DType::bf16},
+                  {.split = 512}, false, random);
+    h.kv_len = {};
+    h.k.draw(random), h.v.draw(random);
+    same_as_replay(h);
   }
 }
 

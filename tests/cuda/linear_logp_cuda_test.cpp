@@ -172,7 +172,7 @@ struct Composed {
       : logits({s.n, s.v}, s.wide),
         logp({s.n}, DType::f32),
         stats({s.n, 4}, DType::f32),
-        d_logits({s.n, s.v}, s.wide),
+        d_logits(s.wide == DType::f32 ? Array() : Array({s.n, s.v}, s.wide)),
         d_hidden({s.n, s.k}, DType::bf16),
         d_weight({s.v, s.k}, DType::bf16) {}
 
