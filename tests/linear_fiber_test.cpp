@@ -181,6 +181,27 @@ TEST_CASE("tp_sum on fibers is native's bits, at every number of partial sums") 
       }
 }
 
+TEST_CASE("tp_sum on fibers takes rows that start one number off whole fours") {
+  constexpr std::int64_t m = 3, n = 64, wide = n + 4;
+  for (const DType type : kTypes)
+    for (int off = 0; off < 3; ++off) {  // a partial sum, the residual, y
+      CAPTURE(rlk::name_of(type));
+      CAPTURE(off);
+      Array p0 = normal(DType::f32, {m, wide}, 1), p1 = normal(DType::f32, {m, wide}, 2),
+            residual = normal(type, {m, wide}, 3), y(type, {m, wide});
+      const auto shifted = [&](Array& a, DType t, int which) {
+        const Tensor all = a.view();
+        char* const data = static_cast<char*>(all.dl().data) + (off == which ? rlk::size_of(t) : 0);
+        return Tensor(data, {m, n}, t, all.dl().device, {wide, 1});
+      };
+      const Tensor t0 = shifted(p0, DType::f32, -1), t1 = shifted(p1, DType::f32, 0),
+                   tr = shifted(residual, type, 1), ty = shifted(y, type, 2);
+      const rlk::TpSum a{.partials = t0, .residual = tr, .y = ty, .p1 = t1};
+      REQUIRE(rlk::tp_sum(a, {.backend = "native.tiles"}));
+      same_on_fibers({&y}, [&] { rlk::simt::tp_sum::launch(rlk::tree8::problem_of(a), nullptr); });
+    }
+}
+
 TEST_CASE(
     "tp_sum of tensors of their own and its gradients on fibers are native's bits, with a slice of rows") {
   for (const DType type : kTypes)

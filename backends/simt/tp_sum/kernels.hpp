@@ -1,5 +1,6 @@
-// The portable GPU kernels of tp_sum and its gradients (arithmetic tree8): the bits of the native backend on every GPU. A block has a tile of a
-// row, a thread kEach columns of it, kThreads apart; of rows that lie in whole fours a thread has kEach fours.
+// The portable GPU kernels of tp_sum and its gradients (arithmetic tree8): the bits of the native backend on every GPU. A
+// block has a tile of a row, a thread kEach columns of it, kThreads apart; of rows that lie in whole fours a thread has one
+// to four fours.
 #pragma once
 
 #include "arithmetic/math.hpp"
@@ -124,8 +125,8 @@ __global__ void __launch_bounds__(kThreads) sum_fours(Problem p) {
 
 template <int Count, int Each>
 void launch_fours(const Problem& p, hipStream_t stream) {
-  constexpr std::int64_t kTile = Each * kThreads * kFour;
-  const std::int64_t blocks = p.axes.rows * ((p.width + kTile - 1) / kTile);
+  constexpr std::int64_t kSpan = Each * kThreads * kFour;
+  const std::int64_t blocks = p.axes.rows * ((p.width + kSpan - 1) / kSpan);
   hipLaunchKernelGGL((sum_fours<Count, Each>), dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
                      p);
 }
