@@ -122,8 +122,12 @@ template <int K>
 void launch(const Job& job, cudaStream_t stream) {
   const std::int64_t cells = job.sequences * job.value_heads * (job.d_ends ? 2 : 1);
   const auto blocks = static_cast<unsigned>(cells * (K / kColumns));
-  K == 128 && job.d_ends&& blocks > 132 ? launch<K, 1>(job, blocks, stream)
-                                        : launch<K, 2>(job, blocks, stream);
+  constexpr unsigned kMultiprocessors = 132;
+  // One stage of 64 KiB leaves an SM room for two blocks.
+  if (K == 128 && job.d_ends != nullptr && blocks > kMultiprocessors)
+    launch<K, 1>(job, blocks, stream);
+  else
+    launch<K, 2>(job, blocks, stream);
 }
 
 }  // namespace

@@ -3,9 +3,10 @@
 //   e = ex2((z - m) c)      per logit one addition, one product, one ex2 and one addition to its chain; with the sum for the
 //                           entropy one maximum and one fma more; half a maximum and one conversion from bf16
 //
-// sum_leaves    a warp has a row and a leaf (or what a panel has of it), or a block has where there are few. Of a tile a lane has eight packs of eight, 256
-//               entries apart, which lie in registers until the tile's maximum is known; its eight chains are those of its
-//               packs' places. As a pack is summed, that of the next tile takes its registers. The logits are read once
+// sum_leaves    a warp has a row and a leaf (or what a panel has of it), or a block has where there are few. Of a tile a lane
+//               has eight packs of eight, 256 entries apart, which lie in registers until the tile's maximum is known; its
+//               eight chains are those of its packs' places. As a pack is summed, that of the next tile takes its registers.
+//               The logits are read once
 // gradients     a block has a row and 8192 columns; one thread finds out what all of them share while the others load
 //
 // Logits in fp32 or bf16 that lie in whole packs of 16 bytes are taken as they lie, if nothing rounds, bends or masks them; all

@@ -12,7 +12,7 @@ using lse128::State;
 using simt::logp::Panel;
 
 // As simt::logp::run_fold, of whole tiles of 2048: the sums of the panel's leaf, or of all `leaves` of the call where the panel
-// has the whole row. `targets` may be null.
+// has the whole row. `targets` may be null, and is where leaves are several.
 const char* run_fold(const Problem& p, const Panel& panel, int leaves, State* states, float* targets,
                      void* stream, int device);
 // As simt::logp::run_gradient, from states or from p's stats.

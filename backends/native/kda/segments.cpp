@@ -29,7 +29,7 @@ struct Shared {
     ends = line(sizes.map_bytes);
     partials = ends + (backward ? line(sizes.end_bytes) : 0);
     bytes = partials + (backward ? partials_bytes(by_pieces(p, sizes)) : 0);
-    tasks = std::max(sizes.pieces, p.sequences) * p.value_heads;
+    tasks = sizes.pieces * p.value_heads;
     if (backward) tasks = std::max(tasks, sizes.pieces * p.heads);
   }
   // The partial sums of the backward are one per piece.

@@ -1,5 +1,5 @@
-// logp on the CPU, for who has a row's logits piece by piece: lse128/l8, compiled once per instruction set, of which the choice
-// changes no bit; and sm90/ex2/lse2048/l8.
+// logp on the CPU, for callers that have a row's logits piece by piece: lse128/l8, compiled once per instruction set, of which
+// the choice changes no bit; and sm90/ex2/lse2048/l8.
 #pragma once
 
 #include "arithmetic/logp/logp.hpp"
