@@ -21,7 +21,12 @@ class BackwardConsumer {
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardJob& job, const BackwardWork& w,
                                               const BackwardShared<S>& s)
-      : job_(job), g_(job.g), w_(w), s_(s), thread_(static_cast<int>(threadIdx.x)), group_(uniform(thread_ / 128)) {
+      : job_(job),
+        g_(job.g),
+        w_(w),
+        s_(s),
+        thread_(static_cast<int>(threadIdx.x)),
+        group_(uniform(thread_ / 128)) {
     if constexpr (!S::kKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
