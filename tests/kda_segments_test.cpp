@@ -1,19 +1,16 @@
 // labels: conformance
 // fma32/kda/seg4096: what segments promise of their bits and their accuracy, by every instruction set that runs.
+#include "kda_segments.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "kda_promises.hpp"
-#include "kda_seeds.hpp"
-
 namespace {
 
 using namespace kda_test;
 using rlk::kda::Gate;
-
-constexpr std::int64_t kSegment = 4096;
 
 void forward(Case& c, std::string_view implementation, std::int32_t threads = 0) {
   Views views(c);
@@ -35,49 +32,20 @@ void both(Case& c, std::string_view implementation = "native.seg4096", std::int3
     REQUIRE_MESSAGE(status, status.message());
 }
 
-// Memory that outlives a segment: gates near 1, and few and faint writes.
-Case lasting_back(Shape s, std::uint32_t seed) {
-  s.gate_scale = 1e-4f;
-  Case c = random_case(s, seed);
-  scale(c.in.at("beta"), 0.01f);
-  if (s.gate == Gate::bounded) c.p.lower_bound = -1e-4;
-  return c;
-}
-Case lasting(const Shape& s, std::uint32_t seed) {
-  Case c = lasting_back(s, seed);
+// Near 1, parallel, masked, and gates inside.
+const Shape kHardShapes[] = {
+    {.k = 32, .v = 32},
+    {.k = 32, .v = 32, .collinear = true},
+    {.k = 32, .v = 32, .masked = 0.001},
+    {.k = 32, .v = 32, .gate = Gate::bounded, .norm = true, .sigmoid = true},
+    {.k = 32, .v = 32, .gate = Gate::softplus, .norm = true, .sigmoid = true, .negative = true}};
+
+// Of a forward alone.
+Case lasting_forward(const Shape& s, std::uint32_t seed) {
+  Case c = lasting(s, seed);
   c.in.erase("do");
   c.bind();
   return c;
-}
-
-// What a segment that is all of `c` makes of the unit matrix without values, a state of K columns.
-Buffer move_of(const Case& c) {
-  const auto K = std::size_t(c.p.k_dim);
-  Case t = cut(c, 0, kSegment, 0);
-  t.in.erase("do"), t.in.erase("dht");
-  t.p.v_dim = c.p.k_dim;
-  t.in["v"] = Buffer(Float::f32, std::vector<float>(std::size_t(kSegment) * K));
-  std::vector<float> unit(K * K);
-  for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
-  t.in["h0"] = Buffer(Float::f32, unit);
-  t.bind();
-  forward(t, "native.fma32");
-  return t.out.at("ht");
-}
-
-// T^T S + W.
-Buffer joined_back(const Buffer& t, const Buffer& state, const Buffer& w, std::size_t K, std::size_t V,
-                   bool v_first) {
-  const auto at = [&](std::size_t d, std::size_t j) { return v_first ? j * K + d : d * V + j; };
-  const auto move = [&](std::size_t d, std::size_t m) { return t[v_first ? m * K + d : d * K + m]; };
-  std::vector<float> out(K * V);
-  for (std::size_t d = 0; d < K; ++d)
-    for (std::size_t j = 0; j < V; ++j) {
-      float x = 0;
-      for (std::size_t m = 0; m < K; ++m) x = std::fma(move(m, d), state[at(m, j)], x);
-      out[at(d, j)] = x + w[at(d, j)];
-    }
-  return {Float::f32, out};
 }
 
 Case part_of(const Case& all, std::int64_t from, std::int64_t to, const Buffer* state = nullptr) {
@@ -92,7 +60,7 @@ Case part_of(const Case& all, std::int64_t from, std::int64_t to, const Buffer* 
 TEST_CASE(
     "kda segments: on request; below a segment the bits are those of fma32/kda, behind one they are not") {
   const Shape shape{.tokens = kSegment + 70, .k = 16, .v = 16};
-  Case all = lasting(shape, 1), chain = lasting(shape, 1), usual = lasting(shape, 1);
+  Case all = lasting_forward(shape, 1), chain = lasting_forward(shape, 1), usual = lasting_forward(shape, 1);
   {
     Views views(all);
     rlk::Options options;
@@ -120,7 +88,7 @@ TEST_CASE("kda segments: a prefill cut where a segment begins equals one call, b
         CAPTURE(tail);
         CAPTURE(chunk);
         const std::int64_t tokens = 2 * kSegment + tail;
-        Case all = lasting(
+        Case all = lasting_forward(
             {.tokens = tokens, .value_heads = 2, .k = 20, .v = 12, .v_first = v_first, .chunk = chunk}, 2);
         segments(all);
         for (std::int64_t at : {kSegment, 2 * kSegment}) {
@@ -139,7 +107,7 @@ TEST_CASE("kda segments: a prefill cut where a segment begins equals one call, b
 
 TEST_CASE("kda segments: inside the open segment fma32/kda goes on with the bits of a longer prefill") {
   const std::int64_t tokens = kSegment + 300;
-  Case all = lasting({.tokens = tokens, .k = 16, .v = 16}, 9);
+  Case all = lasting_forward({.tokens = tokens, .k = 16, .v = 16}, 9);
   segments(all);
   for (std::int64_t at : {kSegment, kSegment + 64, kSegment + 256}) {
     CAPTURE(at);
@@ -153,7 +121,7 @@ TEST_CASE("kda segments: inside the open segment fma32/kda goes on with the bits
 
 TEST_CASE("kda segments: a final state that nobody wants changes no output") {
   for (std::int64_t tokens : {2 * kSegment, 2 * kSegment + 1}) {
-    Case all = lasting({.tokens = tokens, .k = 16, .v = 16}, 10);
+    Case all = lasting_forward({.tokens = tokens, .k = 16, .v = 16}, 10);
     segments(all);
     const Buffer out = all.out.at("o");
     rlk::KdaFwd a;
@@ -174,7 +142,7 @@ TEST_CASE("kda segments: a final state that nobody wants changes no output") {
 
 TEST_CASE("kda segments: a rank's map comes of plain calls, and one product and a sum join it") {
   constexpr int K = 24, V = 16;
-  Case all = lasting({.tokens = 2 * kSegment, .k = K, .v = V, .v_first = true}, 3);
+  Case all = lasting_forward({.tokens = 2 * kSegment, .k = K, .v = V, .v_first = true}, 3);
   segments(all);
   Buffer state = all.in.at("h0");
   for (std::int64_t at : {std::int64_t{0}, kSegment}) {
@@ -211,7 +179,7 @@ TEST_CASE("kda segments: a rank's map comes of plain calls, and one product and 
 
 TEST_CASE("kda segments: bits do not depend on batch, heads, neighbours, threads or later tokens") {
   const Shape shape{.batch = 2, .tokens = kSegment + 33, .heads = 1, .value_heads = 2, .k = 16, .v = 16};
-  Case all = lasting(shape, 4);
+  Case all = lasting_forward(shape, 4);
   segments(all);
   for (std::int64_t n = 0; n < 2; ++n) {
     Case one = cut(all, n * shape.tokens, (n + 1) * shape.tokens, n);
@@ -220,13 +188,13 @@ TEST_CASE("kda segments: bits do not depend on batch, heads, neighbours, threads
     CHECK(part(one, "ht", 0, 0, 0) == part(all, "ht", 0, 0, n));
   }
   for (std::int32_t threads : {1, 3, 16}) {
-    Case again = lasting(shape, 4);
+    Case again = lasting_forward(shape, 4);
     forward(again, "native.seg4096", threads);
     CHECK(again.out.at("o") == all.out.at("o"));
     CHECK(again.out.at("ht") == all.out.at("ht"));
   }
-  Case spoiled = lasting({.tokens = kSegment + 33, .k = 16, .v = 16}, 5),
-       sound = lasting({.tokens = kSegment + 33, .k = 16, .v = 16}, 5);
+  Case spoiled = lasting_forward({.tokens = kSegment + 33, .k = 16, .v = 16}, 5),
+       sound = lasting_forward({.tokens = kSegment + 33, .k = 16, .v = 16}, 5);
   segments(sound);
   poison(spoiled, kSegment + 5, kSegment + 33);
   segments(spoiled);
@@ -236,7 +204,8 @@ TEST_CASE("kda segments: bits do not depend on batch, heads, neighbours, threads
 TEST_CASE("kda segments: packed sequences of any length are those sequences alone") {
   const std::int64_t S = kSegment;
   const std::vector<std::int64_t> bounds{0, 0, 100, S - 1, 2 * S - 1, 2 * S - 1, 4 * S + 6, 4 * S + 7};
-  Case all = lasting({.tokens = bounds.back(), .value_heads = 2, .k = 16, .v = 16, .bounds = bounds}, 6);
+  Case all =
+      lasting_forward({.tokens = bounds.back(), .value_heads = 2, .k = 16, .v = 16, .bounds = bounds}, 6);
   segments(all);
   for (std::size_t n = 0; n + 1 < bounds.size(); ++n) {
     CAPTURE(n);
@@ -260,10 +229,10 @@ TEST_CASE("kda segments: every instruction set has the same bits") {
                       .norm = true,
                       .sigmoid = true,
                       .type = type};
-    Case first = lasting(shape, 7);
+    Case first = lasting_forward(shape, 7);
     forward(first, "native.seg4096.scalar");
     for (const char* level : {"native.seg4096.avx2", "native.seg4096.avx512"}) {
-      Case other = lasting(shape, 7);
+      Case other = lasting_forward(shape, 7);
       Views views(other);
       rlk::Options options;
       options.backend = level;
@@ -279,13 +248,7 @@ TEST_CASE("kda segments: every instruction set has the same bits") {
 
 TEST_CASE(
     "kda segments: five seeds of lasting, parallel, masked and gated data keep the bounds of fma32/kda") {
-  const Shape shapes[] = {
-      {.k = 32, .v = 32},
-      {.k = 32, .v = 32, .collinear = true},
-      {.k = 32, .v = 32, .masked = 0.001},
-      {.k = 32, .v = 32, .gate = Gate::bounded, .norm = true, .sigmoid = true},
-      {.k = 32, .v = 32, .gate = Gate::softplus, .norm = true, .sigmoid = true, .negative = true}};
-  for (Shape shape : shapes)
+  for (Shape shape : kHardShapes)
     for (Float type : {Float::f32, Float::bf16})
       for (std::uint32_t seed : {11, 12, 13, 14, 15}) {
         CAPTURE(seed);
@@ -295,7 +258,7 @@ TEST_CASE(
         shape.type = type;
         // Faint writes on odd seeds, full ones on even ones.
         const auto make = [&] {
-          if (seed % 2) return lasting(shape, seed);
+          if (seed % 2) return lasting_forward(shape, seed);
           Shape s = shape;
           s.gate_scale = 1e-4f;
           return random_case(s, seed);
@@ -321,55 +284,27 @@ TEST_CASE("kda segments back: every gradient is of plain calls, and before a seg
           CAPTURE(pieces);
           CAPTURE(v_first);
           CAPTURE(chunk);
-          Case all = lasting_back({.tokens = bounds[pieces],
-                                   .k = 20,
-                                   .v = 12,
-                                   .gate = gate,
-                                   .v_first = v_first,
-                                   .norm = gate != Gate::none,
-                                   .chunk = chunk},
-                                  31);
+          Case all = lasting({.tokens = bounds[pieces],
+                              .k = 20,
+                              .v = 12,
+                              .gate = gate,
+                              .v_first = v_first,
+                              .norm = gate != Gate::none,
+                              .chunk = chunk},
+                             31);
           const auto given = all.in;
           both(all);
           CHECK(all.in == given);
-          std::vector<Case> parts;
-          Buffer state = all.in.at("h0");
-          for (std::size_t i = 0; i < pieces; ++i) {
-            Case& c = parts.emplace_back(cut(all, bounds[i], bounds[i + 1], 0));
-            c.in["h0"] = state;
-            c.bind();
-            segments(c);
-            state = c.out.at("ht");
-          }
-          Buffer behind = all.in.at("dht");
-          for (std::size_t i = pieces; i-- > 0;) {
-            CAPTURE(i);
-            Case& c = parts[i];
-            c.in["dht"] = behind;
-            c.bind();
-            both(c, "native.fma32");
-            for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"}) {
-              CAPTURE(name);
-              CHECK(part(c, name, 0, c.p.tokens, 0) == part(all, name, bounds[i], bounds[i + 1], 0));
-            }
-            if (c.p.tokens < kSegment) {
-              behind = c.out.at("dh0");
-              continue;
-            }
-            Case w = cut(c, 0, kSegment, 0);
-            w.in.erase("dht");
-            w.bind();
-            both(w, "native.fma32");
-            behind = joined_back(move_of(c), behind, w.out.at("dh0"), 20, 12, v_first);
-          }
-          CHECK(all.out.at("dh0") == behind);
+          check_gradients_of_parts(
+              all, std::span(bounds).first(pieces + 1), segments, [](Case& c) { forward(c, "native.fma32"); },
+              [](Case& c) { both(c, "native.fma32"); });
         }
 }
 
 TEST_CASE("kda segments back: below a segment the bits of fma32/kda, behind one others") {
   for (Gate gate : {Gate::none, Gate::softplus}) {
     Shape shape{.tokens = kSegment - 1, .heads = 2, .value_heads = 4, .k = 16, .v = 16, .gate = gate};
-    Case below = lasting_back(shape, 32), chain = lasting_back(shape, 32);
+    Case below = lasting(shape, 32), chain = lasting(shape, 32);
     both(below), both(chain, "native.fma32");
     for (const auto& [name, b] : chain.out) {
       CAPTURE(name);
@@ -377,7 +312,7 @@ TEST_CASE("kda segments back: below a segment the bits of fma32/kda, behind one 
     }
   }
   const Shape shape{.tokens = kSegment + 70, .k = 16, .v = 16};
-  Case all = lasting_back(shape, 33), chain = lasting_back(shape, 33);
+  Case all = lasting(shape, 33), chain = lasting(shape, 33);
   both(all), both(chain, "native.fma32");
   CHECK(part(all, "dv", kSegment, shape.tokens, 0) == part(chain, "dv", kSegment, shape.tokens, 0));
   CHECK(all.out.at("dh0") != chain.out.at("dh0"));
@@ -402,10 +337,10 @@ TEST_CASE("kda segments back: batch, heads, threads, packing and neighbours chan
                     .gate_scale = 1e-4f},
                    run);
   const Shape shape{.batch = 2, .tokens = S + 33, .value_heads = 2, .k = 16, .v = 16, .gate = Gate::softplus};
-  Case all = lasting_back(shape, 34);
+  Case all = lasting(shape, 34);
   both(all);
   for (std::int32_t threads : {1, 3, 16}) {
-    Case again = lasting_back(shape, 34);
+    Case again = lasting(shape, 34);
     both(again, "native.seg4096", threads);
     for (const auto& [name, b] : all.out) {
       CAPTURE(name);
@@ -418,7 +353,7 @@ TEST_CASE("kda segments back: kept states and a gradient that nobody wants chang
   for (std::int64_t tail : {0, 70}) {
     CAPTURE(tail);
     const Shape shape{.tokens = 2 * kSegment + tail, .k = 16, .v = 16};
-    Case all = lasting_back(shape, 35), kept = lasting_back(shape, 35), fewer = lasting_back(shape, 35);
+    Case all = lasting(shape, 35), kept = lasting(shape, 35), fewer = lasting(shape, 35);
     both(all);
     kept.out["chunk_states"] = Buffer(Float::f32, std::size_t(kept.p.slots()) * 256);
     both(kept);
@@ -440,10 +375,10 @@ TEST_CASE("kda segments back: every instruction set has the same bits") {
                     .norm = true,
                     .sigmoid = true,
                     .type = Float::bf16};
-  Case first = lasting_back(shape, 36);
+  Case first = lasting(shape, 36);
   both(first, "native.seg4096.scalar");
   for (const char* level : {"native.seg4096.avx2", "native.seg4096.avx512"}) {
-    Case other = lasting_back(shape, 36);
+    Case other = lasting(shape, 36);
     if (const rlk::Status status = run(other, level); !status) {
       MESSAGE(status.message());  // this processor, or RLK_CPU, has less
       continue;
@@ -456,13 +391,7 @@ TEST_CASE("kda segments back: every instruction set has the same bits") {
 }
 
 TEST_CASE("kda segments back: five seeds of lasting, parallel, masked and gated data keep every bound") {
-  const Shape shapes[] = {
-      {.k = 32, .v = 32},
-      {.k = 32, .v = 32, .collinear = true},
-      {.k = 32, .v = 32, .masked = 0.001},
-      {.k = 32, .v = 32, .gate = Gate::bounded, .norm = true, .sigmoid = true},
-      {.k = 32, .v = 32, .gate = Gate::softplus, .norm = true, .sigmoid = true, .negative = true}};
-  for (Shape shape : shapes)
+  for (Shape shape : kHardShapes)
     for (Float type : {Float::f32, Float::bf16})
       for (std::uint32_t seed : {11, 12, 13, 14, 15}) {
         CAPTURE(seed);
@@ -471,7 +400,7 @@ TEST_CASE("kda segments back: five seeds of lasting, parallel, masked and gated 
         CAPTURE(shape.collinear);
         shape.tokens = 2 * kSegment + 100;
         shape.type = type, shape.gate_scale = 1e-4f;
-        const auto make = [&] { return seed % 2 ? lasting_back(shape, seed) : random_case(shape, seed); };
+        const auto make = [&] { return seed % 2 ? lasting(shape, seed) : random_case(shape, seed); };
         Case c = make(), truth = make();
         for (auto& [name, b] : truth.out) b = Buffer(Float::f32, b.size());
         both(c);

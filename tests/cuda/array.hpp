@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -69,6 +71,12 @@ struct Array {
   }
   bool same() const { return shape.empty() || brought() == bytes; }
 };
+
+template <class T>
+T one_of(std::mt19937& random, std::initializer_list<T> list) {
+  return *(list.begin() + random() % list.size());
+}
+inline void ran(const rlk::Status& s) { REQUIRE_MESSAGE(s, std::string(s.message())); }
 
 // The first `count` channels of a dense tensor of this shape.
 inline rlk::Tensor first_channels(const rlk::Tensor& all, rlk::DType type, Shape shape, int64_t count) {

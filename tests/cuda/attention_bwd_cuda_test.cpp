@@ -16,6 +16,7 @@ namespace {
 using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::hopper;
+using cuda_test::one_of;
 using cuda_test::Shape;
 using rlk::AttentionBwd;
 using rlk::DType;
@@ -131,11 +132,6 @@ Held make(const Sizes& s, const AttentionBwd& options, bool sinks, std::mt19937&
       if (random() % 40 == 0) h.lse.set(i, random() % 2 == 0 ? -INFINITY : 150.f);
   }
   return h;
-}
-
-template <class T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-  return *(list.begin() + random() % list.size());
 }
 
 // The kernels' bits are their replays'.

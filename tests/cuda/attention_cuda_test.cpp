@@ -22,6 +22,7 @@ using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::first_channels;
 using cuda_test::hopper;
+using cuda_test::one_of;
 using cuda_test::Shape;
 using rlk::Attention;
 using rlk::DType;
@@ -137,11 +138,6 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
     }
   if (sinks) h.sinks = Array({all}, DType::f32), h.sinks.draw(random);
   return h;
-}
-
-template <class T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-  return *(list.begin() + random() % list.size());
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::first_channels;
 using cuda_test::hopper;
+using cuda_test::one_of;
 using cuda_test::Shape;
 using rlk::AttentionPart;
 using rlk::DType;
@@ -177,11 +178,6 @@ Held make(const Sizes& s, const AttentionPart& options, const std::vector<Run>& 
   partials.back() = splits, partials.push_back(2 + s.dv);
   h.partials = Array(partials, DType::f32);
   return h;
-}
-
-template <class T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-  return *(list.begin() + random() % list.size());
 }
 
 struct Widths {

@@ -12,8 +12,7 @@
 #include <set>
 #include <string>
 
-#include "kda_promises.hpp"
-#include "kda_seeds.hpp"
+#include "kda_segments.hpp"
 #include "kda_steps.hpp"
 #include "rlk/rlk.hpp"
 
@@ -231,43 +230,6 @@ Case widened(Case c) {
 constexpr Shape hopper(int width) { return {.k = width, .v = width, .type = Float::bf16}; }
 
 const char* const kSegments = "cuda.sm90_seg4096";
-constexpr std::int64_t kSegment = 4096;
-
-// Gates near 1 and faint writes: memory that outlives a segment.
-Case lasting(Shape shape, std::uint32_t seed) {
-  shape.gate_scale = 1e-4f;
-  Case c = random_case(shape, seed);
-  if (shape.gate == Gate::bounded) c.p.lower_bound = -1e-4;
-  if (!shape.sigmoid) scale(c.in.at("beta"), 0.01f);
-  return c;
-}
-
-// What a segment that is all of `c` makes of the unit matrix without values.
-Buffer move_of(const Case& c) {
-  const auto K = std::size_t(c.p.k_dim);
-  Case t = cut(c, 0, kSegment, 0);
-  std::vector<float> unit(K * K);
-  for (std::size_t d = 0; d < K; ++d) unit[d * K + d] = 1;
-  t.in["h0"] = Buffer(Float::f32, unit);
-  t.in["v"] = Buffer(Float::bf16, std::vector<float>(std::size_t(kSegment) * K));
-  t.bind();
-  forward_on_gpu("cuda.sm90")(t);
-  return t.out.at("ht");
-}
-
-// T S + U of states that lie either way, or T^T S + U.
-Buffer joined(const Buffer& t, const Buffer& state, const Buffer& add, std::size_t n, bool v_first,
-              bool turned) {
-  const auto at = [&](std::size_t d, std::size_t j) { return v_first ? j * n + d : d * n + j; };
-  std::vector<float> out(n * n);
-  for (std::size_t d = 0; d < n; ++d)
-    for (std::size_t j = 0; j < n; ++j) {
-      float x = 0;
-      for (std::size_t m = 0; m < n; ++m) x = std::fma(t[turned ? at(m, d) : at(d, m)], state[at(m, j)], x);
-      out[at(d, j)] = x + add[at(d, j)];
-    }
-  return {Float::f32, out};
-}
 
 // A golden case's file: in the source tree, or in data/kda beside a binary that was carried to another
 // machine.
@@ -343,8 +305,8 @@ TEST_CASE("kda on Hopper, segments: below one cuda.sm90's bits; behind, what its
     u.in.erase("h0");
     u.bind();
     plain(u);
-    CHECK(whole.out.at("ht") ==
-          joined(move_of(whole), whole.in.at("h0"), u.out.at("ht"), std::size_t(width), false, false));
+    CHECK(whole.out.at("ht") == joined(whole, move_of(whole, forward_on_gpu("cuda.sm90")), whole.in.at("h0"),
+                                       u.out.at("ht"), false));
   }
 }
 
@@ -367,37 +329,8 @@ TEST_CASE("kda on Hopper, segments back: every gradient is of plain calls, and b
           const auto given = all.in;
           segments(all);
           CHECK(all.in == given);
-          std::vector<Case> parts;
-          Buffer state = all.in.at("h0");
-          for (std::size_t i = 0; i < pieces; ++i) {
-            Case& c = parts.emplace_back(cut(all, bounds[i], bounds[i + 1], 0));
-            c.in["h0"] = state;
-            c.bind();
-            forward_on_gpu(kSegments)(c);
-            state = c.out.at("ht");
-          }
-          Buffer behind = all.in.at("dht");
-          for (std::size_t i = pieces; i-- > 0;) {
-            CAPTURE(i);
-            Case& c = parts[i];
-            c.in["dht"] = behind;
-            c.bind();
-            plain(c);
-            for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"}) {
-              CAPTURE(name);
-              CHECK(part(c, name, 0, c.p.tokens, 0) == part(all, name, bounds[i], bounds[i + 1], 0));
-            }
-            if (c.p.tokens < kSegment) {
-              behind = c.out.at("dh0");
-              continue;
-            }
-            Case w = cut(c, 0, kSegment, 0);
-            w.in.erase("dht");
-            w.bind();
-            plain(w);
-            behind = joined(move_of(c), behind, w.out.at("dh0"), std::size_t(width), v_first, true);
-          }
-          CHECK(all.out.at("dh0") == behind);
+          check_gradients_of_parts(all, std::span(bounds).first(pieces + 1), forward_on_gpu(kSegments),
+                                   forward_on_gpu("cuda.sm90"), plain);
         }
 }
 

@@ -17,16 +17,12 @@ using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::hopper;
 using cuda_test::Memory;
+using cuda_test::one_of;
 using cuda_test::Shape;
 using rlk::DType;
 using rlk::Logp;
 using rlk::LogpBwd;
 using rlk::Tensor;
-
-template <class T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-  return *(list.begin() + random() % list.size());
-}
 
 // What a row may hold beside normal numbers.
 void make_special(Array& logits, int64_t row, int64_t columns, std::mt19937& random) {

@@ -17,16 +17,12 @@ using cuda_test::Array;
 using cuda_test::check;
 using cuda_test::hopper;
 using cuda_test::Memory;
+using cuda_test::one_of;
+using cuda_test::ran;
 using rlk::DType;
 using rlk::Sample;
 using rlk::SampleVerify;
 using rlk::Tensor;
-
-template <class T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-  return *(list.begin() + random() % list.size());
-}
-void ran(const rlk::Status& s) { REQUIRE_MESSAGE(s, std::string(s.message())); }
 
 constexpr std::size_t kWorkspace = std::size_t{256} << 20;
 const Memory& workspace() {
