@@ -44,6 +44,8 @@ spdlog::logger& stderr_logger() {
   }();
   return *logger;
 }
+// What a thread makes for the first time while another one forks is never made in the child, which waits for it.
+[[maybe_unused]] const auto& stderr_logger_early = stderr_logger();
 
 thread_local HeldLog* held = nullptr;  // this thread's outermost
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 
 #include "src/environment.hpp"
@@ -71,7 +72,8 @@ int32_t processor_level() {
 bool tiles_granted() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static std::atomic<bool> granted{false};
+  if (!granted && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) granted = true;
   return granted;
 #else
   return false;

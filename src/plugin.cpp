@@ -145,6 +145,8 @@ const std::string& plugin_folder() {
   }();
   return *folder;
 }
+// What a thread makes for the first time while another one forks is never made in the child, which waits for it.
+[[maybe_unused]] static const auto& plugin_folder_early = plugin_folder();
 
 std::vector<PluginFile> find_plugins(std::vector<std::string>* notes) {
   std::vector<std::string> unwanted;

@@ -121,14 +121,14 @@ class Pool {
 // Never destroyed: detached workers use it until the process ends. A child of fork has none of its parent's
 // threads and makes a pool of its own.
 std::atomic<Pool*> pool_of_process{nullptr};
+// When the library is loaded: a handler that is registered while another thread forks would miss that fork.
+const bool forgotten_in_children =
+    pthread_atfork(nullptr, nullptr, [] { pool_of_process.store(nullptr, std::memory_order_relaxed); }) == 0;
 
 // Null where there is no memory for one.
 Pool* pool() noexcept {
   if (Pool* made = pool_of_process.load(std::memory_order_acquire)) return made;
-  static std::atomic<bool> told{false};
-  const auto forget = [] { pool_of_process.store(nullptr, std::memory_order_relaxed); };
-  if (!told && pthread_atfork(nullptr, nullptr, forget) != 0) return nullptr;
-  told = true;
+  if (!forgotten_in_children) return nullptr;
   std::unique_ptr<Pool> fresh(new (std::nothrow) Pool);
   Pool* current = nullptr;
   if (fresh && pool_of_process.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel))

@@ -76,14 +76,21 @@ std::mutex& making() {
   held_over_forks<making>();
   return mutex;
 }
+// While that is held.
+auto& made() {
+  static auto& products =
+      *new std::map<std::tuple<Rule, Float, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
+  return products;
+}
+// When the plugin is loaded: a handler that is registered while another thread forks would miss that fork.
+[[maybe_unused]] const auto& making_early = making();
+[[maybe_unused]] const auto& made_early = made();
 
 }  // namespace
 
 const Products& Products::of(Rule rule, Float type, std::int64_t depth, std::int64_t weight_stride) {
-  static auto* made =
-      new std::map<std::tuple<Rule, Float, std::int64_t, std::int64_t>, std::unique_ptr<Products>>;
   const std::lock_guard lock(making());
-  auto& slot = (*made)[{rule, type, depth, weight_stride}];
+  auto& slot = made()[{rule, type, depth, weight_stride}];
   if (!slot) slot.reset(new Products(rule, type, depth, weight_stride));
   return *slot;
 }

@@ -48,7 +48,7 @@ static int forgets_evidence(void) {
 static int loads_plugins(void) { return rlk_load_plugin("/dev/null") != RLK_OK; }
 
 // Enough work for several threads; the sums are exact.
-static int runs(void) {
+static int runs_on(int32_t most_threads) {
   float out[kRows * kVocabulary];
   int64_t hidden_shape[] = {kRows, kWidth}, weight_shape[] = {kVocabulary, kWidth},
           out_shape[] = {kRows, kVocabulary};
@@ -66,9 +66,13 @@ static int runs(void) {
     if (strcmp(name, "weight") == 0) slots[i].tensor = &w;
     if (strcmp(name, "out") == 0) slots[i].tensor = &y;
   }
-  if (rlk_run_slots(op, slots, count, NULL) != RLK_OK) return 0;
+  rlk_options options = {sizeof options};
+  options.threads = most_threads;
+  if (rlk_run_slots(op, slots, count, &options) != RLK_OK) return 0;
   return out[0] == kWidth && out[kRows * kVocabulary - 1] == kWidth;
 }
+
+static int runs(void) { return runs_on(0); }
 
 static const struct {
   const char* name;
@@ -99,6 +103,12 @@ void prepare(void) {
 
 // One call of a kind: whether it went as it should.
 int call_once(const char* name) { return call_named(name)(); }
+
+static void run_at_fork(void) { runs(); }
+
+// The process calls for the first time that takes threads when it forks: what another thread does while one forks, at the moment
+// that is worst.
+int first_run_at_fork(void) { return runs_on(1) && pthread_atfork(run_at_fork, NULL, NULL) == 0; }
 
 static int (*called)(void);
 void start(const char* name) {

@@ -73,6 +73,29 @@ def test_a_child_calls_whatever_threads_of_its_parent_were_in(kind, calls, tmp_p
     assert CPUS == 1 or all(n > 1 for n in threads)
 
 
+FIRST_CALL = """
+import ctypes, os, signal, sys
+import rlk
+calls = ctypes.CDLL(sys.argv[1])
+calls.prepare()
+assert calls.first_run_at_fork()
+child = os.fork()
+if child == 0:
+    signal.alarm(int(sys.argv[2]))
+    os._exit(len(os.listdir("/proc/self/task")) if calls.call_once(b"runs") else 255)
+_, status = os.waitpid(child, 0)
+assert not os.WIFSIGNALED(status), f"the child hung, or died by signal {os.WTERMSIG(status)}"
+print(os.WEXITSTATUS(status))
+"""
+
+
+def test_the_helpers_of_a_first_call_while_the_process_forks_are_not_the_child_s(calls, tmp_path):
+    program = tmp_path / "first.py"
+    program.write_text(FIRST_CALL)
+    threads = int(run(program, calls, LATE))
+    assert threads != 255 and (CPUS == 1 or threads > 1)
+
+
 PROCESSES = """
 import multiprocessing, os, sys, threading
 import numpy, rlk

@@ -22,6 +22,9 @@ std::vector<std::shared_ptr<const Pack>>& kept() {
   static auto& packs = *new std::vector<std::shared_ptr<const Pack>>;
   return packs;
 }
+// When the plugin is loaded: a handler that is registered while another thread forks would miss that fork.
+[[maybe_unused]] const auto& keeping_early = keeping();
+[[maybe_unused]] const auto& kept_early = kept();
 
 }  // namespace
 
