@@ -114,13 +114,20 @@ RLK_INLINE __m512 tile_depth(const __m512 (&tile)[16], int i) {
   return tile[i];
 }
 
-RLK_INLINE __m256i round_bf16(__m512 x) {
+// Rounded to bf16, in the low halves.
+RLK_INLINE __m512i rounded_bf16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded =
       _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(kCanonicalNan16)));
+  return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(kCanonicalNan16));
+}
+RLK_INLINE __m256i round_bf16(__m512 x) { return _mm512_cvtepi32_epi16(rounded_bf16(x)); }
+// Two vectors at once, for less than twice one.
+RLK_INLINE __m512i round_bf16(__m512 low, __m512 high) {
+  const __m512i quarters = _mm512_packus_epi32(rounded_bf16(low), rounded_bf16(high));
+  return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), quarters);
 }
 
 RLK_INLINE __m256i round_f16(__m512 x) {
@@ -129,35 +136,55 @@ RLK_INLINE __m256i round_f16(__m512 x) {
                                _mm256_set1_epi16(kCanonicalNan16));
 }
 
-RLK_INLINE __m512 round_as_16(__m512 x, Float type) {
-  if (type == Float::f32) return x;
-  if (type == Float::f16) return _mm512_cvtph_ps(round_f16(x));
+// `type` of the 16-bit types or of fp32.
+template <Float type>
+RLK_INLINE __m512 round_as_16(__m512 x) {
+  if constexpr (type == Float::f32) return x;
+  if constexpr (type == Float::f16) return _mm512_cvtph_ps(round_f16(x));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round_bf16(x)), 16));
 }
 
-RLK_INLINE void store_16(void* out, Float type, std::int64_t index, __mmask16 mask, __m512 x) {
-  if (type == Float::f32) {
+template <Float type>
+RLK_INLINE void store_16(void* out, std::int64_t index, __mmask16 mask, __m512 x) {
+  if constexpr (type == Float::f32) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 canon = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(kCanonicalNan32)));
     _mm512_mask_storeu_ps(static_cast<float*>(out) + index, mask, _mm512_mask_mov_ps(x, nan, canon));
-    return;
+  } else {
+    _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(out) + index, mask,
+                             type == Float::f16 ? round_f16(x) : round_bf16(x));
   }
-  _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(out) + index, mask,
-                           type == Float::f16 ? round_f16(x) : round_bf16(x));
 }
 
 // The end of a row of fp32 sums: round, add the bias, round again, and the residual from `col` on likewise; 16
-// lanes, unit strides.
+// lanes, unit strides. The sums go on to a multiple of 16.
+template <Float type>
 RLK_ISA inline void store_sums(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
-                               const float* sums, const void* residual = nullptr) {
+                               const float* sums, const void* residual) {
+  if (p.bias == nullptr && residual == nullptr) {
+    std::int64_t j = 0;
+    if constexpr (type == Float::bf16)
+      for (; j + 32 <= cols; j += 32)
+        _mm512_storeu_si512(static_cast<std::uint16_t*>(out) + j,
+                            round_bf16(_mm512_loadu_ps(sums + j), _mm512_loadu_ps(sums + j + 16)));
+    for (; j + 16 <= cols; j += 16) store_16<type>(out, j, __mmask16{0xffff}, _mm512_loadu_ps(sums + j));
+    if (j < cols) store_16<type>(out, j, first_lanes(cols - j), _mm512_loadu_ps(sums + j));
+    return;
+  }
   for (std::int64_t j = 0; j < cols; j += 16) {
     __m512 x = _mm512_loadu_ps(sums + j);
     if (p.bias != nullptr)
-      x = _mm512_add_ps(round_as_16(x, p.out_type), upcast_16(p.bias, p.bias_type, col + j, cols - j));
+      x = _mm512_add_ps(round_as_16<type>(x), upcast_16(p.bias, p.bias_type, col + j, cols - j));
     if (residual != nullptr)
-      x = _mm512_add_ps(round_as_16(x, p.out_type), upcast_16(residual, p.residual_type, j, cols - j));
-    store_16(out, p.out_type, j, first_lanes(cols - j), x);
+      x = _mm512_add_ps(round_as_16<type>(x), upcast_16(residual, p.residual_type, j, cols - j));
+    store_16<type>(out, j, first_lanes(cols - j), x);
   }
+}
+RLK_ISA inline void store_sums(const ChainProduct& p, void* out, std::int64_t col, std::int64_t cols,
+                               const float* sums, const void* residual = nullptr) {
+  if (p.out_type == Float::f32) return store_sums<Float::f32>(p, out, col, cols, sums, residual);
+  if (p.out_type == Float::f16) return store_sums<Float::f16>(p, out, col, cols, sums, residual);
+  store_sums<Float::bf16>(p, out, col, cols, sums, residual);
 }
 
 // Sixteen sums at once in a chain product (chain_kernels.hpp), 12 x 32 of them in registers.

@@ -167,7 +167,7 @@ struct WeightGradient {
         depth(RowSet(cotangent).rows) {}
 
   static constexpr std::int64_t kGroups = kPanel / kSide;
-  static constexpr std::uint64_t kSums = sizeof(float) * kPanel * kPanel, kTiles = 4 * kTile;
+  static constexpr std::uint64_t kSums = sizeof(float) * kWidth * kPanel, kTiles = 4 * kTile;
   std::int64_t tasks() const { return std::max(panels_for(cols), panels_for(rows)); }
   std::uint64_t scratch() const { return kSums + kTiles + static_cast<std::uint64_t>(kGroups * group_bytes); }
   std::uint64_t packed_bytes() const {
@@ -193,11 +193,12 @@ struct WeightGradient {
       auto* block_sums = reinterpret_cast<float*>(scratch + kSums);
       for (std::int64_t col = 0; col < cols; col += kPanel) {
         const std::int64_t width = std::min(kPanel, cols - col);
-        for (std::int64_t j = 0; j < width; j += kWidth)
-          for (std::int64_t i = 0; i < count; i += kWidth)
-            block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes,
-                  sums + i * kPanel + j, block_sums);
-        store(row, count, col, width, sums);
+        for (std::int64_t i = 0; i < count; i += kWidth) {
+          for (std::int64_t j = 0; j < width; j += kWidth)
+            block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes, sums + j,
+                  block_sums);
+          store(row + i, std::min(kWidth, count - i), col, width, sums);
+        }
       }
     });
   }
@@ -218,11 +219,11 @@ struct WeightGradient {
              const float* sums) const {
     ChainProduct finish;
     finish.out_type = float_of(to.dtype());
-    auto* first = to.data<std::byte>();
-    for (std::int64_t i = 0; i < count; ++i)
-      unit.store_sums(finish, first + ((row + i) * to.stride(0) + col) * bytes_of(finish.out_type), 0, width,
-                      sums + i * kPanel,
-                      before ? before.data<float>() + (row + i) * before.stride(0) + col : nullptr);
+    const std::int64_t pitch = to.stride(0) * bytes_of(finish.out_type);
+    std::byte* out = to.data<std::byte>() + row * pitch + col * bytes_of(finish.out_type);
+    const float* added = before ? before.data<float>() + row * before.stride(0) + col : nullptr;
+    for (std::int64_t i = 0; i < count; ++i, out += pitch, added += added ? before.stride(0) : 0)
+      unit.store_sums(finish, out, 0, width, sums + i * kPanel, added);
   }
 };
 
