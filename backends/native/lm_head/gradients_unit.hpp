@@ -18,13 +18,25 @@ constexpr std::int64_t kChunk = 1024;      // lines of the weight that are packe
 
 inline std::int64_t panels_for(std::int64_t columns) { return up(columns, kPanel) / kPanel; }
 
-// Pieces whose lines are packed together.
+// Pieces whose lines are packed together. Of a tree's buffers (chain.hpp), bit by bit: those in which pieces before them left
+// what these take, and those in which these leave something.
 struct PieceRun {
   static constexpr int kMost = 8;
   Piece pieces[kMost];
   int count = 0;
   std::int64_t lines = 0, steps = 0;
+  unsigned takes = 0, leaves = 0;
+  bool last = false;
+
+  void add(const Piece& piece) {
+    pieces[count++] = piece;
+    lines += piece.depth, steps += steps_of(piece);
+    const unsigned chain = 1u << piece.chain, met = (1u << piece.meets) - 1;
+    takes |= ((piece.resumes ? chain : 0) | met) & ~leaves;
+    leaves = piece.ends ? (leaves & ~(met | chain)) | 1u << piece.to : leaves | chain;
+  }
 };
+// body(run)
 template <class Body>
 void for_piece_runs(const ChainProduct& p, Body body) {
   PieceRun run;
@@ -35,9 +47,9 @@ void for_piece_runs(const ChainProduct& p, Body body) {
       body(run);
       run = {};
     }
-    run.pieces[run.count++] = piece;
-    run.lines += piece.depth, run.steps += steps_of(piece);
+    run.add(piece);
   });
+  run.last = true;
   if (run.count > 0) body(run);
 }
 
@@ -53,17 +65,20 @@ struct RowGradient {
               int leaf_count)
       : unit(by), cotangent(d), weight(w), to(out) {
     sums.rows = RowSet(d).rows, sums.cols = w.dim(1), sums.depth = w.dim(0);
-    sums.block = block, sums.leaves = leaf_count;
+    sums.block = block;
+    sums.leaves = sums.depth == 0 ? 1 : leaf_count;  // no depth at all is a block of nothing
     sums.out_type = out ? float_of(out.dtype()) : Float::f32;
   }
 
-  // Lines packed, the last steps of pieces, a copy of 32 rows; then the levels of every block of sums.
+  // Lines packed, the last steps of pieces, a copy of 32 rows, the buffers of the block of sums at hand; then what
+  // runs leave in those of every block.
   static constexpr std::uint64_t kPacked = kPanel / kSide * (kChunk / kStep + PieceRun::kMost) * kTile,
-                                 kTails = PieceRun::kMost * kWidth * 64, kCopy = kWidth * kChunk * 2;
+                                 kTails = PieceRun::kMost * kWidth * 64, kCopy = kWidth * kChunk * 2,
+                                 kLevels = sizeof(float) * (kChain + 1) * kBlock;
   std::int64_t rows_at_once() const { return std::min(kRowsAtOnce, up(sums.rows, kWidth)); }
   int levels() const { return sums.leaves > 0 ? kChain + 1 : 2; }
   std::uint64_t scratch() const {
-    return kPacked + kTails + kCopy +
+    return kPacked + kTails + kCopy + kLevels +
            sizeof(float) * static_cast<std::uint64_t>(rows_at_once() * kPanel * levels());
   }
 
@@ -81,17 +96,32 @@ struct RowGradient {
  private:
   struct Held {
     std::byte *packed, *tails, *copy;
-    float* sums;
+    float *levels, *kept;
+    explicit Held(std::byte* scratch)
+        : packed(scratch),
+          tails(packed + kPacked),
+          copy(tails + kTails),
+          levels(reinterpret_cast<float*>(copy + kCopy)),
+          kept(levels + kLevels / sizeof(float)) {}
   };
-  float* block(const Held& held, std::int64_t i, std::int64_t j) const {
-    return held.sums + (i / kWidth * (kPanel / kWidth) + j / kWidth) * levels() * kBlock;
+  // Where a run finds and leaves the sums of a block: what it neither takes nor leaves may stay in the first cache.
+  struct Buffers {
+    float* at[kChain + 1];
+  };
+  Buffers buffers_of(const Held& held, const PieceRun& run, std::int64_t i, std::int64_t j) const {
+    float* kept = held.kept + (i / kWidth * (kPanel / kWidth) + j / kWidth) * levels() * kBlock;
+    const unsigned shared = run.takes | (run.last ? 0 : run.leaves);
+    Buffers b;
+    for (int n = 0; n <= kChain; ++n)
+      b.at[n] = (shared >> n & 1) != 0 ? kept + (n == kChain ? levels() - 1 : n) * kBlock
+                                       : held.levels + n * kBlock;
+    return b;
   }
 
   void panel(const ReadRows& d, std::int64_t col, std::int64_t row, std::byte* scratch) const {
     const std::int64_t count = std::min(kRowsAtOnce, sums.rows - row),
                        width = std::min(kPanel, sums.cols - col);
-    std::byte *tails = scratch + kPacked, *copy = tails + kTails;
-    const Held held{scratch, tails, copy, reinterpret_cast<float*>(copy + kCopy)};
+    const Held held(scratch);
     for_piece_runs(sums, [&](const PieceRun& run) {
       std::byte* packed = held.packed;
       for (int n = 0; n < run.count; ++n) {
@@ -101,30 +131,37 @@ struct RowGradient {
                         piece.depth, width, false, packed, run.steps * kTile);
         packed += steps_of(piece) * kTile;
       }
-      for (std::int64_t i = 0; i < count; i += kWidth)
-        multiply_rows(d, row + i, count - i, i, width, run, held);
+      for (std::int64_t i = 0; i < count; i += kWidth) {
+        const std::int64_t rows = std::min(kWidth, count - i);
+        First firsts[PieceRun::kMost];
+        first_operands(d, row + i, rows, run, held, firsts);
+        std::byte* out[kWidth];
+        for (std::int64_t r = 0; run.last && r < rows; ++r)
+          out[r] = to.data<std::byte>() + (row_offset(to, row + i + r) + col) * bytes_of(sums.out_type);
+        for (std::int64_t j = 0; j < width; j += kWidth) {
+          const Buffers buffers = buffers_of(held, run, i, j);
+          multiply(firsts, held.packed + j / kSide * run.steps * kTile, run, buffers.at);
+          for (std::int64_t r = 0; run.last && r < rows; ++r)
+            unit.store_sums(sums, out[r] + j * bytes_of(sums.out_type), 0, std::min(kWidth, width - j),
+                            buffers.at[0] + r * kWidth, nullptr);
+        }
+      }
     });
-    const std::int64_t bytes = bytes_of(sums.out_type);
-    for (std::int64_t i = 0; i < count; ++i)
-      for (std::int64_t j = 0; j < width; j += kWidth)
-        unit.store_sums(sums, to.data<std::byte>() + (row_offset(to, row + i) + col + j) * bytes, 0,
-                        std::min(kWidth, width - j), block(held, i, j) + i % kWidth * kWidth, nullptr);
   }
 
-  // 32 rows of the cotangent from `row` on, of which `left` are there, with the lines of a run.
-  void multiply_rows(const ReadRows& d, std::int64_t row, std::int64_t left, std::int64_t i,
-                     std::int64_t width, const PieceRun& run, const Held& held) const {
+  // `count` rows of the cotangent from `row` on, of a run's pieces; up to 32 are read.
+  void first_operands(const ReadRows& d, std::int64_t row, std::int64_t count, const PieceRun& run,
+                      const Held& held, First* firsts) const {
     std::int64_t stride = 2 * d.stride;
     const std::int64_t begin = run.pieces[0].first;
     const std::byte* from = held.copy;
     if (run.lines > 0) from = static_cast<const std::byte*>(d.data) + row * stride + 2 * begin;
-    if (left < kWidth && run.lines > 0) {
+    if (count < kWidth && run.lines > 0) {
       std::memset(held.copy, 0, kCopy);
-      for (std::int64_t r = 0; r < left; ++r)
+      for (std::int64_t r = 0; r < count; ++r)
         std::memcpy(held.copy + r * 2 * kChunk, from + r * stride, static_cast<std::size_t>(2 * run.lines));
       from = held.copy, stride = 2 * kChunk;
     }
-    First firsts[PieceRun::kMost];
     std::byte* tail = held.tails;
     for (int n = 0; n < run.count; ++n) {
       Piece piece = run.pieces[n];
@@ -134,16 +171,16 @@ struct RowGradient {
       copy_tail(from, stride, piece, kWidth, kWidth, tail);
       firsts[n].tail = tail, tail += kWidth * 64;
     }
-    for (std::int64_t j = 0; j < width; j += kWidth) {
-      const std::byte* second = held.packed + j / kSide * run.steps * kTile;
-      float *at = block(held, i, j), *chain = at + (levels() - 1) * kBlock;
-      for (int n = 0; n < run.count; ++n) {
-        const Piece& piece = run.pieces[n];
-        unit.multiply(firsts[n], second, run.steps * kTile, piece.depth / kStep,
-                      piece.chain == kChain ? chain : at + piece.chain * kBlock, kWidth, piece.resumes);
-        if (piece.ends && piece.meets > 0) unit.join(at, chain, piece.meets, piece.to);
-        second += steps_of(piece) * kTile;
-      }
+  }
+
+  void multiply(const First* firsts, const std::byte* second, const PieceRun& run,
+                float* const* buffers) const {
+    for (int n = 0; n < run.count; ++n) {
+      const Piece& piece = run.pieces[n];
+      unit.multiply(firsts[n], second, run.steps * kTile, piece.depth / kStep, buffers[piece.chain], kWidth,
+                    piece.resumes);
+      if (piece.ends && piece.meets > 0) unit.join(buffers, piece.meets, piece.to);
+      second += steps_of(piece) * kTile;
     }
   }
 };

@@ -127,18 +127,20 @@ struct UnitWeight {
 inline void multiply_panel(const MatrixUnit& unit, const ChainProduct& p, const UnitBlocking& b,
                            const UnitWeight& w, std::int64_t count, const std::byte* group, bool alone,
                            float* levels, float* sums) {
+  float* buffers[kChain + 1];
+  for (int n = 0; n <= kChain; ++n) buffers[n] = levels + n * kBlock;
   for (std::int64_t j = 0; j < count; j += alone ? kUnit : kWidth) {
     const std::byte* tail = w.tails + 64 * j;
     for_steps(p, [&](const Piece& piece, std::int64_t at) {
       First first = rows_as_they_lie(w.data + j * w.stride + 2 * piece.first, w.stride);
       const std::byte* with = group + at * kTile;
       if (has_tail(piece)) first.tail = tail, tail += 64 * b.panel;
-      float* to = levels + piece.chain * kBlock;
+      float* to = buffers[piece.chain];
       if (alone)
         unit.multiply_alone(first, with, piece.depth / kStep, to, piece.resumes);
       else
         unit.multiply(first, with, b.group_bytes(), piece.depth / kStep, to, kWidth, piece.resumes);
-      if (piece.ends && piece.meets > 0) unit.join(levels, levels + kChain * kBlock, piece.meets, piece.to);
+      if (piece.ends && piece.meets > 0) unit.join(buffers, piece.meets, piece.to);
     });
     if (alone)
       for (std::int64_t i = 0; i < kUnit; i += kSide)

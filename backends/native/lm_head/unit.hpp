@@ -80,8 +80,8 @@ struct MatrixUnit {
                      bool turned, std::byte* to, std::int64_t group_bytes);
   // A tile of sums transposed.
   void (*turn)(const float* from, std::int64_t stride, float* to, std::int64_t to_stride);
-  // The sums that a block ends with: its chain, and the levels that it meets, from the lowest up.
-  void (*join)(float* levels, const float* chain, int meets, int to);
+  // The sums that a block ends with: its chain, and the levels that it meets, from the lowest up (chain.hpp has the buffers).
+  void (*join)(float* const* buffers, int meets, int to);
   // to = to + from; a multiple of 16.
   void (*add)(const float* from, float* to, std::int64_t count);
   // The end of a row of sums, of a multiple of 16 places: round, add the bias, round again, and the residual likewise.

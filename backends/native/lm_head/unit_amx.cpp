@@ -90,13 +90,22 @@ RLK_ISA inline void add(const float* from, float* to, std::int64_t count) {
     _mm512_storeu_ps(to + i, _mm512_add_ps(_mm512_loadu_ps(to + i), _mm512_loadu_ps(from + i)));
 }
 
-RLK_ISA inline void join(float* levels, const float* chain, int meets, int to) {
+template <int Meets>
+RLK_ISA inline void join(float* const* buffers, int to) {
+  const float* chain = buffers[kChain];
+  const float* levels[Meets];
+  for (int level = 0; level < Meets; ++level) levels[level] = buffers[level];
+  float* out = buffers[to];
   for (std::int64_t i = 0; i < kBlock; i += 16) {
     __m512 sum = _mm512_loadu_ps(chain + i);
-    for (int level = 0; level < meets; ++level)
-      sum = _mm512_add_ps(_mm512_loadu_ps(levels + level * kBlock + i), sum);
-    _mm512_storeu_ps(levels + to * kBlock + i, sum);
+    for (int level = 0; level < Meets; ++level) sum = _mm512_add_ps(_mm512_loadu_ps(levels[level] + i), sum);
+    _mm512_storeu_ps(out + i, sum);
   }
+}
+RLK_ISA inline void join(float* const* buffers, int meets, int to) {
+  if (meets == 1) return join<1>(buffers, to);
+  if (meets == 2) return join<2>(buffers, to);
+  join<3>(buffers, to);
 }
 
 constexpr MatrixUnit kUnit{configure, release, multiply, multiply_alone, pack_rows, pack_lines,

@@ -115,11 +115,11 @@ inline void turn(const float* from, std::int64_t stride, float* to, std::int64_t
   for (std::int64_t i = 0; i < kSide; ++i)
     for (std::int64_t j = 0; j < kSide; ++j) to[j * to_stride + i] = from[i * stride + j];
 }
-inline void join(float* levels, const float* chain, int meets, int to) {
+inline void join(float* const* buffers, int meets, int to) {
   for (std::int64_t i = 0; i < kBlock; ++i) {
-    float sum = chain[i];
-    for (int level = 0; level < meets; ++level) sum = levels[level * kBlock + i] + sum;
-    levels[to * kBlock + i] = sum;
+    float sum = buffers[kChain][i];
+    for (int level = 0; level < meets; ++level) sum = buffers[level][i] + sum;
+    buffers[to][i] = sum;
   }
 }
 inline void add(const float* from, float* to, std::int64_t count) {
