@@ -66,6 +66,14 @@ struct ChainProduct {
   // Blocks in order and no longer than this need the least scratch.
   static constexpr std::int64_t kPlainBlock = 1024;
   bool joins() const { return leaves > 0 || block > kPlainBlock; }
+
+  // Few rows, or few steps in one block, by lines of fp32 that are read as they lie: little is done with each number.
+  static constexpr std::int64_t kThin = 4, kThinColumns = 4096;  // columns of a tile at most
+  bool few_rows() const { return rows <= kThin; }
+  bool thin() const {
+    const bool few_steps = depth > 0 && depth <= std::min(kThin, block) && leaves == 0;
+    return b.type == Float::f32 && b.col_stride == 1 && (few_rows() || few_steps);
+  }
 };
 
 // A stretch of the depth done in one go, and where the sum that it ends goes. Buffers 0 to 2 are levels of the

@@ -398,10 +398,19 @@ RLK_ISA void run_block(const ChainProduct& p, std::int64_t row, std::int64_t row
   for (std::int64_t i = 0; i < rows; ++i) finish_row<Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
 
+// thin.hpp, for lanes of fp32 whose steps are single elements.
+template <class Lanes>
+inline constexpr bool kHasThin =
+    sizeof(typename Lanes::Scalar) == 4 && Lanes::kLanes > 1 && kStep<Lanes> == 1;
+template <class Lanes>
+void run_thin(const ChainProduct& p, const ChainTile& tile, float* scratch);
+
 template <class Lanes>
 RLK_ISA void run_tile(const ChainProduct& p, const ChainTile& tile, void* scratch) {
   using B = Blocking<Lanes>;
   const DefaultFloatMode mode;
+  if constexpr (kHasThin<Lanes>)
+    if (p.thin()) return run_thin<Lanes>(p, tile, static_cast<float*>(scratch));
   // Row blocks of equal height: a last block of a few rows would read all of b for itself.
   const std::int64_t height = tile.row_end - tile.row_begin;
   const std::int64_t blocks = (height + B::kRowBlock - 1) / B::kRowBlock;
@@ -437,3 +446,5 @@ constexpr ChainKernels kernels_of(const char* isa, std::int64_t col_step) {
 
 }  // namespace
 }  // namespace rlk::native
+
+#include "native/lm_head/thin.hpp"
