@@ -90,10 +90,14 @@ TEST_CASE("1, 2, 4 and 8 ranks: partial sums of linear, joined by tp_sum, are th
 }
 
 TEST_CASE("1, 2, 4 and 8 ranks: d_x over shards of N, joined by tp_sum, is the bits of the whole") {
-  constexpr std::int64_t m = 6, k = 19;
+  struct Size {
+    std::int64_t m, n, k;
+  };
+  constexpr Size kSizes[] = {{6, 16, 19},   {6, 100, 19},  {6, 300, 19},  {6, 1040, 19}, {1, 300, 19},
+                             {2, 1040, 33}, {3, 8300, 19}, {4, 2304, 19}, {2, 40, 4101}};
   for (const Way& way : kWays)
     for (const DType type : {DType::f32, DType::f16, DType::bf16})
-      for (const std::int64_t n : {16, 100, 300, 1040}) {
+      for (const auto& [m, n, k] : kSizes) {
         if (type != DType::bf16 && !way.fp32) continue;
         const DType out =
             way.fp32 ? type : DType::f32;  // rounding to 16 bits would hide a join in another order
@@ -105,7 +109,7 @@ TEST_CASE("1, 2, 4 and 8 ranks: d_x over shards of N, joined by tp_sum, is the b
         if (missing(status, way)) continue;
         REQUIRE_MESSAGE(status, status.message());
         for (const std::int64_t ranks : kRanks) {
-          INFO(way.arithmetic, " ", rlk::name_of(type), " n=", n, " ranks ", ranks);
+          INFO(way.arithmetic, " ", rlk::name_of(type), " m=", m, " n=", n, " k=", k, " ranks ", ranks);
           Array partials(DType::f32, {ranks, m, k}), d_x(out, {m, k});
           for (std::int64_t r = 0; r < ranks; ++r) {
             const std::int64_t from = start(n, ranks, r), to = start(n, ranks, r + 1);
@@ -279,7 +283,7 @@ TEST_CASE("d_weight and d_bias go on from what they are added to, in place, in f
 
 // Products of few tokens have a path of their own; with zeros behind them they are many.
 TEST_CASE("d_weight of few tokens is that of these and of tokens that are zeros") {
-  constexpr std::int64_t n = 31, k = 1043, most = 9, many = 40;
+  constexpr std::int64_t n = 31, k = 4101, most = 9, many = 40;
   constexpr std::pair<DType, const char*> kWays[] = {{DType::f32, "fma32/tree8"},
                                                      {DType::f16, "fma32/tree8"},
                                                      {DType::bf16, "fma32/tree8"},
