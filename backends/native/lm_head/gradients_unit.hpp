@@ -204,7 +204,9 @@ struct WeightGradient {
         depth(RowSet(cotangent).rows) {}
 
   static constexpr std::int64_t kGroups = kPanel / kSide;
-  static constexpr std::uint64_t kSums = sizeof(float) * kWidth * kPanel, kTiles = 4 * kTile;
+  // Columns whose sums leave together: more would leave the first cache.
+  static constexpr std::int64_t kStrip = 128;
+  static constexpr std::uint64_t kSums = sizeof(float) * kWidth * kStrip, kTiles = 4 * kTile;
   std::int64_t tasks() const { return std::max(panels_for(cols), panels_for(rows)); }
   std::uint64_t scratch() const { return kSums + kTiles + static_cast<std::uint64_t>(kGroups * group_bytes); }
   std::uint64_t packed_bytes() const {
@@ -231,10 +233,13 @@ struct WeightGradient {
       for (std::int64_t col = 0; col < cols; col += kPanel) {
         const std::int64_t width = std::min(kPanel, cols - col);
         for (std::int64_t i = 0; i < count; i += kWidth) {
-          for (std::int64_t j = 0; j < width; j += kWidth)
-            block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes, sums + j,
-                  block_sums);
-          store(row + i, std::min(kWidth, count - i), col, width, sums);
+          for (std::int64_t j = 0; j < width; j += kWidth) {
+            block(turned + i / kSide * group_bytes, packed + (col + j) / kSide * group_bytes,
+                  sums + j % kStrip, block_sums);
+            const std::int64_t behind = std::min(j + kWidth, width), begin = j / kStrip * kStrip;
+            if (behind % kStrip == 0 || behind == width)
+              store(row + i, std::min(kWidth, count - i), col + begin, behind - begin, sums);
+          }
         }
       }
     });
@@ -243,12 +248,12 @@ struct WeightGradient {
  private:
   void block(const std::byte* first, const std::byte* second, float* sums, float* tiles) const {
     constexpr std::int64_t kSteps = kDepthBlock / kStep;
-    unit.multiply(packed_rows(first, group_bytes), second, group_bytes, std::min(kSteps, steps), sums, kPanel,
+    unit.multiply(packed_rows(first, group_bytes), second, group_bytes, std::min(kSteps, steps), sums, kStrip,
                   false);
     for (std::int64_t s = kSteps; s < steps; s += kSteps) {
       unit.multiply(packed_rows(first + s * kTile, group_bytes), second + s * kTile, group_bytes,
                     std::min(kSteps, steps - s), tiles, kWidth, false);
-      for (std::int64_t i = 0; i < kWidth; ++i) unit.add(tiles + i * kWidth, sums + i * kPanel, kWidth);
+      for (std::int64_t i = 0; i < kWidth; ++i) unit.add(tiles + i * kWidth, sums + i * kStrip, kWidth);
     }
   }
 
@@ -260,7 +265,7 @@ struct WeightGradient {
     std::byte* out = to.data<std::byte>() + row * pitch + col * bytes_of(finish.out_type);
     const float* added = before ? before.data<float>() + row * before.stride(0) + col : nullptr;
     for (std::int64_t i = 0; i < count; ++i, out += pitch, added += added ? before.stride(0) : 0)
-      unit.store_sums(finish, out, 0, width, sums + i * kPanel, added);
+      unit.store_sums(finish, out, 0, width, sums + i * kStrip, added);
   }
 };
 
