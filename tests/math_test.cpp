@@ -121,6 +121,24 @@ TEST_CASE("what rules have written out is what kernels compute, bit for bit") {
   }
 }
 
+// Through all subnormal results, and to where nothing is left: no product makes those.
+TEST_CASE("exponentials too small for a number are what rules have written out") {
+  int others = 0;
+  for (auto bits = std::bit_cast<std::uint32_t>(-86.0f); bits < std::bit_cast<std::uint32_t>(-160.0f);
+       bits += 3) {
+    const auto x = std::bit_cast<float>(bits);
+    others += same(rlk::registry::exp32(x), simt::exp<float>(x)) ? 0 : 1;
+    others += same(rlk::registry::exp2_32(x), simt::exp2<float>(x)) ? 0 : 1;
+  }
+  CHECK(others == 0);
+  for (double x : {-708.5, -744.4, -745.2, -746.0, -1e4})
+    CHECK(std::fabs(simt::exp<double>(x) - std::exp(x)) <=
+          2 * std::numeric_limits<double>::denorm_min() + std::exp(x) * 0x1p-50);
+  for (double x : {-1022.5, -1074.0, -1075.5, -1076.0, -1e4})
+    CHECK(std::fabs(simt::exp2<double>(x) - std::exp2(x)) <=
+          2 * std::numeric_limits<double>::denorm_min() + std::exp2(x) * 0x1p-50);
+}
+
 namespace {
 // Exact products and their neighbours, both ends of the range, subnormals and what is no number.
 template <class T>
