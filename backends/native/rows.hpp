@@ -71,6 +71,12 @@ struct Row {
     return x[0];
   }
 
+  // Lane i is lane i + H of x, and so on around the end.
+  template <int H>
+  static L moved_down(L x) {
+    return moved_down<H>(x, std::make_integer_sequence<int, W>{});
+  }
+
   // W elements, widened; or rounded once to nearest even, a NaN as the canonical one. Streamed results go around the caches
   // (`to` is aligned to a vector of them); fence() before another thread may read them.
   static L get(const float* p) { return load(p); }
@@ -170,7 +176,7 @@ struct Row {
  private:
   template <int H>
   static float halve(L x) {
-    const L sums = x + moved_down<H>(x, std::make_integer_sequence<int, W>{});
+    const L sums = x + moved_down<H>(x);
     if constexpr (H == 1)
       return sums[0];
     else

@@ -131,7 +131,7 @@ class Rows {
     p_row_ = take(std::int64_t{kRows + Tile::kSpare} * kTile);
     o_ = take(std::int64_t{kRows + Tile::kSpare} * pitch_),
     total_ = take(std::int64_t{kRows} * p.value_width);
-    m_ = take(kRows), l_ = take(kRows), a_ = take(kRows);
+    m_ = take(kRows), l_ = take(kRows), a_ = take(kRows), base_ = take(kRows);
   }
 
   void run() {
@@ -177,14 +177,14 @@ class Rows {
  private:
   std::int64_t query(int r) const { return (block_.first + r) / p_.group; }
   std::int64_t head(int r) const { return block_.h * p_.group + (block_.first + r) % p_.group; }
-  attn128::Visible visible(int r) const { return p_.visible(offset_ + query(r), here_); }
+  attn128::Visible visible(int r) const { return visible_[r]; }
 
   // All rows and the keys that some of them sees.
   void begin() {
     first_ = here_.last, last_ = here_.first;
     for (int r = 0; r < block_.count; ++r) {
       tile_.query(r, p_.q.at(block_.n, q_begin_ + query(r), head(r)));
-      const attn128::Visible seen = visible(r);
+      const attn128::Visible seen = visible_[r] = p_.visible(offset_ + query(r), here_);
       if (seen.first < seen.last) first_ = std::min(first_, seen.first), last_ = std::max(last_, seen.last);
       totals_[r] = {};
     }
@@ -211,6 +211,9 @@ class Rows {
     const attn128::Visible keys = keys_of(split);
     for (std::int64_t tile = keys.first / kTile; tile * kTile < keys.last; ++tile)
       one_tile(tile, first_, last_);
+    // -0 becomes +0: the rule says so after every tile, but a zero's sign shows in nothing until here.
+    for (int r = 0; r < block_.count; ++r)
+      Row::map(p_.value_width, [](auto o) { return o + 0.0f; }, o_ + r * pitch_, o_ + r * pitch_);
   }
 
   // Whether row r sees a key in [from, to).
@@ -237,46 +240,47 @@ class Rows {
       return there ? p_.key(t, block_.n, k_begin_, at + j - here_.first, block_.h) : nullptr;
     });
     tile_.scores(from, to, p_row_);
-    for (int r = from; r < to; ++r) weigh(r, at);
-    const std::int64_t width = p_.value_width;
+    weigh(from, to, at);
     for (int r = from; r < to; ++r)
-      Row::map(width, [a = a_[r]](auto o) { return o * a; }, o_ + r * pitch_, o_ + r * pitch_);
+      if (a_[r] != 1)
+        Row::map(p_.value_width, [a = a_[r]](auto o) { return o * a; }, o_ + r * pitch_, o_ + r * pitch_);
     tile_.add_values(from, to, p_row_, o_);
-    for (int r = from; r < to; ++r)  // -0 becomes +0
-      Row::map(width, [](auto o) { return o + 0.0f; }, o_ + r * pitch_, o_ + r * pitch_);
   }
 
-  // The row's scores become weights, rounded to v's dtype; m and l move on, and a is what O is multiplied by.
-  void weigh(int r, std::int64_t at) {
+  // Scores of rows [from, to) become weights, rounded to v's dtype; m and l move on, and a is what O is multiplied by. Step by
+  // step for all rows: one's steps wait for each other, those of several need not.
+  void weigh(int from, int to, std::int64_t at) {
+    for (int r = from; r < to; ++r) {
+      const float top = largest<L, W>(seen_scores(r, at)) * p_.c, m = top > m_[r] ? top : m_[r];
+      base_[r] = attn128::base_of(m);
+      a_[r] = m_[r] - base_[r];
+      m_[r] = m;
+    }
+    Row::map(to - from, [](auto x) { return simt::exp2<decltype(x)>(x); }, a_ + from, a_ + from);
+    for (int r = from; r < to; ++r)
+      Row::map(
+          kTile,
+          [c = p_.c, base = base_[r]](auto s) {
+            return attn128::weight(s, decltype(s){} + c, decltype(s){} - base);
+          },
+          p_row_ + r * kTile, p_row_ + r * kTile);
+    for (int r = from; r < to; ++r) {
+      l_[r] = simt::fused(l_[r], a_[r], tree<L, W>(p_row_ + r * kTile));
+      tile_.round(r, p_row_ + r * kTile);
+    }
+  }
+
+  // A row's scores as they take part, those of keys that it does not see at -inf.
+  const float* seen_scores(int r, std::int64_t at) {
     float* x = p_row_ + r * kTile;
     const attn128::Visible seen = visible(r);
     if (p_.cap != 0) Row::map(kTile, [this](auto s) { return attn128::capped(p_, s); }, x, x);
+    if (seen.first <= at && seen.last >= at + kTile) return x;
     const std::int64_t from = std::clamp<std::int64_t>(seen.first - at, 0, kTile),
                        to = std::clamp<std::int64_t>(seen.last - at, 0, kTile);
     std::fill_n(x, from, -__builtin_inff());
     std::fill(x + to, x + kTile, -__builtin_inff());
-    const float top = largest(x) * p_.c, m = top > m_[r] ? top : m_[r], base = attn128::base_of(m);
-    Row::map(
-        kTile,
-        [c = p_.c, base](auto s) { return attn128::weight(s, decltype(s){} + c, decltype(s){} - base); }, x,
-        x);
-    a_[r] = simt::exp2(m_[r] - base);
-    l_[r] = simt::fused(l_[r], a_[r], tree<L, W>(x));
-    m_[r] = m;
-    tile_.round(r, x);
-  }
-
-  // NaN is none of them.
-  static float largest(const float* x) {
-    L most = L{} - __builtin_inff();
-    for (int j = 0; j < kTile; j += W) {
-      const L y = Row::load(x + j);
-      most = y > most ? y : most;
-    }
-    float lanes[W], top = -__builtin_inff();
-    Row::store(lanes, most);
-    for (float y : lanes) top = y > top ? y : top;
-    return top;
+    return x;
   }
 
   // Joins the sums of a split to those before it.
@@ -302,8 +306,9 @@ class Rows {
   const std::int64_t offset_, pitch_;
   Tile tile_;
   std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
-  float *p_row_, *o_, *total_, *m_, *l_, *a_;
+  float *p_row_, *o_, *total_, *m_, *l_, *a_, *base_;
   Total<L, W> totals_[kRows];
+  attn128::Visible visible_[kRows];
 };
 
 template <class L, int W, class Tile>

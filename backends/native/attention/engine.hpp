@@ -42,7 +42,7 @@ inline std::int64_t part_floats(const Problem& p) {
 
 inline std::int64_t scratch_floats(const Problem& p) {
   const std::int64_t d = p.width, dv = p.value_width;
-  return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 3 * kRows;
+  return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 4 * kRows;
 }
 
 }  // namespace rlk::native::attention

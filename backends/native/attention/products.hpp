@@ -41,6 +41,7 @@ class Products {
     std::int64_t j = 0;
     for (; j + kAcross * W <= columns; j += kAcross * W)
       tile<Turned, R, kAcross>(a, lda, b + j, ldb, c + j, ldc, depth);
+    for (; j + 2 * W <= columns; j += 2 * W) tile<Turned, R, 2>(a, lda, b + j, ldb, c + j, ldc, depth);
     for (; j < columns; j += W) tile<Turned, R, 1>(a, lda, b + j, ldb, c + j, ldc, depth);
   }
 

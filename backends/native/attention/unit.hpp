@@ -30,7 +30,7 @@ inline std::int64_t unit_scratch_floats(const Problem& p) {
   const std::int64_t operands = kGroups * steps * kUnitFloats + columns / kSide * kSteps * kUnitFloats +
                                 kAll * (depth + kTile) / 2 + kStep * std::max(depth, columns) / 2 +
                                 kWidth * columns;
-  return operands + kAll * (kTile + columns) + std::int64_t{kRows} * p.value_width + 3 * kRows;
+  return operands + kAll * (kTile + columns) + std::int64_t{kRows} * p.value_width + 4 * kRows;
 }
 
 }  // namespace rlk::native::attention

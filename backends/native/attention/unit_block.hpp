@@ -42,15 +42,15 @@ class UnitTile {
   template <class Key>
   void load(Key key) {
     for (std::int64_t g = 0; g < kGroups; ++g) {
-      for (std::int64_t i = 0; i < kSide; ++i)
-        copy(key(p_.k, g * kSide + i), p_.width, some_ + i * depth_, depth_);
-      unit_.pack_rows(some_, depth_, kSide, depth_, keys_ + g * steps_ * kUnitBytes);
+      const Lines from =
+          lines([&](std::int64_t i) { return key(p_.k, g * kSide + i); }, kSide, p_.width, depth_);
+      unit_.pack_rows(from.first, from.stride, kSide, depth_, keys_ + g * steps_ * kUnitBytes);
     }
     for (std::int64_t s = 0; s < kSteps; ++s) {
-      for (std::int64_t i = 0; i < kStep; ++i)
-        copy(key(p_.v, s * kStep + i), p_.value_width, some_ + i * columns_, columns_);
+      const Lines from =
+          lines([&](std::int64_t i) { return key(p_.v, s * kStep + i); }, kStep, p_.value_width, columns_);
       for (std::int64_t c = 0; c < columns_; c += kPacked)
-        unit_.pack_lines(some_ + c, columns_, kStep, std::min(kPacked, columns_ - c), false,
+        unit_.pack_lines(from.first + c, from.stride, kStep, std::min(kPacked, columns_ - c), false,
                          values_ + (c / kSide * kSteps + s) * kUnitBytes, kSteps * kUnitBytes);
     }
   }
@@ -83,6 +83,25 @@ class UnitTile {
     return reinterpret_cast<std::byte*>(x);
   }
   static std::uint16_t* halves(float* x) { return reinterpret_cast<std::uint16_t*>(x); }
+
+  // `count` rows of `width` where they lie, if they do so as those of a matrix of `room` columns; else a copy.
+  struct Lines {
+    const std::uint16_t* first;
+    std::int64_t stride;
+  };
+  template <class At>
+  Lines lines(At at, std::int64_t count, std::int64_t width, std::int64_t room) const {
+    const auto* first = static_cast<const std::uint16_t*>(at(0));
+    const auto* second = static_cast<const std::uint16_t*>(at(1));
+    if (first != nullptr && second != nullptr && width == room) {
+      const std::int64_t stride = second - first;
+      std::int64_t n = 2;
+      while (n < count && at(n) == first + n * stride) ++n;
+      if (n == count) return {first, stride};
+    }
+    for (std::int64_t i = 0; i < count; ++i) copy(at(i), width, some_ + i * room, room);
+    return {some_, room};
+  }
 
   // A row, or zeros where it is null, with zeros behind.
   static void copy(const void* from, std::int64_t width, std::uint16_t* to, std::int64_t room) {
