@@ -94,7 +94,7 @@ TEST_CASE("1, 2, 4 and 8 ranks: d_x over shards of N, joined by tp_sum, is the b
     std::int64_t m, n, k;
   };
   constexpr Size kSizes[] = {{6, 16, 19},   {6, 100, 19},  {6, 300, 19},  {6, 1040, 19}, {1, 300, 19},
-                             {2, 1040, 33}, {3, 8300, 19}, {4, 2304, 19}, {2, 40, 4101}};
+                             {2, 1040, 33}, {3, 8300, 19}, {4, 2304, 19}, {2, 40, 4101}, {8, 300, 1100}};
   for (const Way& way : kWays)
     for (const DType type : {DType::f32, DType::f16, DType::bf16})
       for (const auto& [m, n, k] : kSizes) {
@@ -283,14 +283,14 @@ TEST_CASE("d_weight and d_bias go on from what they are added to, in place, in f
 
 // Products of few tokens have a path of their own; with zeros behind them they are many.
 TEST_CASE("d_weight of few tokens is that of these and of tokens that are zeros") {
-  constexpr std::int64_t n = 31, k = 4101, most = 9, many = 40;
+  constexpr std::int64_t n = 31, k = 4101, many = 70;
   constexpr std::pair<DType, const char*> kWays[] = {{DType::f32, "fma32/tree8"},
                                                      {DType::f16, "fma32/tree8"},
                                                      {DType::bf16, "fma32/tree8"},
                                                      {DType::bf16, "avx512bf16/tree8"}};
   for (const auto& [type, arithmetic] : kWays)
     for (const bool onward : {false, true})
-      for (std::int64_t m = 1; m <= most; ++m) {
+      for (const std::int64_t m : {1, 2, 3, 4, 5, 8, 9, 33, 64}) {
         CAPTURE(arithmetic);
         CAPTURE(onward);
         CAPTURE(m);

@@ -68,10 +68,10 @@ struct ChainProduct {
   bool joins() const { return leaves > 0 || block > kPlainBlock; }
 
   // Few rows, or few steps in one block, by lines of fp32 that are read as they lie: little is done with each number.
-  static constexpr std::int64_t kThin = 4, kThinColumns = 4096;  // columns of a tile at most
-  bool few_rows() const { return rows <= kThin; }
+  static constexpr std::int64_t kFewRows = 8, kFewSteps = 64, kThinColumns = 4096;  // of a tile at most
+  bool few_rows() const { return rows <= kFewRows; }
   bool thin() const {
-    const bool few_steps = depth > 0 && depth <= std::min(kThin, block) && leaves == 0;
+    const bool few_steps = depth > 0 && depth <= std::min(kFewSteps, block) && leaves == 0;
     return b.type == Float::f32 && b.col_stride == 1 && (few_rows() || few_steps);
   }
 };

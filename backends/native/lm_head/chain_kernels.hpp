@@ -152,11 +152,12 @@ struct Join {
   int meets = 0, to = 0;
 };
 
-// sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0).
+// sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0). Steps of b are b_pitch apart.
 template <class Lanes, int Rows>
 RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
-                           const typename Lanes::Scalar* b, typename Lanes::Scalar* sums, std::int64_t pitch,
-                           bool start, const Join<Lanes>& join, Fetch& next) {
+                           const typename Lanes::Scalar* b, std::int64_t b_pitch,
+                           typename Lanes::Scalar* sums, std::int64_t pitch, bool start,
+                           const Join<Lanes>& join, Fetch& next) {
   using Vec = typename Lanes::Vec;
   using B = Blocking<Lanes>;
   Vec sum[Rows][Lanes::kVecs];
@@ -186,7 +187,7 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
       for (int v = 0; v < Lanes::kVecs; ++v) sum[i][v] = Lanes::fma(value, column[v], sum[i][v]);
     }
     a += Lanes::kRows;
-    b += Blocking<Lanes>::kPanel;
+    b += b_pitch;
   }
   next = fetch;
   if (join.lowest) {
@@ -207,11 +208,12 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
 
 template <class Lanes, int Rows = Lanes::kRows>
 RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typename Lanes::Scalar* a,
-                              const typename Lanes::Scalar* b, typename Lanes::Scalar* sums,
-                              std::int64_t pitch, bool start, const Join<Lanes>& join, Fetch& next) {
-  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, sums, pitch, start, join, next);
+                              const typename Lanes::Scalar* b, std::int64_t b_pitch,
+                              typename Lanes::Scalar* sums, std::int64_t pitch, bool start,
+                              const Join<Lanes>& join, Fetch& next) {
+  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, b_pitch, sums, pitch, start, join, next);
   if constexpr (Rows > 1)
-    register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, sums, pitch, start, join, next);
+    register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, b_pitch, sums, pitch, start, join, next);
 }
 
 // Nothing, where the lanes want no mode of their own.
@@ -252,7 +254,7 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
       const std::int64_t height = rows - i < Lanes::kRows ? rows - i : Lanes::kRows;
       register_tile_of<Lanes>(
           height, steps<Lanes>(chunk), packed_a + tile * B::kTileA + k / kStep<Lanes> * Lanes::kRows,
-          packed_b, sums + i * pitch, pitch, start && k == 0,
+          packed_b, B::kPanel, sums + i * pitch, pitch, start && k == 0,
           left > 0 || !join.lowest ? Join<Lanes>{}
                                    : Join<Lanes>{join.lowest + i * B::kColBlock, join.meets, join.to},
           next);
@@ -349,7 +351,7 @@ RLK_ISA void run_shallow(const ChainProduct& p, std::int64_t row, std::int64_t r
     Fetch nothing;
     for (std::int64_t j = 0; j < cols; j += B::kPanel)
       register_tile_of<Lanes>(height, depth, packed_a + i / Lanes::kRows * B::kTileA, packed_b + j * depth,
-                              sums + j, B::kColBlock, true, Join<Lanes>{}, nothing);
+                              B::kPanel, sums + j, B::kColBlock, true, Join<Lanes>{}, nothing);
     for (std::int64_t r = 0; r < height; ++r)
       finish_row<Lanes>(p, row + i + r, col, cols, sums + r * B::kColBlock);
   }
