@@ -1,14 +1,19 @@
 // Thin chain products (ChainProduct::thin): memory bounds them, so the lines of b go past once, from end to end, and nothing
-// is packed. Part of chain_kernels.hpp.
+// is packed. Part of chain_kernels.hpp's loops.
 //
 //   few rows     the sums of all columns wait in a near cache, some lines at a time are added to them
 //   few steps    some rows of sums at a time, finished while they are in the nearest cache
 #pragma once
 
-#include "native/lm_head/chain_kernels.hpp"
+#include "native/lm_head/chain_tiles.hpp"
 
 namespace rlk::native {
 namespace {
+
+// Lanes of fp32 whose steps are single elements.
+template <class Lanes>
+inline constexpr bool kHasThin =
+    sizeof(typename Lanes::Scalar) == 4 && Lanes::kLanes > 1 && kStep<Lanes> == 1;
 
 constexpr int kLinesAtOnce = 8;
 constexpr std::int64_t kFewAtOnce = 4;  // rows, by registers
