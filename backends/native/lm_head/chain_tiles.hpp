@@ -132,8 +132,9 @@ struct Join {
   int meets = 0, to = 0;
 };
 
-// sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0). Steps of b are b_pitch apart.
-template <class Lanes, int Rows>
+// sums[Rows][kPanel] += over `depth` steps, each sum continuing its chain (or starting it from +0). Steps of b are a
+// panel apart where it is packed, else b_pitch.
+template <class Lanes, bool Packed, int Rows>
 RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
                            const typename Lanes::Scalar* b, std::int64_t b_pitch,
                            typename Lanes::Scalar* sums, std::int64_t pitch, bool start,
@@ -167,7 +168,7 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
       for (int v = 0; v < Lanes::kVecs; ++v) sum[i][v] = Lanes::fma(value, column[v], sum[i][v]);
     }
     a += Lanes::kRows;
-    b += b_pitch;
+    b += Packed ? B::kPanel : b_pitch;
   }
   next = fetch;
   if (join.lowest) {
@@ -186,14 +187,15 @@ RLK_ISA void register_tile(std::int64_t depth, const typename Lanes::Scalar* a,
     for (int v = 0; v < Lanes::kVecs; ++v) Lanes::store(sums + i * pitch + v * Lanes::kLanes, sum[i][v]);
 }
 
-template <class Lanes, int Rows = Lanes::kRows>
+template <class Lanes, bool Packed = true, int Rows = Lanes::kRows>
 RLK_ISA void register_tile_of(std::int64_t rows, std::int64_t depth, const typename Lanes::Scalar* a,
                               const typename Lanes::Scalar* b, std::int64_t b_pitch,
                               typename Lanes::Scalar* sums, std::int64_t pitch, bool start,
                               const Join<Lanes>& join, Fetch& next) {
-  if (rows == Rows) return register_tile<Lanes, Rows>(depth, a, b, b_pitch, sums, pitch, start, join, next);
+  if (rows == Rows)
+    return register_tile<Lanes, Packed, Rows>(depth, a, b, b_pitch, sums, pitch, start, join, next);
   if constexpr (Rows > 1)
-    register_tile_of<Lanes, Rows - 1>(rows, depth, a, b, b_pitch, sums, pitch, start, join, next);
+    register_tile_of<Lanes, Packed, Rows - 1>(rows, depth, a, b, b_pitch, sums, pitch, start, join, next);
 }
 
 // Nothing, where the lanes want no mode of their own.

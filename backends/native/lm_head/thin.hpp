@@ -138,8 +138,8 @@ RLK_ISA void run_few_steps(const ChainProduct& p, const ChainTile& tile, float* 
         const float* b =
             lies ? reinterpret_cast<const float*>(element_address(p.b, 0, tile.col_begin + j)) : end;
         Fetch nothing;
-        register_tile_of<Lanes>(rows, p.depth, factors, b, lies ? p.b.row_stride : B::kPanel,
-                                sums + j - first, kStrip, true, Join<Lanes>{}, nothing);
+        register_tile_of<Lanes, false>(rows, p.depth, factors, b, lies ? p.b.row_stride : B::kPanel,
+                                       sums + j - first, kStrip, true, Join<Lanes>{}, nothing);
       }
       for (std::int64_t i = 0; i < rows; ++i)
         finish_row<Lanes>(p, row + i, tile.col_begin + first, last - first, sums + i * kStrip);
