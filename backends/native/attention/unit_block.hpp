@@ -91,14 +91,11 @@ class UnitTile {
   };
   template <class At>
   Lines lines(At at, std::int64_t count, std::int64_t width, std::int64_t room) const {
-    const auto* first = static_cast<const std::uint16_t*>(at(0));
-    const auto* second = static_cast<const std::uint16_t*>(at(1));
-    if (first != nullptr && second != nullptr && width == room) {
-      const std::int64_t stride = second - first;
-      std::int64_t n = 2;
-      while (n < count && at(n) == first + n * stride) ++n;
-      if (n == count) return {first, stride};
-    }
+    const auto place = [&](std::int64_t i) { return reinterpret_cast<std::intptr_t>(at(i)); };
+    const std::int64_t step = place(1) - place(0);
+    std::int64_t n = width == room && place(0) != 0 && place(1) != 0 ? 2 : 0;
+    while (n > 0 && n < count && place(n) == place(0) + n * step) ++n;
+    if (n == count) return {static_cast<const std::uint16_t*>(at(0)), step / 2};
     for (std::int64_t i = 0; i < count; ++i) copy(at(i), width, some_ + i * room, room);
     return {some_, room};
   }
