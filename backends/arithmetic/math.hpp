@@ -72,7 +72,7 @@ template <class T>
 struct ExpConstants {  // float and vectors of float
   static constexpr float kLog2e = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  static constexpr float kLow = -105.0f, kHigh = 89.0f, kLow2 = -151.0f, kHigh2 = 129.0f;
+  static constexpr float kLow = -105.0f, kHigh = 89.0f, kLow2 = -151.0f, kHigh2 = 129.0f;  // e^-104 is 0
   static constexpr float kLn2 = 0.693147182f;
   static constexpr int kBias = 127, kMantissa = 23, kNothing = -151;  // 2^kNothing times anything here is 0
 };

@@ -106,8 +106,8 @@ int call_once(const char* name) { return call_named(name)(); }
 
 static void run_at_fork(void) { runs(); }
 
-// The process calls for the first time that takes threads when it forks: what another thread does while one forks, at the moment
-// that is worst.
+// The process's first call that takes threads is made from a handler of its fork: what another thread may do while one forks, at
+// the worst moment.
 int first_run_at_fork(void) { return runs_on(1) && pthread_atfork(run_at_fork, NULL, NULL) == 0; }
 
 static int (*called)(void);

@@ -1,11 +1,10 @@
 // The sum of a tile's kTile numbers in the rule's order, and the largest of them.
 #pragma once
 
+#include "arithmetic/attention/problem.hpp"
 #include "native/rows.hpp"
 
 namespace rlk::native::attention {
-
-inline constexpr int kNumbers = 128;
 
 // Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5. After bits 6 and 3 what is left is folded neighbour by
 // neighbour.
@@ -57,7 +56,7 @@ float largest(L most) {
 template <class L, int W>
 float largest(const float* p) {
   L most = L{} - __builtin_inff();
-  for (int j = 0; j < kNumbers; j += W) {
+  for (int j = 0; j < attn128::kTile; j += W) {
     const L x = native::Row<L, W>::load(p + j);
     most = x > most ? x : most;
   }

@@ -244,12 +244,11 @@ RLK_ISA void run_panel(const MatrixView& b, std::int64_t rows, std::int64_t col,
   }
 }
 
-// x and the sums of so many levels, lowest first. sums: where x's place is in the lowest level.
+// x and the sums of so many levels, lowest first, `apart` from one to the next. sums: where x's place is in the lowest level.
 template <class Lanes>
 RLK_ISA inline typename Lanes::Vec joined(typename Lanes::Vec x, const typename Lanes::Scalar* sums,
-                                          int meets) {
-  for (int level = 0; level < meets; ++level)
-    x = Lanes::add(Lanes::load(sums + level * Blocking<Lanes>::kSums), x);
+                                          int meets, std::int64_t apart = Blocking<Lanes>::kSums) {
+  for (int level = 0; level < meets; ++level) x = Lanes::add(Lanes::load(sums + level * apart), x);
   return x;
 }
 

@@ -110,12 +110,9 @@ RLK_ISA void run_few_rows(const ChainProduct& p, const ChainTile& tile, float* f
       n += many ? kLinesAtOnce : 1;
     }
     if (!piece.ends || piece.meets == 0) return;
-    for (std::int64_t j = 0; j < rows * pitch; j += Lanes::kLanes) {
-      typename Lanes::Vec sum = Lanes::load(chain + j);
-      for (int level = 0; level < piece.meets; ++level)
-        sum = Lanes::add(Lanes::load(sums + level * kApart + j), sum);
-      Lanes::store(sums + piece.to * kApart + j, sum);
-    }
+    for (std::int64_t j = 0; j < rows * pitch; j += Lanes::kLanes)
+      Lanes::store(sums + piece.to * kApart + j,
+                   joined<Lanes>(Lanes::load(chain + j), sums + j, piece.meets, kApart));
   });
   for (std::int64_t i = 0; i < rows; ++i)
     finish_row<Lanes>(p, tile.row_begin + i, tile.col_begin, columns, sums + i * pitch);
