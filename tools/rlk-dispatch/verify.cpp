@@ -71,6 +71,7 @@ std::string invariance_text(const harness::Entry& e) {
 
 // The worst distance in the bound's own unit.
 std::string distance_text(const harness::Accuracy& a, bool failed) {
+  if (a.metric == "none") return "bits alone";  // no distance is a measure of them
   if (a.metric == "bits") return short_number(a.worst) + " ulp of exact";
   if (a.metric == "elementwise") {
     std::string unit = "ulp";
