@@ -218,8 +218,7 @@ TEST_CASE("attention in one split is that of the one rank that has all keys") {
 TEST_CASE("attention of ranks is attention in every arithmetic and for heads of every width") {
   std::mt19937 random(3);
   for (const char* backend :
-       {"attention=native.replay_sm90_s512;attention_part=native.replay_sm90_s512",
-        "attention=native.replay_sm90_ex2_s512;attention_part=native.replay_sm90_ex2_s512", "native"}) {
+       {"attention=native.replay_sm90_ex2_s512;attention_part=native.replay_sm90_ex2_s512", "native"}) {
     CAPTURE(std::string(backend));
     const Named plain{"plain", {.window = 600, .split = 512}, true};
     for (const Heads& h : {Heads{2, 1, 64, 64}, Heads{2, 1, 128, 128}, Heads{2, 1, 192, 128},

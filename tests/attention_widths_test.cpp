@@ -166,7 +166,7 @@ TEST_CASE(
 
 TEST_CASE(
     "attention of heads of any size in Hopper's arithmetic has the same bits however a token is reached") {
-  const rlk::BackendScope hopper("attention=native.replay_sm90_s512");
+  const rlk::BackendScope hopper("attention=native.replay_sm90_ex2_s512");
   for (const Widths& w : kAll) {
     CAPTURE(name_of(w));
     reached_any_way(Sequence(w, 140, DType::bf16, {.split = 512}, 2), {129}, {0, 127, 129});
@@ -174,7 +174,7 @@ TEST_CASE(
 }
 
 TEST_CASE("attention whose values are a view of its keys is attention of a copy of them") {
-  for (const char* backend : {"native", "attention=native.replay_sm90_s1024"}) {
+  for (const char* backend : {"native", "attention=native.replay_sm90_ex2_s1024"}) {
     const rlk::BackendScope scope(backend);
     Sequence view({576, 512, true}, 140, DType::bf16, {}, 3);
     Keys copied({576, 512}, view.tokens, DType::bf16);

@@ -1,6 +1,6 @@
-// fma32/attn128/s<S>, amx/k32/attn128/s<S>, sm90/t25k16/attn128/s<S> and sm90/t25k16/ex2/attn128/s<S> as the page has
-// them, whole and in two steps, in plain loops, independent of every kernel. fma64 has no rule here: another
-// exponential in fp64 may differ in its last bit.
+// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/ex2/held/attn128/s<S> as the page has them, whole and in two
+// steps, in plain loops, independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in
+// its last bit.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -23,6 +23,7 @@ constexpr int64_t kTile = 128;
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147182f;
 
 using Row = std::vector<float>;
+using Tile = std::array<float, kTile>;  // of each key of a tile: its score, then its weight
 
 RLK_FUSED float dot(const std::vector<double>& x, const std::vector<double>& y) {
   float sum = 0;
@@ -35,17 +36,25 @@ RLK_FUSED void accumulate(float p, const std::vector<double>& v, Row& out) {
 }
 
 // Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5.
-float tree(std::array<float, kTile> v) {
+float tree(Tile v) {
   for (unsigned bit : {6u, 3u, 0u, 1u, 2u, 4u, 5u})
     for (unsigned j = 0; j < kTile; ++j)
       if ((j >> bit & 1) == 0) v[j] = v[j] + v[j + (1u << bit)];
   return v[0];
 }
+// Of the 32 weights whose index has the bits 1 and 2 of r: its other bits are folded in the order 3, 0, 6, 4, 5.
+float tree_of_class(Tile v, unsigned r) {
+  for (unsigned bit : {3u, 0u, 6u, 4u, 5u})
+    for (unsigned j = 0; j < kTile; ++j)
+      if ((j >> 1 & 3) == r && (j >> bit & 1) == 0) v[j] = v[j] + v[j + (1u << bit)];
+  return v[2 * r];
+}
 
-// The sums so far: their maximum times c, the sum of weights, the weighted values.
+// The sums so far: their maximum times c, or what is held in its place, the sum of weights, the weighted values.
 struct Sums {
   float m = -INFINITY, l = 0;
   Row o;
+  float classes[4] = {};  // where m is held, of a split that has not ended: l as four sums
 };
 
 float finite_or_zero(float m) { return m == -INFINITY ? 0 : m; }
@@ -82,7 +91,6 @@ enum class Chains { fma32, amx, sm90 };
 
 struct Id {
   Chains chains;
-  bool unit_exp2;  // weights as Hopper's special function unit has 2^x
   int64_t split;
 };
 
@@ -94,7 +102,6 @@ class Rule {
       : a_(a),
         all_(a),
         chains_(id.chains),
-        unit_exp2_(id.unit_exp2),
         split_(id.split),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
         cap_(static_cast<float>(a.softcap)),
@@ -115,6 +122,7 @@ class Rule {
       one_tile(s, q, kv_head, seen, tile, with_values, part);
       const bool ends = (tile + 1) * kTile >= seen.last || (split_ != 0 && (tile + 1) * kTile % split_ == 0);
       if (!ends) continue;
+      if (held()) part.l = (part.classes[0] + part.classes[1]) + (part.classes[2] + part.classes[3]);
       take(split_ == 0 ? 0 : tile * kTile / split_, part);
       part = {-INFINITY, 0, Row(width)};
     }
@@ -128,28 +136,23 @@ class Rule {
   }
 
  private:
+  // Whether m stays while no score exceeds it by more than 8.
+  bool held() const { return chains_ == Chains::sm90; }
+
   void one_tile(const Sequence& s, const std::vector<double>& q, int64_t kv_head, const Visible& seen,
                 int64_t tile, bool with_values, Sums& at) const {
-    std::array<float, kTile> x{};
+    Tile x{};
     std::vector<double> key;
     const int64_t first = std::max(seen.first, tile * kTile), last = std::min(seen.last, (tile + 1) * kTile);
-    float m = at.m;
     for (int64_t j = first; j < last; ++j) {
       all_.key(a_.k, s, j, kv_head, key);
       float score = chains_ == Chains::fma32 ? dot(q, key) : unit_dot(q, key);
       if (cap_ != 0) score = cap_ * tanh32(score * scale_ / cap_);
       x[static_cast<std::size_t>(j % kTile)] = score;
-      if (score * c_ > m) m = score * c_;
     }
-    const float base = finite_or_zero(m);
-    for (int64_t j = first; j < last; ++j) {
-      float& p = x[static_cast<std::size_t>(j % kTile)];
-      p = std::fma(p, c_, -base);
-      p = unit_exp2_ ? ex2_sm90(p) : exp2_32(p);
-    }
-    const float a = exp2_32(at.m - base);
-    at.l = std::fma(at.l, a, tree(x));
-    at.m = m;
+    const auto begin = static_cast<std::size_t>(first % kTile),
+               end = begin + static_cast<std::size_t>(last - first);
+    const float a = held() ? weigh_held(x, begin, end, at) : weigh_running(x, begin, end, at);
     if (!with_values) return;
     for (float& o : at.o) o = o * a;
     for (float& p : x) p = static_cast<float>(round_to(a_.v.dtype(), p));
@@ -163,6 +166,30 @@ class Rule {
     for (float& o : at.o) o = o + 0.0f;
   }
 
+  // Scores [begin, end) become weights, beside which `x` is +0; m and l move on. Returns what O is multiplied by.
+  float weigh_running(Tile& x, std::size_t begin, std::size_t end, Sums& at) const {
+    const float before = at.m;
+    for (std::size_t j = begin; j < end; ++j)
+      if (x[j] * c_ > at.m) at.m = x[j] * c_;
+    const float base = finite_or_zero(at.m), a = exp2_32(before - base);
+    for (std::size_t j = begin; j < end; ++j) x[j] = exp2_32(std::fma(x[j], c_, -base));
+    at.l = std::fma(at.l, a, tree(x));
+    return a;
+  }
+  // The same of Hopper: m stays while it can, and weights are those of the special function units.
+  float weigh_held(Tile& x, std::size_t begin, std::size_t end, Sums& at) const {
+    const float before = at.m;
+    bool moves = before == -INFINITY;
+    for (std::size_t j = begin; j < end; ++j)
+      if (std::fma(x[j], c_, -before) > 8) moves = true;
+    for (std::size_t j = begin; moves && j < end; ++j)
+      if (x[j] * c_ > at.m) at.m = x[j] * c_;
+    const float base = finite_or_zero(at.m), a = at.m == before ? 1 : exp2_32(before - base);
+    for (std::size_t j = begin; j < end; ++j) x[j] = ex2_sm90(std::fma(x[j], c_, -base));
+    for (unsigned r = 0; r < 4; ++r) at.classes[r] = at.classes[r] * a + tree_of_class(x, r);
+    return a;
+  }
+
   // Of a matrix unit.
   float unit_dot(const std::vector<double>& q, const std::vector<double>& key) const {
     const Row a(q.begin(), q.end()), b(key.begin(), key.end());
@@ -170,8 +197,8 @@ class Rule {
     return chains_ == Chains::amx ? chains::amx(x, 0, q.size()) : chains::sm90(x, 0, q.size());
   }
   // Groups of keys count from the tile's start; those without a key would change nothing.
-  void unit_values(const Sequence& s, const std::array<float, kTile>& weights, int64_t kv_head, int64_t first,
-                   int64_t last, Row& o) const {
+  void unit_values(const Sequence& s, const Tile& weights, int64_t kv_head, int64_t first, int64_t last,
+                   Row& o) const {
     std::vector<std::vector<double>> values(static_cast<std::size_t>(kTile), std::vector<double>(o.size()));
     for (int64_t j = first; j < last; ++j)
       all_.key(a_.v, s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
@@ -189,7 +216,6 @@ class Rule {
   const Args& a_;
   const Sequences<Args> all_;
   const Chains chains_;
-  const bool unit_exp2_;
   const int64_t split_;
   const float scale_, cap_, c_;
 };
@@ -199,21 +225,19 @@ std::optional<Id> id_of(std::string_view id) {
   struct Family {
     std::string_view first;
     Chains chains;
-    bool unit_exp2;
   };
-  constexpr Family kFamilies[] = {{"fma32/attn128/s", Chains::fma32, false},
-                                  {"amx/k32/attn128/s", Chains::amx, false},
-                                  {"sm90/t25k16/attn128/s", Chains::sm90, false},
-                                  {"sm90/t25k16/ex2/attn128/s", Chains::sm90, true}};
+  constexpr Family kFamilies[] = {{"fma32/attn128/s", Chains::fma32},
+                                  {"amx/k32/attn128/s", Chains::amx},
+                                  {"sm90/t25k16/ex2/held/attn128/s", Chains::sm90}};
   const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                     [&](const auto& f) { return id.starts_with(f.first); });
   if (family == std::end(kFamilies)) return {};
   id.remove_prefix(family->first.size());
-  if (id == "none") return Id{family->chains, family->unit_exp2, 0};
+  if (id == "none") return Id{family->chains, 0};
   int64_t split = 0;
   const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), split);
   if (error != std::errc() || end != id.data() + id.size()) return {};
-  return Id{family->chains, family->unit_exp2, split};
+  return Id{family->chains, split};
 }
 
 void put(const DLTensor& t, int64_t element, float x) {

@@ -34,6 +34,24 @@ struct Way {
   static float weight(float s, float c, float b) { return ex2_sm90(std::fma(s, c, -b)); }
   static float factor(float x) { return exp2_32(x); }  // of the sums so far
   static float share(float x) { return exp2_32(x); }   // of a split
+  // Of how far a score is above the row's reference.
+  static bool moves(float above) { return above > 8; }
+  static float added(float l, float a, float tile) { return l * a + tile; }  // to a sum of weights
+  // The sums of a tile's weights, and what a split has of them in the end.
+  using Four = std::array<float, 4>;
+  static Four classes(const std::array<float, kTile>& p) {
+    return {of_class(p, 0), of_class(p, 1), of_class(p, 2), of_class(p, 3)};
+  }
+  static float of_class(const std::array<float, kTile>& p, unsigned r) {
+    std::array<float, 32> v{};  // bits 0 and 3 to 6 of the index in a row
+    for (unsigned i = 0; i < v.size(); ++i) v[i] = p[(i & 1) | r << 1 | i >> 1 << 3];
+    for (unsigned bit : {1u, 0u, 4u, 2u, 3u})
+      for (unsigned i = 0; i < v.size(); ++i)
+        if ((i >> bit & 1) == 0) v[i] = v[i] + v[i + (1u << bit)];
+    return v[0];
+  }
+  static float whole(const Four& l) { return (l[0] + l[1]) + (l[2] + l[3]); }
+  static float begins(float) { return -INFINITY; }  // a split's reference, by that of the one before
   static float rounded(float p) { return to_bf16(p); }
   static float summed(float p) { return p; }
   static float lse(float m, float l) { return std::fma(m, kLn2, ln32(l)); }
@@ -85,6 +103,7 @@ struct Scores {
 struct Sums {
   float m = -INFINITY, l = 0;
   Row o;
+  Way::Four classes{};  // of a split
 };
 
 template <class W>
@@ -133,12 +152,14 @@ class Forward {
     std::vector<double> q;
     all_.query(a_.q, s, i, head, q);
     std::vector<Sums> parts;
+    float m = -INFINITY;
     bool open = false;
     for (int64_t tile = seen.first / kTile; tile * kTile < seen.last; ++tile) {
-      if (!open) parts.push_back({-INFINITY, 0, Row(static_cast<std::size_t>(width_))});
+      if (!open) parts.push_back({W::begins(m), 0, Row(static_cast<std::size_t>(width_))});
       const int64_t first = std::max(seen.first, tile * kTile),
                     last = std::min(seen.last, (tile + 1) * kTile);
       if (!W::skips(first, last)) one_tile(s, single(q), kv_head, first, last, parts.back());
+      parts.back().l = W::whole(parts.back().classes), m = parts.back().m;
       open = a_.split == 0 || (tile + 1) * kTile % a_.split != 0;
     }
     return parts;
@@ -148,13 +169,15 @@ class Forward {
                 Sums& at) const {
     std::array<float, kTile> p{}, summed{};
     std::vector<double> key;
-    float m = at.m;
+    float top = at.m;
+    bool moves = at.m == -INFINITY;
     for (int64_t j = first; j < last; ++j) {
       all_.key(a_.k, s, j, kv_head, key);
       const float x = p[static_cast<std::size_t>(j % kTile)] = score_(product(q, single(key), a_.q.dtype()));
-      if (x * score_.c > m) m = x * score_.c;
+      if (W::moves(std::fma(x, score_.c, -at.m))) moves = true;
+      if (x * score_.c > top) top = x * score_.c;
     }
-    const float base = without_nothing(m);
+    const float m = moves ? top : at.m, base = without_nothing(m);
     for (auto j = static_cast<std::size_t>(first % kTile); j <= static_cast<std::size_t>((last - 1) % kTile);
          ++j) {
       p[j] = W::weight(p[j], score_.c, base);
@@ -162,7 +185,8 @@ class Forward {
       p[j] = W::rounded(p[j]);
     }
     const float a = W::factor(at.m - base);
-    at.l = std::fma(at.l, a, registry::lse128::tree_of_128(summed));
+    const Way::Four tile = W::classes(summed);
+    for (std::size_t r = 0; r < tile.size(); ++r) at.classes[r] = W::added(at.classes[r], a, tile[r]);
     at.m = m;
     for (float& o : at.o) o = o * a;
     values(s, p, kv_head, first, last, at.o);
@@ -350,15 +374,18 @@ rlk_code by_rows(const AttentionBwd& a) {
 
 // ---- their table
 
-constexpr const char *kSplit1024 = "sm90/t25k16/ex2/attn128/s1024",
-                     *kSplit512 = "sm90/t25k16/ex2/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128",
-                     *kLogp = "sm90/t25k16/ex2/lse2048/l8", *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
+constexpr const char *kSplit1024 = "sm90/t25k16/ex2/held/attn128/s1024",
+                     *kSplit512 = "sm90/t25k16/ex2/held/attn128/s512",
+                     *kGradients = "sm90/t25k16/ex2/attn128", *kLogp = "sm90/t25k16/ex2/lse2048/l8",
+                     *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
                      *kSample = "sample/philox-g1/ex2/lse2048/l8";
 constexpr const char *kLittle = "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 bf16",
                      *kOneMore = "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16",
                      *kWindow = "window b=2 s=3 l=300 h=2/1 d=16/16 split=1024 window=128 bf16",
                      *kTwoSplits = "split b=1 s=2 l=642 h=1/1 d=16/16 split=512 bf16",
                      *kAllOptions = "all b=2 s=37 l=150 h=4/2 d=16/32 split=1024 window=40 bf16",
+                     *kRising = "rising b=1 s=5 l=1000 h=2/1 d=16/16 split=1024 bf16",
+                     *kRisingSplits = "rising b=1 s=5 l=1000 h=2/1 d=16/16 split=512 bf16",
                      *kFaint = "faint b=1 s=3 l=16 h=1/1 d=16/16 split=1024 bf16";
 constexpr const char *kOneMoreBwd = "dense b=2 s=2 l=129 h=2/1 d=32/32 bf16",
                      *kSinksBwd = "sinks b=2 s=5 l=150 h=3/1 d=16/48 bf16",
@@ -369,6 +396,59 @@ constexpr const char *kOneMoreBwd = "dense b=2 s=2 l=129 h=2/1 d=32/32 bf16",
                      *kPackedBwd = "dense packed h=4/2 d=32/16 bf16",
                      *kFaintBwd = "faint b=1 s=5 l=16 h=1/1 d=16/16 bf16";
 
+struct OfLibrary : Way {
+  static float weight(float s, float c, float b) { return exp2_32(std::fma(s, c, -b)); }
+};
+struct EveryTile : Way {
+  static bool moves(float) { return true; }
+};
+struct AtEight : Way {
+  static bool moves(float above) { return above >= 8; }
+};
+struct AboveSeven : Way {
+  static bool moves(float above) { return above > 7; }
+};
+struct SumStays : Way {
+  static float added(float l, float, float tile) { return l + tile; }
+};
+struct FusedSum : Way {
+  static float added(float l, float a, float tile) { return std::fma(l, a, tile); }
+};
+struct ClassesInOrder : Way {
+  static float whole(const Four& l) { return ((l[0] + l[1]) + l[2]) + l[3]; }
+};
+struct ClassesByOtherBits : Way {
+  static Four classes(const std::array<float, kTile>& p) {
+    Four sums{};
+    for (unsigned r = 0; r < 4; ++r) {
+      std::array<float, kTile> turned{};
+      for (unsigned j = 0; j < kTile; ++j)  // bits 0 and 1 where 1 and 2 are asked for
+        turned[(j & ~7u) | (j & 3) << 1 | (j >> 2 & 1)] = p[j];
+      sums[r] = of_class(turned, r);
+    }
+    return sums;
+  }
+};
+struct OneTree : Way {
+  static Four classes(const std::array<float, kTile>& p) { return {registry::lse128::tree_of_128(p)}; }
+};
+struct BitsInOrder : Way {
+  static Four classes(const std::array<float, kTile>& p) {
+    Four sums{};
+    for (unsigned r = 0; r < 4; ++r) {
+      Row v;
+      for (unsigned j = 0; j < kTile; ++j)
+        if ((j >> 1 & 3) == r) v.push_back(p[j]);
+      for (std::size_t half = v.size() / 2; half > 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i) v[i] = v[2 * i] + v[2 * i + 1];
+      sums[r] = v[0];
+    }
+    return sums;
+  }
+};
+struct SplitBefore : Way {
+  static float begins(float m) { return m; }
+};
 struct FactorByUnit : Way {
   static float factor(float x) { return ex2_sm90(x); }
 };
@@ -441,10 +521,29 @@ constexpr Entry gradients(const char* id, const char* where, const char* error) 
 }
 
 constinit const Entry kEntries[] = {
-    alone<Attention>([](const Attention& a, const Call&) { return honest(a, "native.replay_sm90_s1024"); },
-                     "mutant.ex2_of_library", kSplit1024, "equal bits",
-                     "takes weights by the library's exp2, not by the unit's", kOneMore, RLK_BF16),
-    changed<Attention, FactorByUnit>("mutant.ex2_everywhere", kSplit1024, kWindow,
+    changed<Attention, OfLibrary>("mutant.ex2_of_library", kSplit1024, kOneMore,
+                                  "takes weights by the library's exp2, not by the unit's"),
+    changed<Attention, EveryTile>("mutant.held_nowhere", kSplit1024, kRising,
+                                  "moves the reference at every tile that exceeds it"),
+    changed<Attention, AtEight>("mutant.held_below_8", kSplit1024, kRising,
+                                "moves the reference where a score is 8 above it"),
+    changed<Attention, AboveSeven>("mutant.held_to_7", kSplit1024, kRising,
+                                   "moves the reference where a score is more than 7 above it"),
+    changed<Attention, SumStays>("mutant.held_sum", kSplit1024, kRising,
+                                 "leaves the sums of weights as they are when the reference moves"),
+    changed<Attention, FusedSum>("mutant.held_fused_sum", kSplit1024, kRising,
+                                 "multiplies and adds sums of weights with one rounding"),
+    changed<Attention, ClassesInOrder>("mutant.held_classes_in_order", kSplit1024, kOneMore,
+                                       "adds the four sums of weights one after another"),
+    changed<Attention, ClassesByOtherBits>("mutant.held_other_classes", kSplit1024, kOneMore,
+                                           "takes the four sums by the bits 0 and 1 of a key"),
+    changed<Attention, OneTree>("mutant.held_one_tree", kSplit1024, kOneMore,
+                                "adds the weights of a tile in one tree"),
+    changed<Attention, BitsInOrder>("mutant.held_bits_in_order", kSplit1024, kOneMore,
+                                    "adds the weights of a sum with their neighbours first"),
+    changed<Attention, SplitBefore>("mutant.held_over_splits", kSplit512, kRisingSplits,
+                                    "begins a split with the reference of the one before"),
+    changed<Attention, FactorByUnit>("mutant.ex2_everywhere", kSplit1024, kRising,
                                      "takes the factor of earlier tiles by the unit's ex2, too"),
     changed<Attention, SharesByUnit>("mutant.ex2_of_splits", kSplit512, kTwoSplits,
                                      "joins splits by the unit's ex2"),

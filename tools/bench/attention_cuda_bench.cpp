@@ -1,4 +1,4 @@
-// attention on the GPU by cuda.sm90_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, then wide and latent heads,
+// attention on the GPU by cuda.sm90_ex2_s<S>: prefill and decoding, 32 query heads on 8 of 128 channels, then wide and latent heads,
 // bf16; and decoding from pages beside a copy. One line of JSON for every shape and split: the median in microseconds, TFLOP/s of visible keys, GB/s of the cache. attention_torch.py
 // times PyTorch's kernels on the same shapes.
 #include <fmt/format.h>
@@ -63,8 +63,8 @@ struct Shape {
   std::int64_t heads = 32, kv_heads = 8, d = 128, dv = 128;
 };
 
-// Latent heads' values are the first channels of their keys. By the library's own exp2, or the units' ex2.
-void measure(const Shape& s, std::int64_t split, bool unit) {
+// Latent heads' values are the first channels of their keys.
+void measure(const Shape& s, std::int64_t split) {
   const bool latent = s.d > 256;
   const std::int64_t rows = s.batch * s.queries * s.heads, tokens = s.batch * s.keys * s.kv_heads;
   const Memory q(2 * rows * s.d), k(2 * tokens * s.d), v(latent ? 0 : 2 * tokens * s.dv),
@@ -79,8 +79,7 @@ void measure(const Shape& s, std::int64_t split, bool unit) {
       to(out.data, {s.batch, s.queries, s.heads, s.dv}, DType::bf16, kGpu),
       tl(lse.data, {s.batch, s.queries, s.heads}, DType::f32, kGpu);
   const rlk::Attention call{.q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .split = split};
-  const std::string id =
-      fmt::format("cuda.sm90_{}s{}", unit ? "ex2_" : "", split == 0 ? "none" : std::to_string(split));
+  const std::string id = fmt::format("cuda.sm90_ex2_s{}", split == 0 ? "none" : std::to_string(split));
   rlk::Options options{.backend = id};
   const auto bytes = rlk::workspace(call, options);
   if (!bytes) throw std::runtime_error(std::string(bytes.status().message()));
@@ -97,31 +96,28 @@ void measure(const Shape& s, std::int64_t split, bool unit) {
 }
 
 void narrow() {
-  for (bool unit : {false, true})
-    for (std::int64_t split : {1024, 0}) {
-      measure({1, 8192, 8192}, split, unit);
-      measure({4, 4096, 4096}, split, unit);
-      measure({4, 4096, 4096, 64, 8, 64, 64}, split, unit);
-    }
+  for (std::int64_t split : {1024, 0}) {
+    measure({1, 8192, 8192}, split);
+    measure({4, 4096, 4096}, split);
+    measure({4, 4096, 4096, 64, 8, 64, 64}, split);
+  }
   for (std::int64_t batch : {1, 16})
     for (std::int64_t keys : {2048, 16384, 65536})
-      for (std::int64_t split : {512, 1024, 4096}) measure({batch, 1, keys}, split, false);
+      for (std::int64_t split : {512, 1024, 4096}) measure({batch, 1, keys}, split);
 }
 
 // 256 channels, 192 and 128, 576 and 512.
 void wide() {
-  for (bool unit : {false, true})
-    for (std::int64_t split : {1024, 0}) {
-      measure({1, 8192, 8192, 16, 2, 256, 256}, split, unit);
-      measure({1, 8192, 8192, 16, 16, 192, 128}, split, unit);
-      measure({1, 1024, 1024, 16, 1, 576, 512}, split, unit);
-    }
-  for (bool unit : {false, true})
-    for (std::int64_t keys : {2048, 16384, 65536}) {
-      measure({1, 1, keys, 16, 2, 256, 256}, 1024, unit);
-      measure({16, 1, keys, 16, 2, 256, 256}, 1024, unit);
-      measure({16, 1, keys, 64, 1, 576, 512}, 1024, unit);
-    }
+  for (std::int64_t split : {1024, 0}) {
+    measure({1, 8192, 8192, 16, 2, 256, 256}, split);
+    measure({1, 8192, 8192, 16, 16, 192, 128}, split);
+    measure({1, 1024, 1024, 16, 1, 576, 512}, split);
+  }
+  for (std::int64_t keys : {2048, 16384, 65536}) {
+    measure({1, 1, keys, 16, 2, 256, 256}, 1024);
+    measure({16, 1, keys, 16, 2, 256, 256}, 1024);
+    measure({16, 1, keys, 64, 1, 576, 512}, 1024);
+  }
 }
 
 // One query of each sequence, 8 key heads, pages of 16 tokens in any order; and a copy of as many bytes as keys and values
@@ -187,7 +183,7 @@ void measure_backward(std::int64_t batch, std::int64_t tokens) {
                tl(lse.data, {batch, tokens, kHeads}, DType::f32, kGpu), td = of(d_out, kHeads),
                tdq = of(d_q, kHeads), tdk = of(d_k, kKvHeads), tdv = of(d_v, kKvHeads);
   rlk::check(rlk::attention({.q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .split = 0},
-                            {.backend = "cuda.sm90_snone"}));
+                            {.backend = "cuda.sm90_ex2_snone"}));
   const rlk::AttentionBwd call{
       .q = tq, .k = tk, .v = tv, .out = to, .lse = tl, .d_out = td, .d_q = tdq, .d_k = tdk, .d_v = tdv};
   rlk::AttentionBwd queries = call;

@@ -125,6 +125,9 @@ RLK_HD T capped(const Problem& p, T score) {
   return simt::tanh<T>(inner) * p.cap;
 }
 
+// Where the maximum is held (sm90/t25k16/ex2/held): it moves where score * c is above it by more.
+inline constexpr float kHeld = 8;
+
 // Maxima are those of score * c. -inf stands for no score yet, where 0 takes its place in differences.
 RLK_HD float base_of(float m) { return m == -__builtin_inff() ? 0.0f : m; }
 

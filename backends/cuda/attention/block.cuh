@@ -25,16 +25,16 @@ struct Job {
 };
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
-// sums in memory. Unit: weights by the special function units' ex2.
-template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Unit>
+// sums in memory.
+template <class T, int Width, int ValueWidth, bool Capped, bool Spread>
 struct Shape {
   using Element = T;
   static constexpr int kWidth = Width, kValueWidth = ValueWidth;
-  static constexpr bool kCapped = Capped, kSpread = Spread, kUnit = Unit;
+  static constexpr bool kCapped = Capped, kSpread = Spread;
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
-  // Registers do not hold the scores of a tile beside the weights of another.
+  // Registers do not hold the scores of a tile beside its weights.
   static constexpr bool kOneByOne = kLatent || (Width > kNarrow && Capped) || (Width > 192 && !Spread);
   // Sums of other splits are in memory, where shared memory has no room for them beside two stages of keys or rows.
   static constexpr bool kTotalsApart = !Spread && Width > kNarrow;
@@ -218,6 +218,9 @@ __device__ __forceinline__ int swizzled(int rows, int row, int piece) {
   return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
 }
 
+// Of the producer: all but its first warp bring queries.
+inline constexpr int kQueryThreads = 96;
+
 // Queries [first, first + 64) of an item's, by `Threads` threads of which this is the `thread`-th. Rows that are not there are
 // copies of the last one.
 template <class S, int Threads>
@@ -263,7 +266,7 @@ struct Shared {
     for (int i = 0; i < S::kValueStages; ++i)
       barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
     for (int i = 0; i < (S::kSpread ? 0 : S::kGroups); ++i)
-      barrier_init(q_full + i, 128 + 1), barrier_init(q_empty + i, 128);
+      barrier_init(q_full + i, kQueryThreads + 1), barrier_init(q_empty + i, 128);
     fence_barrier_init();
   }
 };
@@ -275,7 +278,22 @@ struct Turn {
   __device__ void next() {
     if (++stage == Stages) stage = 0, phase ^= 1;
   }
+  __device__ void skip(int turns) {
+    stage += turns;
+    phase ^= stage / Stages & 1, stage %= Stages;
+  }
 };
+
+// One lane of a warp that stays together.
+__device__ __forceinline__ bool elected() {
+  int yes;
+  asm volatile(
+      "{.reg .pred yes;\n"
+      "elect.sync _|yes, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, yes;}"
+      : "=r"(yes));
+  return yes;
+}
 
 // Waits for other threads of the same role.
 __device__ __forceinline__ void role_sync(int id, int threads) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/attention/bwd_block.cuh"
-#include "cuda/attention/softmax.cuh"
+#include "cuda/attention/exponential.cuh"
 
 namespace rlk::cuda::attention {
 

@@ -13,7 +13,6 @@ template <class S>
 class Consumer {
   using T = typename S::Element;
   static constexpr int kSums = S::kPartWidth / 2;  // of O, a thread
-  static constexpr bool kTreeLast = kSums <= 64;   // behind a tile's products, as registers allow
   // Warpgroups order products by turns.
   static constexpr bool kInTurns = S::kGroups > 1;
 
@@ -60,6 +59,12 @@ class Consumer {
   }
 
  private:
+  // Of a split that ends: what a thread's rows see of it, and what O is joined by.
+  struct Ending {
+    bool sees[2];
+    float a[2], b[2];
+    bool all;  // every row of the warp sees all of its last tile, and has seen others
+  };
   // What a thread's rows see, and no sums.
   __device__ __forceinline__ void see() {
     const int warp = uniform(thread_ / 32 % (S::kRows / 16)), lane = thread_ % 32;
@@ -75,115 +80,160 @@ class Consumer {
     rows_.whole = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
     const int end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
     rows_.wholes = max(end - rows_.whole, 0);
-    rows_.restart();
+    sums_.m[0] = sums_.m[1] = -__builtin_inff();
+    lacking_ = true;
     clear();
   }
 
   // A warp that orders products is held until all but the last are done, so there are weights of a tile and products of the
-  // next by turns, and between its last weight and its first product is little. l takes in a tile's weights beside the
-  // next one's maxima.
+  // next by turns. Weights take the registers of those of the tile before: of each half of the keys when its products
+  // are done. The vote between the halves is needed nowhere, but without a branch the compiler waits for both at once.
   __device__ __forceinline__ void side_by_side() {
-    float s[64], before[2], by = 1, sums[2][4] = {};
-    Bases bases;
+    float s[64];
     std::uint32_t weights[8][4];
-    int last = 0;  // stage of the values of the tile before
+    int boundary =
+        S::kSpread ? end_ : (begin_ | (tiles_of_split_ - 1)) + 1;  // the tile that begins the next split
     await_keys(begin_);
-    if constexpr (!kTreeLast) see();
     multiply_keys(s);
-    if constexpr (kTreeLast) see();
+    see();
     wgmma_wait<0>();
     wgmma_fence_operand(s);
-    bool partly = rows_.partly(begin_);
+    bool special = true;  // more than its weights is to be done for the tile
     for (int tile = begin_;;) {
-      mask<S::kCapped>(p_, s, rows_, tile, partly);
-      wgmma_fence_operand(s);
       release(s_.k_empty, k_);
-      const bool first = tile == begin_, more = tile + 1 < end_;
-      if (!more) release_queries();
-      const bool next =
-          !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;  // the first tile of another split
-      if constexpr (kTreeLast) add_weights(sums, by);
-      // Mostly both have been there for long.
-      const bool keys_there = barrier_test(s_.k_full + k_.stage, k_.phase),
-                 there = barrier_test(s_.v_full + v_.stage, v_.phase) & keys_there;
-      const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, next, before, bases);
-      if constexpr (!S::kUnit) weigh<false, 0, 1>(p_.c, s, bases, sums);
-      wgmma_fence_operand(s);
-      wgmma_wait<0>();
-      wgmma_fence_operand(o_);
-      wgmma_fence_operand(s);
-      barrier_arrive_if(!first & (thread_ % 32 == 0), s_.v_empty + last);
-      if (next) [[unlikely]] {
-        end_split(before, tile);
-        before[0] = rows_.m[0], before[1] = rows_.m[1];
+      const bool more = tile + 1 < end_;
+      bool starts = tile == begin_, sure = false;
+      if (special) [[unlikely]] {
+        if (!more) release_queries();
+        mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
+        wgmma_fence_operand(s);
+        sure = starts || tile == boundary || lacking_;
+        if (starts) {
+          start_split(s);
+        } else if (tile == boundary) {
+          next_split(s, tile);
+          boundary += tiles_of_split_, starts = true;
+        } else if (lacking_) {
+          move(s, starts);
+        }
       }
-      by = 1;
-      if (S::kUnit || changed) by = factor(before, bases);
-      if constexpr (S::kUnit)
-        weigh<true, 0, 1, 2, 3>(p_.c, s, bases, sums);
-      else
-        weigh<false, 2, 3>(p_.c, s, bases, sums);
-      if (S::kUnit || changed) scale(by);
-      pack<T>(s, weights);
-      if constexpr (!kTreeLast) add_weights(sums, by);
-      here(sums), here(weights);
+      float sum[2];
+      bool there;
+      for (;; sure = true, move(s, starts)) {
+        float low[4][2], high[4][2], p[8];
+        wgmma_wait<1>();
+        weigh_into<0>(s, p, low[0], weights), weigh_into<1>(s, p, low[1], weights);
+        weigh_into<2>(s, p, low[2], weights), weigh_into<3>(s, p, low[3], weights);
+        const float most = fmaxf(fmaxf(low[0][0], low[0][1]), fmaxf(low[1][0], low[1][1]));
+        if (!__all_sync(~0u, sure || most < kMuch)) continue;
+        wgmma_wait<0>();
+        wgmma_fence_operand(o_);
+        weigh_into<4>(s, p, high[0], weights), weigh_into<5>(s, p, high[1], weights);
+        weigh_into<6>(s, p, high[2], weights);
+        // Mostly both have been there for long.
+        there = barrier_test(s_.k_full + k_.stage, k_.phase) & barrier_test(s_.v_full + v_.stage, v_.phase) &
+                (tile + 1 < by_tma_);
+        weigh_into<7>(s, p, high[3], weights);
+        sum_up(low, high, sum);
+        if (__all_sync(~0u, sure || (sum[0] < kMuch && sum[1] < kMuch))) break;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sums_.l[h] = __fadd_rn(sums_.l[h], sum[h]);
+      if (tile != begin_) barrier_arrive_if(elected(), s_.v_empty + last_values());
+      here(weights);
       wgmma_fence_operand(o_);
-      if (!there || tile + 1 >= by_tma_) {
+      if (!there) [[unlikely]] {
         if (more) await_keys(tile + 1);
         await_values(tile);
       }
       if constexpr (kInTurns) role_sync(4 + group_, 256);
       if (more) multiply_keys(s);
-      multiply_values(weights, first || next);
-      last = v_.stage, v_.next();
+      multiply_values<2>(weights, starts);
+      v_.next();
       if constexpr (kInTurns) pass_turn();
-      partly = rows_.partly(tile + 1);
-      wgmma_wait<1>();
+      special = S::kCapped || rows_.partly(tile + 1) || tile + 1 == boundary || lacking_ || tile + 2 >= end_;
+      wgmma_wait<2>();
       wgmma_fence_operand(s);
       if (++tile == end_) break;
     }
-    if constexpr (kTreeLast) add_weights(sums, by);
     wgmma_wait<0>();
     wgmma_fence_operand(o_);
-    if (thread_ % 32 == 0) barrier_arrive(s_.v_empty + last);
+    barrier_arrive_if(elected(), s_.v_empty + last_values());
+    l_ = sums_.folded();
   }
-  __device__ __forceinline__ void add_weights(const float (&sums)[2][4], float by) {
-    rows_.l = __fmaf_rn(rows_.l, by, tree(sums));
+  // Sums of a lane's weights from here on ask for a look at the scores: one of them may be above 2^kHeld.
+  static constexpr float kMuch = 128;
+  template <int K>
+  __device__ __forceinline__ void weigh_into(const float (&s)[64], float (&p)[8], float (&sum)[2],
+                                             std::uint32_t (&weights)[8][4]) const {
+    weigh<K>(s, p_.c, sums_.minus, p, sum);
+    pack<T>(p, weights[K]);
   }
-  // O for another tile's values: multiplied as the maxima moved on, by 1 where none did.
-  __device__ __forceinline__ void scale(float by) {
-    float a[2];
-    both_rows(by, a);
+  // Bits 6, 4 and 5 of the index.
+  static __device__ __forceinline__ void sum_up(const float (&low)[4][2], const float (&high)[4][2],
+                                                float (&sum)[2]) {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], a[e / 2 % 2]);
+    for (int h = 0; h < 2; ++h) {
+      float x[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = __fadd_rn(low[k][h], high[k][h]);
+      sum[h] = __fadd_rn(__fadd_rn(x[0], x[1]), __fadd_rn(x[2], x[3]));
+    }
+  }
+  __device__ __forceinline__ void start_split(const float (&s)[64]) {
+    float top[2];
+    greatest(s, top);
+    sums_.start(top, p_.c);
+    lacking_ = sums_.lack();
+  }
+  // The split before the tile ends, and the tile's starts.
+  __device__ __forceinline__ void next_split(const float (&s)[64], int tile) {
+    float top[2];
+    greatest(s, top);
+    l_ = sums_.folded();
+    const Ending ending = ending_split(tile);
+    wgmma_wait<0>();
+    wgmma_fence_operand(o_);
+    end_split(ending);
+    sums_.start(top, p_.c);
+    lacking_ = sums_.lack();
+  }
+  // m moves, and O with it; of a split's first products nothing is there yet.
+  __device__ __forceinline__ void move(const float (&s)[64], bool starts) {
+    float top[2], by[2];
+    greatest(s, top);
+    sums_.move(top, p_.c, by);
+    lacking_ = sums_.lack();
+    wgmma_wait<0>();
+    wgmma_fence_operand(o_);
+    if (starts) return;
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], by[e / 2 % 2]);
   }
   // Computed by here, not where it is used.
-  template <class X, int N, int M>
-  static __device__ __forceinline__ void here(X (&x)[N][M]) {
+  static __device__ __forceinline__ void here(std::uint32_t (&x)[8][4]) {
 #pragma unroll
-    for (int i = 0; i < N * M; ++i) {
-      if constexpr (std::is_same_v<X, float>)
-        asm volatile("" : "+f"(x[i / M][i % M]));
-      else
-        asm volatile("" : "+r"(x[i / M][i % M]));
-    }
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(x[i / 4][i % 4]));
+  }
+  // The place of the values that the last products were of.
+  __device__ __forceinline__ int last_values() const {
+    return (v_.stage + S::kValueStages - 1) % S::kValueStages;
   }
   // The next warpgroup may order its products.
   __device__ __forceinline__ void pass_turn() const {
     asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group_ + 1) % S::kGroups) : "memory");
   }
-  // Where registers do not hold the scores of a tile beside the weights of another. A turn is a tile's values and the next
-  // one's keys, if no split ends between the two.
+  // Where registers do not hold the scores of a tile beside its weights: scores become weights in place, so that whether one is
+  // far above m is asked of them first. A turn is a tile's values and the next one's keys, if no split ends between the two.
   __device__ __forceinline__ void one_by_one() {
     see();
-    float s[64], before[2], by, sums[2][4];
-    Bases bases;
+    float s[64];
     std::uint32_t weights[8][4];
     for (int tile = begin_; tile < end_; ++tile) {
       const bool first = tile == begin_, next = !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;
       if (next) {
-        end_split(rows_.m, tile);
-        rows_.restart();
+        l_ = sums_.folded();
+        end_split(ending_split(tile));
       }
       await_keys(tile);
       multiply_keys(s);
@@ -193,19 +243,19 @@ class Consumer {
       wgmma_fence_operand(s);
       if constexpr (!S::kLatent)
         release(s_.k_empty, k_);
-      else if (!job_.values_in_keys && thread_ % 32 == 0)
-        barrier_arrive(s_.v_empty);
+      else if (!job_.values_in_keys)
+        barrier_arrive_if(elected(), s_.v_empty);
       if (tile + 1 == end_) release_queries();
       mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
-      const bool changed = look<S::kUnit, S::kSpread>(p_, s, rows_, false, before, bases);
-      weigh<S::kUnit, 0, 1, 2, 3>(p_.c, s, bases, sums);
-      by = changed ? factor(before, bases) : 1;
-      add_weights(sums, by);
-      if (changed) scale(by);
-      pack<T>(s, weights);
+      if (first || next) {
+        start_split(s);
+      } else {
+        if (lacking_ || any_above(s)) move(s, false);
+      }
+      weigh_all(s, weights);
       await_values(tile);
       if constexpr (kInTurns) role_sync(4 + group_, 256);
-      multiply_values(weights, first || next);
+      multiply_values<1>(weights, first || next);
       wgmma_wait<0>();
       wgmma_fence_operand(o_);
       if constexpr (kInTurns)
@@ -215,6 +265,23 @@ class Consumer {
       else
         v_.next(), release(s_.k_empty, k_);
     }
+    l_ = sums_.folded();
+  }
+  // Whether a score of the warp's is far above its row's m.
+  __device__ __forceinline__ bool any_above(const float (&s)[64]) const {
+    float top[2];
+    greatest_of_lane(s, top);
+    return __any_sync(~0u, sums_.above(top[0], p_.c, 0) || sums_.above(top[1], p_.c, 1));
+  }
+  __device__ __forceinline__ void weigh_all(const float (&s)[64], std::uint32_t (&weights)[8][4]) {
+    float low[4][2], high[4][2], p[8], sum[2];
+    weigh_into<0>(s, p, low[0], weights), weigh_into<1>(s, p, low[1], weights);
+    weigh_into<2>(s, p, low[2], weights), weigh_into<3>(s, p, low[3], weights);
+    weigh_into<4>(s, p, high[0], weights), weigh_into<5>(s, p, high[1], weights);
+    weigh_into<6>(s, p, high[2], weights), weigh_into<7>(s, p, high[3], weights);
+    sum_up(low, high, sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sums_.l[h] = __fadd_rn(sums_.l[h], sum[h]);
   }
   __device__ __forceinline__ void end() {
     if constexpr (S::kSpread)
@@ -231,19 +298,17 @@ class Consumer {
   // The last split's sums are joined to the others', a sink comes last, and rows go to memory; those that see no key are zeros.
   // What is done once a row is done for a thread's own one: half the code, which is not in the instruction cache.
   __device__ __forceinline__ void finish() {
-    const bool sees[2] = {sees_split(0, end_), sees_split(1, end_)};
-    float a[2], b[2];
-    join_own<false>(sees, rows_.m, a, b);
-    float m = total_m_, l = total_l_;
-    join_last(sees, a, b);
-    const bool none = !(own(begun_) || own(sees)) || l == 0;
+    const Ending last = ending_split(end_);
+    float m = total_m_, l = total_l_, a[2], b[2];
+    join_last(last);
+    const bool none = !(own(begun_) || own(last.sees)) || l == 0;
     const int row = own(row_), at = query(row), of = head(row);
     float lse = -__builtin_inff();
     if (p_.sinks != nullptr) [[unlikely]] {
       lse = p_.sinks[of];
-      const attn128::Join last = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
-      if (!none) l = attn128::joined(l, last.a, 1.0f, last.b), m = last.m;
-      both_rows(last.a, a), both_rows(last.b, b);
+      const attn128::Join j = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
+      if (!none) l = attn128::joined(l, j.a, 1.0f, j.b), m = j.m;
+      both_rows(j.a, a), both_rows(j.b, b);
 #pragma unroll
       for (int e = 0; e < kSums; ++e) o_[e] = attn128::joined(o_[e], a[e / 2 % 2], 0.0f, b[e / 2 % 2]);
     }
@@ -268,7 +333,8 @@ class Consumer {
     else
       store_rows<std::uint32_t>(to);
   }
-  __device__ __forceinline__ void join_last(const bool (&sees)[2], const float (&a)[2], const float (&b)[2]) {
+  __device__ __forceinline__ void join_last(const Ending& ending) {
+    const auto& [sees, a, b, all] = ending;
     const float4* const total = totals();
     if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
 #pragma unroll
@@ -291,18 +357,19 @@ class Consumer {
       }
     }
   }
-  // A thread's own row's m and l of a split join those of the splits before, where it sees anything of it. a, b: what O is
-  // joined by, of both rows. All: every row sees it, and has seen others.
-  template <bool All>
-  __device__ __forceinline__ void join_own(const bool (&sees)[2], const float (&m)[2], float (&a)[2],
-                                           float (&b)[2]) {
-    const float most = fmaxf(total_m_, own(m)), base = fmaxf(most, -FLT_MAX),
-                own_a = exp2_down(__fsub_rn(total_m_, base)), own_b = exp2_down(__fsub_rn(own(m), base));
-    both_rows(own_a, a), both_rows(own_b, b);
-    if (!All && !own(sees)) return;
-    const bool joins = All || own(begun_);
-    total_l_ = joins ? attn128::joined(total_l_, own_a, rows_.l, own_b) : rows_.l;
-    total_m_ = joins ? most : own(m);
+  // A thread's own row's m and l of the split that ends before tile `end` join those of the splits before, where it sees anything
+  // of it.
+  __device__ __forceinline__ Ending ending_split(int end) {
+    Ending e{{true, true}, {}, {}, all_begun_ && !rows_.partly(end - 1)};
+    if (!e.all) e.sees[0] = sees_split(0, end), e.sees[1] = sees_split(1, end);
+    const float m = own(sums_.m), most = fmaxf(total_m_, m), base = fmaxf(most, -FLT_MAX),
+                own_a = exp2_down(__fsub_rn(total_m_, base)), own_b = exp2_down(__fsub_rn(m, base));
+    both_rows(own_a, e.a), both_rows(own_b, e.b);
+    if (!own(e.sees)) return e;
+    const bool joins = own(begun_);
+    total_l_ = joins ? attn128::joined(total_l_, own_a, l_, own_b) : l_;
+    total_m_ = joins ? most : m;
+    return e;
   }
 
   // What the warpgroup has of the block's rows and of the values' channels.
@@ -331,7 +398,7 @@ class Consumer {
 
   template <int Stages>
   __device__ __forceinline__ void release(std::uint64_t* empty, Turn<Stages>& turn) {
-    barrier_arrive_if(thread_ % 32 == 0, empty + turn.stage);
+    barrier_arrive_if(elected(), empty + turn.stage);
     turn.next();
   }
 
@@ -366,15 +433,19 @@ class Consumer {
                              k.at(d / 64 * (kTile * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
-  // O goes on by chains over the tile's keys, or, of a split's first tile, starts at +0 whatever was there.
+  // O goes on by chains over the tile's keys, or, of a split's first tile, starts at +0 whatever was there. To be waited for in as
+  // many groups.
+  template <int Groups>
   __device__ __forceinline__ void multiply_values(const std::uint32_t (&weights)[8][4], bool starts) {
     const Descriptor v(start_of(s_.v + v_.stage * S::kValueBytes + first_channel() / 64 * kTile * 128),
                        kTile * 8, 64, Swizzle::bytes128);
     wgmma_fence_operand(o_);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 8; ++k) wgmma<T, true>(o_, weights[k], v.at(k * 128), k > 0 || !starts);
-    wgmma_commit();
+    for (int k = 0; k < 8; ++k) {
+      wgmma<T, true>(o_, weights[k], v.at(k * 128), k > 0 || !starts);
+      if ((k + 1) % (8 / Groups) == 0) wgmma_commit();
+    }
   }
   // A thread's sums of the splits before, four numbers at every kConsumers.
   __device__ __forceinline__ float4* totals() const {
@@ -383,13 +454,11 @@ class Consumer {
     else
       return s_.total + thread_;
   }
-  // Joins the sums of the split that ends before tile `end` to those before it.
-  __device__ __forceinline__ void end_split(const float (&m)[2], int end) {
-    float a[2], b[2];
+  // O of a split that ends is joined to that of those before it.
+  __device__ __forceinline__ void end_split(const Ending& ending) {
+    const auto& [sees, a, b, all] = ending;
     float4* const total = totals();
-    // What all rows of the warp see the whole of, they see.
-    if (all_begun_ && !rows_.partly(end - 1)) {
-      join_own<true>({true, true}, m, a, b);
+    if (all) {
 #pragma unroll
       for (int e = 0; e < kSums; e += 4) {
         float4& x = total[e / 4 * S::kConsumers];
@@ -397,25 +466,22 @@ class Consumer {
                         attn128::joined(x.z, a[1], o_[e + 2], b[1]),
                         attn128::joined(x.w, a[1], o_[e + 3], b[1]));
       }
-    } else {
-      const bool sees[2] = {sees_split(0, end), sees_split(1, end)};
-      join_own<false>(sees, m, a, b);
-      // A row that sees nothing keeps its sums; one that sees its first split takes the new ones as they are.
-      const auto with = [&](int h, float sum, float o) {
-        const float both = attn128::joined(sum, a[h], o, b[h]);
-        return !sees[h] ? sum : begun_[h] ? both : o;
-      };
-#pragma unroll
-      for (int e = 0; e < kSums; e += 4) {
-        float4& x = total[e / 4 * S::kConsumers];
-        x = make_float4(with(0, x.x, o_[e]), with(0, x.y, o_[e + 1]), with(1, x.z, o_[e + 2]),
-                        with(1, x.w, o_[e + 3]));
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
-      all_begun_ = __all_sync(~0u, begun_[0] && begun_[1]);
+      return;
     }
-    rows_.l = 0;
+    // A row that sees nothing keeps its sums; one that sees its first split takes the new ones as they are.
+    const auto with = [&](int h, float sum, float o) {
+      const float both = attn128::joined(sum, a[h], o, b[h]);
+      return !sees[h] ? sum : begun_[h] ? both : o;
+    };
+#pragma unroll
+    for (int e = 0; e < kSums; e += 4) {
+      float4& x = total[e / 4 * S::kConsumers];
+      x = make_float4(with(0, x.x, o_[e]), with(0, x.y, o_[e + 1]), with(1, x.z, o_[e + 2]),
+                      with(1, x.w, o_[e + 3]));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
+    all_begun_ = __all_sync(~0u, begun_[0] && begun_[1]);
   }
 
   // The compiler would make a loop a memset, and keep O in memory for it.
@@ -436,7 +502,7 @@ class Consumer {
           job_.parts +
           ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + blockIdx.y) * (p_.value_width + 2);
       if (thread_ % 4 == 2 * h && first_channel() == 0)
-        *reinterpret_cast<float2*>(to) = make_float2(rows_.m[h], rows_.l);
+        *reinterpret_cast<float2*>(to) = make_float2(sums_.m[h], l_);
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
         const int d = first_channel() + 8 * i + thread_ % 4 * 2;
@@ -496,7 +562,9 @@ class Consumer {
   int row_[2], tiles_of_split_;  // a power of two
   bool begun_[2], all_begun_;
   Rows rows_;
-  float total_m_, total_l_;  // of its own row
+  Sums sums_;
+  bool lacking_;                 // a row of the warp has no m yet
+  float l_, total_m_, total_l_;  // of its own row: of the split at hand when it ends, and of those before
   float o_[kSums];
   Turn<S::kKeyStages> k_;
   Turn<S::kValueStages> v_;

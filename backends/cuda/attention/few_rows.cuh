@@ -1,5 +1,5 @@
-// attention of at most 16 rows a sequence and key head on Hopper (arithmetic sm90/t25k16/attn128/s<S>), and its launch for one
-// element type. The chains are those of mma.sync, which has the bits of wgmma, whichever operand is which.
+// attention of at most 16 rows a sequence and key head on Hopper (arithmetic sm90/t25k16/ex2/held/attn128/s<S>), and its
+// launch for one element type. The chains are those of mma.sync, which has the bits of wgmma, whichever operand is which.
 //
 // A block is a warp that orders tiles by TMA and four that compute. It has a run of splits of one sequence and key head; all
 // of them, and it joins them in registers, or leaves each one's sums in the workspace. Traffic: 2 (D + Dv) bytes a key and its
@@ -46,14 +46,14 @@ cudaError_t start_shape(const Problem& p, const Maps& maps, float* parts, std::i
 }
 
 // 96 KiB of an SM's shared memory twice: a block's first and last tiles pass while the other's are on their way.
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream) {
   const auto start = [&]<int Width, int Stages, bool Beside>() {
-    return few_rows(p) <= 8 ? start_shape<FewShape<T, Width, 1, Stages, 2, Unit, Beside>>(
-                                  p, maps, parts, splits, blocks, stream)
-                            : start_shape<FewShape<T, Width, 2, Stages, 2, Unit, Beside>>(
-                                  p, maps, parts, splits, blocks, stream);
+    return few_rows(p) <= 8
+               ? start_shape<FewShape<T, Width, 1, Stages, 2, Beside>>(p, maps, parts, splits, blocks, stream)
+               : start_shape<FewShape<T, Width, 2, Stages, 2, Beside>>(p, maps, parts, splits, blocks,
+                                                                       stream);
   };
   if (std::max(p.width, p.value_width) <= 64) return start.template operator()<64, 6, false>();
   return few_rows_beside(p) ? start.template operator()<128, 3, true>()

@@ -42,13 +42,13 @@ inline Maps few_rows_maps(const Problem& p) {
 }
 
 // `blocks` share the splits of a sequence and head; if more than one, their sums go to `parts`, [row, split].
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream);
 
 // A cluster of 8 or 4 `blocks` has a split of a sequence and head (few_rows_cluster.cuh). splits > 1: their sums go to `parts`.
 // p.split is not 0.
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, int blocks,
                            cudaStream_t stream);
 

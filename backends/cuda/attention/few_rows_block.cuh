@@ -1,16 +1,63 @@
-// Few rows: what producer and consumers of the kernel that decodes share, and the producer.
+// Few rows: what producer and consumers of the kernel that decodes share, and the producer; and the steps of the rule
+// (sm90/t25k16/ex2/held/attn128/s<S>) that the kernel of clusters has as well.
 #pragma once
 
 #include "cuda/attention/block.cuh"
 
 namespace rlk::cuda::attention {
 
+// m is held: it moves where a score is far above it. While all of a row's scores are -inf or NaN the rule has it move too, from
+// -inf to -inf, which changes nothing.
+__device__ __forceinline__ bool is_above(float top, float c, float m) {
+  return __fmaf_rn(top, c, -m) > attn128::kHeld;
+}
+// m after a tile whose greatest score is `top`, NaN left out.
+__device__ __forceinline__ float after_tile(float m, float top, float c) {
+  const float scaled = __fmul_rn(top, c);
+  return is_above(top, c, m) && scaled > m ? scaled : m;
+}
+// What the sums so far are multiplied by.
+__device__ __forceinline__ float shrink(float before, float after) {
+  return before == after ? 1.0f : simt::exp2(__fadd_rn(before, -attn128::base_of(after)));
+}
+
+// Sums of weights are kept by bits 1 and 2 of the key's index, which are bits 3 and 4 of the lane that has its scores; bit 2
+// has bit 0. Of lanes that differ by it, one takes the first of the two rows that both have scores of, the other the second.
+inline constexpr int kClasses = 4;
+__device__ __forceinline__ int own_class(int lane) { return lane / 8; }
+__device__ __forceinline__ int own_row(int lane) { return lane / 4 % 2; }
+// Both rows' sums of all keys, from those of the lanes' own classes and rows.
+template <int N>
+__device__ __forceinline__ void join_classes(int lane, const float (&own)[N], float (&l)[N][2]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    float x = own[n];
+#pragma unroll
+    for (int step = 8; step < 32; step *= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, step));
+    const float other = __shfl_xor_sync(~0u, x, 4);
+    l[n][0] = own_row(lane) == 0 ? x : other, l[n][1] = own_row(lane) == 0 ? other : x;
+  }
+}
+
+// Waits for other threads of the same role: whether any of them has x.
+__device__ __forceinline__ bool role_any(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{.reg .pred own, any;\n"
+      "setp.ne.s32 own, %3, 0;\n"
+      "bar.red.or.pred any, %1, %2, own;\n"
+      "selp.s32 %0, 1, 0, any;}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(x))
+      : "memory");
+  return any != 0;
+}
+
 // Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has. Beside: a row's lines of
 // 128 bytes lie side by side there, else those of all rows.
-template <class T, int Width, int Eights, int Stages, int Residents, bool Unit, bool Beside>
+template <class T, int Width, int Eights, int Stages, int Residents, bool Beside>
 struct FewShape {
   using Element = T;
-  static constexpr bool kUnit = Unit;  // weights by the special function units' ex2
   static constexpr bool kBeside = Beside;
   static constexpr int kWidth = Width, kEights = Eights, kRows = 8 * Eights, kStages = Stages;
   static constexpr int kResidents = Residents, kWarps = 4, kConsumers = 32 * kWarps,
@@ -18,7 +65,7 @@ struct FewShape {
   static constexpr int kStageBytes = kTile * Width * 2;
   static constexpr int kLine = 2 * kTile + 16;  // of a row's weights: eight lines meet all banks
   static constexpr int kBytes =
-      kStages * kStageBytes + kRows * kLine + 2 * kWarps * kRows * 4 + 2 * kStages * 8;
+      kStages * kStageBytes + kRows * kLine + (1 + kClasses) * kWarps * kRows * 4 + 2 * kStages * 8;
   static_assert(kResidents * (kBytes + 1024) <= 228 * 1024, "of an SM");
 
   // Where 16 bytes of a tile's row lie.
@@ -32,7 +79,7 @@ struct FewShape {
 template <class S>
 struct FewShared {
   unsigned char *tiles, *weights;
-  float *tops, *sums;  // [warp][row]
+  float *tops, *sums;  // [warp][row], [warp][eight rows][lane]
   std::uint64_t *full, *empty;
 
   __device__ explicit FewShared(unsigned char* raw) {
@@ -40,7 +87,7 @@ struct FewShared {
     weights = tiles + S::kStages * S::kStageBytes;
     tops = reinterpret_cast<float*>(weights + S::kRows * S::kLine);
     sums = tops + S::kWarps * S::kRows;
-    full = reinterpret_cast<std::uint64_t*>(sums + S::kWarps * S::kRows);
+    full = reinterpret_cast<std::uint64_t*>(sums + kClasses * S::kWarps * S::kRows);
     empty = full + S::kStages;
   }
   __device__ void init() const {

@@ -1,6 +1,6 @@
-// attention of at most 16 rows a sequence and key head, of few such pairs, on Hopper (arithmetic sm90/t25k16/attn128/s<S>):
-// the kernel of few_rows.cuh would keep few SMs then, which take tile after tile of a split. Here a cluster of blocks has the
-// tiles of a split at once, and the bits are the same.
+// attention of at most 16 rows a sequence and key head, of few such pairs, on Hopper (arithmetic
+// sm90/t25k16/ex2/held/attn128/s<S>): the kernel of few_rows.cuh would keep few SMs then, which take tile after tile of a
+// split. Here a cluster of blocks has the tiles of a split at once, and the bits are the same.
 //
 // A block has the scores of one tile and, of all tiles, the sums of its channels of the values: chains over keys cannot be
 // shared, but every channel has its own. Maxima, weights and their sums pass through distributed shared memory. Traffic:
@@ -73,16 +73,16 @@ cudaError_t start_cluster_shape(const Problem& p, float* parts, std::int64_t spl
                             Job{p, {}, splits > 1 ? parts : nullptr, static_cast<int>(splits), false});
 }
 
-template <class T, int Blocks, bool Unit>
+template <class T, int Blocks>
 cudaError_t start_clusters_of(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  const auto start = few_rows(p) <= 8 ? start_cluster_shape<ClusterShape<T, Blocks, 1, Unit>>
-                                      : start_cluster_shape<ClusterShape<T, Blocks, 2, Unit>>;
+  const auto start = few_rows(p) <= 8 ? start_cluster_shape<ClusterShape<T, Blocks, 1>>
+                                      : start_cluster_shape<ClusterShape<T, Blocks, 2>>;
   return start(p, parts, splits, stream);
 }
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, int blocks,
                            cudaStream_t stream) {
-  const auto start = blocks == 8 ? start_clusters_of<T, 8, Unit> : start_clusters_of<T, 4, Unit>;
+  const auto start = blocks == 8 ? start_clusters_of<T, 8> : start_clusters_of<T, 4>;
   return start(p, parts, splits, stream);
 }
 

@@ -10,10 +10,9 @@
 namespace rlk::cuda::attention {
 
 // Blocks of a cluster; blocks of eight rows.
-template <class T, int Blocks, int Eights, bool Unit>
+template <class T, int Blocks, int Eights>
 struct ClusterShape {
   using Element = T;
-  static constexpr bool kUnit = Unit;  // weights by the special function units' ex2
   static constexpr int kBlocks = Blocks, kEights = Eights, kRows = 8 * Eights;
   static constexpr int kSlice = 16, kLineBytes = kSlice * 2;  // channels of values, of a warp
   // Warps: four have scores, and as many sum values as a block has slices.
@@ -23,10 +22,11 @@ struct ClusterShape {
   static constexpr int kPieceBytes =
       32 * 16;  // of weights: 32 keys of eight rows, as the tensor core takes them
   static constexpr int kWeightBytes = Blocks * kScorers * Eights * kPieceBytes;
-  static constexpr int kFloats = Blocks * kScorers * kRows;  // [block][warp][row]
+  static constexpr int kTops = Blocks * kScorers * kRows;  // [block][warp][row]
+  static constexpr int kSums = kClasses * kTops;           // [block][warp][class][row % 8][row / 8]
   static constexpr int kBarriers = 3;
   static constexpr int kBytes =
-      kKeyBytes + kSlices * kSliceBytes + kWeightBytes + 2 * kFloats * 4 + kBarriers * 8;
+      kKeyBytes + kSlices * kSliceBytes + kWeightBytes + (kTops + kSums) * 4 + kBarriers * 8;
   static_assert(2 * (kBytes + 1024) <= 228 * 1024, "two blocks of an SM");
 };
 
@@ -41,9 +41,9 @@ struct ClusterShared {
   __device__ unsigned char* values(int slice) const { return keys + S::kKeyBytes + slice * S::kSliceBytes; }
   __device__ unsigned char* weights() const { return values(S::kSlices); }
   __device__ float* tops() const { return reinterpret_cast<float*>(weights() + S::kWeightBytes); }
-  __device__ float* sums() const { return tops() + S::kFloats; }
+  __device__ float* sums() const { return tops() + S::kTops; }
   __device__ std::uint64_t* barrier(Event event) const {
-    return reinterpret_cast<std::uint64_t*>(sums() + S::kFloats) + static_cast<int>(event);
+    return reinterpret_cast<std::uint64_t*>(sums() + S::kSums) + static_cast<int>(event);
   }
   __device__ void init() const {
     barrier_init(barrier(Event::tops_full), 1), barrier_init(barrier(Event::weights_full), 1);

@@ -53,17 +53,24 @@ class ClusterReader {
   // m moves on over the round's tiles, ascending, once their maxima are here; of the `at`-th, m before and after it.
   __device__ __forceinline__ void advance(const Round& r, int at, PerRow& before, PerRow& after) {
     barrier_wait_released(s_.barrier(Event::tops_full), phase_);
-    PerRow scaled;
+    const int tile = lane_ / 4 % kBlocks;
+    PerRow top;
+    bool above = false;
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
-      const float* const tops = s_.tops() + lane_ / 4 % kBlocks * kScorers * kRows + row(n, 0);
+      const float* const tops = s_.tops() + tile * kScorers * kRows + row(n, 0);
       float2 x[kScorers];
 #pragma unroll
       for (int i = 0; i < kScorers; ++i) x[i] = *reinterpret_cast<const float2*>(tops + i * kRows);
-      scaled[n][0] = __fmul_rn(fmaxf(fmaxf(x[0].x, x[1].x), fmaxf(x[2].x, x[3].x)), p_.c);
-      scaled[n][1] = __fmul_rn(fmaxf(fmaxf(x[0].y, x[1].y), fmaxf(x[2].y, x[3].y)), p_.c);
-      before[n][0] = before[n][1] = after[n][0] = after[n][1] = 0;
+      top[n][0] = fmaxf(fmaxf(x[0].x, x[1].x), fmaxf(x[2].x, x[3].x));
+      top[n][1] = fmaxf(fmaxf(x[0].y, x[1].y), fmaxf(x[2].y, x[3].y));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        before[n][i] = after[n][i] = m_[n][i];
+        above = above || is_above(top[n][i], p_.c, m_[n][i]);
+      }
     }
+    if (!__any_sync(~0u, above && tile < r.tiles)) return;  // as mostly, but for a split's first round
 #pragma unroll
     for (int t = 0; t < kBlocks; ++t) {
       if (t >= r.tiles) continue;
@@ -71,8 +78,8 @@ class ClusterReader {
       for (int n = 0; n < kEights; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float x = of_tile(scaled[n][i], t), old = m_[n][i];
-          m_[n][i] = x > old ? x : old;
+          const float old = m_[n][i];
+          m_[n][i] = after_tile(old, of_tile(top[n][i], t), p_.c);
           if (t == at) before[n][i] = old, after[n][i] = m_[n][i];
         }
     }
@@ -253,37 +260,55 @@ class Scorer : ClusterReader<S> {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], step));
       }
-      send_rows(s_.tops(), n, Event::tops_full, top);
+      const int block = lane_ / 4;
+      if (block < kBlocks)
+        store_async(
+            address_at(shared_address(s_.tops() + (rank_ * kScorers + warp_) * kRows + row(n, 0)), block),
+            address_at(shared_address(s_.barrier(Event::tops_full)), block), make_float2(top[0], top[1]));
     }
-  }
-  __device__ __forceinline__ void send_rows(float* to, int n, Event event, const float (&x)[2]) const {
-    const int block = lane_ / 4;
-    if (block < kBlocks)
-      store_async(address_at(shared_address(to + (rank_ * kScorers + warp_) * kRows + row(n, 0)), block),
-                  address_at(shared_address(s_.barrier(event)), block), make_float2(x[0], x[1]));
   }
 
   // Scores become weights; m is the row's after this tile.
   __device__ __forceinline__ void weigh(const Scores& s, const PerRow& m) const {
+    float sums[2 * kEights];  // [row % 2][row / 8] of own_class
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
-      float p[4][2], sum[2];  // [bit 3 of the key, then bit 6]
+      float p[4][2];  // [bit 3 of the key, then bit 6]
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float minus_base = -attn128::base_of(m[n][i]);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) p[e][i] = weight<S::kUnit>(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base);
-        sum[i] = __fadd_rn(__fadd_rn(p[0][i], p[2][i]), __fadd_rn(p[1][i], p[3][i]));
+        for (int e = 0; e < 4; ++e)
+          p[e][i] = unit_exp2(__fmaf_rn(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base));
       }
       std::uint32_t piece[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) piece[e] = movmatrix(pack<T>(p[e][0], p[e][1]));
       send_weights(n, piece);
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2)
+      for (int i = 0; i < 2; ++i) {
+        float x[2] = {__fadd_rn(p[0][i], p[1][i]), __fadd_rn(p[2][i], p[3][i])};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], step));
-      send_rows(s_.sums(), n, Event::weights_full, sum);
+        for (float& half : x) half = __fadd_rn(half, __shfl_xor_sync(~0u, half, 4));
+        sums[i * kEights + n] = __fadd_rn(x[0], x[1]);
+      }
+    }
+    send_sums(sums);
+  }
+  // Two lanes have the same: each sends to every other block.
+  __device__ __forceinline__ void send_sums(const float (&sums)[2 * kEights]) const {
+    const std::uint32_t to =
+        shared_address(s_.sums() + ((rank_ * kScorers + warp_) * kClasses + own_class(lane_)) * kRows +
+                       lane_ % 4 * 2 * kEights);
+#pragma unroll
+    for (int i = 0; i < kBlocks; i += 2) {
+      const int block = (rank_ + i + own_row(lane_)) % kBlocks;
+      const std::uint32_t there = address_at(to, block),
+                          barrier = address_at(shared_address(s_.barrier(Event::weights_full)), block);
+      if constexpr (kEights == 1)
+        store_async(there, barrier, make_float2(sums[0], sums[1]));
+      else
+        store_async(there, barrier, sums);
     }
   }
   // A lane has eight keys of row lane / 4, as operand B of steps w and w + 4 over keys; rows that are not there stay here.
@@ -321,7 +346,7 @@ class Summer : ClusterReader<S> {
         here_(channel_ < p_.value_width) {
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
-      l_[n][0] = l_[n][1] = 0;
+      l_[n] = 0;
 #pragma unroll
       for (int e = 0; e < 4; ++e) o_[n][e] = 0;
     }
@@ -333,25 +358,25 @@ class Summer : ClusterReader<S> {
       if (here_) copy_values(r);
       if (slice_ == 0 && lane_ == 0)
         barrier_expect(s_.barrier(Event::weights_full),
-                       r.tiles * kScorers * (w_.count * S::kPieceBytes / 8 + kRows * 4));
+                       r.tiles * kScorers * (w_.count * S::kPieceBytes / 8 + kRows * kClasses * 4));
       PerRow before, after, a;
       this->advance(r, lane_ / 4 % kBlocks, before, after);
 #pragma unroll
       for (int n = 0; n < kEights; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          a[n][i] = simt::exp2(__fadd_rn(before[n][i], -attn128::base_of(after[n][i])));
+        for (int i = 0; i < 2; ++i) a[n][i] = shrink(before[n][i], after[n][i]);
       copy_wait<0>();
       __syncwarp();
       barrier_wait_released(s_.barrier(Event::weights_full), phase_);
-      if (here_) add_values(r, a);
-      add_weights(r, a);
+      if (here_) add_tiles(r, a);
       this->end_round(r);
     }
+    PerRow l;
+    join_classes(lane_, l_, l);
     if (job_.parts == nullptr)
-      store();
+      store(l);
     else
-      store_parts(w_.begin / static_cast<int>(p_.split / kTile));
+      store_parts(l, w_.begin / static_cast<int>(p_.split / kTile));
   }
 
  private:
@@ -381,23 +406,26 @@ class Summer : ClusterReader<S> {
     copy_commit();
   }
 
-  // l goes on; `a` is held by the lanes of each tile.
-  __device__ __forceinline__ void add_weights(const Round& r, const PerRow& a) {
+  // What each warp of scorers has of a tile's sums, of the lane's own class and row of every eight.
+  using Sums = float[kScorers][kEights];
+  __device__ __forceinline__ void load_sums(int t, Sums& x) const {
+    const float* const sums = s_.sums() + (t * kScorers * kClasses + own_class(lane_)) * kRows +
+                              (lane_ % 4 * 2 + own_row(lane_)) * kEights;
 #pragma unroll
-    for (int n = 0; n < kEights; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float* const sums = s_.sums() + lane_ / 4 % kBlocks * kScorers * kRows + row(n, i);
-        const float sum =
-            __fadd_rn(__fadd_rn(sums[0], sums[kRows]), __fadd_rn(sums[2 * kRows], sums[3 * kRows]));
-#pragma unroll
-        for (int t = 0; t < kBlocks; ++t)
-          if (t < r.tiles) l_[n][i] = __fmaf_rn(l_[n][i], of_tile(a[n][i], t), of_tile(sum, t));
+    for (int w = 0; w < kScorers; ++w) {
+      const float* const from = sums + w * kClasses * kRows;
+      if constexpr (kEights == 1) {
+        x[w][0] = *from;
+      } else {
+        const float2 both = *reinterpret_cast<const float2*>(from);
+        x[w][0] = both.x, x[w][1] = both.y;
       }
+    }
   }
 
-  // O goes on by chains over the keys of one tile after another. What a step has used makes room for the next tile's.
-  __device__ __forceinline__ void add_values(const Round& r, const PerRow& a) {
+  // l and O go on, O by chains over the keys of one tile after another; `a` is held by the lanes of each tile. What a step has
+  // used makes room for the next tile's.
+  __device__ __forceinline__ void add_tiles(const Round& r, const PerRow& a) {
     const int line = lane_ % 8 + lane_ / 16 * 8, piece = (lane_ / 8 % 2) ^ (line / 4 % 2);
     const unsigned char* const values = s_.values(slice_) + line * S::kLineBytes + piece * 16;
     const unsigned char* const weights = s_.weights() + lane_ * 16;
@@ -419,12 +447,12 @@ class Summer : ClusterReader<S> {
     for (int t = 0; t < r.tiles; ++t) {
       const int next = min(t + 1, r.tiles - 1);
 #pragma unroll
-      for (int n = 0; n < kEights; ++n)
+      for (int n = 0; n < kEights; ++n) {
+        const float x[2] = {of_tile(a[n][0], t), of_tile(a[n][1], t)};
+        l_[n] = __fmul_rn(l_[n], own_row(lane_) == 0 ? x[0] : x[1]);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float x = of_tile(a[n][i], t);
-          o_[n][i] = __fmul_rn(o_[n][i], x), o_[n][i + 2] = __fmul_rn(o_[n][i + 2], x);
-        }
+        for (int e = 0; e < 4; ++e) o_[n][e] = __fmul_rn(o_[n][e], x[e % 2]);
+      }
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
@@ -435,6 +463,12 @@ class Summer : ClusterReader<S> {
         load_values(next, k);
         if (k >= kScorers) load_weights(next, k - kScorers);
       }
+      Sums sums;
+      load_sums(t, sums);
+#pragma unroll
+      for (int n = 0; n < kEights; ++n)
+        l_[n] =
+            __fadd_rn(l_[n], __fadd_rn(__fadd_rn(sums[0][n], sums[1][n]), __fadd_rn(sums[2][n], sums[3][n])));
     }
   }
 
@@ -444,7 +478,7 @@ class Summer : ClusterReader<S> {
   __device__ __forceinline__ bool speaks() const { return channel_ == 0 && lane_ < 4; }
 
   // m, l and O of the split.
-  __device__ __forceinline__ void store_parts(int split) const {
+  __device__ __forceinline__ void store_parts(const PerRow& l, int split) const {
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
 #pragma unroll
@@ -454,25 +488,25 @@ class Summer : ClusterReader<S> {
         const std::int64_t token = p_.cu_q ? w_.q_begin + query(r) : w_.n * p_.queries + query(r);
         float* const to = job_.parts + ((token * p_.heads * p_.group + head(r)) * job_.splits + split) *
                                            (p_.value_width + 2);
-        if (speaks()) *reinterpret_cast<float2*>(to) = make_float2(m_[n][i], l_[n][i]);
+        if (speaks()) *reinterpret_cast<float2*>(to) = make_float2(m_[n][i], l[n][i]);
 #pragma unroll
         for (int e = i; e < 4; e += 2) to[2 + channel(e)] = o_[n][e];
       }
   }
 
-  __device__ __forceinline__ void store() const {
+  __device__ __forceinline__ void store(const PerRow& l) const {
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (here_ && row(n, i) < w_.count) store_row(n, i);
+        if (here_ && row(n, i) < w_.count) store_row(n, i, l[n][i]);
   }
-  __device__ __forceinline__ void store_row(int n, int i) const {
+  __device__ __forceinline__ void store_row(int n, int i, float l) const {
     const int r = row(n, i);
     const std::int64_t token = w_.q_begin + query(r);
     const attn128::Visible seen = this->seen(r);
     float a = 1, b = 0, lse = p_.sinks != nullptr ? p_.sinks[head(r)] : -__builtin_inff();
-    float m = m_[n][i], l = l_[n][i];
+    float m = m_[n][i];
     const bool none = seen.first >= seen.last || l == 0, sink = !none && p_.sinks != nullptr;
     if (sink) {
       const attn128::Join j = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
@@ -491,7 +525,8 @@ class Summer : ClusterReader<S> {
 
   const int slice_, channel_;
   const bool here_;  // Dv has these channels
-  float l_[kEights][2], o_[kEights][4];
+  float o_[kEights][4];
+  float l_[kEights];  // of own_row and own_class
 };
 
 }  // namespace rlk::cuda::attention

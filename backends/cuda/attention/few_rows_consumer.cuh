@@ -1,7 +1,9 @@
 // Few rows: the consumers, four warps. Scores and sums lie turned, [keys or channels][rows], so that the tensor core's 16
 // rows are keys or channels, of which there are enough, and its eight columns are rows. A warp has the scores of keys 16 w to
-// 16 w + 15 and those 64 further on, which leaves two folds of the tree to a thread, three to shuffles and two to the sums of
+// 16 w + 15 and those 64 further on, so that of a class' sum two folds are a thread's, one is a shuffle's and two are those of
 // four warps; and it has a quarter of the values' channels.
+//
+// m is held, so that mostly no row's moves: a vote of the block's threads says so, and maxima are not looked for.
 #pragma once
 
 #include "cuda/attention/few_rows_block.cuh"
@@ -48,10 +50,10 @@ class FewConsumer {
   __device__ __forceinline__ void run() {
     for (int tile = w_.begin; tile < w_.end; ++tile) {
       if (tile != w_.begin && (tile & (tiles_of_split_ - 1)) == 0) end_split(tile), restart();
-      float s[2][kEights][4], a[kEights][2];
+      float s[2][kEights][4];
       multiply_keys(s);
-      weigh(s, tile * kTile, a);
-      multiply_values(a, tile);
+      weigh(s, tile * kTile);
+      multiply_values(tile);
     }
     if (w_.begin < w_.end) end_split(w_.end);
     if (job_.parts == nullptr) store();
@@ -71,7 +73,8 @@ class FewConsumer {
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) m_[n][i] = -__builtin_inff(), l_[n][i] = 0;
+      for (int i = 0; i < 2; ++i) m_[n][i] = -__builtin_inff();
+      l_[n] = 0;
 #pragma unroll
       for (int c = 0; c < kSixteens; ++c)
 #pragma unroll
@@ -135,8 +138,8 @@ class FewConsumer {
     release_tile();
   }
 
-  // Scores become weights in shared memory; m and l move on. O has to be multiplied by `a`.
-  __device__ __forceinline__ void weigh(float (&s)[2][kEights][4], int at, float (&a)[kEights][2]) {
+  // Scores become weights in shared memory; m, l and what O goes on from are the tile's.
+  __device__ __forceinline__ void weigh(float (&s)[2][kEights][4], int at) {
     const int key = warp_ * 16 + lane_ / 4;
     if (p_.cap != 0) {
 #pragma unroll
@@ -146,6 +149,8 @@ class FewConsumer {
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[half][n][e] = attn128::capped(p_, s[half][n][e]);
     }
+    float top[kEights][2];
+    bool above = false;
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
 #pragma unroll
@@ -158,45 +163,71 @@ class FewConsumer {
         }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float top = fmaxf(fmaxf(s[0][n][i], s[0][n][i + 2]), fmaxf(s[1][n][i], s[1][n][i + 2]));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-        if (lane_ < 4) s_.tops[warp_ * kRows + row(n, i)] = top;
+        top[n][i] = fmaxf(fmaxf(s[0][n][i], s[0][n][i + 2]), fmaxf(s[1][n][i], s[1][n][i + 2]));
+        above = above || is_above(top[n][i], p_.c, m_[n][i]);
       }
     }
-    role_sync(1, S::kConsumers);
+    if (role_any(1, S::kConsumers, above)) move(top);
 #pragma unroll
-    for (int n = 0; n < kEights; ++n)
+    for (int n = 0; n < kEights; ++n) {
+      float half[2][2];  // [bit 6 of the key][row]
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float* const tops = s_.tops + row(n, i);
-        const float top = fmaxf(fmaxf(tops[0], tops[kRows]), fmaxf(tops[2 * kRows], tops[3 * kRows]));
-        const float scaled = __fmul_rn(top, p_.c), m = scaled > m_[n][i] ? scaled : m_[n][i];
-        const float minus_base = -attn128::base_of(m);
-        a[n][i] = simt::exp2(__fadd_rn(m_[n][i], minus_base)), m_[n][i] = m;
+        const float minus_base = -attn128::base_of(m_[n][i]);
         float p[4];  // bit 3 of the key, then bit 6
         auto* const line = reinterpret_cast<T*>(s_.weights + row(n, i) * S::kLine) + key;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p[e] = weight<S::kUnit>(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base);
+          p[e] = unit_exp2(__fmaf_rn(s[e / 2][n][e % 2 * 2 + i], p_.c, minus_base));
           const auto rounded = static_cast<std::uint16_t>(pack<T>(p[e], 0.0f));
           *reinterpret_cast<std::uint16_t*>(line + e / 2 * 64 + e % 2 * 8) = rounded;
         }
-        float x = __fadd_rn(__fadd_rn(p[0], p[2]), __fadd_rn(p[1], p[3]));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, step));
-        if (lane_ < 4) s_.sums[warp_ * kRows + row(n, i)] = x;
+        half[0][i] = __fadd_rn(p[0], p[1]), half[1][i] = __fadd_rn(p[2], p[3]);
       }
+#pragma unroll
+      for (float(&x)[2] : half) {
+        const float sent = own_row(lane_) == 0 ? x[1] : x[0];
+        x[0] = __fadd_rn(own_row(lane_) == 0 ? x[0] : x[1], __shfl_xor_sync(~0u, sent, 4));
+      }
+      s_.sums[(warp_ * kEights + n) * 32 + lane_] = __fadd_rn(half[0][0], half[1][0]);
+    }
     role_sync(1, S::kConsumers);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      constexpr int kWarp = kEights * 32;
+      const float* const sums = s_.sums + n * 32 + lane_;
+      l_[n] = __fadd_rn(
+          l_[n], __fadd_rn(__fadd_rn(sums[0], sums[kWarp]), __fadd_rn(sums[2 * kWarp], sums[3 * kWarp])));
+    }
+  }
+  // m moves, of some of the block's rows: those sums go on from less.
+  __device__ __forceinline__ void move(float (&top)[kEights][2]) {
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float* const sums = s_.sums + row(n, i);
-        l_[n][i] = __fmaf_rn(
-            l_[n][i], a[n][i],
-            __fadd_rn(__fadd_rn(sums[0], sums[kRows]), __fadd_rn(sums[2 * kRows], sums[3 * kRows])));
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          top[n][i] = fmaxf(top[n][i], __shfl_xor_sync(~0u, top[n][i], step));
+        if (lane_ < 4) s_.tops[warp_ * kRows + row(n, i)] = top[n][i];
       }
+    role_sync(1, S::kConsumers);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      float a[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const tops = s_.tops + row(n, i);
+        const float most = fmaxf(fmaxf(tops[0], tops[kRows]), fmaxf(tops[2 * kRows], tops[3 * kRows]));
+        const float m = after_tile(m_[n][i], most, p_.c);
+        a[i] = shrink(m_[n][i], m), m_[n][i] = m;
+      }
+      l_[n] = __fmul_rn(l_[n], own_row(lane_) == 0 ? a[0] : a[1]);
+#pragma unroll
+      for (int c = 0; c < kSixteens; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[c][n][e] = __fmul_rn(o_[c][n][e], a[e % 2]);
+    }
   }
 
   // Rows of values from `count` on are zeros: a weight of 0 would not hide a NaN.
@@ -210,16 +241,10 @@ class FewConsumer {
   }
 
   // O goes on by chains over the tile's keys.
-  __device__ __forceinline__ void multiply_values(const float (&a)[kEights][2], int tile) {
+  __device__ __forceinline__ void multiply_values(int tile) {
     const unsigned char* const values = wait_tile();
     if ((tile + 1) * kTile > w_.keys)
       clear_behind(s_.tiles + turn_.stage * S::kStageBytes, w_.keys - tile * kTile);
-#pragma unroll
-    for (int c = 0; c < kSixteens; ++c)
-#pragma unroll
-      for (int n = 0; n < kEights; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o_[c][n][e] = __fmul_rn(o_[c][n][e], a[n][e % 2]);
     const int line = lane_ % 8 + lane_ / 16 * 8, piece = warp_ * (kChannels / 8) + lane_ / 8 % 2;
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
@@ -248,20 +273,22 @@ class FewConsumer {
   // The split that ends before tile `end`: its sums go to memory, or are joined to those before it.
   __device__ __forceinline__ void end_split(int end) {
     const int begin = ((end - 1) & -tiles_of_split_) * kTile;
+    float l[kEights][2];
+    join_classes(lane_, l_, l);
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (job_.parts != nullptr)
-          store_part(n, i, (end - 1) / tiles_of_split_);
+          store_part(n, i, l[n][i], (end - 1) / tiles_of_split_);
         else if (first_[n][i] < last_[n][i] && first_[n][i] < end * kTile && last_[n][i] > begin)
-          join(n, i);
+          join(n, i, l[n][i]);
       }
   }
-  __device__ __forceinline__ void join(int n, int i) {
+  __device__ __forceinline__ void join(int n, int i, float l) {
     const attn128::Join j = attn128::join(total_m_[n][i], m_[n][i]);
     const bool begun = begun_[n][i];
-    total_l_[n][i] = begun ? attn128::joined(total_l_[n][i], j.a, l_[n][i], j.b) : l_[n][i];
+    total_l_[n][i] = begun ? attn128::joined(total_l_[n][i], j.a, l, j.b) : l;
     total_m_[n][i] = begun ? j.m : m_[n][i];
 #pragma unroll
     for (int c = 0; c < kSixteens; ++c)
@@ -271,13 +298,13 @@ class FewConsumer {
     begun_[n][i] = true;
   }
   // m, l and O.
-  __device__ __forceinline__ void store_part(int n, int i, int split) const {
+  __device__ __forceinline__ void store_part(int n, int i, float l, int split) const {
     const int r = row(n, i);
     if (r >= w_.count) return;
     const std::int64_t token = p_.cu_q ? w_.q_begin + query(r) : w_.n * p_.queries + query(r);
     float* const to =
         job_.parts + ((token * p_.heads * p_.group + head(r)) * job_.splits + split) * (p_.value_width + 2);
-    if (warp_ == 0 && lane_ < 4) *reinterpret_cast<float2*>(to) = make_float2(m_[n][i], l_[n][i]);
+    if (warp_ == 0 && lane_ < 4) *reinterpret_cast<float2*>(to) = make_float2(m_[n][i], l);
 #pragma unroll
     for (int c = 0; c < kSixteens; ++c)
 #pragma unroll
@@ -327,7 +354,8 @@ class FewConsumer {
   std::uint32_t q_[kSteps][kEights][2];
   int first_[kEights][2], last_[kEights][2];
   bool begun_[kEights][2];
-  float m_[kEights][2], l_[kEights][2], o_[kSixteens][kEights][4];
+  float m_[kEights][2], o_[kSixteens][kEights][4];
+  float l_[kEights];  // of own_row and own_class
   float total_m_[kEights][2], total_l_[kEights][2], total_[kSixteens][kEights][4];
 };
 

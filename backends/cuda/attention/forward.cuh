@@ -102,34 +102,34 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   return cudaGetLastError();
 }
 
-template <class T, int Width, int ValueWidth, bool Capped, bool Unit>
+template <class T, int Width, int ValueWidth, bool Capped>
 cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
   return splits > 1 || p.partials != nullptr
-             ? start<Shape<T, Width, ValueWidth, Capped, true, Unit>>(p, parts, splits, stream)
-             : start<Shape<T, Width, ValueWidth, Capped, false, Unit>>(p, parts, 1, stream);
+             ? start<Shape<T, Width, ValueWidth, Capped, true>>(p, parts, splits, stream)
+             : start<Shape<T, Width, ValueWidth, Capped, false>>(p, parts, 1, stream);
 }
 
 // Softcaps have kernels of their own, for the others' sake.
-template <class T, int Width, bool Unit>
+template <class T, int Width>
 cudaError_t start_narrow(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return p.cap != 0 ? start<T, Width, Width, true, Unit>(p, parts, splits, stream)
-                    : start<T, Width, Width, false, Unit>(p, parts, splits, stream);
+  return p.cap != 0 ? start<T, Width, Width, true>(p, parts, splits, stream)
+                    : start<T, Width, Width, false>(p, parts, splits, stream);
 }
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return std::max(p.width, p.value_width) <= 64 ? start_narrow<T, 64, Unit>(p, parts, splits, stream)
-                                                : start_narrow<T, 128, Unit>(p, parts, splits, stream);
+  return std::max(p.width, p.value_width) <= 64 ? start_narrow<T, 64>(p, parts, splits, stream)
+                                                : start_narrow<T, 128>(p, parts, splits, stream);
 }
 
 // Widths above kNarrow.
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  if (is_latent(p)) return start<Shape<T, 576, 512, true, true, Unit>>(p, parts, splits, stream);
+  if (is_latent(p)) return start<Shape<T, 576, 512, true, true>>(p, parts, splits, stream);
   if (p.width <= 192 && p.value_width <= 128)
-    return p.cap != 0 ? start<T, 192, 128, true, Unit>(p, parts, splits, stream)
-                      : start<T, 192, 128, false, Unit>(p, parts, splits, stream);
-  return p.cap != 0 ? start<T, 256, 256, true, Unit>(p, parts, splits, stream)
-                    : start<T, 256, 256, false, Unit>(p, parts, splits, stream);
+    return p.cap != 0 ? start<T, 192, 128, true>(p, parts, splits, stream)
+                      : start<T, 192, 128, false>(p, parts, splits, stream);
+  return p.cap != 0 ? start<T, 256, 256, true>(p, parts, splits, stream)
+                    : start<T, 256, 256, false>(p, parts, splits, stream);
 }
 
 }  // namespace rlk::cuda::attention

@@ -39,11 +39,10 @@ inline bool values_in_keys(const Problem& p) {
          (p.heads == 1 || p.k.head == p.v.head) && (!many || p.k.sequence == p.v.sequence);
 }
 
-// Unit: weights by the special function units' ex2. splits > 1, or attention_part: a block has one, and its sums go to `parts`;
-// else wide heads' sums of other splits wait there.
-template <class T, bool Unit>
+// splits > 1, or attention_part: a block has one, and its sums go to `parts`; else wide heads' sums of other splits wait there.
+template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
-template <class T, bool Unit>
+template <class T>
 cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

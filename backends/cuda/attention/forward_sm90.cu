@@ -1,5 +1,5 @@
-// attention on Hopper (arithmetics sm90/t25k16/ex2/attn128/s<S> and sm90/t25k16/attn128/s<S>): scores and weighted values by
-// wgmma, a tile of 128 keys at a time; weights by the special function units' ex2, or by the library's own exp2.
+// attention on Hopper (arithmetic sm90/t25k16/ex2/held/attn128/s<S>): scores and weighted values by wgmma, a tile of 128 keys at
+// a time; weights by the special function units' ex2.
 //
 // A block is a producer warpgroup and one to three consumers of 64 rows; a row is a query of one of the heads that share keys,
 // so that several heads fill a tile. Many rows: an item is 128 rows, or 192 of up to 64 channels, with all of their keys,
@@ -133,12 +133,11 @@ std::int64_t totals_of(const Problem& p) {
   return std::min<std::int64_t>(tiles_at_most(p, 128) * p.heads, kMostBlocks) * 128 * (middle ? 128 : 256);
 }
 
-template <bool Unit>
 cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
   const bool half = p.q.type == rows::Type::f16, wide = std::max(p.width, p.value_width) > kNarrow;
-  const auto start = wide   ? half ? start_wide<__half, Unit> : start_wide<__nv_bfloat16, Unit>
-                       : half ? start_forward<__half, Unit>
-                            : start_forward<__nv_bfloat16, Unit>;
+  const auto start = wide   ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
+                       : half ? start_forward<__half>
+                            : start_forward<__nv_bfloat16>;
   return start(p, parts, splits, stream);
 }
 
@@ -169,7 +168,6 @@ std::int64_t workspace_bytes(const Problem& p) {
   return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * kFloat : totals_of(p) * kFloat;
 }
 
-template <bool Unit>
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream) {
   if (row_count(p) == 0) return cudaSuccess;
   auto* const parts = static_cast<float*>(workspace);
@@ -177,30 +175,24 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
   if (few_rows(p) != 0) {
     const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
     if (const int in_cluster = cluster_blocks(p); in_cluster != 0) {
-      const auto start = half ? start_clusters<__half, Unit> : start_clusters<__nv_bfloat16, Unit>;
+      const auto start = half ? start_clusters<__half> : start_clusters<__nv_bfloat16>;
       const cudaError_t e = start(p, parts, splits, in_cluster, stream);
       return e != cudaSuccess || splits == 1 ? e : launch_join(p, parts, splits, stream);
     }
     const Maps maps = few_rows_maps(p);
     if (maps.box != 0) {
-      const auto start = half ? start_few<__half, Unit> : start_few<__nv_bfloat16, Unit>;
+      const auto start = half ? start_few<__half> : start_few<__nv_bfloat16>;
       const cudaError_t e = start(p, maps, parts, splits, blocks, stream);
       return e != cudaSuccess || blocks == 1 ? e : launch_join(p, parts, splits, stream);
     }
   }
   const std::int64_t splits = spread(p);
-  const cudaError_t e = start_tiles<Unit>(p, parts, splits, stream);
+  const cudaError_t e = start_tiles(p, parts, splits, stream);
   return e != cudaSuccess || !has_parts(p, splits) ? e : launch_join(p, parts, splits, stream);
 }
-template <bool Unit>
 cudaError_t launch_part(const Problem& p, cudaStream_t stream) {
   if (row_count(p) == 0 || p.splits() == 0) return cudaSuccess;
-  return start_tiles<Unit>(p, p.partials, p.splits(), stream);
+  return start_tiles(p, p.partials, p.splits(), stream);
 }
-
-template cudaError_t launch_forward<false>(const Problem&, void*, cudaStream_t);
-template cudaError_t launch_forward<true>(const Problem&, void*, cudaStream_t);
-template cudaError_t launch_part<false>(const Problem&, cudaStream_t);
-template cudaError_t launch_part<true>(const Problem&, cudaStream_t);
 
 }  // namespace rlk::cuda::attention

@@ -13,8 +13,9 @@ using attn128::kTile;
 inline constexpr int kNarrow = 128;  // more channels have kernels of their own
 
 struct Maps {
-  CUtensorMap k, v;
-  int box = 0;  // tokens of a box; 0: TMA cannot go there, threads copy
+  CUtensorMap k, v, q;
+  int box = 0;           // tokens of a box; 0: TMA cannot go there, threads copy
+  bool queries = false;  // likewise, of queries: 64 rows a box
 };
 
 // A tile is one box, or pages that fill it.
@@ -23,10 +24,10 @@ inline int box_of(const Problem& p) {
   return p.page_size >= 8 && kTile % p.page_size == 0 ? static_cast<int>(p.page_size) : 0;
 }
 
-// [outer, tokens, heads, width] in boxes of `box` tokens by 64 channels; whole: by all, a multiple of 64, whose lines lie side by
-// side. False where the encoder refuses.
+// [outer, tokens, heads, width] in boxes of `box` tokens by `together` heads by 64 channels; whole: by all channels, a multiple of
+// 64, whose lines lie side by side. False where the encoder refuses.
 inline bool map_tensor(CUtensorMap& map, const attn128::Tensor& t, std::int64_t outer, std::int64_t tokens,
-                       int heads, int width, int box, bool whole = false) {
+                       int heads, int width, int box, bool whole = false, int together = 1) {
   const cuuint64_t sizes[5] = {64, static_cast<cuuint64_t>(whole ? width / 64 : width),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens),
                                static_cast<cuuint64_t>(outer)};
@@ -38,7 +39,8 @@ inline bool map_tensor(CUtensorMap& map, const attn128::Tensor& t, std::int64_t 
     strides[i + 1] = static_cast<cuuint64_t>(step) * 2;
   }
   const cuuint32_t lines = whole ? static_cast<cuuint32_t>(width / 64) : 64,
-                   boxes[5] = {64, lines, 1, static_cast<cuuint32_t>(box), 1}, every[5] = {1, 1, 1, 1, 1};
+                   boxes[5] = {64, lines, static_cast<cuuint32_t>(together), static_cast<cuuint32_t>(box), 1},
+                   every[5] = {1, 1, 1, 1, 1};
   const int skip = whole ? 0 : 1;
   // As measured, of what L2 takes at once.
   const auto at_once = whole ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
@@ -56,6 +58,9 @@ inline Maps maps_of(const Problem& p) {
   if (box != 0 && map_tensor(maps.k, p.k, outer, tokens, p.heads, p.width, box) &&
       map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box))
     maps.box = box;
+  maps.queries = hopper::encoder() != nullptr && 64 % p.group == 0 &&
+                 map_tensor(maps.q, p.q, p.cu_q ? 1 : p.sequences, p.queries, p.heads * p.group, p.width,
+                            64 / p.group, false, p.group);
   return maps;
 }
 

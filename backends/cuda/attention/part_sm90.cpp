@@ -27,46 +27,33 @@ rlk_verdict supports(const AttentionPart& a, const rlk_request&) {
   return kAccept;
 }
 
-template <int S, bool Unit>
+template <int S>
 rlk_code run(const AttentionPart& a, const Call& call) {
   if (a.split != S) return call.fail(RLK_UNSUPPORTED, "attention_part: split is not this implementation's");
   const DeviceGuard guard(call.device().id);
   if (guard.error() != cudaSuccess) return check(call, "attention_part", guard.error());
-  return check(call, "attention_part", attention::launch_part<Unit>(problem_of(a), stream_of(call)));
+  return check(call, "attention_part", attention::launch_part(problem_of(a), stream_of(call)));
 }
 
-template <int S, bool Unit>
+template <int S>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
-  return implement<AttentionPart, run<S, Unit>, supports<S>>(
-      attention::facts<Unit>(id, "TMA and wgmma; 64 rows and a split share a tile of 128 keys", arithmetic));
+  return implement<AttentionPart, run<S>, supports<S>>(
+      attention::facts<true>(id, "TMA and wgmma; 64 rows and a split share a tile of 128 keys", arithmetic));
 }
 
 }  // namespace
 
-extern const rlk_implementation attention_part_sm90_s1024, attention_part_sm90_s512,
-    attention_part_sm90_s2048, attention_part_sm90_s4096, attention_part_sm90_snone;
-constinit const rlk_implementation attention_part_sm90_s1024 =
-    with_split<1024, false>("cuda.sm90_s1024", "sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_part_sm90_s512 =
-    with_split<512, false>("cuda.sm90_s512", "sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_part_sm90_s2048 =
-    with_split<2048, false>("cuda.sm90_s2048", "sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_part_sm90_s4096 =
-    with_split<4096, false>("cuda.sm90_s4096", "sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_part_sm90_snone =
-    with_split<0, false>("cuda.sm90_snone", "sm90/t25k16/attn128/snone");
-
 extern const rlk_implementation attention_part_sm90_ex2_s1024, attention_part_sm90_ex2_s512,
     attention_part_sm90_ex2_s2048, attention_part_sm90_ex2_s4096, attention_part_sm90_ex2_snone;
 constinit const rlk_implementation attention_part_sm90_ex2_s1024 =
-    with_split<1024, true>("cuda.sm90_ex2_s1024", "sm90/t25k16/ex2/attn128/s1024");
+    with_split<1024>("cuda.sm90_ex2_s1024", "sm90/t25k16/ex2/held/attn128/s1024");
 constinit const rlk_implementation attention_part_sm90_ex2_s512 =
-    with_split<512, true>("cuda.sm90_ex2_s512", "sm90/t25k16/ex2/attn128/s512");
+    with_split<512>("cuda.sm90_ex2_s512", "sm90/t25k16/ex2/held/attn128/s512");
 constinit const rlk_implementation attention_part_sm90_ex2_s2048 =
-    with_split<2048, true>("cuda.sm90_ex2_s2048", "sm90/t25k16/ex2/attn128/s2048");
+    with_split<2048>("cuda.sm90_ex2_s2048", "sm90/t25k16/ex2/held/attn128/s2048");
 constinit const rlk_implementation attention_part_sm90_ex2_s4096 =
-    with_split<4096, true>("cuda.sm90_ex2_s4096", "sm90/t25k16/ex2/attn128/s4096");
+    with_split<4096>("cuda.sm90_ex2_s4096", "sm90/t25k16/ex2/held/attn128/s4096");
 constinit const rlk_implementation attention_part_sm90_ex2_snone =
-    with_split<0, true>("cuda.sm90_ex2_snone", "sm90/t25k16/ex2/attn128/snone");
+    with_split<0>("cuda.sm90_ex2_snone", "sm90/t25k16/ex2/held/attn128/snone");
 
 }  // namespace rlk::cuda

@@ -64,14 +64,22 @@ class Producer {
  public:
   __device__ __forceinline__ Producer(const Job& job, const Shared<S>& s) : job_(job), p_(job.p), s_(s) {}
 
-  // An item, or one that is nothing, without rows. Values are wanted later than the next tile's keys, which come first unless
+  // An item, or one that is nothing, without rows. The first warp orders all that TMA brings, the others bring queries that it does
+  // not, and all of them such keys and values. Values are wanted later than the next tile's keys, which come first unless
   // values have more room, or a place for keys is free only after one for values is.
   __device__ __forceinline__ void bring(const Work& w) {
-    if (w.begin >= w.end) return bring_queries(w);
+    if (w.begin >= w.end) {
+      bring_queries(w);
+      return;
+    }
     constexpr bool kAhead = !S::kOneByOne && S::kKeyStages >= S::kValueStages;
-    bring_keys(w, w.begin);
+    int from = w.begin;  // of this warp's tiles
+    if (!orders()) from = min(max(tiles_by_tma(w.keys, job_.maps.box), w.begin), w.end);
+    keys_.skip(from - w.begin), values_.skip(from - w.begin);
+    if (from == w.begin) bring_keys(w, from);
     bring_queries(w);
-    for (int tile = w.begin; tile < w.end; ++tile) {
+    if (w.begin < from && from < w.end) bring_keys(w, from);
+    for (int tile = from; tile < w.end; ++tile) {
       if (kAhead && tile + 1 < w.end) bring_keys(w, tile + 1);
       if (!S::kLatent || !job_.values_in_keys) bring_values(w, tile);
       if (!kAhead && tile + 1 < w.end) bring_keys(w, tile + 1);
@@ -80,6 +88,7 @@ class Producer {
   __device__ __forceinline__ void end() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
  private:
+  __device__ __forceinline__ static bool orders() { return threadIdx.x % 128 < 32; }
   __device__ __forceinline__ void bring_keys(const Work& w, int tile) {
     bring_tile<S::kWidth>(p_.k, &job_.maps.k, p_.width, s_.k + keys_.stage * S::kKeyBytes,
                           s_.k_full + keys_.stage, s_.k_empty + keys_.stage, keys_.phase ^ 1, w, tile);
@@ -102,7 +111,7 @@ class Producer {
       barrier_wait(empty, phase);
       copy_tile<Width / 8>(to, s_.places, of.data, width / 8);
       copy_arrive(full);
-    } else if (threadIdx.x % 128 < 32) {
+    } else if (orders()) {
       const Piece piece = piece_of(job_, w, tile);
       barrier_wait(empty, phase);
       order_tile<Width>(to, map, full, job_, w.h, piece);
@@ -111,16 +120,36 @@ class Producer {
   // Each warpgroup's queries, when it has the last scores of those before, and which they are.
   __device__ __forceinline__ void bring_queries(const Work& w) {
     if constexpr (!S::kSpread) {
+      if (orders() != job_.maps.queries) return;
       const int thread = static_cast<int>(threadIdx.x) % 128;
       for (int g = 0; g < S::kGroups; ++g) barrier_wait(s_.q_empty + g, items_.phase ^ 1);
-      if (thread == 0) s_.work[items_.phase] = w;
+      if (thread == (orders() ? 0 : 32)) s_.work[items_.phase] = w;
       for (int g = 0; g < S::kGroups; ++g) {
-        if (w.begin < w.end) copy_queries<S, 128>(p_, w, s_.q, 64 * g, thread);
-        copy_arrive(s_.q_full + g);
-        if (thread == 0) barrier_arrive(s_.q_full + g);
+        if (orders())
+          order_queries(w, g);
+        else
+          copy_queries(w, g, thread - 32);
       }
       items_.next();
     }
+  }
+  __device__ __forceinline__ void copy_queries(const Work& w, int group, int thread) const {
+    if (w.begin < w.end) attention::copy_queries<S, kQueryThreads>(p_, w, s_.q, 64 * group, thread);
+    copy_arrive(s_.q_full + group);
+    if (thread == 0) barrier_arrive(s_.q_full + group);
+  }
+  // Rows that are not there are whatever lies behind the others.
+  __device__ __forceinline__ void order_queries(const Work& w, int group) const {
+    if (threadIdx.x % 32 != 0) return;
+    std::uint64_t* const full = s_.q_full + group;
+    barrier_arrive(full, kQueryThreads);
+    if (w.begin >= w.end) return barrier_arrive(full);
+    barrier_expect(full, 64 * S::kWidth * 2);
+    const int query = (w.first + 64 * group) / p_.group;
+#pragma unroll
+    for (int x = 0; x < S::kWidth; x += 64)
+      tma_load(s_.q + (x / 64 * S::kRows + 64 * group) * 128, &job_.maps.q, full, x, w.h * p_.group,
+               static_cast<int>(w.q_begin) + query, p_.cu_q ? 0 : static_cast<int>(w.n));
   }
 
   const Job& job_;

@@ -15,12 +15,9 @@ inline constexpr std::int64_t kMostParts = std::int64_t{1} << 27;
 std::int64_t latent_parts(const Problem& p);
 
 std::int64_t workspace_bytes(const Problem& p);
-// Unit: weights by the special function units' ex2 in place of the library's own exp2, which is another arithmetic.
-template <bool Unit>
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream);
 // attention_part: sums of all splits, at most kMostSplits, go to p.partials.
 inline constexpr std::int64_t kMostSplits = 65535;
-template <bool Unit>
 cudaError_t launch_part(const Problem& p, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

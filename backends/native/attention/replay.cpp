@@ -11,17 +11,20 @@ using rows::Type;
 
 std::uint64_t line(std::uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The sum whose order is the rule's: bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5.
-float tree(const float* p) {
+// Sums of weights by the bits 1 and 2 of their index, whose other bits are folded in the order 3, 0, 6, 4, 5.
+struct Classes {
+  float sums[4];
+};
+Classes classes_of(const float* p) {
   float v[kTile];
   std::copy_n(p, kTile, v);
   int folded = 0;
-  for (int bit : {6, 3, 0, 1, 2, 4, 5}) {
+  for (int bit : {3, 0, 6, 4, 5}) {
     folded |= 1 << bit;
     for (int j = 0; j < kTile; ++j)
       if ((j & folded) == 0) v[j] += v[j + (1 << bit)];
   }
-  return v[0];
+  return {{v[0], v[2], v[4], v[6]}};
 }
 
 std::uint16_t narrow(Type type, float x) {
@@ -30,11 +33,10 @@ std::uint16_t narrow(Type type, float x) {
 
 class Rows {
  public:
-  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by, void* scratch)
+  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch)
       : p_(p),
         block_(block),
         kernels_(kernels),
-        by_(by),
         q_begin_(p.q_begin(block.n)),
         k_begin_(p.k_begin(block.n)),
         here_(p.here(block.n)),
@@ -73,7 +75,8 @@ class Rows {
  private:
   // Of the split at hand, and of those before it.
   struct Sums {
-    float m = -__builtin_inff(), l = 0, total_m = -__builtin_inff(), total_l = 0;
+    float m = -__builtin_inff(), total_m = -__builtin_inff(), total_l = 0;
+    Classes l{};
     bool begun = false;
   };
 
@@ -88,7 +91,7 @@ class Rows {
 
   void restart() {
     std::fill_n(o_, std::int64_t{block_.count} * p_.value_width, 0.0f);
-    for (int r = 0; r < block_.count; ++r) sums_[r].m = -__builtin_inff(), sums_[r].l = 0;
+    for (int r = 0; r < block_.count; ++r) sums_[r].m = -__builtin_inff(), sums_[r].l = {};
   }
 
   // Keys [at, at + kTile) of which [first, last) are there; the others count as zeros and are not read.
@@ -131,8 +134,6 @@ class Rows {
     chains(weights_, turned_, kTile, p_.value_width, from, to - from, o_, true);
   }
 
-  float weight(float score, float minus_base) const { return weight_by(by_, score, p_.c, minus_base); }
-
   // The row's scores become weights; m, l and O move on.
   void weigh(int r, std::int64_t at) {
     float* x = scores_ + r * kTile;
@@ -145,10 +146,16 @@ class Rows {
       x[j] = attn128::capped(p_, x[j]);
       top = x[j] > top ? x[j] : top;
     }
-    const float scaled = top * p_.c, m = scaled > s.m ? scaled : s.m, base = attn128::base_of(m);
-    for (std::int64_t j = 0; j < kTile; ++j) x[j] = j >= from && j < to ? weight(x[j], -base) : 0.0f;
-    const float a = simt::exp2(s.m - base);
-    s.l = simt::fused(s.l, a, tree(x)), s.m = m;
+    // Of the scores the largest exceeds m by most.
+    const float before = s.m;
+    if ((before == -__builtin_inff() || simt::fused(top, p_.c, -before) > attn128::kHeld) &&
+        top * p_.c > before)
+      s.m = top * p_.c;
+    const float base = attn128::base_of(s.m), a = s.m == before ? 1 : simt::exp2(before - base);
+    for (std::int64_t j = 0; j < kTile; ++j)
+      x[j] = j >= from && j < to ? weight_by(Exponential::unit, x[j], p_.c, -base) : 0.0f;
+    const Classes tile = classes_of(x);
+    for (int c = 0; c < 4; ++c) s.l.sums[c] = s.l.sums[c] * a + tile.sums[c];
     for (std::int64_t j = 0; j < kTile; ++j) weights_[r * kTile + j] = narrow(p_.v.type, x[j]);
     float* o = o_ + r * p_.value_width;
     for (std::int64_t d = 0; d < p_.value_width; ++d) o[d] *= a;
@@ -160,16 +167,18 @@ class Rows {
     for (int r = 0; r < block_.count; ++r) {
       if (!sees(r, begin, end)) continue;
       Sums& s = sums_[r];
+      const float* c = s.l.sums;
+      const float l = (c[0] + c[1]) + (c[2] + c[3]);
       if (p_.partials != nullptr) {
-        put_part(r, p_.split_of(tile), s.m, s.l, o_ + r * p_.value_width);
+        put_part(r, p_.split_of(tile), s.m, l, o_ + r * p_.value_width);
         continue;
       }
       if (s.begun) {
-        join(r, s.m, s.l, o_ + r * p_.value_width);
+        join(r, s.m, l, o_ + r * p_.value_width);
         continue;
       }
       std::copy_n(o_ + r * p_.value_width, p_.value_width, total_ + r * p_.value_width);
-      s.total_m = s.m, s.total_l = s.l, s.begun = true;
+      s.total_m = s.m, s.total_l = l, s.begun = true;
     }
     restart();
   }
@@ -217,7 +226,6 @@ class Rows {
   const Problem& p_;
   const Block& block_;
   const ReplayKernels& kernels_;
-  const Exponential by_;
   const std::int64_t q_begin_, k_begin_;
   const attn128::Visible here_;
   const std::int64_t offset_;
@@ -236,9 +244,8 @@ std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels) {
          line(2 * kRowsHere * kKeys) + line(4 * kRowsHere * kKeys) + 2 * line(4 * kRowsHere * dv);
 }
 
-void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by,
-                    void* scratch) {
-  Rows(p, block, kernels, by, scratch).run();
+void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch) {
+  Rows(p, block, kernels, scratch).run();
 }
 
 }  // namespace rlk::native::attention

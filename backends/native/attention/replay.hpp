@@ -1,6 +1,6 @@
-// Replay of attention on Hopper (arithmetics sm90/t25k16/attn128/s<S> and sm90/t25k16/ex2/attn128/s<S>): the chains are
-// those of the tensor core, the steps between them fp32 as everywhere; weights by the library's own exp2, or as the special
-// function unit has 2^x.
+// Replay of attention on Hopper (arithmetics sm90/t25k16/ex2/held/attn128/s<S>): the chains are those of the tensor core,
+// weights as the special function unit has 2^x, beside a reference that is held while no score exceeds it by much, and all
+// else fp32 as everywhere.
 #pragma once
 
 #include "native/attention/engine.hpp"
@@ -16,7 +16,6 @@ inline constexpr int kReplayRows = 32;
 std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels);
 
 // Data is bf16 or fp16. Scratch lies on 64 bytes.
-void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, Exponential by,
-                    void* scratch);
+void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch);
 
 }  // namespace rlk::native::attention

@@ -1,6 +1,5 @@
-// attention and attention_part as Hopper computes them, on any processor: sm90/t25k16/attn128/s<S> and
-// sm90/t25k16/ex2/attn128/s<S>; an implementation for every S and two instruction sets. For proof: a thousand times
-// slower than the GPU.
+// attention and attention_part as Hopper computes them, on any processor: sm90/t25k16/ex2/held/attn128/s<S>; an
+// implementation for every S and two instruction sets. For proof: a thousand times slower than the GPU.
 #include <algorithm>
 #include <vector>
 
@@ -17,9 +16,8 @@ std::int64_t blocks_of(std::int64_t rows) {
   return (rows + attention::kReplayRows - 1) / attention::kReplayRows;
 }
 
-template <Isa I, attention::Exponential By = attention::Exponential::own>
+template <Isa I>
 struct Hopper {
-  static constexpr attention::Exponential kExponential = By;
   static const char* missing() {
     return replay_kernels<I>() == nullptr ? "this build lacks the instruction set" : nullptr;
   }
@@ -46,22 +44,21 @@ struct Replay {
         for (std::int64_t h = 0; h < p.heads; ++h)
           blocks.push_back(
               {n, h, first, static_cast<int>(std::min<std::int64_t>(attention::kReplayRows, rows - first))});
-    workers::run_tasks(call, static_cast<std::int64_t>(blocks.size()),
-                       attention::replay_scratch(p, By::kernels()), 0,
-                       [&](std::int64_t task, std::byte* scratch) {
-                         attention::replay_forward(p, blocks[static_cast<std::size_t>(task)], By::kernels(),
-                                                   By::kExponential, scratch);
-                       });
+    workers::run_tasks(
+        call, static_cast<std::int64_t>(blocks.size()), attention::replay_scratch(p, By::kernels()), 0,
+        [&](std::int64_t task, std::byte* scratch) {
+          attention::replay_forward(p, blocks[static_cast<std::size_t>(task)], By::kernels(), scratch);
+        });
     return RLK_OK;
   }
 };
 
-template <class Args, Family F, Isa I, int S, attention::Exponential By = attention::Exponential::own>
+template <class Args, Family F, Isa I, int S>
 constexpr rlk_implementation replay(const char* arithmetic) {
-  return attention::of_split<Replay<Args>, Hopper<I, By>, S>(
+  return attention::of_split<Replay<Args>, Hopper<I>, S>(
       facts_at<F, I>({.id = "",
                       .doc = "Hopper tensor cores' bits on the CPU",
-                      .priority = By == attention::Exponential::own ? 40 : 20,
+                      .priority = 20,
                       .arithmetic = arithmetic,
                       .dtypes = RLK_BF16 | RLK_F16,
                       .traits = kPinned}));
@@ -69,91 +66,36 @@ constexpr rlk_implementation replay(const char* arithmetic) {
 
 }  // namespace
 
-extern const rlk_implementation attention_replay_s1024_scalar, attention_replay_s1024_avx512,
-    attention_replay_s512_scalar, attention_replay_s512_avx512, attention_replay_s2048_scalar,
-    attention_replay_s2048_avx512, attention_replay_s4096_scalar, attention_replay_s4096_avx512,
-    attention_replay_snone_scalar, attention_replay_snone_avx512;
-constinit const rlk_implementation attention_replay_s1024_scalar =
-    replay<Attention, "native.replay_sm90_s1024", Isa::scalar, 1024>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_replay_s1024_avx512 =
-    replay<Attention, "native.replay_sm90_s1024", Isa::avx512, 1024>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_replay_s512_scalar =
-    replay<Attention, "native.replay_sm90_s512", Isa::scalar, 512>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_replay_s512_avx512 =
-    replay<Attention, "native.replay_sm90_s512", Isa::avx512, 512>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_replay_s2048_scalar =
-    replay<Attention, "native.replay_sm90_s2048", Isa::scalar, 2048>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_replay_s2048_avx512 =
-    replay<Attention, "native.replay_sm90_s2048", Isa::avx512, 2048>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_replay_s4096_scalar =
-    replay<Attention, "native.replay_sm90_s4096", Isa::scalar, 4096>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_replay_s4096_avx512 =
-    replay<Attention, "native.replay_sm90_s4096", Isa::avx512, 4096>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_replay_snone_scalar =
-    replay<Attention, "native.replay_sm90_snone", Isa::scalar, 0>("sm90/t25k16/attn128/snone");
-constinit const rlk_implementation attention_replay_snone_avx512 =
-    replay<Attention, "native.replay_sm90_snone", Isa::avx512, 0>("sm90/t25k16/attn128/snone");
-
-extern const rlk_implementation attention_part_replay_s1024_scalar, attention_part_replay_s1024_avx512,
-    attention_part_replay_s512_scalar, attention_part_replay_s512_avx512, attention_part_replay_s2048_scalar,
-    attention_part_replay_s2048_avx512, attention_part_replay_s4096_scalar,
-    attention_part_replay_s4096_avx512, attention_part_replay_snone_scalar,
-    attention_part_replay_snone_avx512;
-constinit const rlk_implementation attention_part_replay_s1024_scalar =
-    replay<AttentionPart, "native.replay_sm90_s1024", Isa::scalar, 1024>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_part_replay_s1024_avx512 =
-    replay<AttentionPart, "native.replay_sm90_s1024", Isa::avx512, 1024>("sm90/t25k16/attn128/s1024");
-constinit const rlk_implementation attention_part_replay_s512_scalar =
-    replay<AttentionPart, "native.replay_sm90_s512", Isa::scalar, 512>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_part_replay_s512_avx512 =
-    replay<AttentionPart, "native.replay_sm90_s512", Isa::avx512, 512>("sm90/t25k16/attn128/s512");
-constinit const rlk_implementation attention_part_replay_s2048_scalar =
-    replay<AttentionPart, "native.replay_sm90_s2048", Isa::scalar, 2048>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_part_replay_s2048_avx512 =
-    replay<AttentionPart, "native.replay_sm90_s2048", Isa::avx512, 2048>("sm90/t25k16/attn128/s2048");
-constinit const rlk_implementation attention_part_replay_s4096_scalar =
-    replay<AttentionPart, "native.replay_sm90_s4096", Isa::scalar, 4096>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_part_replay_s4096_avx512 =
-    replay<AttentionPart, "native.replay_sm90_s4096", Isa::avx512, 4096>("sm90/t25k16/attn128/s4096");
-constinit const rlk_implementation attention_part_replay_snone_scalar =
-    replay<AttentionPart, "native.replay_sm90_snone", Isa::scalar, 0>("sm90/t25k16/attn128/snone");
-constinit const rlk_implementation attention_part_replay_snone_avx512 =
-    replay<AttentionPart, "native.replay_sm90_snone", Isa::avx512, 0>("sm90/t25k16/attn128/snone");
-
 extern const rlk_implementation attention_replay_ex2_s1024_scalar, attention_replay_ex2_s1024_avx512,
     attention_replay_ex2_s512_scalar, attention_replay_ex2_s512_avx512, attention_replay_ex2_s2048_scalar,
     attention_replay_ex2_s2048_avx512, attention_replay_ex2_s4096_scalar, attention_replay_ex2_s4096_avx512,
     attention_replay_ex2_snone_scalar, attention_replay_ex2_snone_avx512;
 constinit const rlk_implementation attention_replay_ex2_s1024_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s1024");
+    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024>(
+        "sm90/t25k16/ex2/held/attn128/s1024");
 constinit const rlk_implementation attention_replay_ex2_s1024_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s1024");
+    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024>(
+        "sm90/t25k16/ex2/held/attn128/s1024");
 constinit const rlk_implementation attention_replay_ex2_s512_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s512", Isa::scalar, 512, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s512");
+    replay<Attention, "native.replay_sm90_ex2_s512", Isa::scalar, 512>("sm90/t25k16/ex2/held/attn128/s512");
 constinit const rlk_implementation attention_replay_ex2_s512_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s512", Isa::avx512, 512, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s512");
+    replay<Attention, "native.replay_sm90_ex2_s512", Isa::avx512, 512>("sm90/t25k16/ex2/held/attn128/s512");
 constinit const rlk_implementation attention_replay_ex2_s2048_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s2048");
+    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048>(
+        "sm90/t25k16/ex2/held/attn128/s2048");
 constinit const rlk_implementation attention_replay_ex2_s2048_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s2048");
+    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048>(
+        "sm90/t25k16/ex2/held/attn128/s2048");
 constinit const rlk_implementation attention_replay_ex2_s4096_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s4096");
+    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096>(
+        "sm90/t25k16/ex2/held/attn128/s4096");
 constinit const rlk_implementation attention_replay_ex2_s4096_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s4096");
+    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096>(
+        "sm90/t25k16/ex2/held/attn128/s4096");
 constinit const rlk_implementation attention_replay_ex2_snone_scalar =
-    replay<Attention, "native.replay_sm90_ex2_snone", Isa::scalar, 0, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/snone");
+    replay<Attention, "native.replay_sm90_ex2_snone", Isa::scalar, 0>("sm90/t25k16/ex2/held/attn128/snone");
 constinit const rlk_implementation attention_replay_ex2_snone_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_snone", Isa::avx512, 0, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/snone");
+    replay<Attention, "native.replay_sm90_ex2_snone", Isa::avx512, 0>("sm90/t25k16/ex2/held/attn128/snone");
 
 extern const rlk_implementation attention_part_replay_ex2_s1024_scalar,
     attention_part_replay_ex2_s1024_avx512, attention_part_replay_ex2_s512_scalar,
@@ -162,34 +104,34 @@ extern const rlk_implementation attention_part_replay_ex2_s1024_scalar,
     attention_part_replay_ex2_s4096_avx512, attention_part_replay_ex2_snone_scalar,
     attention_part_replay_ex2_snone_avx512;
 constinit const rlk_implementation attention_part_replay_ex2_s1024_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s1024");
+    replay<AttentionPart, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024>(
+        "sm90/t25k16/ex2/held/attn128/s1024");
 constinit const rlk_implementation attention_part_replay_ex2_s1024_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s1024");
+    replay<AttentionPart, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024>(
+        "sm90/t25k16/ex2/held/attn128/s1024");
 constinit const rlk_implementation attention_part_replay_ex2_s512_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::scalar, 512, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s512");
+    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::scalar, 512>(
+        "sm90/t25k16/ex2/held/attn128/s512");
 constinit const rlk_implementation attention_part_replay_ex2_s512_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::avx512, 512, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s512");
+    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::avx512, 512>(
+        "sm90/t25k16/ex2/held/attn128/s512");
 constinit const rlk_implementation attention_part_replay_ex2_s2048_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s2048");
+    replay<AttentionPart, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048>(
+        "sm90/t25k16/ex2/held/attn128/s2048");
 constinit const rlk_implementation attention_part_replay_ex2_s2048_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s2048");
+    replay<AttentionPart, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048>(
+        "sm90/t25k16/ex2/held/attn128/s2048");
 constinit const rlk_implementation attention_part_replay_ex2_s4096_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s4096");
+    replay<AttentionPart, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096>(
+        "sm90/t25k16/ex2/held/attn128/s4096");
 constinit const rlk_implementation attention_part_replay_ex2_s4096_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/s4096");
+    replay<AttentionPart, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096>(
+        "sm90/t25k16/ex2/held/attn128/s4096");
 constinit const rlk_implementation attention_part_replay_ex2_snone_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::scalar, 0, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/snone");
+    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::scalar, 0>(
+        "sm90/t25k16/ex2/held/attn128/snone");
 constinit const rlk_implementation attention_part_replay_ex2_snone_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::avx512, 0, attention::Exponential::unit>(
-        "sm90/t25k16/ex2/attn128/snone");
+    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::avx512, 0>(
+        "sm90/t25k16/ex2/held/attn128/snone");
 
 }  // namespace rlk::native

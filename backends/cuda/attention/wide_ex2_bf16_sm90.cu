@@ -1,5 +1,0 @@
-#include "cuda/attention/forward.cuh"
-
-namespace rlk::cuda::attention {
-template cudaError_t start_wide<__nv_bfloat16, true>(const Problem&, float*, std::int64_t, cudaStream_t);
-}  // namespace rlk::cuda::attention
