@@ -174,6 +174,39 @@ TEST_CASE("d_q of attention_bwd in chunks is that of one call, with NaN where la
     }
 }
 
+// By one thread a task is a sequence and head, by many a tile of its keys.
+TEST_CASE("attention_bwd has the same bits whether scores are computed once or twice") {
+  std::mt19937 random(8);
+  for (DType t : {DType::f32, DType::bf16})
+    for (const rlk::Attention& o :
+         {rlk::Attention{}, rlk::Attention{.window = 129}, rlk::Attention{.causal = false, .softcap = 2}}) {
+      Tokens s(390, t, random, o);
+      s.run(0, s.count, nullptr, s.count);
+      int64_t bounds[] = {0, 130, 130, 131, 388};
+      const Tensor cu(bounds, {5}, DType::i64), sinks = s.sinks.view(0, {kHeads}), q = s.q.view(0, {390}),
+                                                k = s.k.view(0, {390}), v = s.v.view(0, {390}),
+                                                out = s.out.view(0, {390}), lse = s.lse.view(0, {390}),
+                                                d_out = s.d_out.view(0, {390});
+      const auto by = [&](int32_t threads) {
+        Gradients g(390, 390, t);
+        const Tensor d_q = g.d_q.view(0, {390}), d_k = g.d_k.view(0, {390}), d_v = g.d_v.view(0, {390}),
+                     d_sinks = g.d_sinks.view(0, {kHeads});
+        AttentionBwd b{
+            .q = q, .k = k, .v = v, .cu_q = cu, .cu_k = cu, .sinks = sinks, .out = out, .lse = lse};
+        b.d_out = d_out, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.d_sinks = d_sinks;
+        b.causal = o.causal, b.window = o.window, b.softcap = o.softcap;
+        REQUIRE(rlk::attention_bwd(b, {.backend = "native.tiles", .threads = threads}));
+        return g;
+      };
+      const Gradients once = by(1), side_by_side = by(2), twice = by(64);
+      for (const Owned Gradients::* which :
+           {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v, &Gradients::d_sinks}) {
+        CHECK((once.*which).bytes == (twice.*which).bytes);
+        CHECK((side_by_side.*which).bytes == (twice.*which).bytes);
+      }
+    }
+}
+
 TEST_CASE("a key and a value that no query sees have gradient +0, and so has a query that sees none") {
   std::mt19937 random(3);
   Tokens s(140, DType::f32, random, rlk::Attention{.window = 5});

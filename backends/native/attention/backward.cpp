@@ -1,7 +1,8 @@
 // attention_bwd on the CPU: fma32/attn128 by instruction set, and golden.
 //
 // Operations: 2 (3 D + 2 Dv) per query head and key for d_k and d_v, 2 (2 D + Dv) for d_q: scores are computed twice, so that
-// no sum crosses tasks. Workspace: 8 bytes per query and head, beside the tasks' own.
+// no sum crosses tasks; or 2 (3 D + 2 Dv) for all three, where a task has a sequence and head. Workspace: 8 bytes per query and
+// head, 4 D more in the latter case, beside the tasks' own.
 #include <algorithm>
 #include <vector>
 
@@ -22,12 +23,50 @@ std::uint64_t scratch_bytes(const Problem& p) {
   return static_cast<std::uint64_t>(attention::backward_scratch_floats(p)) * sizeof(float);
 }
 
+// Bytes of d_q's sums, where a sequence and head is a task: five products for seven, if workers have as many of them or nearly
+// so. By shapes alone, as workspace is asked for before lengths are known.
+std::uint64_t sum_bytes(const Backward& g, std::int32_t threads) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;  // floats
+  if (!g.d_q || !(g.d_k || g.d_v)) return 0;
+  const std::int64_t pairs = g.p.sequences * g.p.heads, workers = workers::workers_for(threads, INT64_MAX),
+                     turns = (pairs + workers - 1) / workers;
+  if (5 * turns * workers > 6 * pairs || g.rows() > kMost / g.all_heads() / g.p.width) return 0;
+  return static_cast<std::uint64_t>(g.rows() * g.all_heads() * g.p.width) * sizeof(float);
+}
+
 std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
   const Backward g = backward_of(a);
-  return g.p.sequences == 0 ? 0 : attention::passes_bytes(g, r.threads, attention::kRows, scratch_bytes(g.p));
+  if (g.p.sequences == 0) return 0;
+  return attention::passes_bytes(g, r.threads, attention::kRows, scratch_bytes(g.p), sum_bytes(g, r.threads));
 }
 
 // ---- tiles
+
+// The first pass leaves stats alone.
+void run_pairs(const Backward& g, const Call& call, const attention::BackwardEngine& engine,
+               const std::vector<attention::Block>& blocks, std::uint64_t sum_bytes) {
+  const Problem& p = g.p;
+  Backward stats_alone = g;
+  stats_alone.d_q = {};
+  struct Pair {
+    std::int64_t n, h;
+  };
+  std::vector<Pair> pairs;
+  for (std::int64_t n = 0; n < p.sequences; ++n)
+    for (std::int64_t h = 0; h < p.heads; ++h) pairs.push_back({n, h});
+  auto* const sums = reinterpret_cast<float*>(workers::shared_workspace(call) + attention::stat_bytes(g));
+  attention::run_passes(
+      call, g, blocks, pairs, scratch_bytes(p),
+      [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
+        engine.queries(stats_alone, block, stats, reinterpret_cast<float*>(scratch));
+      },
+      [&](const Pair& pair, const Stat* stats, std::byte* scratch) {
+        // Those of a sequence's heads lie one behind the other.
+        const std::int64_t at = g.row(pair.n, 0) * g.all_heads() + p.q_len(pair.n) * pair.h * p.group;
+        engine.pair(g, pair.n, pair.h, stats, sums + at * p.width, reinterpret_cast<float*>(scratch));
+      },
+      sum_bytes);
+}
 
 template <Isa I>
 rlk_code run(const AttentionBwd& a, const Call& call) {
@@ -48,6 +87,10 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
       for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
   }
   const attention::BackwardEngine& engine = attention::backward_engine_for(I);
+  if (const std::uint64_t sums = sum_bytes(g, call.threads()); sums != 0) {
+    run_pairs(g, call, engine, blocks, sums);
+    return RLK_OK;
+  }
   attention::run_passes(
       call, g, blocks, tiles, scratch_bytes(p),
       [&](const attention::Block& block, Stat* stats, std::byte* scratch) {

@@ -186,14 +186,17 @@ class QueryGradients {
   float *sum_, *part_;
 };
 
-// The second pass, of one tile of keys.
+// The second pass, of one tile of keys; with d_q's sums, which it adds to, all of the gradients.
 template <class L, int W>
 class KeyGradients {
   using Row = native::Row<L, W>;
 
  public:
-  KeyGradients(const Backward& g, const KeyTile& tile, const Stat* stats, float* scratch)
-      : pairs_(g, tile.n, tile.h, scratch), tile_(tile), stats_(stats), sums_(scratch) {}
+  KeyGradients(const Backward& g, const KeyTile& tile, const Stat* stats, float* scratch,
+               float* d_q = nullptr)
+      : pairs_(g, tile.n, tile.h, scratch), tile_(tile), stats_(stats), d_q_(d_q) {
+    part_ = scratch, sums_ = part_ + kRows * g.p.width;
+  }
 
   void run() {
     const Backward& g = pairs_.g;
@@ -237,6 +240,7 @@ class KeyGradients {
       pairs_.multiply(0, depth);
       for (int r = 0; r < depth; ++r)
         pairs_.weigh(r, first + r, tile_.at, stats_[g.row(tile_.n, first + r) * g.all_heads() + head]);
+      if (d_q_ != nullptr) add_queries(first, depth, index);
       if (g.d_k)
         Products<L, W>::template add<true>(pairs_.ds, kTile, pairs_.q, d, d_k, d, pairs_.count, depth, d);
       if (g.d_v)
@@ -246,11 +250,41 @@ class KeyGradients {
     Row::map(floats(), [](auto x) { return x + 0.0f; }, d_k, d_k);  // -0 becomes +0
   }
 
+  // The tile's part of d_q of the rows at hand.
+  void add_queries(std::int64_t first, int depth, int index) {
+    const std::int64_t width = pairs_.p.width, group = pairs_.p.group;
+    std::fill_n(part_, depth * width, 0.0f);
+    Products<L, W>::add(pairs_.ds, kTile, pairs_.k, width, part_, width, depth, pairs_.count, width);
+    for (int r = 0; r < depth; ++r) {
+      float* sum = d_q_ + ((first + r) * group + index) * width;
+      Row::map(width, [](auto x, auto y) { return x + y; }, sum, sum, part_ + r * width);
+    }
+  }
+
   Pairs<L, W> pairs_;
   const KeyTile& tile_;
   const Stat* stats_;
-  float* sums_;
+  float *d_q_, *part_, *sums_;
 };
+
+// Both passes at once, of a sequence and head.
+template <class L, int W>
+void pair_gradients(const Backward& g, std::int64_t n, std::int64_t h, const Stat* stats, float* sums,
+                    float* scratch) {
+  using Row = native::Row<L, W>;
+  const Problem& p = g.p;
+  const std::int64_t width = p.width, rows = p.q_len(n) * p.group;
+  std::fill_n(sums, rows * width, 0.0f);
+  for (std::int64_t at = 0; at < p.kv_count(n); at += kTile) {
+    const KeyTile tile{n, h, at};
+    KeyGradients<L, W>(g, tile, stats, scratch, sums).run();
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* x = sums + r * width;
+    Row::map(width, [scale = p.scale](auto y) { return y * scale; }, x, x);
+    Row::narrow(g.d_q.type, x, g.d_q.at(n, p.q_begin(n) + r / p.group, h * p.group + r % p.group), width);
+  }
+}
 
 template <class L, int W>
 void query_gradients(const Backward& g, const Block& block, Stat* stats, float* scratch) {
@@ -263,7 +297,7 @@ void key_gradients(const Backward& g, const KeyTile& tile, const Stat* stats, fl
 
 template <class L, int W>
 constexpr BackwardEngine backward_engine() {
-  return {query_gradients<L, W>, key_gradients<L, W>};
+  return {query_gradients<L, W>, key_gradients<L, W>, pair_gradients<L, W>};
 }
 
 }  // namespace rlk::native::attention

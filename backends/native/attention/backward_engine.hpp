@@ -1,7 +1,8 @@
 // attention_bwd on the CPU (arithmetic fma32/attn128), compiled once per instruction set; the choice changes no bit.
 //
 // Two passes that each compute scores anew, so that every sum has one owner and one order: `queries` owns rows of q, `keys` owns
-// tiles of keys.
+// tiles of keys. Where sequences and heads are enough for all workers, `pair` owns all of one: scores are computed once, and
+// each tile of keys in turn adds its part of d_q.
 #pragma once
 
 #include "arithmetic/attention/backward.hpp"
@@ -22,6 +23,9 @@ struct BackwardEngine {
   void (*queries)(const Backward& g, const Block& block, Stat* stats, float* scratch);
   // d_k and d_v.
   void (*keys)(const Backward& g, const KeyTile& tile, const Stat* stats, float* scratch);
+  // d_q, d_k and d_v of sequence n and head h; sums: of d_q, [query, head of the group, width].
+  void (*pair)(const Backward& g, std::int64_t n, std::int64_t h, const Stat* stats, float* sums,
+               float* scratch);
 };
 extern const BackwardEngine kBackwardScalar, kBackwardAvx2, kBackwardAvx512;
 
@@ -40,7 +44,8 @@ inline int levels_of(int group) {
 inline std::int64_t backward_scratch_floats(const Problem& p) {
   const std::int64_t both = p.width + p.value_width;
   const std::int64_t shared = (2 * kTile + kRows) * both + 2 * kRows * kTile + 2 * kTile + 512;
-  const std::int64_t queries = 2 * kRows * p.width, keys = levels_of(p.group) * kTile * both;
+  const std::int64_t queries = 2 * kRows * p.width,
+                     keys = levels_of(p.group) * kTile * both + kRows * p.width;
   return shared + (queries > keys ? queries : keys);
 }
 

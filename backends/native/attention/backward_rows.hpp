@@ -43,24 +43,26 @@ inline void sink_gradient(const Backward& g, const Stat* stats, std::int64_t hea
   rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
 }
 
-// Bytes for blocks of `rows` rows, each task with `scratch` bytes. Packed sequences may each leave a block and a tile that are
-// not full.
+// Bytes for blocks of `rows` rows, each task with `scratch` bytes, and `sums` bytes beside. Packed sequences may each leave a
+// block and a tile that are not full.
 inline std::uint64_t passes_bytes(const Backward& g, std::int32_t threads, std::int64_t rows,
-                                  std::uint64_t scratch) {
+                                  std::uint64_t scratch, std::uint64_t sums = 0) {
   const attn128::Problem& p = g.p;
   const std::int64_t blocks = parts(p.queries * p.group, rows) * (p.cu_q ? 1 : p.sequences),
                      tiles = parts(p.room, kTile) * (p.cu_k ? 1 : p.sequences);
   const std::int64_t tasks = (std::max(blocks, tiles) + p.sequences) * p.heads;
-  return workers::workspace_for(threads, tasks, scratch, stat_bytes(g));
+  return workers::workspace_for(threads, tasks, scratch, stat_bytes(g) + sums);
 }
 
-// queries(block, stats, scratch) for all blocks, then keys(tile, stats, scratch) for all tiles, then the gradients of sinks.
-template <class Queries, class Keys>
+// queries(block, stats, scratch) for all blocks, then keys(tile, stats, scratch) for all tiles, then the gradients of sinks. Behind
+// the stats are `sums` bytes of workspace.
+template <class Queries, class Tile, class Keys>
 void run_passes(const Call& call, const Backward& g, const std::vector<Block>& blocks,
-                const std::vector<KeyTile>& tiles, std::uint64_t scratch_bytes, Queries queries, Keys keys) {
+                const std::vector<Tile>& tiles, std::uint64_t scratch_bytes, Queries queries, Keys keys,
+                std::uint64_t sums = 0) {
   auto* stats = reinterpret_cast<Stat*>(workers::shared_workspace(call));
   const auto run_all = [&](const auto& tasks, auto one) {
-    workers::run_tasks(call, static_cast<std::int64_t>(tasks.size()), scratch_bytes, stat_bytes(g),
+    workers::run_tasks(call, static_cast<std::int64_t>(tasks.size()), scratch_bytes, stat_bytes(g) + sums,
                        [&](std::int64_t task, std::byte* scratch) {
                          one(tasks[static_cast<std::size_t>(task)], stats, scratch);
                        });
