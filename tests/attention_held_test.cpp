@@ -204,7 +204,7 @@ void compare_both(const Data& d, const Attention& o, int64_t queries) {
   const std::string split = o.split == 0 ? "none" : std::to_string(o.split);
   for (const bool part : {false, true}) {
     CAPTURE(part);
-    CHECK(compare(problem_of(d, o, queries, part), "sm90/t25k16/ex2/held/attn128/s" + split) > 0);
+    CHECK(compare(problem_of(d, o, queries, part), "sm90/t25k16/ex2/h8/attn128/s" + split) > 0);
   }
 }
 

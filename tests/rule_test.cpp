@@ -103,14 +103,14 @@ TEST_CASE(
     return x;
   };
   CHECK(mean({0x1p-130}, "fma32/attn128/s1024") == 0x1p-137);
-  CHECK(mean({0x1p-130}, "sm90/t25k16/ex2/held/attn128/s1024") == 0x1p-137);
+  CHECK(mean({0x1p-130}, "sm90/t25k16/ex2/h8/attn128/s1024") == 0x1p-137);
   CHECK(mean({0x1p-130}, "amx/k32/attn128/s1024") == 0);
   // One chain loses the ones, even and odd keys of 32 have chains of their own, a tensor core keeps 25 bits of its 16.
   const std::vector<double> ones{0x1p24, 1, 1, 1, 1};
   CHECK(mean(ones, "fma32/attn128/s1024") == 0x1p17);
   CHECK(mean(ones, "amx/k32/attn128/s1024") == 0x1p17 + 0x1p-6);
-  CHECK(mean(ones, "sm90/t25k16/ex2/held/attn128/s1024") == 0x1p17 + 0x1p-5);
-  CHECK(mean({0x1p26, 1, 1, 1, 1}, "sm90/t25k16/ex2/held/attn128/s1024") == 0x1p19);
+  CHECK(mean(ones, "sm90/t25k16/ex2/h8/attn128/s1024") == 0x1p17 + 0x1p-5);
+  CHECK(mean({0x1p26, 1, 1, 1, 1}, "sm90/t25k16/ex2/h8/attn128/s1024") == 0x1p19);
 }
 
 TEST_CASE("a sampled problem is judged at the elements that the whole would have there") {

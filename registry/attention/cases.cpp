@@ -379,7 +379,7 @@ Bound attention_bound(const BoundQuery& q) {
 Bound attention_part_bound(const BoundQuery& q) {
   // What is held for the maximum is no number to be near to, and l and O go by it: they are judged by their bits, and by
   // the accuracy of attention, which joins the same.
-  if (q.arithmetic.find("/held/") != std::string_view::npos) return {.metric = Bound::none};
+  if (q.arithmetic.find("/h8/") != std::string_view::npos) return {.metric = Bound::none};
   const double value = q.input == DType::bf16 ? 8e-3 : q.input == DType::f16 ? 2e-3 : 2e-5;
   return {.metric = Bound::elementwise,
           .value = value,

@@ -1,4 +1,4 @@
-// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/ex2/held/attn128/s<S> as the page has them, whole and in two
+// fma32/attn128/s<S>, amx/k32/attn128/s<S> and sm90/t25k16/ex2/h8/attn128/s<S> as the page has them, whole and in two
 // steps, in plain loops, independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in
 // its last bit.
 #include <algorithm>
@@ -228,7 +228,7 @@ std::optional<Id> id_of(std::string_view id) {
   };
   constexpr Family kFamilies[] = {{"fma32/attn128/s", Chains::fma32},
                                   {"amx/k32/attn128/s", Chains::amx},
-                                  {"sm90/t25k16/ex2/held/attn128/s", Chains::sm90}};
+                                  {"sm90/t25k16/ex2/h8/attn128/s", Chains::sm90}};
   const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                     [&](const auto& f) { return id.starts_with(f.first); });
   if (family == std::end(kFamilies)) return {};

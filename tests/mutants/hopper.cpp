@@ -374,8 +374,8 @@ rlk_code by_rows(const AttentionBwd& a) {
 
 // ---- their table
 
-constexpr const char *kSplit1024 = "sm90/t25k16/ex2/held/attn128/s1024",
-                     *kSplit512 = "sm90/t25k16/ex2/held/attn128/s512",
+constexpr const char *kSplit1024 = "sm90/t25k16/ex2/h8/attn128/s1024",
+                     *kSplit512 = "sm90/t25k16/ex2/h8/attn128/s512",
                      *kGradients = "sm90/t25k16/ex2/attn128", *kLogp = "sm90/t25k16/ex2/lse2048/l8",
                      *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
                      *kSample = "sample/philox-g1/ex2/lse2048/l8";

@@ -125,7 +125,7 @@ RLK_HD T capped(const Problem& p, T score) {
   return simt::tanh<T>(inner) * p.cap;
 }
 
-// Where the maximum is held (sm90/t25k16/ex2/held): it moves where score * c is above it by more.
+// Where the maximum is held (sm90/t25k16/ex2/h8): m moves where score * c is above it by more.
 inline constexpr float kHeld = 8;
 
 // Maxima are those of score * c. -inf stands for no score yet, where 0 takes its place in differences.

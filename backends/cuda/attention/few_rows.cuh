@@ -1,4 +1,4 @@
-// attention of at most 16 rows a sequence and key head on Hopper (arithmetic sm90/t25k16/ex2/held/attn128/s<S>), and its
+// attention of at most 16 rows a sequence and key head on Hopper (arithmetic sm90/t25k16/ex2/h8/attn128/s<S>), and its
 // launch for one element type. The chains are those of mma.sync, which has the bits of wgmma, whichever operand is which.
 //
 // A block is a warp that orders tiles by TMA and four that compute. It has a run of splits of one sequence and key head; all

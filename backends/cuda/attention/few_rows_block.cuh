@@ -1,5 +1,5 @@
 // Few rows: what producer and consumers of the kernel that decodes share, and the producer; and the steps of the rule
-// (sm90/t25k16/ex2/held/attn128/s<S>) that the kernel of clusters has as well.
+// (sm90/t25k16/ex2/h8/attn128/s<S>) that the kernel of clusters has as well.
 #pragma once
 
 #include "cuda/attention/block.cuh"

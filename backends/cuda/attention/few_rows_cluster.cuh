@@ -1,5 +1,5 @@
 // attention of at most 16 rows a sequence and key head, of few such pairs, on Hopper (arithmetic
-// sm90/t25k16/ex2/held/attn128/s<S>): the kernel of few_rows.cuh would keep few SMs then, which take tile after tile of a
+// sm90/t25k16/ex2/h8/attn128/s<S>): the kernel of few_rows.cuh would keep few SMs then, which take tile after tile of a
 // split. Here a cluster of blocks has the tiles of a split at once, and the bits are the same.
 //
 // A block has the scores of one tile and, of all tiles, the sums of its channels of the values: chains over keys cannot be

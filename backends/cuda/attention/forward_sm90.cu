@@ -1,4 +1,4 @@
-// attention on Hopper (arithmetic sm90/t25k16/ex2/held/attn128/s<S>): scores and weighted values by wgmma, a tile of 128 keys at
+// attention on Hopper (arithmetic sm90/t25k16/ex2/h8/attn128/s<S>): scores and weighted values by wgmma, a tile of 128 keys at
 // a time; weights by the special function units' ex2.
 //
 // A block is a producer warpgroup and one to three consumers of 64 rows; a row is a query of one of the heads that share keys,

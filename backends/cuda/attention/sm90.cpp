@@ -49,14 +49,14 @@ constexpr rlk_implementation with_split(const char* id, const char* arithmetic) 
 extern const rlk_implementation attention_sm90_ex2_s1024, attention_sm90_ex2_s512, attention_sm90_ex2_s2048,
     attention_sm90_ex2_s4096, attention_sm90_ex2_snone;
 constinit const rlk_implementation attention_sm90_ex2_s1024 =
-    with_split<1024>("cuda.sm90_ex2_s1024", "sm90/t25k16/ex2/held/attn128/s1024");
+    with_split<1024>("cuda.sm90_ex2_s1024", "sm90/t25k16/ex2/h8/attn128/s1024");
 constinit const rlk_implementation attention_sm90_ex2_s512 =
-    with_split<512>("cuda.sm90_ex2_s512", "sm90/t25k16/ex2/held/attn128/s512");
+    with_split<512>("cuda.sm90_ex2_s512", "sm90/t25k16/ex2/h8/attn128/s512");
 constinit const rlk_implementation attention_sm90_ex2_s2048 =
-    with_split<2048>("cuda.sm90_ex2_s2048", "sm90/t25k16/ex2/held/attn128/s2048");
+    with_split<2048>("cuda.sm90_ex2_s2048", "sm90/t25k16/ex2/h8/attn128/s2048");
 constinit const rlk_implementation attention_sm90_ex2_s4096 =
-    with_split<4096>("cuda.sm90_ex2_s4096", "sm90/t25k16/ex2/held/attn128/s4096");
+    with_split<4096>("cuda.sm90_ex2_s4096", "sm90/t25k16/ex2/h8/attn128/s4096");
 constinit const rlk_implementation attention_sm90_ex2_snone =
-    with_split<0>("cuda.sm90_ex2_snone", "sm90/t25k16/ex2/held/attn128/snone");
+    with_split<0>("cuda.sm90_ex2_snone", "sm90/t25k16/ex2/h8/attn128/snone");
 
 }  // namespace rlk::cuda

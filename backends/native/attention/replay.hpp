@@ -1,4 +1,4 @@
-// Replay of attention on Hopper (arithmetics sm90/t25k16/ex2/held/attn128/s<S>): the chains are those of the tensor core,
+// Replay of attention on Hopper (arithmetics sm90/t25k16/ex2/h8/attn128/s<S>): the chains are those of the tensor core,
 // weights as the special function unit has 2^x, beside a reference that is held while no score exceeds it by much, and all
 // else fp32 as everywhere.
 #pragma once
