@@ -26,6 +26,7 @@ struct Way {
 };
 constexpr Way kWays[] = {{DType::f32},
                          {DType::bf16},
+                         {DType::bf16, "native.replay_amx"},
                          {DType::bf16, "native.replay_sm90"},
                          {DType::bf16, "native.replay_sm90_ex2"}};
 rlk::Options options(const Way& way) { return {.backend = way.backend}; }
@@ -177,9 +178,11 @@ TEST_CASE("d_q of attention_bwd in chunks is that of one call, with NaN where la
 // By one thread a task is a sequence and head, by many a tile of its keys.
 TEST_CASE("attention_bwd has the same bits whether scores are computed once or twice") {
   std::mt19937 random(8);
-  for (DType t : {DType::f32, DType::bf16})
+  for (const Way& way : {Way{DType::f32, "native.tiles"}, Way{DType::bf16, "native.tiles"},
+                         Way{DType::bf16, "native.replay_amx"}})
     for (const rlk::Attention& o :
          {rlk::Attention{}, rlk::Attention{.window = 129}, rlk::Attention{.causal = false, .softcap = 2}}) {
+      const DType t = way.type;
       Tokens s(390, t, random, o);
       s.run(0, s.count, nullptr, s.count);
       int64_t bounds[] = {0, 130, 130, 131, 388};
@@ -195,7 +198,7 @@ TEST_CASE("attention_bwd has the same bits whether scores are computed once or t
             .q = q, .k = k, .v = v, .cu_q = cu, .cu_k = cu, .sinks = sinks, .out = out, .lse = lse};
         b.d_out = d_out, b.d_q = d_q, b.d_k = d_k, b.d_v = d_v, b.d_sinks = d_sinks;
         b.causal = o.causal, b.window = o.window, b.softcap = o.softcap;
-        REQUIRE(rlk::attention_bwd(b, {.backend = "native.tiles", .threads = threads}));
+        REQUIRE(rlk::attention_bwd(b, {.backend = way.backend, .threads = threads}));
         return g;
       };
       const Gradients once = by(1), side_by_side = by(2), twice = by(64);
@@ -275,9 +278,11 @@ TEST_CASE("a tensor core's attention_bwd refuses a d_out that it would have to r
                out = s.out.view(0, {1, 5}), lse = s.lse.view(0, {1, 5}), d_out = wide.view(0, {1, 5}),
                d_q = g.d_q.view(0, {1, 5});
   const AttentionBwd b{.q = q, .k = k, .v = v, .out = out, .lse = lse, .d_out = d_out, .d_q = d_q};
-  const rlk::Status status = rlk::attention_bwd(b, {.backend = "native.replay_sm90"});
-  CAPTURE(std::string(status.message()));
-  CHECK(std::string(status.message()).find("d_out is fp32") != std::string::npos);
+  for (const char* backend : {"native.replay_sm90", "native.replay_amx"}) {
+    const rlk::Status status = rlk::attention_bwd(b, {.backend = backend});
+    CAPTURE(std::string(status.message()));
+    CHECK(std::string(status.message()).find("d_out is fp32") != std::string::npos);
+  }
 }
 
 TEST_CASE("attention_bwd refuses pages and what does not fit, with both values") {

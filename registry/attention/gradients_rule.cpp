@@ -1,5 +1,5 @@
-// fma32/attn128, sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128, the gradients, as the page has them, in plain loops,
-// independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in its last bit.
+// fma32/attn128, amx/k32/attn128, sm90/t25k16/attn128 and sm90/t25k16/ex2/attn128, the gradients, as the page has them, in plain
+// loops, independent of every kernel. fma64 has no rule here: another exponential in fp64 may differ in its last bit.
 #include <array>
 #include <cmath>
 #include <functional>
@@ -30,18 +30,23 @@ RLK_FUSED void accumulate(float p, const Row& v, Row& out) {
   for (std::size_t d = 0; d < v.size(); ++d) out[d] = std::fma(p, v[d], out[d]);
 }
 
-// A sum of x[i] y[i][d], ascending in i, for every d. Terms come with their place in the whole, so that a tensor core's groups of
-// 16 are counted from its start, and what is absent is zeros.
+// Whose chains an id has: fused multiply-adds, Intel's matrix unit, a Hopper tensor core.
+enum class Unit { none, amx, sm90 };
+
+// A sum of x[i] y[i][d], ascending in i, for every d. Terms come with their place in the whole, so that a unit's groups are
+// counted from its start, and what is absent is zeros.
 class Chains {
  public:
-  Chains(bool tensor_core, DType type, std::size_t width)
-      : tensor_core_(tensor_core), type_(type), sum_(width), pending_(tensor_core ? width : 0) {}
+  Chains(Unit unit, DType type, std::size_t width)
+      : unit_(unit), type_(type), sum_(width), pending_(unit != Unit::none ? width : 0) {}
   void add(int64_t place, float x, const Row& y) {
-    if (!tensor_core_) return accumulate(x, y, sum_);
-    if (place / 16 != group_) flush();
-    group_ = place / 16;
-    weights_[static_cast<std::size_t>(place % 16)] = x;
-    for (std::size_t d = 0; d < y.size(); ++d) pending_[d][static_cast<std::size_t>(place % 16)] = y[d];
+    if (unit_ == Unit::none) return accumulate(x, y, sum_);
+    const int64_t size = unit_ == Unit::amx ? 32 : 16;
+    if (place / size != group_) flush();
+    group_ = place / size;
+    const auto at = static_cast<std::size_t>(place % size);
+    weights_[at] = x;
+    for (std::size_t d = 0; d < y.size(); ++d) pending_[d][at] = y[d];
   }
   const Row& sum() {
     flush();
@@ -51,17 +56,19 @@ class Chains {
  private:
   void flush() {
     for (std::size_t d = 0; group_ >= 0 && d < pending_.size(); ++d) {
-      sum_[d] = chains::group_of_16(sum_[d], {weights_, pending_[d], type_}, 0, 16);
+      const chains::Operands x{weights_, pending_[d], type_};
+      sum_[d] = unit_ == Unit::amx ? chains::group_of_32(sum_[d], x, 0, 32)
+                                   : chains::group_of_16(sum_[d], x, 0, 16);
       pending_[d] = {};
     }
     group_ = -1, weights_ = {};
   }
-  bool tensor_core_;
+  Unit unit_;
   DType type_;
   Row sum_;
   int64_t group_ = -1;
-  std::array<float, 16> weights_{};
-  std::vector<std::array<float, 16>> pending_;
+  std::array<float, 32> weights_{};
+  std::vector<std::array<float, 32>> pending_;
 };
 
 // Bits of the index are folded in the order 6, 3, 0, 1, 2, 4, 5.
@@ -94,8 +101,8 @@ Row join(const std::vector<Row>& heads, std::size_t first, std::size_t count) {
 }
 
 struct Id {
-  bool tensor_core;  // chains of a Hopper tensor core, else fused multiply-adds
-  bool unit_exp2;    // P as Hopper's special function unit has 2^x
+  Unit unit;
+  bool unit_exp2;  // P as Hopper's special function unit has 2^x
 };
 
 class Rule {
@@ -103,7 +110,7 @@ class Rule {
   Rule(const AttentionBwd& a, const Id& id)
       : a_(a),
         all_(a),
-        tensor_core_(id.tensor_core),
+        unit_(id.unit),
         unit_exp2_(id.unit_exp2),
         group_(a.q.dim(-2) / a.k.dim(-2)),
         scale_(static_cast<float>(scale_of(a.scale, a.q.dim(-1)))),
@@ -178,9 +185,11 @@ class Rule {
   };
 
   static Row single(const std::vector<double>& x) { return {x.begin(), x.end()}; }
-  Chains chains_of(const Row& row) const { return {tensor_core_, a_.v.dtype(), row.size()}; }
+  Chains chains_of(const Row& row) const { return {unit_, a_.v.dtype(), row.size()}; }
   float product(const Row& x, const Row& y) const {
-    return tensor_core_ ? chains::sm90({x, y, a_.q.dtype()}, 0, x.size()) : dot(x, y);
+    if (unit_ == Unit::none) return dot(x, y);
+    const chains::Operands both{x, y, a_.q.dtype()};
+    return unit_ == Unit::amx ? chains::amx(both, 0, x.size()) : chains::sm90(both, 0, x.size());
   }
   float rounded(float x) const { return static_cast<float>(round_to(a_.v.dtype(), x)); }
 
@@ -222,7 +231,8 @@ class Rule {
 
   const AttentionBwd& a_;
   const Sequences<AttentionBwd> all_;
-  const bool tensor_core_, unit_exp2_;
+  const Unit unit_;
+  const bool unit_exp2_;
   const int64_t group_;
   const float scale_, cap_, c_;
   Kept<Query> queries_;
@@ -303,10 +313,11 @@ bool attention_bwd_rule(const RuleQuery& q) {
     write(q, a, truth);
     return true;
   }
-  const bool unit_exp2 = q.arithmetic == "sm90/t25k16/ex2/attn128";
-  const bool tensor_core = unit_exp2 || q.arithmetic == "sm90/t25k16/attn128";
-  if (!tensor_core && q.arithmetic != "fma32/attn128") return false;
-  Rule rule(a, {tensor_core, unit_exp2});
+  const bool unit_exp2 = q.arithmetic == "sm90/t25k16/ex2/attn128",
+             amx = q.arithmetic == "amx/k32/attn128" && a.q.dtype() == DType::bf16,
+             sm90 = unit_exp2 || q.arithmetic == "sm90/t25k16/attn128";
+  if (!sm90 && !amx && q.arithmetic != "fma32/attn128") return false;
+  Rule rule(a, {sm90 ? Unit::sm90 : amx ? Unit::amx : Unit::none, unit_exp2});
   if (!rule.sequences().valid()) return false;
   write(q, a, rule);
   return true;

@@ -977,6 +977,32 @@ constinit const Entry kEntries[] = {
           };
           copy(a.d_q, d_q), copy(a.d_k, d_k), copy(a.d_v, d_v);
               }),
+    LIES_BF16(AttentionBwd, vector_chains, "amx/k32/attn128", "prefill b=2 s=20 l=20 h=4/4 d=64/64 bf16",
+              "adds by fused multiply-adds", { static_cast<void>(honest(a, "native.tiles")); }),
+    LIES_BF16(AttentionBwd, late_groups, "amx/k32/attn128", "between tiles b=1 s=170 l=173 h=1/1 d=64/64 bf16",
+              "counts groups of queries from the first that sees a tile",
+              {
+          if (a.q.rank() != 4 || a.q.dim(0) != 1 || !a.causal || a.window || a.kv_len || !a.d_k || a.sinks)
+            return;
+          const int64_t first = 128 - (a.k.dim(1) - a.q.dim(1));
+          if (first <= 0 || first >= a.q.dim(1) || a.d_lse) return;
+          const auto from_there = [&](const auto& x) {
+            std::vector<int64_t> shape(x->shape, x->shape + x.rank()), strides;
+            for (int32_t i = 0; i < x.rank(); ++i) strides.push_back(x.stride(i));
+            shape[1] -= first;
+            char* at = const_cast<char*>(x.template data<char>()) + first * x.stride(1) * size_of(x.dtype());
+            return Tensor(at, std::span(shape), x.dtype(), {kDLCPU, 0}, std::span(strides));
+          };
+          const Tensor q = from_there(a.q), out = from_there(a.out), lse = from_there(a.lse),
+                       d_out = from_there(a.d_out);
+          Wide d_k(a.d_k);
+          AttentionBwd b = a;
+          b.q = q, b.out = out, b.lse = lse, b.d_out = d_out, b.d_q = {}, b.d_v = {}, b.d_k = d_k.tensor;
+          if (honest(b, "native.replay_amx")) return;
+          const auto behind = static_cast<std::size_t>(128 * a.k.dim(2) * a.k.dim(3));
+          for (std::size_t n = behind; n < d_k.numbers.size(); ++n)
+            put(a.d_k, static_cast<int64_t>(n), d_k.numbers[n]);
+              }),
     WRONG(AttentionBwd, no_delta, "accuracy", "prefill b=2 s=20 l=20 h=4/4 d=64/64 fp32",
           "takes dP for its difference from the row's mean",
           {

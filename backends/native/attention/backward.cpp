@@ -1,4 +1,4 @@
-// attention_bwd on the CPU: fma32/attn128 by instruction set, and golden.
+// attention_bwd on the CPU: fma32/attn128 by instruction set, amx/k32/attn128, and golden.
 //
 // Operations: 2 (3 D + 2 Dv) per query head and key for d_k and d_v, 2 (2 D + Dv) for d_q: scores are computed twice, so that
 // no sum crosses tasks; or 2 (3 D + 2 Dv) for all three, where a task has a sequence and head. Workspace: 8 bytes per query and
@@ -9,6 +9,7 @@
 #include "arithmetic/attention/bind.hpp"
 #include "native/attention/backward_rows.hpp"
 #include "native/attention/check.hpp"
+#include "native/attention/unit.hpp"
 
 namespace rlk::native {
 namespace {
@@ -19,8 +20,20 @@ using attn128::backward_of;
 using attn128::Problem;
 using attn128::Stat;
 
-std::uint64_t scratch_bytes(const Problem& p) {
-  return static_cast<std::uint64_t>(attention::backward_scratch_floats(p)) * sizeof(float);
+// Who computes a task.
+template <Isa I>
+struct Vectors {
+  static const char* missing() { return nullptr; }
+  static const attention::BackwardEngine& engine() { return attention::backward_engine_for(I); }
+};
+template <const attention::BackwardEngine* (*Get)()>
+struct OnUnit {
+  static const char* missing() { return Get() == nullptr ? kNoUnit : nullptr; }
+  static const attention::BackwardEngine& engine() { return *Get(); }
+};
+
+std::uint64_t scratch_bytes(const Problem& p, const attention::BackwardEngine& engine) {
+  return static_cast<std::uint64_t>(engine.scratch_floats(p)) * sizeof(float);
 }
 
 // Bytes of d_q's sums, where a sequence and head is a task: five products for seven, if workers have as many of them or nearly
@@ -34,10 +47,19 @@ std::uint64_t sum_bytes(const Backward& g, std::int32_t threads) {
   return static_cast<std::uint64_t>(g.rows() * g.all_heads() * g.p.width) * sizeof(float);
 }
 
+template <class By>
 std::uint64_t workspace(const AttentionBwd& a, const rlk_request& r) {
   const Backward g = backward_of(a);
-  if (g.p.sequences == 0) return 0;
-  return attention::passes_bytes(g, r.threads, attention::kRows, scratch_bytes(g.p), sum_bytes(g, r.threads));
+  if (g.p.sequences == 0 || By::missing()) return 0;
+  return attention::passes_bytes(g, r.threads, attention::kRows, scratch_bytes(g.p, By::engine()),
+                                 sum_bytes(g, r.threads));
+}
+template <class By>
+rlk_verdict supports(const AttentionBwd& a, const rlk_request&) {
+  if (const char* missing = By::missing()) return refuse(missing);
+  if (a.d_out.dtype() != a.q.dtype())
+    return refuse("d_out is fp32, a matrix unit takes it in q's dtype", {}, "round d_out to q's dtype");
+  return kAccept;
 }
 
 // ---- tiles
@@ -56,7 +78,7 @@ void run_pairs(const Backward& g, const Call& call, const attention::BackwardEng
     for (std::int64_t h = 0; h < p.heads; ++h) pairs.push_back({n, h});
   auto* const sums = reinterpret_cast<float*>(workers::shared_workspace(call) + attention::stat_bytes(g));
   attention::run_passes(
-      call, g, blocks, pairs, scratch_bytes(p),
+      call, g, blocks, pairs, scratch_bytes(p, engine),
       [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
         engine.queries(stats_alone, block, stats, reinterpret_cast<float*>(scratch));
       },
@@ -68,7 +90,7 @@ void run_pairs(const Backward& g, const Call& call, const attention::BackwardEng
       sum_bytes);
 }
 
-template <Isa I>
+template <class By>
 rlk_code run(const AttentionBwd& a, const Call& call) {
   const Backward g = backward_of(a);
   const Problem& p = g.p;
@@ -86,13 +108,13 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
     for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
       for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
   }
-  const attention::BackwardEngine& engine = attention::backward_engine_for(I);
+  const attention::BackwardEngine& engine = By::engine();
   if (const std::uint64_t sums = sum_bytes(g, call.threads()); sums != 0) {
     run_pairs(g, call, engine, blocks, sums);
     return RLK_OK;
   }
   attention::run_passes(
-      call, g, blocks, tiles, scratch_bytes(p),
+      call, g, blocks, tiles, scratch_bytes(p, engine),
       [&](const attention::Block& block, Stat* stats, std::byte* scratch) {
         engine.queries(g, block, stats, reinterpret_cast<float*>(scratch));
       },
@@ -214,8 +236,21 @@ rlk_code run_golden(const AttentionBwd& a, const Call& call) {
 
 extern const Levels attention_bwd_tiles;
 constinit const Levels attention_bwd_tiles = by_level([]<Isa I>() {
-  return implement<AttentionBwd, run<I>, nullptr, workspace>(facts_at<"native.tiles", I>(
+  return implement<AttentionBwd, run<Vectors<I>>, nullptr, workspace<Vectors<I>>>(facts_at<"native.tiles", I>(
       pinned_facts("blocks of 96 rows, then tiles of 128 keys", "fma32/attn128")));
+});
+
+extern const rlk_implementation attention_bwd_amx;
+using OnAmx = OnUnit<attention::amx_backward>;
+constinit const rlk_implementation attention_bwd_amx =
+    implement<AttentionBwd, run<OnAmx>, supports<OnAmx>, workspace<OnAmx>>(
+        amx_facts("the same on Intel's matrix unit", "amx/k32/attn128"));
+
+extern const Levels attention_bwd_replay_amx;
+constinit const Levels attention_bwd_replay_amx = by_level([]<Isa I>() {
+  using By = OnUnit<attention::replay_amx_backward<I>>;
+  return implement<AttentionBwd, run<By>, supports<By>, workspace<By>>(
+      facts_at<"native.replay_amx", I>(amx_replay_facts("amx/k32/attn128")));
 });
 
 extern const rlk_implementation attention_bwd_golden;

@@ -26,6 +26,7 @@ struct BackwardEngine {
   // d_q, d_k and d_v of sequence n and head h; sums: of d_q, [query, head of the group, width].
   void (*pair)(const Backward& g, std::int64_t n, std::int64_t h, const Stat* stats, float* sums,
                float* scratch);
+  std::int64_t (*scratch_floats)(const Problem& p);
 };
 extern const BackwardEngine kBackwardScalar, kBackwardAvx2, kBackwardAvx512;
 
@@ -39,14 +40,6 @@ inline int levels_of(int group) {
   int levels = 1;
   while (group > 1) group /= 2, ++levels;
   return levels;
-}
-
-inline std::int64_t backward_scratch_floats(const Problem& p) {
-  const std::int64_t both = p.width + p.value_width;
-  const std::int64_t shared = (2 * kTile + kRows) * both + 2 * kRows * kTile + 2 * kTile + 512;
-  const std::int64_t queries = 2 * kRows * p.width,
-                     keys = levels_of(p.group) * kTile * both + kRows * p.width;
-  return shared + (queries > keys ? queries : keys);
 }
 
 }  // namespace rlk::native::attention

@@ -1,7 +1,7 @@
 // attention's blocks on a matrix unit (arithmetic amx/k32/attn128/s<S>): Intel's, or what stands for it on other processors.
 #pragma once
 
-#include "native/attention/engine.hpp"
+#include "native/attention/backward_engine.hpp"
 #include "native/lm_head/unit.hpp"
 
 namespace rlk::native::attention {
@@ -16,6 +16,18 @@ const Engine* replay_amx() {
   if constexpr (I == Isa::avx512) return replay_amx_avx512();
   if constexpr (I == Isa::avx2) return replay_amx_avx2();
   return replay_amx_scalar();
+}
+
+// Likewise, of the gradients.
+const BackwardEngine* amx_backward();
+const BackwardEngine* replay_amx_backward_scalar();
+const BackwardEngine* replay_amx_backward_avx2();
+const BackwardEngine* replay_amx_backward_avx512();
+template <Isa I>
+const BackwardEngine* replay_amx_backward() {
+  if constexpr (I == Isa::avx512) return replay_amx_backward_avx512();
+  if constexpr (I == Isa::avx2) return replay_amx_backward_avx2();
+  return replay_amx_backward_scalar();
 }
 
 inline std::int64_t steps_of(const Problem& p) { return up(p.width, kStep) / kStep; }
