@@ -375,9 +375,8 @@ rlk_code by_rows(const AttentionBwd& a) {
 // ---- their table
 
 constexpr const char *kSplit1024 = "sm90/t25k16/ex2/h8/attn128/s1024",
-                     *kSplit512 = "sm90/t25k16/ex2/h8/attn128/s512",
-                     *kGradients = "sm90/t25k16/ex2/attn128", *kLogp = "sm90/t25k16/ex2/lse2048/l8",
-                     *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
+                     *kSplit512 = "sm90/t25k16/ex2/h8/attn128/s512", *kGradients = "sm90/t25k16/ex2/attn128",
+                     *kLogp = "sm90/t25k16/ex2/lse2048/l8", *kLogpBwd = "sm90/t25k16/ex2/lse2048/l8/tree8",
                      *kSample = "sample/philox-g1/ex2/lse2048/l8";
 constexpr const char *kLittle = "dense b=2 s=2 l=33 h=2/1 d=16/16 split=1024 bf16",
                      *kOneMore = "dense b=3 s=2 l=129 h=2/1 d=32/32 split=1024 bf16",

@@ -71,27 +71,21 @@ extern const rlk_implementation attention_replay_ex2_s1024_scalar, attention_rep
     attention_replay_ex2_s2048_avx512, attention_replay_ex2_s4096_scalar, attention_replay_ex2_s4096_avx512,
     attention_replay_ex2_snone_scalar, attention_replay_ex2_snone_avx512;
 constinit const rlk_implementation attention_replay_ex2_s1024_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024>(
-        "sm90/t25k16/ex2/h8/attn128/s1024");
+    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::scalar, 1024>("sm90/t25k16/ex2/h8/attn128/s1024");
 constinit const rlk_implementation attention_replay_ex2_s1024_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024>(
-        "sm90/t25k16/ex2/h8/attn128/s1024");
+    replay<Attention, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024>("sm90/t25k16/ex2/h8/attn128/s1024");
 constinit const rlk_implementation attention_replay_ex2_s512_scalar =
     replay<Attention, "native.replay_sm90_ex2_s512", Isa::scalar, 512>("sm90/t25k16/ex2/h8/attn128/s512");
 constinit const rlk_implementation attention_replay_ex2_s512_avx512 =
     replay<Attention, "native.replay_sm90_ex2_s512", Isa::avx512, 512>("sm90/t25k16/ex2/h8/attn128/s512");
 constinit const rlk_implementation attention_replay_ex2_s2048_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048>(
-        "sm90/t25k16/ex2/h8/attn128/s2048");
+    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048>("sm90/t25k16/ex2/h8/attn128/s2048");
 constinit const rlk_implementation attention_replay_ex2_s2048_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048>(
-        "sm90/t25k16/ex2/h8/attn128/s2048");
+    replay<Attention, "native.replay_sm90_ex2_s2048", Isa::avx512, 2048>("sm90/t25k16/ex2/h8/attn128/s2048");
 constinit const rlk_implementation attention_replay_ex2_s4096_scalar =
-    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096>(
-        "sm90/t25k16/ex2/h8/attn128/s4096");
+    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::scalar, 4096>("sm90/t25k16/ex2/h8/attn128/s4096");
 constinit const rlk_implementation attention_replay_ex2_s4096_avx512 =
-    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096>(
-        "sm90/t25k16/ex2/h8/attn128/s4096");
+    replay<Attention, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096>("sm90/t25k16/ex2/h8/attn128/s4096");
 constinit const rlk_implementation attention_replay_ex2_snone_scalar =
     replay<Attention, "native.replay_sm90_ex2_snone", Isa::scalar, 0>("sm90/t25k16/ex2/h8/attn128/snone");
 constinit const rlk_implementation attention_replay_ex2_snone_avx512 =
@@ -110,11 +104,9 @@ constinit const rlk_implementation attention_part_replay_ex2_s1024_avx512 =
     replay<AttentionPart, "native.replay_sm90_ex2_s1024", Isa::avx512, 1024>(
         "sm90/t25k16/ex2/h8/attn128/s1024");
 constinit const rlk_implementation attention_part_replay_ex2_s512_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::scalar, 512>(
-        "sm90/t25k16/ex2/h8/attn128/s512");
+    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::scalar, 512>("sm90/t25k16/ex2/h8/attn128/s512");
 constinit const rlk_implementation attention_part_replay_ex2_s512_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::avx512, 512>(
-        "sm90/t25k16/ex2/h8/attn128/s512");
+    replay<AttentionPart, "native.replay_sm90_ex2_s512", Isa::avx512, 512>("sm90/t25k16/ex2/h8/attn128/s512");
 constinit const rlk_implementation attention_part_replay_ex2_s2048_scalar =
     replay<AttentionPart, "native.replay_sm90_ex2_s2048", Isa::scalar, 2048>(
         "sm90/t25k16/ex2/h8/attn128/s2048");
@@ -128,10 +120,8 @@ constinit const rlk_implementation attention_part_replay_ex2_s4096_avx512 =
     replay<AttentionPart, "native.replay_sm90_ex2_s4096", Isa::avx512, 4096>(
         "sm90/t25k16/ex2/h8/attn128/s4096");
 constinit const rlk_implementation attention_part_replay_ex2_snone_scalar =
-    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::scalar, 0>(
-        "sm90/t25k16/ex2/h8/attn128/snone");
+    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::scalar, 0>("sm90/t25k16/ex2/h8/attn128/snone");
 constinit const rlk_implementation attention_part_replay_ex2_snone_avx512 =
-    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::avx512, 0>(
-        "sm90/t25k16/ex2/h8/attn128/snone");
+    replay<AttentionPart, "native.replay_sm90_ex2_snone", Isa::avx512, 0>("sm90/t25k16/ex2/h8/attn128/snone");
 
 }  // namespace rlk::native
