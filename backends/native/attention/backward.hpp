@@ -26,9 +26,25 @@ inline void hide(attn128::Visible seen, std::int64_t at, std::int64_t columns, f
   for (float* x : {w, s}) std::fill_n(x, from, 0.0f), std::fill(x + to, x + columns, 0.0f);
 }
 
+// A sequence and a head of its keys.
+struct OfHead {
+  const Backward& g;
+  const Problem& p;
+  const std::int64_t n, h, k_begin, keys, offset;
+
+  OfHead(const Backward& b, std::int64_t sequence, std::int64_t head)
+      : g(b),
+        p(b.p),
+        n(sequence),
+        h(head),
+        k_begin(p.k_begin(n)),
+        keys(p.kv_count(n)),
+        offset(keys - p.q_len(n)) {}
+};
+
 // What both passes share: a tile of keys and a block of rows in fp32, dS and P of each pair, and their products.
 template <class L, int W>
-class FmaPairs {
+class FmaPairs : public OfHead {
   using Row = native::Row<L, W>;
   using Type = rows::Type;
   static constexpr std::int64_t kTurned = 16;  // keys that are turned at a time: a cache line of floats
@@ -36,22 +52,12 @@ class FmaPairs {
  public:
   // Blocks of rows start at a multiple of it.
   static constexpr std::int64_t kAligned = 1;
-  const Backward& g;
-  const Problem& p;
-  const std::int64_t n, h, q_len, k_begin, keys, offset;
   float *k, *k_turned, *v_turned, *q, *d_out, *weights, *ds;
   std::int64_t count = 0, columns = 0;  // keys of the tile, and what is computed of it
 
   // Takes what it needs from scratch, which moves on.
   FmaPairs(const Backward& b, std::int64_t sequence, std::int64_t head, float*& scratch)
-      : g(b),
-        p(b.p),
-        n(sequence),
-        h(head),
-        q_len(p.q_len(n)),
-        k_begin(p.k_begin(n)),
-        keys(p.kv_count(n)),
-        offset(keys - q_len) {
+      : OfHead(b, sequence, head) {
     const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
     k = take(kTile * p.width), k_turned = take(kTile * p.width);
     v_ = take(kTile * p.value_width), v_turned = take(kTile * p.value_width);
@@ -330,8 +336,9 @@ void key_gradients(const Backward& g, const KeyTile& tile, const Stat* stats, fl
 
 template <class L, int W, class Pairs>
 std::int64_t gradient_floats(const Problem& p) {
-  return Pairs::scratch_floats(p) + std::max(QueryGradients<L, W, Pairs>::scratch_floats(p),
-                                             KeyGradients<L, W, Pairs>::scratch_floats(p));
+  return 512 + Pairs::scratch_floats(p) +
+         std::max(QueryGradients<L, W, Pairs>::scratch_floats(p),
+                  KeyGradients<L, W, Pairs>::scratch_floats(p));
 }
 
 template <class L, int W, class Pairs = FmaPairs<L, W>>

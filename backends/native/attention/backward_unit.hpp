@@ -11,7 +11,7 @@
 namespace rlk::native::attention {
 
 template <class L, int W, const MatrixUnit* (*Unit)()>
-class UnitPairs {
+class UnitPairs : public OfHead {
   using Row = native::Row<L, W>;
   static constexpr std::int64_t kUnitBytes = native::kTile, kUnitFloats = kUnitBytes / 4;
   static constexpr std::int64_t kKeySteps = attention::kTile / kStep, kGroups = attention::kTile / kSide,
@@ -22,20 +22,10 @@ class UnitPairs {
   static constexpr std::int64_t kAligned = kStep;
   static constexpr std::int64_t kSpare = kWidth - 1;
   static constexpr std::int64_t kAll = kRows + kSpare;
-  const Backward& g;
-  const Problem& p;
-  const std::int64_t n, h, q_len, k_begin, keys, offset;
   std::int64_t count = 0;  // keys of the tile
 
   UnitPairs(const Backward& b, std::int64_t sequence, std::int64_t head, float*& scratch)
-      : g(b),
-        p(b.p),
-        n(sequence),
-        h(head),
-        q_len(p.q_len(n)),
-        k_begin(p.k_begin(n)),
-        keys(p.kv_count(n)),
-        offset(keys - q_len),
+      : OfHead(b, sequence, head),
         unit_(*Unit()),
         tiles_(unit_),
         d_(pitch(p.width)),
@@ -49,7 +39,7 @@ class UnitPairs {
     ds_ = halves(take(kAll * attention::kTile / 2));
     turned_p_ = halves(take(attention::kTile * kRows / 2));
     turned_ds_ = halves(take(attention::kTile * kRows / 2));
-    weights = take(kAll * attention::kTile), slopes_ = take(kAll * attention::kTile);
+    weights_ = take(kAll * attention::kTile), slopes_ = take(kAll * attention::kTile);
     turned_ = take(attention::kTile * kRows), wide_ = take(dv_);
   }
   static std::int64_t scratch_floats(const Problem& p) {
@@ -96,12 +86,12 @@ class UnitPairs {
     for (std::int64_t r = from; r < to; r += kWidth)
       for (std::int64_t group = 0; group < kGroups; group += 2) {
         const std::int64_t at = r * attention::kTile + group * kSide;
-        product(q_ + r * d_, d_, keys_, group, d_ / kStep, weights + at, attention::kTile, false);
+        product(q_ + r * d_, d_, keys_, group, d_ / kStep, weights_ + at, attention::kTile, false);
         product(d_out_ + r * dv_, dv_, values_, group, dv_ / kStep, slopes_ + at, attention::kTile, false);
       }
   }
   void weigh(int r, std::int64_t i, std::int64_t at, Stat stat) {
-    float *w = weights + r * attention::kTile, *s = slopes_ + r * attention::kTile;
+    float *w = weights_ + r * attention::kTile, *s = slopes_ + r * attention::kTile;
     slopes<L, W>(p, stat, attention::kTile, w, s);
     hide(p.visible(offset + i, keys), at, attention::kTile, w, s);
     Row::narrow(rows::Type::bf16, s, ds_ + r * attention::kTile, attention::kTile);
@@ -120,13 +110,11 @@ class UnitPairs {
       add(turned_ds_, q_lines_, d_, steps, d_k);
     }
     if (d_v) {
-      turn(weights, depth, turned_p_);
+      turn(weights_, depth, turned_p_);
       pack(d_out_, dv_, depth, d_out_lines_);
       add(turned_p_, d_out_lines_, dv_, steps, d_v);
     }
   }
-
-  float* weights;
 
  private:
   template <class T>
@@ -176,7 +164,7 @@ class UnitPairs {
   const std::int64_t d_, dv_;  // channels, whole tiles of them
   std::byte *keys_, *values_, *key_lines_, *q_lines_, *d_out_lines_;
   std::uint16_t *q_, *d_out_, *lines_, *ds_, *turned_p_, *turned_ds_;
-  float *slopes_, *turned_, *wide_;
+  float *weights_, *slopes_, *turned_, *wide_;
 };
 
 template <class L, int W, const MatrixUnit* (*Unit)()>
