@@ -45,6 +45,9 @@ class _Turned(torch.autograd.Function):
         return (_to_heads if back else _to_rows)(d, group, rows), None, None, None
 
 
+_TILE = 128  # keys
+
+
 def _seen(bounds, mine, causal):
     """Sequences that have queries in the rows `mine`: cu_q of those, cu_k of the keys that they see, and where these lie."""
     cu_q, cu_k, first, last = [0], [0], None, 0
@@ -59,12 +62,12 @@ def _seen(bounds, mine, causal):
 
 def _seeing(bounds, mine, causal):
     """The other way: for the keys in the rows `mine`, the rows of queries that may see them, which are those of these keys' sequences from
-    there on, and their bounds."""
+    there on, and their bounds. They begin with a tile of the sequence, since tensor cores' groups of queries are counted from a call's first."""
     cu, first, last = [0], None, 0
     for a, b in zip(bounds, bounds[1:]):
         lo, hi = max(a, mine.start), min(b, mine.stop)
         if lo < hi:
-            start = lo if causal else a
+            start = a + (lo - a) // _TILE * _TILE if causal else a
             first, last = start if first is None else first, b
             cu.append(cu[-1] + b - start)
     return cu, slice(first or 0, last)
