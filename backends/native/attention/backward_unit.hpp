@@ -57,8 +57,8 @@ class UnitPairs : public OfHead {
     const auto rows_of = [&](const attn128::Tensor& t, std::int64_t first, std::int64_t rows,
                              std::int64_t width, std::int64_t room) {
       for (std::int64_t i = 0; i < rows; ++i)
-        copy(first + i < count ? p.key(t, n, k_begin, at + first + i, h) : nullptr, width, lines_ + i * room,
-             room);
+        copy_row(first + i < count ? p.key(t, n, k_begin, at + first + i, h) : nullptr, width,
+                 lines_ + i * room, room);
     };
     for (std::int64_t s = 0; s < kKeySteps; ++s) {
       rows_of(p.k, s * kStep, kStep, p.width, d_);
@@ -74,8 +74,8 @@ class UnitPairs : public OfHead {
   }
   void load_row(int r, std::int64_t i, std::int64_t head) {
     const std::int64_t token = p.q_begin(n) + i;
-    copy(p.q.at(n, token, head), p.width, q_ + r * d_, d_);
-    copy(g.d_out.at(n, token, head), p.value_width, d_out_ + r * dv_, dv_);
+    copy_row(p.q.at(n, token, head), p.width, q_ + r * d_, d_);
+    copy_row(g.d_out.at(n, token, head), p.value_width, d_out_ + r * dv_, dv_);
   }
   const float* row_of_d_out(int r) {
     Row::widen(rows::Type::bf16, d_out_ + r * dv_, wide_, p.value_width);
@@ -117,17 +117,6 @@ class UnitPairs : public OfHead {
   }
 
  private:
-  template <class T>
-  static std::byte* bytes(T* x) {
-    return reinterpret_cast<std::byte*>(x);
-  }
-  static std::uint16_t* halves(float* x) { return reinterpret_cast<std::uint16_t*>(x); }
-  // A row, or zeros where it is null, with zeros behind.
-  static void copy(const void* from, std::int64_t width, std::uint16_t* to, std::int64_t room) {
-    if (from == nullptr) width = 0;
-    if (width > 0) std::memcpy(to, from, static_cast<std::size_t>(2 * width));
-    std::fill(to + width, to + room, std::uint16_t{0});
-  }
   // 32 rows by the 32 columns from `group` on, of `steps` of depth.
   void product(const std::uint16_t* rows, std::int64_t stride, const std::byte* second, std::int64_t group,
                std::int64_t steps, float* sums, std::int64_t sums_pitch, bool more) const {

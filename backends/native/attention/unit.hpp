@@ -30,6 +30,19 @@ const BackwardEngine* replay_amx_backward() {
   return replay_amx_backward_scalar();
 }
 
+// Scratch as what operands are.
+template <class T>
+std::byte* bytes(T* x) {
+  return reinterpret_cast<std::byte*>(x);
+}
+inline std::uint16_t* halves(float* x) { return reinterpret_cast<std::uint16_t*>(x); }
+// A row of `width`, or zeros where it is null, with zeros behind up to `room`.
+inline void copy_row(const void* from, std::int64_t width, std::uint16_t* to, std::int64_t room) {
+  if (from == nullptr) width = 0;
+  if (width > 0) std::memcpy(to, from, static_cast<std::size_t>(2 * width));
+  std::fill(to + width, to + room, std::uint16_t{0});
+}
+
 inline std::int64_t steps_of(const Problem& p) { return up(p.width, kStep) / kStep; }
 inline std::int64_t columns_of(const Problem& p) { return up(p.value_width, kWidth); }
 

@@ -38,7 +38,7 @@ class UnitTile {
   }
   static std::int64_t pitch(const Problem& p) { return columns_of(p); }
 
-  void query(int r, const void* q) { copy(q, p_.width, q_ + r * depth_, depth_); }
+  void query(int r, const void* q) { copy_row(q, p_.width, q_ + r * depth_, depth_); }
   template <class Key>
   void load(Key key) {
     for (std::int64_t g = 0; g < kGroups; ++g) {
@@ -78,12 +78,6 @@ class UnitTile {
   }
 
  private:
-  template <class T>
-  static std::byte* bytes(T* x) {
-    return reinterpret_cast<std::byte*>(x);
-  }
-  static std::uint16_t* halves(float* x) { return reinterpret_cast<std::uint16_t*>(x); }
-
   // `count` rows of `width` where they lie, if they do so as those of a matrix of `room` columns; else a copy.
   struct Lines {
     const std::uint16_t* first;
@@ -96,16 +90,10 @@ class UnitTile {
     std::int64_t n = width == room && place(0) != 0 && place(1) != 0 ? 2 : 0;
     while (n > 0 && n < count && place(n) == place(0) + n * step) ++n;
     if (n == count) return {static_cast<const std::uint16_t*>(at(0)), step / 2};
-    for (std::int64_t i = 0; i < count; ++i) copy(at(i), width, some_ + i * room, room);
+    for (std::int64_t i = 0; i < count; ++i) copy_row(at(i), width, some_ + i * room, room);
     return {some_, room};
   }
 
-  // A row, or zeros where it is null, with zeros behind.
-  static void copy(const void* from, std::int64_t width, std::uint16_t* to, std::int64_t room) {
-    if (from == nullptr) width = 0;
-    if (width > 0) std::memcpy(to, from, static_cast<std::size_t>(2 * width));
-    std::fill(to + width, to + room, std::uint16_t{0});
-  }
   const MatrixUnit& unit_;
   const InUse tiles_;
   const Problem& p_;
