@@ -266,8 +266,12 @@ TEST_CASE("attention's replay of Hopper has its rule's bits at scores of -inf, N
       }
 }
 
-TEST_CASE("attention whose maxima rise has the same bits in one prefill, in chunks and decoded") {
-  std::mt19937 random(4);
+namespace {
+
+// body(data, options) with Hopper's replay, for rising maxima of every kind.
+template <class Body>
+void for_all_data(unsigned seed, Body body) {
+  std::mt19937 random(seed);
   const rlk::BackendScope hopper(kBackend);
   for (DType t : kTypes)
     for (Tops tops : kAllTops)
@@ -276,31 +280,30 @@ TEST_CASE("attention whose maxima rise has the same bits in one prefill, in chun
         CAPTURE(std::string(name_of(tops)));
         CAPTURE(std::string(o.name));
         const Data d(tops, t, 64, random);
-        const Result whole = attend(d, o.options, 0, kTokens);
-        for (const int64_t from : {0, 5, 9, 10, 127, 137, 138, 265, 400, 511, 512, 521, 522, 650, 1039}) {
-          CAPTURE(from);
-          for (const int64_t tokens : {1, 4})
-            if (from + tokens <= kTokens) CHECK(attend(d, o.options, from, from + tokens).same(whole, from));
-        }
-        for (const int64_t from : {0, 300, 600})
-          CHECK(attend(d, o.options, from, from + 333).same(whole, from));
+        body(d, o.options);
       }
 }
 
+}  // namespace
+
+TEST_CASE("attention whose maxima rise has the same bits in one prefill, in chunks and decoded") {
+  for_all_data(4, [](const Data& d, const Attention& options) {
+    const Result whole = attend(d, options, 0, kTokens);
+    for (const int64_t from : {0, 5, 9, 10, 127, 137, 138, 265, 400, 511, 512, 521, 522, 650, 1039}) {
+      CAPTURE(from);
+      for (const int64_t tokens : {1, 4})
+        if (from + tokens <= kTokens) CHECK(attend(d, options, from, from + tokens).same(whole, from));
+    }
+    for (const int64_t from : {0, 300, 600}) CHECK(attend(d, options, from, from + 333).same(whole, from));
+  });
+}
+
 TEST_CASE("attention of ranks is attention on one device where maxima rise") {
-  std::mt19937 random(5);
-  const rlk::BackendScope hopper(kBackend);
-  for (DType t : kTypes)
-    for (Tops tops : kAllTops)
-      for (const Named& o : all_options()) {
-        CAPTURE(std::string(rlk::name_of(t)));
-        CAPTURE(std::string(name_of(tops)));
-        CAPTURE(std::string(o.name));
-        const Data d(tops, t, 64, random);
-        for (const int64_t to : {int64_t{600}, kTokens})
-          for (const int64_t splits : {1, 2})
-            CHECK(by_parts(d, o.options, to - 40, to, splits).same(attend(d, o.options, to - 40, to), 0));
-      }
+  for_all_data(5, [](const Data& d, const Attention& options) {
+    for (const int64_t to : {int64_t{600}, kTokens})
+      for (const int64_t splits : {1, 2})
+        CHECK(by_parts(d, options, to - 40, to, splits).same(attend(d, options, to - 40, to), 0));
+  });
 }
 
 namespace {
