@@ -54,7 +54,7 @@ struct Shape {
   static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kPlaceBytes = kTile * 8;
   static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + (Spread ? 0 : kGroups));
-  static constexpr int kWorkBytes = Spread ? 0 : 2 * 64;
+  static constexpr int kWorkBytes = Spread ? 0 : 2 * 64 + kRows * 8;
   static constexpr int kBytes =
       kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8 + kWorkBytes;
   static_assert(kBytes <= 227 * 1024, "of a block");
@@ -247,6 +247,7 @@ struct Shared {
   std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
   std::uint64_t *q_full, *q_empty;  // of each warpgroup; not Spread
   Work* work;                       // of two items, in turn
+  int2* seen;                       // the keys that each row sees, [first, last)
 
   __device__ explicit Shared(unsigned char* raw) {
     q = raw;
@@ -259,6 +260,7 @@ struct Shared {
     k_empty = k_full + S::kKeyStages, v_full = k_empty + S::kKeyStages, v_empty = v_full + S::kValueStages;
     q_full = v_empty + S::kValueStages, q_empty = q_full + S::kGroups;
     work = reinterpret_cast<Work*>(q_empty + S::kGroups);
+    seen = reinterpret_cast<int2*>(work + 2);
   }
   __device__ void init() const {
     for (int i = 0; i < S::kKeyStages; ++i)
@@ -266,7 +268,7 @@ struct Shared {
     for (int i = 0; i < S::kValueStages; ++i)
       barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
     for (int i = 0; i < (S::kSpread ? 0 : S::kGroups); ++i)
-      barrier_init(q_full + i, kQueryThreads + 1), barrier_init(q_empty + i, 128);
+      barrier_init(q_full + i, 2 * kQueryThreads), barrier_init(q_empty + i, 128);
     fence_barrier_init();
   }
 };

@@ -45,17 +45,22 @@ class Consumer {
   }
 
   __device__ __forceinline__ void run() {
+    Last last;
     if (begin_ < end_) {
       if constexpr (S::kSpread) load_queries();
       if constexpr (S::kOneByOne)
-        one_by_one();
+        one_by_one(last);
       else
-        side_by_side();
+        side_by_side(last);
     } else {
       release_queries();
       see();
+      settle(last);
     }
-    end();
+    if constexpr (S::kSpread)
+      store_part();
+    else
+      finish(last);
   }
 
  private:
@@ -63,7 +68,17 @@ class Consumer {
   struct Ending {
     bool sees[2];
     float a[2], b[2];
-    bool all;  // every row of the warp sees all of its last tile, and has seen others
+    bool whole;  // every row of the warp sees all of its last tile
+  };
+  // How a thread's two rows end: the last split's sums are joined to the others', a sink comes last, and rows go to memory.
+  struct Last {
+    Ending split;
+    bool both;           // every row of the warp sees the split and others
+    bool others;         // or some have seen others
+    float sink[2][2];    // what O is multiplied by, and 0, where there are sinks
+    float inverse[2];    // of l
+    bool none;           // its own row sees no key
+    long long place[2];  // of the result, in bytes
   };
   // What a thread's rows see, and no sums.
   __device__ __forceinline__ void see() {
@@ -71,11 +86,16 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_[h] = warp * 16 + lane / 4 + 8 * h;
-      const attn128::Visible seen = seen_by<S>(p_, *w_, query(row_[h]), keys_);
-      rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
+      if constexpr (S::kSpread) {
+        const attn128::Visible seen = seen_by<S>(p_, *w_, query(row_[h]), keys_);
+        rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
+      } else {
+        const int2 seen = s_.seen[row_[h]];
+        rows_.first[h] = seen.x, rows_.last[h] = seen.y;
+      }
       begun_[h] = false;
     }
-    all_begun_ = false;
+    all_begun_ = some_begun_ = false;
     total_m_ = -__builtin_inff(), total_l_ = 0;
     rows_.whole = __reduce_max_sync(~0u, (max(rows_.first[0], rows_.first[1]) + kTile - 1) / kTile);
     const int end = __reduce_min_sync(~0u, min(rows_.last[0], rows_.last[1]) / kTile);
@@ -88,7 +108,7 @@ class Consumer {
   // A warp that orders products is held until all but the last are done, so there are weights of a tile and products of the
   // next by turns. Weights take the registers of those of the tile before: of each half of the keys when its products
   // are done. The vote between the halves is needed nowhere, but without a branch the compiler waits for both at once.
-  __device__ __forceinline__ void side_by_side() {
+  __device__ __forceinline__ void side_by_side(Last& last) {
     float s[64];
     std::uint32_t weights[8][4];
     int boundary =
@@ -156,10 +176,10 @@ class Consumer {
       wgmma_fence_operand(s);
       if (++tile == end_) break;
     }
+    settle(last);
     wgmma_wait<0>();
     wgmma_fence_operand(o_);
     barrier_arrive_if(elected(), s_.v_empty + last_values());
-    l_ = sums_.folded();
   }
   // Sums of a lane's weights from here on ask for a look at the scores: one of them may be above 2^kHeld.
   static constexpr float kMuch = 128;
@@ -225,7 +245,7 @@ class Consumer {
   }
   // Where registers do not hold the scores of a tile beside its weights: scores become weights in place, so that whether one is
   // far above m is asked of them first. A turn is a tile's values and the next one's keys, if no split ends between the two.
-  __device__ __forceinline__ void one_by_one() {
+  __device__ __forceinline__ void one_by_one(Last& last) {
     see();
     float s[64];
     std::uint32_t weights[8][4];
@@ -265,7 +285,7 @@ class Consumer {
       else
         v_.next(), release(s_.k_empty, k_);
     }
-    l_ = sums_.folded();
+    settle(last);
   }
   // Whether a score of the warp's is far above its row's m.
   __device__ __forceinline__ bool any_above(const float (&s)[64]) const {
@@ -283,60 +303,61 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sums_.l[h] = __fadd_rn(sums_.l[h], sum[h]);
   }
-  __device__ __forceinline__ void end() {
-    if constexpr (S::kSpread)
-      store_part();
-    else
-      finish();
-  }
-
   // Whether row h sees anything of the split that ends before tile `end`.
   __device__ __forceinline__ bool sees_split(int h, int end) const {
     const int begin = (max(end - 1, 0) & -tiles_of_split_) * kTile;
     return rows_.first[h] < rows_.last[h] && rows_.first[h] < end * kTile && rows_.last[h] > begin;
   }
-  // The last split's sums are joined to the others', a sink comes last, and rows go to memory; those that see no key are zeros.
-  // What is done once a row is done for a thread's own one: half the code, which is not in the instruction cache.
-  __device__ __forceinline__ void finish() {
-    const Ending last = ending_split(end_);
-    float m = total_m_, l = total_l_, a[2], b[2];
-    join_last(last);
-    const bool none = !(own(begun_) || own(last.sees)) || l == 0;
+  // All that does not need the last products of values, which may be under way. What is done once a row is done for a thread's own
+  // one: half the code, which is not in the instruction cache.
+  __device__ __forceinline__ void settle(Last& last) {
+    l_ = begin_ < end_ ? sums_.folded() : 0;
+    if constexpr (S::kSpread) return;
+    last.split = ending_split(end_);
+    last.both = __all_sync(~0u, last.split.sees[0] && last.split.sees[1] && begun_[0] && begun_[1]);
+    last.others = some_begun_;
+    float m = total_m_, l = total_l_;
+    last.none = !(own(begun_) || own(last.split.sees)) || l == 0;
     const int row = own(row_), at = query(row), of = head(row);
     float lse = -__builtin_inff();
     if (p_.sinks != nullptr) [[unlikely]] {
       lse = p_.sinks[of];
       const attn128::Join j = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
-      if (!none) l = attn128::joined(l, j.a, 1.0f, j.b), m = j.m;
-      both_rows(j.a, a), both_rows(j.b, b);
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) o_[e] = attn128::joined(o_[e], a[e / 2 % 2], 0.0f, b[e / 2 % 2]);
+      if (!last.none) l = attn128::joined(l, j.a, 1.0f, j.b), m = j.m;
+      both_rows(j.a, last.sink[0]), both_rows(j.b, last.sink[1]);
     }
-    if (!none) lse = attn128::lse_of(m, l);
+    if (!last.none) lse = attn128::lse_of(m, l);
     if (p_.lse && thread_ % 2 == 0 && row < w_->count)
       rows::store(rows::Type::f32, p_.lse.at(w_->n, w_->q_begin + at, of), 0, lse);
-    float inverse[2];
-    both_rows(none ? 0.0f : __fdiv_rn(1.0f, l), inverse);
-    if (__any_sync(~0u, none)) [[unlikely]] {
+    both_rows(last.none ? 0.0f : __fdiv_rn(1.0f, l), last.inverse);
+    both_rows(static_cast<char*>(p_.out.at(w_->n, w_->q_begin + at, of)) - static_cast<char*>(p_.out.data),
+              last.place);
+  }
+  // Rows that see no key are zeros.
+  __device__ __forceinline__ void finish(const Last& last) {
+    join_last(last);
+    if (p_.sinks != nullptr) [[unlikely]] {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e)
+        o_[e] = attn128::joined(o_[e], last.sink[0][e / 2 % 2], 0.0f, last.sink[1][e / 2 % 2]);
+    }
+    if (__any_sync(~0u, last.none)) [[unlikely]] {
       int nones[2];
-      both_rows(static_cast<int>(none), nones);
+      both_rows(static_cast<int>(last.none), nones);
 #pragma unroll
       for (int e = 0; e < kSums; ++e) o_[e] = nones[e / 2 % 2] ? 0.0f : o_[e];
     }
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], inverse[e / 2 % 2]);
-    long long to[2];
-    both_rows(static_cast<char*>(p_.out.at(w_->n, w_->q_begin + at, of)) - static_cast<char*>(p_.out.data),
-              to);
+    for (int e = 0; e < kSums; ++e) o_[e] = __fmul_rn(o_[e], last.inverse[e / 2 % 2]);
     if (p_.out.type == rows::Type::f32)
-      store_rows<float2>(to);
+      store_rows<float2>(last.place);
     else
-      store_rows<std::uint32_t>(to);
+      store_rows<std::uint32_t>(last.place);
   }
-  __device__ __forceinline__ void join_last(const Ending& ending) {
-    const auto& [sees, a, b, all] = ending;
+  __device__ __forceinline__ void join_last(const Last& last) {
+    const auto& [sees, a, b, whole] = last.split;
     const float4* const total = totals();
-    if (__all_sync(~0u, sees[0] && sees[1] && begun_[0] && begun_[1])) {
+    if (last.both) {
 #pragma unroll
       for (int e = 0; e < kSums; e += 4) {
         const float4 x = total[e / 4 * S::kConsumers];
@@ -345,7 +366,7 @@ class Consumer {
         o_[e + 2] = attn128::joined(x.z, a[1], o_[e + 2], b[1]);
         o_[e + 3] = attn128::joined(x.w, a[1], o_[e + 3], b[1]);
       }
-    } else if (__any_sync(~0u, begun_[0] || begun_[1])) [[unlikely]] {
+    } else if (last.others) [[unlikely]] {
       const auto with = [&](int h, float sum, float& o) {
         const float both = attn128::joined(sum, a[h], o, b[h]);
         o = !begun_[h] ? o : sees[h] ? both : sum;
@@ -360,8 +381,8 @@ class Consumer {
   // A thread's own row's m and l of the split that ends before tile `end` join those of the splits before, where it sees anything
   // of it.
   __device__ __forceinline__ Ending ending_split(int end) {
-    Ending e{{true, true}, {}, {}, all_begun_ && !rows_.partly(end - 1)};
-    if (!e.all) e.sees[0] = sees_split(0, end), e.sees[1] = sees_split(1, end);
+    Ending e{{true, true}, {}, {}, !rows_.partly(end - 1)};
+    if (!e.whole) e.sees[0] = sees_split(0, end), e.sees[1] = sees_split(1, end);
     const float m = own(sums_.m), most = fmaxf(total_m_, m), base = fmaxf(most, -FLT_MAX),
                 own_a = exp2_down(__fsub_rn(total_m_, base)), own_b = exp2_down(__fsub_rn(m, base));
     both_rows(own_a, e.a), both_rows(own_b, e.b);
@@ -454,34 +475,29 @@ class Consumer {
     else
       return s_.total + thread_;
   }
-  // O of a split that ends is joined to that of those before it.
+  // O of a split that ends is joined to that of those before it. A row that sees nothing keeps its sums; one that sees its first
+  // split takes the new ones as they are.
   __device__ __forceinline__ void end_split(const Ending& ending) {
-    const auto& [sees, a, b, all] = ending;
-    float4* const total = totals();
-    if (all) {
+    const auto& [sees, a, b, whole] = ending;
+    const auto each = [&](auto sum) {
+      float4* const total = totals();
 #pragma unroll
       for (int e = 0; e < kSums; e += 4) {
         float4& x = total[e / 4 * S::kConsumers];
-        x = make_float4(attn128::joined(x.x, a[0], o_[e], b[0]), attn128::joined(x.y, a[0], o_[e + 1], b[0]),
-                        attn128::joined(x.z, a[1], o_[e + 2], b[1]),
-                        attn128::joined(x.w, a[1], o_[e + 3], b[1]));
+        x = make_float4(sum(0, x.x, o_[e]), sum(0, x.y, o_[e + 1]), sum(1, x.z, o_[e + 2]),
+                        sum(1, x.w, o_[e + 3]));
       }
-      return;
-    }
-    // A row that sees nothing keeps its sums; one that sees its first split takes the new ones as they are.
-    const auto with = [&](int h, float sum, float o) {
-      const float both = attn128::joined(sum, a[h], o, b[h]);
-      return !sees[h] ? sum : begun_[h] ? both : o;
     };
-#pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
-      float4& x = total[e / 4 * S::kConsumers];
-      x = make_float4(with(0, x.x, o_[e]), with(0, x.y, o_[e + 1]), with(1, x.z, o_[e + 2]),
-                      with(1, x.w, o_[e + 3]));
-    }
+    const auto joined = [&](int h, float sum, float o) { return attn128::joined(sum, a[h], o, b[h]); };
+    if (whole && all_begun_) return each(joined);
+    if (whole && !some_begun_)
+      each([](int, float, float o) { return o; });
+    else
+      each([&](int h, float sum, float o) { return !sees[h] ? sum : begun_[h] ? joined(h, sum, o) : o; });
 #pragma unroll
     for (int h = 0; h < 2; ++h) begun_[h] = begun_[h] || sees[h];
     all_begun_ = __all_sync(~0u, begun_[0] && begun_[1]);
+    some_begun_ = __any_sync(~0u, begun_[0] || begun_[1]);
   }
 
   // The compiler would make a loop a memset, and keep O in memory for it.
@@ -559,8 +575,8 @@ class Consumer {
   int by_tma_ = 0;                      // tiles from here on are brought by threads
   const Shared<S>& s_;
   const int thread_, group_;
-  int row_[2], tiles_of_split_;  // a power of two
-  bool begun_[2], all_begun_;
+  int row_[2], tiles_of_split_;             // a power of two
+  bool begun_[2], all_begun_, some_begun_;  // seen a split that has ended: a row, those of the warp
   Rows rows_;
   Sums sums_;
   bool lacking_;                 // a row of the warp has no m yet

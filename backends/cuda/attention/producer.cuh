@@ -64,9 +64,9 @@ class Producer {
  public:
   __device__ __forceinline__ Producer(const Job& job, const Shared<S>& s) : job_(job), p_(job.p), s_(s) {}
 
-  // An item, or one that is nothing, without rows. The first warp orders all that TMA brings, the others bring queries that it does
-  // not, and all of them such keys and values. Values are wanted later than the next tile's keys, which come first unless
-  // values have more room, or a place for keys is free only after one for values is.
+  // An item, or one that is nothing, without rows. The first warp orders all that TMA brings, the others say what an item's rows
+  // see and bring queries that it does not, and all of them such keys and values. Values are wanted later than the next tile's
+  // keys, which come first unless values have more room, or a place for keys is free only after one for values is.
   __device__ __forceinline__ void bring(const Work& w) {
     if (w.begin >= w.end) {
       bring_queries(w);
@@ -117,39 +117,54 @@ class Producer {
       order_tile<Width>(to, map, full, job_, w.h, piece);
     }
   }
-  // Each warpgroup's queries, when it has the last scores of those before, and which they are.
+  // Each warpgroup's queries, when it has the last scores of those before, which they are and what they see.
   __device__ __forceinline__ void bring_queries(const Work& w) {
     if constexpr (!S::kSpread) {
-      if (orders() != job_.maps.queries) return;
-      const int thread = static_cast<int>(threadIdx.x) % 128;
-      for (int g = 0; g < S::kGroups; ++g) barrier_wait(s_.q_empty + g, items_.phase ^ 1);
-      if (thread == (orders() ? 0 : 32)) s_.work[items_.phase] = w;
-      for (int g = 0; g < S::kGroups; ++g) {
-        if (orders())
-          order_queries(w, g);
-        else
-          copy_queries(w, g, thread - 32);
-      }
+      if (!orders())
+        describe(w);
+      else if (job_.maps.queries)
+        order_queries(w);
       items_.next();
     }
   }
-  __device__ __forceinline__ void copy_queries(const Work& w, int group, int thread) const {
-    if (w.begin < w.end) attention::copy_queries<S, kQueryThreads>(p_, w, s_.q, 64 * group, thread);
-    copy_arrive(s_.q_full + group);
-    if (thread == 0) barrier_arrive(s_.q_full + group);
+  __device__ __forceinline__ void await_places() const {
+    for (int g = 0; g < S::kGroups; ++g) barrier_wait(s_.q_empty + g, items_.phase ^ 1);
+  }
+  __device__ __forceinline__ void describe(const Work& w) const {
+    const int thread = static_cast<int>(threadIdx.x) % 128 - 32;
+    await_places();
+#pragma unroll 1
+    for (int row = thread; w.count > 0 && row < S::kRows; row += kQueryThreads) {
+      const attn128::Visible seen = seen_by<S>(p_, w, (w.first + min(row, w.count - 1)) / p_.group, w.keys);
+      s_.seen[row] = make_int2(static_cast<int>(seen.first), static_cast<int>(seen.last));
+    }
+    if (thread == 0) s_.work[items_.phase] = w;
+    for (int g = 0; g < S::kGroups; ++g) {
+      if (!job_.maps.queries) {
+        if (w.begin < w.end) copy_queries<S, kQueryThreads>(p_, w, s_.q, 64 * g, thread);
+        copy_arrive(s_.q_full + g);
+      }
+      barrier_arrive(s_.q_full + g);
+    }
   }
   // Rows that are not there are whatever lies behind the others.
-  __device__ __forceinline__ void order_queries(const Work& w, int group) const {
+  __device__ __forceinline__ void order_queries(const Work& w) const {
+    await_places();
     if (threadIdx.x % 32 != 0) return;
-    std::uint64_t* const full = s_.q_full + group;
-    barrier_arrive(full, kQueryThreads);
-    if (w.begin >= w.end) return barrier_arrive(full);
-    barrier_expect(full, 64 * S::kWidth * 2);
-    const int query = (w.first + 64 * group) / p_.group;
+    for (int g = 0; g < S::kGroups; ++g) {
+      std::uint64_t* const full = s_.q_full + g;
+      barrier_arrive(full, kQueryThreads - 1);
+      if (w.begin >= w.end) {
+        barrier_arrive(full);
+        continue;
+      }
+      barrier_expect(full, 64 * S::kWidth * 2);
+      const int query = (w.first + 64 * g) / p_.group;
 #pragma unroll
-    for (int x = 0; x < S::kWidth; x += 64)
-      tma_load(s_.q + (x / 64 * S::kRows + 64 * group) * 128, &job_.maps.q, full, x, w.h * p_.group,
-               static_cast<int>(w.q_begin) + query, p_.cu_q ? 0 : static_cast<int>(w.n));
+      for (int x = 0; x < S::kWidth; x += 64)
+        tma_load(s_.q + (x / 64 * S::kRows + 64 * g) * 128, &job_.maps.q, full, x, w.h * p_.group,
+                 static_cast<int>(w.q_begin) + query, p_.cu_q ? 0 : static_cast<int>(w.n));
+    }
   }
 
   const Job& job_;
