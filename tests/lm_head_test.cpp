@@ -272,6 +272,29 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a NaN is written as the canonical one in 16 bits too, whatever NaN an operand has") {
+  constexpr std::int64_t kK = 70, kV = 43;  // columns beyond whole vectors
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const std::uint16_t nan : {0x7fff, 0xffff, 0x7fa1, 0xff81}) {
+      Buffer weight = random(type, {kV, kK}, 8), bias = random(type, {kV}, 9);
+      for (const Choice& c : usable(type, kK, kV))
+        for (const std::int64_t rows : {1, 3, 7, 40}) {
+          Buffer hidden = random(type, {rows, kK}, 7);
+          for (std::int64_t i = 0; i < rows; ++i)
+            std::memcpy(&hidden.bytes[static_cast<std::size_t>(2 * (i * kK + i % kK))], &nan, 2);
+          for (Buffer* const with : {static_cast<Buffer*>(nullptr), &bias}) {
+            const Buffer out = run(c.id, hidden, weight, with, type);
+            INFO(c.id, " ", rlk::name_of(type), " ", rows, " rows");
+            for (std::size_t i = 0; i < out.bytes.size(); i += 2) {
+              std::uint16_t bits;
+              std::memcpy(&bits, &out.bytes[i], 2);
+              REQUIRE(bits == 0x7fff);
+            }
+          }
+        }
+    }
+}
+
 TEST_CASE("rows and columns may be slices of larger matrices") {
   constexpr std::int64_t kM = 40, kK = 70, kV = 150;
   for (const DType type : kTypes)
