@@ -1,4 +1,5 @@
-// The chain product on AVX2 + FMA: 6 x 16 register tiles in fp32, 6 x 8 in fp64.
+// The chain product on AVX2 + FMA: 6 x 16 register tiles in fp32, 6 x 8 in fp64. Up to four rows skip packing: 16 columns by 8
+// of the depth are transposed in registers and used at once.
 #include "native/lm_head/chain.hpp"
 
 #if defined(__x86_64__)
@@ -31,24 +32,45 @@ RLK_INLINE void transpose_8x8(__m256 (&r)[8]) {
   for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
-RLK_INLINE __m256 upcast_8(const void* src, Float type, std::int64_t index) {
-  if (type == Float::f32) return _mm256_loadu_ps(static_cast<const float*>(src) + index);
-  const __m128i half =
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint16_t*>(src) + index));
-  if (type == Float::f16) return _mm256_cvtph_ps(half);
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+template <Float type>
+RLK_INLINE void load_tile(const char* const* rows, std::int64_t k, __m256 (&tile)[8]) {
+#  pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) tile[i] = upcast_8<type>(rows[i], k);
+  transpose_8x8(tile);
 }
 
-RLK_INLINE void load_tile(const char* const* rows, Float type, std::int64_t k, __m256 (&tile)[8]) {
-#  pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    tile[i] = upcast_8(rows[i], type, k);
+// Transposes up to 8 of the depth into dst and says how many.
+template <class Lanes, Float type>
+RLK_ISA std::int64_t pack_typed_tile(const char* const* rows, std::int64_t k, std::int64_t count,
+                                     typename Lanes::Scalar* dst, std::int64_t dst_stride) {
+  if (count < 8) {
+    for (std::int64_t i = 0; i < count; ++i)
+      for (int j = 0; j < 8; ++j) dst[i * dst_stride + j] = load_element(rows[j], type, k + i);
+    return count;
   }
-  transpose_8x8(tile);
+  __m256 tile[8];
+  load_tile<type>(rows, k, tile);
+#  pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) Lanes::put(tile[i], dst + i * dst_stride);
+  return 8;
+}
+template <class Lanes>
+RLK_INLINE std::int64_t pack_tile_of(const char* const* rows, Float type, std::int64_t k, std::int64_t count,
+                                     typename Lanes::Scalar* dst, std::int64_t dst_stride) {
+  switch (type) {
+    case Float::f32:
+      return pack_typed_tile<Lanes, Float::f32>(rows, k, count, dst, dst_stride);
+    case Float::bf16:
+      return pack_typed_tile<Lanes, Float::bf16>(rows, k, count, dst, dst_stride);
+    default:
+      return pack_typed_tile<Lanes, Float::f16>(rows, k, count, dst, dst_stride);
+  }
 }
 
 struct F32Lanes : Lanes8 {
   static constexpr int kRows = 6;
+  static constexpr int kDirectRows = 4;
+  static constexpr int kDirectColumns = 16;
 
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 
@@ -58,35 +80,140 @@ struct F32Lanes : Lanes8 {
     for (; i < count; ++i) dst[i] = load_element(src, type, i);
   }
 
+  RLK_INLINE void put(__m256 x, float* dst) { _mm256_storeu_ps(dst, x); }
   RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, float* dst, std::int64_t dst_stride) {
-    if (count < 8) {
-      for (std::int64_t i = 0; i < count; ++i)
-        for (int j = 0; j < 8; ++j) dst[i * dst_stride + j] = load_element(rows[j], type, k + i);
-      return count;
-    }
-    __m256 tile[8];
-    load_tile(rows, type, k, tile);
-#  pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) _mm256_storeu_ps(dst + i * dst_stride, tile[i]);
-    return 8;
+    return pack_tile_of<F32Lanes>(rows, type, k, count, dst, dst_stride);
   }
 
-  // fp32 without a bias is the common case; the rest is scalar and costs one output in K fused multiply-adds.
-  RLK_ISA static std::int64_t store_row(const ChainProduct& p, void* out, std::int64_t, std::int64_t cols,
-                                        const float* sums, const void* residual) {
-    if (p.out_col_stride != 1 || p.bias != nullptr || residual != nullptr || p.out_type != Float::f32)
-      return 0;
-    const __m256 canon = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kCanonicalNan32)));
-    std::int64_t j = 0;
-    for (; j + 8 <= cols; j += 8) {
-      const __m256 x = _mm256_loadu_ps(sums + j);
-      _mm256_storeu_ps(static_cast<float*>(out) + j,
-                       _mm256_blendv_ps(x, canon, _mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
-    }
-    return j;
-  }
+  RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                             std::int64_t cols, float* upcast, float* sums);
 };
+
+// ---- few rows
+
+// Eight columns of 16 bits, and eight more in the upper halves, by eight of the depth: those of each depth side by side.
+RLK_INLINE void load_halves(const char* const* columns, std::int64_t k, __m256i (&x)[8]) {
+  const auto at = [&](int i) RLK_ISA { return reinterpret_cast<const __m128i*>(columns[i] + 2 * k); };
+  __m256i t[8];
+#  pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(at(i))), _mm_loadu_si128(at(i + 8)),
+                                   1);
+#  pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+    t[i + 4] = _mm256_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
+  }
+#  pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    x[i] = _mm256_unpacklo_epi32(t[i], t[i + 1]);
+    x[i + 1] = _mm256_unpackhi_epi32(t[i], t[i + 1]);
+    x[i + 2] = _mm256_unpacklo_epi32(t[i + 2], t[i + 3]);
+    x[i + 3] = _mm256_unpackhi_epi32(t[i + 2], t[i + 3]);
+  }
+#  pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4)
+#  pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      t[i + 2 * j] = _mm256_unpacklo_epi64(x[i + j], x[i + j + 2]);
+      t[i + 2 * j + 1] = _mm256_unpackhi_epi64(x[i + j], x[i + j + 2]);
+    }
+#  pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) x[i] = t[i];
+}
+
+// bf16 widens within halves: columns 0 to 3 and 8 to 11, and the others. So do sums lie meanwhile.
+RLK_INLINE void change_quarters(__m256 (&x)[2]) {
+  const __m256 low = _mm256_permute2f128_ps(x[0], x[1], 0x20);
+  x[1] = _mm256_permute2f128_ps(x[0], x[1], 0x31), x[0] = low;
+}
+
+template <int Rows>
+RLK_INLINE void add_column(__m256 (&sum)[Rows][2], int half, __m256 column, const float* a) {
+#  pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+    sum[r][half] =
+        _mm256_fmadd_ps(_mm256_broadcast_ss(a + r * Blocking<F32Lanes>::kDepthBlock), column, sum[r][half]);
+}
+template <int Rows, Float type>
+RLK_INLINE void add_tile(__m256 (&sum)[Rows][2], const char* const* columns, std::int64_t k, const float* a) {
+  if constexpr (type == Float::f32) {
+#  pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m256 tile[8];
+      load_tile<type>(columns + 8 * half, k, tile);
+#  pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) add_column<Rows>(sum, half, tile[i], a + i);
+    }
+  } else {
+    __m256i tile[8];
+    load_halves(columns, k, tile);
+#  pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      __m256 wide[2];
+      if constexpr (type == Float::f16) {
+        wide[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(tile[i]));
+        wide[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(tile[i], 1));
+      } else {
+        wide[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), tile[i]));
+        wide[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), tile[i]));
+      }
+      add_column<Rows>(sum, 0, wide[0], a + i);
+      add_column<Rows>(sum, 1, wide[1], a + i);
+    }
+  }
+}
+
+// 16 columns over one piece.
+template <int Rows, Float type>
+RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* sums,
+                         const Piece& piece) {
+  using B = Blocking<F32Lanes>;
+  __m256 sum[Rows][2];
+#  pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#  pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      sum[r][half] = piece.resumes ? _mm256_loadu_ps(sums + kChain * B::kSums + r * B::kColBlock + 8 * half)
+                                   : _mm256_setzero_ps();
+  const auto change = [&]() RLK_ISA {
+    if constexpr (type == Float::bf16)
+#  pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) change_quarters(sum[r]);
+  };
+  std::int64_t k = 0;
+  change();
+  for (; k + 8 <= depth; k += 8) add_tile<Rows, type>(sum, columns, k, a + k);
+  change();
+  for (; k < depth; ++k) {
+    alignas(32) float column[16];
+    for (int c = 0; c < 16; ++c) column[c] = load_element(columns[c], type, k);
+    for (int half = 0; half < 2; ++half)
+      add_column<Rows>(sum, half, _mm256_load_ps(column + 8 * half), a + k);
+  }
+#  pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#  pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* at = sums + r * B::kColBlock + 8 * half;
+      _mm256_storeu_ps(at + piece.to * B::kSums, joined<F32Lanes>(sum[r][half], at, piece.meets));
+    }
+}
+template <Float type>
+DirectRows direct_rows_of(std::int64_t rows) {
+  constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
+                                direct_rows<4, type>};
+  return kOf[rows - 1];
+}
+
+RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                              std::int64_t cols, float* upcast, float* sums) {
+  const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
+                   : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
+                                             : direct_rows_of<Float::f16>(rows);
+  run_direct<F32Lanes>(run, p, row, rows, col, cols, upcast, sums);
+}
 
 struct F64Lanes {
   using Scalar = double;
@@ -116,18 +243,10 @@ struct F64Lanes {
     for (; i < count; ++i) dst[i] = load_element(src, type, i);
   }
 
+  RLK_INLINE void put(__m256 x, double* dst) { widen(x, dst); }
   RLK_ISA static std::int64_t pack_tile(const char* const* rows, Float type, std::int64_t k,
                                         std::int64_t count, double* dst, std::int64_t dst_stride) {
-    if (count < 8) {
-      for (std::int64_t i = 0; i < count; ++i)
-        for (int j = 0; j < 8; ++j) dst[i * dst_stride + j] = load_element(rows[j], type, k + i);
-      return count;
-    }
-    __m256 tile[8];
-    load_tile(rows, type, k, tile);
-#  pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) widen(tile[i], dst + i * dst_stride);
-    return 8;
+    return pack_tile_of<F64Lanes>(rows, type, k, count, dst, dst_stride);
   }
 
   static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const double*,

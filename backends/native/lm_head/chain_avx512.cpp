@@ -44,6 +44,7 @@ RLK_INLINE std::int64_t pack_tile_of(const char* const* rows, Float type, std::i
 
 struct F32Lanes : Lanes16 {
   static constexpr int kLaneRows = 64;
+  static constexpr int kDirectColumns = 16;
 
   RLK_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 
@@ -101,7 +102,6 @@ RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const f
                      joined<F32Lanes>(sum[i], c + i * B::kColBlock, piece.meets));
 }
 
-using DirectRows = void (*)(const char* const*, std::int64_t, const float*, float*, const Piece&);
 template <Float type>
 DirectRows direct_rows_of(std::int64_t rows) {
   constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
@@ -109,44 +109,12 @@ DirectRows direct_rows_of(std::int64_t rows) {
   return kOf[rows - 1];
 }
 
-// Each 16 columns to their whole depth before the next, so that every row of the weight is one long stream;
-// rows longer than what of a fits in its place come in several turns of kPieces pieces.
 RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
                               std::int64_t cols, float* upcast, float* sums) {
-  using B = Blocking<F32Lanes>;
   const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
                    : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
                                              : direct_rows_of<Float::f16>(rows);
-  constexpr std::int64_t kPieces = B::kPackedA / (kDirectRows * B::kDepthBlock);
-  Piece pieces[kPieces];
-  std::int64_t count = 0;
-  const auto turn = [&]() RLK_ISA {
-    for (std::int64_t n = 0; n < count; ++n)
-      for (std::int64_t i = 0; i < rows; ++i) {
-        const char* first = element_address(p.a, row + i, pieces[n].first);
-        float* line = upcast + (n * kDirectRows + i) * B::kDepthBlock;
-        if (p.a.col_stride == 1)
-          upcast_run(first, p.a.type, pieces[n].depth, line);
-        else
-          for (std::int64_t k = 0; k < pieces[n].depth; ++k)
-            line[k] = load_element(first, p.a.type, k * p.a.col_stride);
-      }
-    for (std::int64_t j = 0; j < cols; j += 16)
-      for (std::int64_t n = 0; n < count; ++n) {
-        const char* columns[16];
-        for (int c = 0; c < 16; ++c)
-          columns[c] = element_address(p.b, pieces[n].first, col + std::min(j + c, cols - 1));
-        run(columns, pieces[n].depth, upcast + n * kDirectRows * B::kDepthBlock, sums + j, pieces[n]);
-      }
-    count = 0;
-  };
-  for_pieces(p, B::kDepthBlock, [&](const Piece& piece) RLK_ISA {
-    pieces[count++] = piece;
-    if (count == kPieces) turn();
-  });
-  turn();
-  for (std::int64_t i = 0; i < rows; ++i)
-    finish_row<F32Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
+  run_direct<F32Lanes>(run, p, row, rows, col, cols, upcast, sums);
 }
 
 // ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast

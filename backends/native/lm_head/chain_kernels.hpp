@@ -5,7 +5,8 @@
 //     using Scalar, Vec;
 //     kLanes, kVecs, kRows   a register tile is kRows x (kVecs * kLanes)
 //     kLaneRows              up to so many rows lie in the lanes, b's elements broadcast (rows_in_lanes)
-//     kDirectRows            up to so many rows b is not packed (direct); both 0 where there is no such path
+//     kDirectRows            up to so many rows b is not packed (direct), kDirectColumns columns at a time; both 0 where there
+//                            is no such path
 //     zero, load, store, broadcast, fma, add
 //     kStep (optional)       elements of the depth that a step takes: 1, or pairs
 //     upcast_run(src, type, count, dst)                                neighbours to Scalar; of pairs pair_run(even, odd, ...)
@@ -58,6 +59,46 @@ RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t r
                      at_once ? Join<Lanes>{sums + j, piece.meets, piece.to} : Join<Lanes>{});
     if (ends && !at_once) join_panel<Lanes>(rows, to, pitch, sums + j, piece);
   }
+}
+
+// Few rows, b not packed: Lanes::kDirectColumns columns to their whole depth before the next, so that every row of the weight is
+// one long stream; rows longer than what of a fits in its place come in several turns of kPieces pieces.
+using DirectRows = void (*)(const char* const* columns, std::int64_t depth, const float* a, float* sums,
+                            const Piece& piece);
+template <class Lanes>
+RLK_ISA void run_direct(DirectRows run, const ChainProduct& p, std::int64_t row, std::int64_t rows,
+                        std::int64_t col, std::int64_t cols, float* upcast, float* sums) {
+  using B = Blocking<Lanes>;
+  constexpr int kColumns = Lanes::kDirectColumns;
+  constexpr std::int64_t kPieces = B::kPackedA / (Lanes::kDirectRows * B::kDepthBlock);
+  Piece pieces[kPieces];
+  std::int64_t count = 0;
+  const auto turn = [&]() RLK_ISA {
+    for (std::int64_t n = 0; n < count; ++n)
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const char* first = element_address(p.a, row + i, pieces[n].first);
+        float* line = upcast + (n * Lanes::kDirectRows + i) * B::kDepthBlock;
+        if (p.a.col_stride == 1)
+          Lanes::upcast_run(first, p.a.type, pieces[n].depth, line);
+        else
+          for (std::int64_t k = 0; k < pieces[n].depth; ++k)
+            line[k] = load_element(first, p.a.type, k * p.a.col_stride);
+      }
+    for (std::int64_t j = 0; j < cols; j += kColumns)
+      for (std::int64_t n = 0; n < count; ++n) {
+        const char* columns[kColumns];
+        for (int c = 0; c < kColumns; ++c)
+          columns[c] = element_address(p.b, pieces[n].first, col + std::min(j + c, cols - 1));
+        run(columns, pieces[n].depth, upcast + n * Lanes::kDirectRows * B::kDepthBlock, sums + j, pieces[n]);
+      }
+    count = 0;
+  };
+  for_pieces(p, B::kDepthBlock, [&](const Piece& piece) RLK_ISA {
+    pieces[count++] = piece;
+    if (count == kPieces) turn();
+  });
+  turn();
+  for (std::int64_t i = 0; i < rows; ++i) finish_row<Lanes>(p, row + i, col, cols, sums + i * B::kColBlock);
 }
 
 // Depths of so few steps are mostly results: the rows of a register tile are summed across all columns and written while

@@ -53,10 +53,6 @@ struct PairLanes : Lanes8 {
       }
     return pairs;
   }
-  static std::int64_t store_row(const ChainProduct&, void*, std::int64_t, std::int64_t, const float*,
-                                const void*) {
-    return 0;
-  }
 };
 
 }  // namespace
