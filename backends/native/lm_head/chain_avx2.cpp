@@ -86,8 +86,13 @@ struct F32Lanes : Lanes8 {
     return pack_tile_of<F32Lanes>(rows, type, k, count, dst, dst_stride);
   }
 
+  template <int Rows, Float type>
+  RLK_ISA static void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* sums,
+                                  const Piece& piece);
   RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
-                             std::int64_t cols, float* upcast, float* sums);
+                             std::int64_t cols, float* upcast, float* sums) {
+    run_direct<F32Lanes>(p, row, rows, col, cols, upcast, sums);
+  }
 };
 
 // ---- few rows
@@ -167,8 +172,8 @@ RLK_INLINE void add_tile(__m256 (&sum)[Rows][2], const char* const* columns, std
 
 // 16 columns over one piece.
 template <int Rows, Float type>
-RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* sums,
-                         const Piece& piece) {
+RLK_ISA void F32Lanes::direct_rows(const char* const* columns, std::int64_t depth, const float* a,
+                                   float* sums, const Piece& piece) {
   using B = Blocking<F32Lanes>;
   __m256 sum[Rows][2];
 #  pragma GCC unroll 4
@@ -200,21 +205,6 @@ RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const f
       _mm256_storeu_ps(at + piece.to * B::kSums, joined<F32Lanes>(sum[r][half], at, piece.meets));
     }
 }
-template <Float type>
-DirectRows direct_rows_of(std::int64_t rows) {
-  constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
-                                direct_rows<4, type>};
-  return kOf[rows - 1];
-}
-
-RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
-                              std::int64_t cols, float* upcast, float* sums) {
-  const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
-                   : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
-                                             : direct_rows_of<Float::f16>(rows);
-  run_direct<F32Lanes>(run, p, row, rows, col, cols, upcast, sums);
-}
-
 struct F64Lanes {
   using Scalar = double;
   using Vec = __m256d;

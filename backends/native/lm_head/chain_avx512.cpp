@@ -62,8 +62,13 @@ struct F32Lanes : Lanes16 {
     return pack_tile_of<F32Lanes>(rows, type, k, count, dst, dst_stride);
   }
 
+  template <int Rows, Float type>
+  RLK_ISA static void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* sums,
+                                  const Piece& piece);
   RLK_ISA static void direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
-                             std::int64_t cols, float* upcast, float* sums);
+                             std::int64_t cols, float* upcast, float* sums) {
+    run_direct<F32Lanes>(p, row, rows, col, cols, upcast, sums);
+  }
   RLK_ISA static void rows_in_lanes(const ChainProduct& p, std::int64_t row, std::int64_t rows,
                                     std::int64_t col, std::int64_t cols, float* packed_a, float* sums);
 };
@@ -85,36 +90,22 @@ RLK_INLINE void accumulate_tile(__m512 (&sum)[Rows], const char* const* columns,
 
 // 16 columns over one piece: as many streams as the hardware gets ahead of.
 template <int Rows, Float type>
-RLK_ISA void direct_rows(const char* const* columns, std::int64_t depth, const float* a, float* c,
-                         const Piece& piece) {
+RLK_ISA void F32Lanes::direct_rows(const char* const* columns, std::int64_t depth, const float* a,
+                                   float* sums, const Piece& piece) {
   using B = Blocking<F32Lanes>;
   __m512 sum[Rows];
 #  pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i)
-    sum[i] = piece.resumes ? _mm512_loadu_ps(c + kChain * B::kSums + i * B::kColBlock) : _mm512_setzero_ps();
+    sum[i] =
+        piece.resumes ? _mm512_loadu_ps(sums + kChain * B::kSums + i * B::kColBlock) : _mm512_setzero_ps();
   std::int64_t k = 0;
   for (; k + Tile<type>::kDepth <= depth; k += Tile<type>::kDepth)
     accumulate_tile<Rows, type, true>(sum, columns, k, 0, a + k);
   if (k < depth) accumulate_tile<Rows, type, false>(sum, columns, k, depth - k, a + k);
 #  pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i)
-    _mm512_storeu_ps(c + piece.to * B::kSums + i * B::kColBlock,
-                     joined<F32Lanes>(sum[i], c + i * B::kColBlock, piece.meets));
-}
-
-template <Float type>
-DirectRows direct_rows_of(std::int64_t rows) {
-  constexpr DirectRows kOf[] = {direct_rows<1, type>, direct_rows<2, type>, direct_rows<3, type>,
-                                direct_rows<4, type>};
-  return kOf[rows - 1];
-}
-
-RLK_ISA void F32Lanes::direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
-                              std::int64_t cols, float* upcast, float* sums) {
-  const auto run = p.b.type == Float::f32    ? direct_rows_of<Float::f32>(rows)
-                   : p.b.type == Float::bf16 ? direct_rows_of<Float::bf16>(rows)
-                                             : direct_rows_of<Float::f16>(rows);
-  run_direct<F32Lanes>(run, p, row, rows, col, cols, upcast, sums);
+    _mm512_storeu_ps(sums + piece.to * B::kSums + i * B::kColBlock,
+                     joined<F32Lanes>(sum[i], sums + i * B::kColBlock, piece.meets));
 }
 
 // ---- 13 to 64 rows of an fp32 weight: rows in the lanes, elements of b broadcast

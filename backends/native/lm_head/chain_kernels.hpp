@@ -5,8 +5,8 @@
 //     using Scalar, Vec;
 //     kLanes, kVecs, kRows   a register tile is kRows x (kVecs * kLanes)
 //     kLaneRows              up to so many rows lie in the lanes, b's elements broadcast (rows_in_lanes)
-//     kDirectRows            up to so many rows b is not packed (direct), kDirectColumns columns at a time; both 0 where there
-//                            is no such path
+//     kDirectRows            up to so many rows b is not packed (direct); both 0 where there is no such path
+//     kDirectColumns, direct_rows<Rows, type>                          of run_direct, where that is direct
 //     zero, load, store, broadcast, fma, add
 //     kStep (optional)       elements of the depth that a step takes: 1, or pairs
 //     upcast_run(src, type, count, dst)                                neighbours to Scalar; of pairs pair_run(even, odd, ...)
@@ -23,6 +23,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "native/lm_head/chain_tiles.hpp"
 #include "native/lm_head/thin.hpp"
@@ -65,9 +66,19 @@ RLK_ISA void run_piece(const ChainProduct& p, const Piece& piece, std::int64_t r
 // one long stream; rows longer than what of a fits in its place come in several turns of kPieces pieces.
 using DirectRows = void (*)(const char* const* columns, std::int64_t depth, const float* a, float* sums,
                             const Piece& piece);
+template <class Lanes, Float type>
+DirectRows direct_rows_of(std::int64_t rows) {
+  return [rows]<int... I>(std::integer_sequence<int, I...>) {
+    constexpr DirectRows kOf[] = {Lanes::template direct_rows<I + 1, type>...};
+    return kOf[rows - 1];
+  }(std::make_integer_sequence<int, Lanes::kDirectRows>());
+}
 template <class Lanes>
-RLK_ISA void run_direct(DirectRows run, const ChainProduct& p, std::int64_t row, std::int64_t rows,
-                        std::int64_t col, std::int64_t cols, float* upcast, float* sums) {
+RLK_ISA void run_direct(const ChainProduct& p, std::int64_t row, std::int64_t rows, std::int64_t col,
+                        std::int64_t cols, float* upcast, float* sums) {
+  const DirectRows run = p.b.type == Float::f32    ? direct_rows_of<Lanes, Float::f32>(rows)
+                         : p.b.type == Float::bf16 ? direct_rows_of<Lanes, Float::bf16>(rows)
+                                                   : direct_rows_of<Lanes, Float::f16>(rows);
   using B = Blocking<Lanes>;
   constexpr int kColumns = Lanes::kDirectColumns;
   constexpr std::int64_t kPieces = B::kPackedA / (Lanes::kDirectRows * B::kDepthBlock);
