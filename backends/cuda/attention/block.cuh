@@ -218,7 +218,7 @@ __device__ __forceinline__ int swizzled(int rows, int row, int piece) {
   return piece / 8 * rows * 128 + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
 }
 
-// Of the producer: all but its first warp bring queries.
+// Of the producer: all but its first warp say what rows see and bring queries.
 inline constexpr int kQueryThreads = 96;
 
 // Queries [first, first + 64) of an item's, by `Threads` threads of which this is the `thread`-th. Rows that are not there are
