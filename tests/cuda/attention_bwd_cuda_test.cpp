@@ -4,6 +4,7 @@
 // what they were, and a captured graph serves other lengths.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -224,17 +225,20 @@ TEST_CASE("attention_bwd on Hopper has the bits of its replay, a few draws") {
   for (unsigned seed = 1; seed <= 20; ++seed) one_draw(seed);
 }
 
-TEST_CASE(
-    "attention_bwd on Hopper has the bits of its replay where a block has all heads that share its keys") {
+TEST_CASE("attention_bwd on Hopper has the bits of its replay where blocks take many items, of many heads") {
   if (!hopper()) return;
   std::mt19937 random(7);
+  // A block joins all heads that share its keys, or of eight the first and the last four.
+  const std::vector<std::array<int64_t, 3>> drawn = {{70, 1, 64},  {70, 2, 64},  {70, 3, 64}, {70, 4, 64},
+                                                     {30, 2, 128}, {30, 3, 128}, {30, 8, 128}};
   for (const bool packed : {false, true})
-    for (const int64_t group : {1, 2, 3, 4}) {
+    for (const auto& [sequences, group, width] : drawn) {
       CAPTURE(packed);
       CAPTURE(group);
-      // Blocks enough, and keys enough of each sequence that sums of heads fit where those of each head would.
-      Held h = make({packed, 70, 20, packed ? 300 : 140, 2, group, 64, 64, DType::bf16, DType::bf16}, {},
-                    false, random);
+      CAPTURE(width);
+      Held h =
+          make({packed, sequences, 20, packed ? 300 : 140, 2, group, width, width, DType::bf16, DType::bf16},
+               {}, false, random);
       same_as_replay(h);
     }
 }

@@ -17,16 +17,18 @@ inline constexpr int kMostGroup =
 // What kernels leave for others in the workspace.
 struct Gathered {
   Stat* stats = nullptr;  // [query heads][rows of q]
-  // [rows of k][query heads][D + Dv]: d_k and d_v of each query head; or grouped, sums that wait for those of other heads.
+  int together = 1;       // query heads whose d_k and d_v one block adds up
+  // [rows of k][query heads / together][D + Dv]: their sums, if there are others that share keys.
   float* parts = nullptr;
-  bool grouped = false;
+  float* waiting = nullptr;   // sums of a block's heads that wait for the next ones'
+  unsigned* taken = nullptr;  // items that blocks have taken behind each one's first
 };
 
-// Sums of a block's heads that wait for others', where one block has all heads that share keys.
-__host__ __device__ constexpr int waiting_levels(int group) {
-  if ((group & (group - 1)) != 0) return 1;
+// Sums that wait for those of a block's next heads: of pairs, of pairs of them, and so on; or of all so far.
+__host__ __device__ constexpr int waiting_levels(int together) {
+  if ((together & (together - 1)) != 0) return 1;
   int levels = 0;
-  for (; 1 << levels < group; ++levels) {
+  for (; 1 << levels < together; ++levels) {
   }
   return levels;
 }

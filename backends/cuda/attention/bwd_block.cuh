@@ -1,10 +1,13 @@
 // What producer and consumers of attention's backward share: which rows a block has, and its shared memory.
 //
-// A block holds 128 rows still, keys or queries, and walks over the other side in tiles of 64 or 128:
+// An item has 128 rows still, keys or queries, and walks over the other side in tiles of 64 or 128:
 //
 //   still        moving       sums
-//   k, v         q, d_out     d_k, d_v of one query head
+//   k, v         q, d_out     d_k, d_v of one query head, or of some that share keys one after another
 //   q, d_out     k, v         d_q
+//
+// An SM's block takes one item after another, whichever no block has taken yet, and its producer brings the next one's still
+// rows while one ends. Who takes which moves no sum.
 #pragma once
 
 #include "cuda/attention/block.cuh"
@@ -12,14 +15,15 @@
 
 namespace rlk::cuda::attention {
 
-enum class Side { keys, queries };
+enum class Side { keys, queries, neither };
 
 struct BackwardJob {
   Backward g;
   Gathered gathered;
-  CUtensorMap maps[2];  // of the moving side
-  bool mapped;          // else threads copy
-  int pairs;  // of a sequence and query head, or packed of heads alone, whose blocks come side by side
+  CUtensorMap maps[2][2];  // of keys' tensors and of queries', as all that has two places here
+  bool mapped[2];          // else threads copy
+  int pairs[2];       // of a sequence and query head, or packed of heads alone, whose items come side by side
+  unsigned items[2];  // of either side, which blocks take in order, those of keys first
 };
 
 // How the steps of a tile follow each other.
@@ -30,8 +34,7 @@ enum class Steps { turns, late, ahead };
 // What a kernel may do in one way or another with the same bits.
 struct Form {
   Steps steps = Steps::turns;
-  int moving = 64;       // rows of a tile of the moving side
-  bool grouped = false;  // a block of keys has all query heads that share them
+  int moving = 64;  // rows of a tile of the moving side
 };
 // As measured. Scores that are capped are wanted again after dP.
 constexpr Form form_of(int width, bool capped, bool unit) {
@@ -39,113 +42,119 @@ constexpr Form form_of(int width, bool capped, bool unit) {
   if (width > 64) return {Steps::ahead};
   return unit ? Form{Steps::late, 128} : Form{};
 }
-// The sums of other heads leave no registers for the scores of a tile ahead.
-constexpr Form grouped(Form form) {
-  form.grouped = true;
-  if (form.steps == Steps::ahead) form.steps = Steps::late;
-  return form;
-}
+
+inline constexpr int kWorkBytes = 96;  // of an item's description
 
 // Unit: P by the special function units' ex2.
-template <class T, int Width, bool Capped, bool Unit, Side Still, Form F = form_of(Width, Capped, Unit)>
+template <class T, int Width, bool Capped, bool Unit, Form F = form_of(Width, Capped, Unit)>
 struct BackwardShape {
   using Element = T;
   static constexpr int kWidth = Width;
-  static constexpr bool kCapped = Capped, kUnit = Unit, kKeys = Still == Side::keys;
+  static constexpr bool kCapped = Capped, kUnit = Unit;
   static constexpr int kStill = 128, kMoving = F.moving;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr Steps kSteps = F.steps;
-  static constexpr bool kGrouped = F.grouped;
-  static_assert(!kGrouped || (kKeys && F.steps != Steps::ahead));
   static constexpr int kStages = 3;          // tiles that wait in shared memory
   static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
   static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
   static constexpr int kStatBytes = kStages * kMoving * 8;
-  static constexpr int kBytes = 2 * kStillBytes + 2 * kStages * kMovingBytes + kStatBytes + 2 * kStages * 8;
+  static constexpr int kItems = 2;  // whose still rows are in shared memory
+  static constexpr int kBytes = 2 * kItems * kStillBytes + 2 * kStages * kMovingBytes + kStatBytes +
+                                2 * (kStages + kItems) * 8 + kItems * kWorkBytes + 4;
   static_assert(kBytes <= 227 * 1024, "of a block");
 };
 
-// Of sequence n: rows [first, first + count) of the still side of query head `head`, and tiles [begin, end) of the other, of
-// whose rows [all_from, all_to) are seen by, or see, all of them.
+// Of sequence n: rows [first, first + count) of the still side of query head `head`, the place-th of its block's, and tiles
+// [begin, end) of the other side, those before by_tma by TMA, of whose rows [all_from, all_to) are seen by, or see, all of them.
 struct BackwardWork {
   std::int64_t n = 0, q_begin = 0, k_begin = 0, row_begin = 0;  // the last: of stats
+  Side still = Side::neither;                                   // no more items
   int head = 0, kv_head = 0, first = 0, count = 0, queries = 0, keys = 0, begin = 0, end = 0, all_from = 0,
-      all_to = 0;
+      all_to = 0, by_tma = 0, place = 0;
 };
+static_assert(sizeof(BackwardWork) <= kWorkBytes);
 
-// What block x does; false: nothing. Pairs of a sequence and head come a few at a time, of them the blocks with the most to do
+// Whether a sequence's rows of a side are the last ones of the tensor's, behind which TMA reads zeros.
+__device__ __forceinline__ bool ends_tensor(const Problem& p, const BackwardWork& w, bool keys) {
+  return keys ? !p.cu_k && w.keys == p.room : !p.cu_q;
+}
+
+// What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the items with the most to do
 // first: a causal sequence's first keys are seen by the most queries, its last queries see the most keys.
-template <class S>
-__device__ inline bool find_work(const BackwardJob& job, BackwardWork& w) {
+template <class S, bool Keys>
+__device__ inline bool find_work(const BackwardJob& job, unsigned item, BackwardWork& w) {
   const Backward& g = job.g;
   const Problem& p = g.p;
-  const bool packed = S::kKeys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q);
-  const auto heads = static_cast<unsigned>(S::kGrouped ? p.heads : g.all_heads()),
-             abreast = static_cast<unsigned>(job.pairs);
+  const bool packed = Keys ? static_cast<bool>(p.cu_k) : static_cast<bool>(p.cu_q);
+  const auto together = static_cast<unsigned>(Keys ? job.gathered.together : 1),
+             heads = static_cast<unsigned>(g.all_heads()) / together,
+             abreast = static_cast<unsigned>(job.pairs[!Keys]);
   const unsigned pairs = packed ? heads : heads * static_cast<unsigned>(p.sequences),
-                 tiles = gridDim.x / pairs;
-  const unsigned first = blockIdx.x / (abreast * tiles) * abreast, rest = blockIdx.x - first * tiles;
+                 tiles = job.items[!Keys] / pairs;
+  const unsigned first = item / (abreast * tiles) * abreast, rest = item - first * tiles;
   const unsigned here = min(abreast, pairs - first), pair = first + rest % here, at = rest / here;
-  int tile = static_cast<int>(S::kKeys ? at : tiles - 1 - at);
-  w.head = static_cast<int>(pair % heads) * (S::kGrouped ? p.group : 1), w.kv_head = w.head / p.group,
-  w.n = pair / heads;
+  int tile = static_cast<int>(Keys ? at : tiles - 1 - at);
+  w.head = static_cast<int>(pair % heads * together), w.kv_head = w.head / p.group, w.n = pair / heads;
   if (packed) {
     const auto tiles_in = [&](std::int64_t i) {
-      return tiles_of(S::kKeys ? p.kv_count(i) : p.q_len(i), S::kStill);
+      return tiles_of(Keys ? p.kv_count(i) : p.q_len(i), S::kStill);
     };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   }
+  w.still = Keys ? Side::keys : Side::queries;
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.row_begin = g.row(w.n, 0);
   w.queries = static_cast<int>(p.q_len(w.n)), w.keys = static_cast<int>(p.kv_count(w.n));
   w.first = tile * S::kStill;
-  w.count = min((S::kKeys ? w.keys : w.queries) - w.first, S::kStill);
+  w.count = min((Keys ? w.keys : w.queries) - w.first, S::kStill);
   if (w.count <= 0) return false;
   const auto row_sees = [&](std::int64_t i) {
-    return S::kKeys ? g.queries(w.n, i, i + 1) : p.visible(w.keys - w.queries + i, w.keys);
+    return Keys ? g.queries(w.n, i, i + 1) : p.visible(w.keys - w.queries + i, w.keys);
   };
   const attn128::Visible top = row_sees(w.first), bottom = row_sees(w.first + w.count - 1);
   // Later rows begin and end later. What a causal row behind all keys or a first one before them sees is empty.
   const attn128::Visible seen{top.first, bottom.last};
-  if (w.count == S::kStill)
-    w.all_from = static_cast<int>(bottom.first), w.all_to = static_cast<int>(top.last);
+  const bool whole = w.count == S::kStill;
+  w.all_from = whole ? static_cast<int>(bottom.first) : 0, w.all_to = whole ? static_cast<int>(top.last) : 0;
   w.begin = static_cast<int>(seen.first / S::kMoving), w.end = tiles_of(seen.last, S::kMoving);
-  w.begin = uniform(w.begin), w.end = uniform(w.end), w.first = uniform(w.first), w.count = uniform(w.count);
-  w.all_from = uniform(w.all_from), w.all_to = uniform(w.all_to);
-  w.queries = uniform(w.queries), w.keys = uniform(w.keys);
+  // Threads bring the others: what is behind the sequence's end has to be zeros.
+  w.by_tma = !job.mapped[Keys]          ? 0
+             : ends_tensor(p, w, !Keys) ? w.end
+                                        : (Keys ? w.queries : w.keys) / S::kMoving;
   return true;
-}
-
-// Whether threads bring a tile of the moving side: rows behind the sequence's end have to be zeros.
-template <class S>
-__device__ __forceinline__ bool by_threads(const BackwardJob& job, const BackwardWork& w, int tile) {
-  return !job.mapped || (tile + 1) * S::kMoving > (S::kKeys ? w.queries : w.keys);
 }
 
 // It starts on 1024 bytes, as tiles have to.
 template <class S>
 struct BackwardShared {
-  unsigned char *still[2], *moving[2];  // k and v, or q and d_out
+  unsigned char *still[2], *moving[2];  // k and v, or q and d_out; of items and of tiles in turn
   float* stats;                         // [kStages][2][kMoving]: base, then delta, of moving queries
-  std::uint64_t *full, *empty;
+  std::uint64_t *full, *empty;          // of tiles
+  std::uint64_t *item_full, *item_empty;
+  BackwardWork* work;  // of items in turn
+  unsigned* item;      // that the producer takes
 
   __device__ explicit BackwardShared(unsigned char* raw) {
-    still[0] = raw, still[1] = still[0] + S::kStillBytes;
-    moving[0] = still[1] + S::kStillBytes, moving[1] = moving[0] + S::kStages * S::kMovingBytes;
+    still[0] = raw, still[1] = still[0] + S::kItems * S::kStillBytes;
+    moving[0] = still[1] + S::kItems * S::kStillBytes, moving[1] = moving[0] + S::kStages * S::kMovingBytes;
     unsigned char* const rest = moving[1] + S::kStages * S::kMovingBytes;
     stats = reinterpret_cast<float*>(rest);
     full = reinterpret_cast<std::uint64_t*>(rest + S::kStatBytes), empty = full + S::kStages;
+    item_full = empty + S::kStages, item_empty = item_full + S::kItems;
+    work = reinterpret_cast<BackwardWork*>(item_empty + S::kItems);
+    item = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(work) + S::kItems * kWorkBytes);
   }
   __device__ void init() const {
-    for (int i = 0; i < S::kStages; ++i)
-      barrier_init(full + i, 128), barrier_init(empty + i, S::kKeys ? S::kConsumers : S::kConsumers / 32);
+    for (int i = 0; i < S::kStages; ++i) barrier_init(full + i, 128), barrier_init(empty + i, S::kConsumers);
+    for (int i = 0; i < S::kItems; ++i)
+      barrier_init(item_full + i, 128 + 1), barrier_init(item_empty + i, S::kConsumers);
     fence_barrier_init();
   }
 };
 
 // Row i of the sequence, of one side's two tensors.
-template <bool Keys>
+template <bool OfKeys>
 __device__ __forceinline__ const void* row_of(const Backward& g, const BackwardWork& w, int tensor, int i) {
-  if constexpr (Keys) return (tensor == 0 ? g.p.k : g.p.v).at(w.n, w.k_begin + i, w.kv_head);
+  if constexpr (OfKeys) return (tensor == 0 ? g.p.k : g.p.v).at(w.n, w.k_begin + i, w.kv_head);
   return (tensor == 0 ? g.p.q : g.d_out).at(w.n, w.q_begin + i, w.head);
 }
 

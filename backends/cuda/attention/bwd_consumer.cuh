@@ -8,9 +8,18 @@
 
 namespace rlk::cuda::attention {
 
+// What comes next of tiles and items.
 template <class S>
+struct ConsumerTurns {
+  Turn<S::kStages> front{S::kStages - 1, 1},
+      back;  // of the tile that is multiplied, and of the one whose sums are there next
+  Turn<S::kItems> items;
+};
+
+template <class S, Side Still>
 class BackwardConsumer {
   using T = typename S::Element;
+  static constexpr bool kKeys = Still == Side::keys;
   static constexpr int kSums = S::kWidth / 2;  // a thread
   static constexpr int kScores = S::kMoving / 2;
   static constexpr int kChunks = S::kMoving / 16;        // of moving rows, as many as a product adds up
@@ -19,67 +28,77 @@ class BackwardConsumer {
   using Scores = float[kScores];
 
  public:
-  __device__ __forceinline__ BackwardConsumer(const BackwardJob& job, const BackwardWork& w,
-                                              const BackwardShared<S>& s)
-      : job_(job),
+  __device__ __forceinline__ BackwardConsumer(const BackwardJob& job, const BackwardShared<S>& s,
+                                              const ConsumerTurns<S>& turns)
+      : turns(turns),
+        job_(job),
         g_(job.g),
-        w_(w),
         s_(s),
         thread_(static_cast<int>(threadIdx.x)),
-        group_(uniform(thread_ / 128)) {
-    if constexpr (!S::kKeys) {
+        group_(uniform(thread_ / 128)) {}
+
+  ConsumerTurns<S> turns;
+
+  // The item that comes next, if it is of this side. While a warpgroup makes weights of a tile's scores, the tensor cores
+  // compute its dP and take the other warpgroup's products.
+  __device__ __forceinline__ bool run() {
+    barrier_wait(s_.item_full + turns.items.stage, turns.items.phase);
+    if (work().still != Still) return false;
+    begin_ = uniform(work().begin), end_ = uniform(work().end), by_tma_ = uniform(work().by_tma);
+    all_from_ = uniform(work().all_from), all_to_ = uniform(work().all_to);
+    fence_async_proxy();
+    begin();
+    if (begin_ < end_) tiles();
+    leave_still();
+    kKeys ? finish_keys() : store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
+    turns.items.next();
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ void begin() {
+    if constexpr (!kKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = row_of_thread(h);
         stat_[h] = {0, 0};
-        if (row < w.count) stat_[h] = job.gathered.stats[w.head * g_.rows() + w.row_begin + w.first + row];
+        if (row < work().count)
+          stat_[h] = job_.gathered.stats[work().head * g_.rows() + work().row_begin + work().first + row];
       }
     }
     clear();
   }
-
-  // While a warpgroup makes weights of a tile's scores, the tensor cores compute its dP and take the other warpgroup's products.
-  __device__ __forceinline__ void run() {
-    load_still();
-    if constexpr (S::kGrouped) {
-      for (int i = 0; i < g_.p.group; ++i) {
-        if (i > 0) clear();
-        tiles();
-        join(i);
-      }
-      store_rows(g_.d_k, a_, g_.p.scale, g_.p.width);
-      store_rows(g_.d_v, b_, 1, g_.p.value_width);
-    } else {
-      tiles();
-      S::kKeys ? store_keys() : store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
-    }
+  __device__ __forceinline__ const BackwardWork& work() const { return s_.work[turns.items.stage]; }
+  // What storing needs of the item is kept; its still rows and description are not needed any more.
+  __device__ __forceinline__ void leave_still() {
+    const BackwardWork& w = work();
+    n_ = w.n, row_ = (kKeys ? w.k_begin : w.q_begin) + w.first;
+    count_ = w.count, head_ = w.head, place_ = w.place;
+    barrier_arrive(s_.item_empty + turns.items.stage);
   }
 
- private:
   __device__ __forceinline__ void tiles() {
-    if (w_.begin < w_.end) {
-      if constexpr (S::kSteps == Steps::turns)
-        by_turns();
-      else if constexpr (S::kSteps == Steps::ahead)
-        ahead();
-      else
-        in_pieces();
-    }
+    if constexpr (S::kSteps == Steps::turns)
+      by_turns();
+    else if constexpr (S::kSteps == Steps::ahead)
+      ahead();
+    else
+      in_pieces();
   }
   __device__ __forceinline__ void by_turns() {
     Scores x, y;
-    next_tile(w_.begin);
+    next_tile(begin_);
     multiply(x, 0);
     wait(x);
     multiply(y, 1);
-    int tile = w_.begin;
+    int tile = begin_;
     for (;; ++tile) {
       weigh(x);
       wait(y);
       slope(x, y);
       mask(x, y, tile * S::kMoving);
       add(x, y, continued(tile));
-      if (tile + 1 == w_.end) break;
+      if (tile + 1 == end_) break;
       next_tile(tile + 1);
       multiply(x, 0);
       wait(x);
@@ -93,16 +112,16 @@ class BackwardConsumer {
   // nearly all of them are done.
   __device__ __forceinline__ void in_pieces() {
     Scores x, y;
-    next_tile(w_.begin);
+    next_tile(begin_);
     multiply(x, 0);
     wait(x);
-    int tile = w_.begin;
+    int tile = begin_;
     for (;; ++tile) {
       weigh_beside(x, y);
       mask(x, tile * S::kMoving);
       wait(y);
       slope_beside(x, y, continued(tile));
-      if (tile + 1 == w_.end) break;
+      if (tile + 1 == end_) break;
       next_tile(tile + 1);
       multiply(x, 0);
       wait(x);
@@ -114,20 +133,20 @@ class BackwardConsumer {
   // The tensor cores have a tile's last products to do when the next tile's scores are there.
   __device__ __forceinline__ void ahead() {
     Scores x, y;
-    next_tile(w_.begin);
+    next_tile(begin_);
     multiply(x, 0);
     wait(x);
-    for (int tile = w_.begin; tile < w_.end; ++tile) {
-      stage_ = front_.stage;
+    for (int tile = begin_; tile < end_; ++tile) {
+      stage_ = turns.front.stage;
       weigh(x);
       mask(x, tile * S::kMoving);
       wgmma_wait<0>();
       wgmma_fence_operand(a_);
-      if constexpr (S::kKeys) wgmma_fence_operand(b_);
+      if constexpr (kKeys) wgmma_fence_operand(b_);
       products_of_values(y);
-      if (tile != w_.begin) end_tile(tile - 1);
+      if (tile != begin_) end_tile(tile - 1);
       add_weights(x);
-      wgmma_wait<S::kKeys ? 1 : 0>();
+      wgmma_wait<kKeys ? 1 : 0>();
       wgmma_fence_operand(y);
       std::uint32_t ds[kChunks][4];
       float2 pair = {};
@@ -137,7 +156,7 @@ class BackwardConsumer {
         pack_chunk(y, k, ds[k]);
       }
       // Behind the last tile scores of whatever lies there: ptxas does not let products run on past a branch.
-      next_tile(tile + 1, tile + 1 < w_.end);
+      next_tile(tile + 1, tile + 1 < end_);
       multiply(x, 0);
       wgmma_fence_operand(a_);
       wgmma_fence();
@@ -149,7 +168,7 @@ class BackwardConsumer {
       wgmma_fence_operand(x);
     }
     wgmma_wait<0>();
-    end_tile(w_.end - 1);
+    end_tile(end_ - 1);
   }
 
   __device__ __forceinline__ void products_of_values(Scores& y) const {
@@ -212,7 +231,7 @@ class BackwardConsumer {
   }
   // P is there: d_v's products.
   __device__ __forceinline__ void add_weights(const Scores& x) {
-    if constexpr (S::kKeys) {
+    if constexpr (kKeys) {
       std::uint32_t weights[kChunks][4];
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) pack_chunk(x, k, weights[k]);
@@ -227,57 +246,33 @@ class BackwardConsumer {
   __device__ __forceinline__ void slope_beside(const Scores& x, Scores& y, bool continued) {
     float2 pair = {};
     wgmma_fence_operand(a_);
-    if constexpr (S::kKeys) wgmma_fence_operand(b_);
+    if constexpr (kKeys) wgmma_fence_operand(b_);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       std::uint32_t weights[4], ds[4];
-      if constexpr (S::kKeys) pack_chunk(x, k, weights);
+      if constexpr (kKeys) pack_chunk(x, k, weights);
       slope_chunk(x, y, k, pair);
       pack_chunk(y, k, ds);
       wgmma_fence();
-      if constexpr (S::kKeys) wgmma<T, true>(b_, weights, moving_rows(1).at(k * 128), true);
+      if constexpr (kKeys) wgmma<T, true>(b_, weights, moving_rows(1).at(k * 128), true);
       wgmma<T, true>(a_, ds, moving_rows(0).at(k * 128), continued || k > 0);
     }
     wgmma_commit();
   }
   // Whether a tile's chain goes on from the tile before: d_k's always does.
   __device__ __forceinline__ bool continued(int tile) const {
-    return S::kKeys || (tile % kTilesOfRule != 0 && tile != w_.begin);
+    return kKeys || (tile % kTilesOfRule != 0 && tile != begin_);
   }
-  __device__ __forceinline__ void load_still() {
-#pragma unroll
-    for (int tensor = 0; tensor < 2; ++tensor) {
-      const int pieces = (tensor == 0 ? g_.p.width : g_.p.value_width) / 8;
-      constexpr int kEach = S::kPieces / 2;  // pieces of a thread, on their way at once
-      uint4 x[kEach];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int at = thread_ % 128 + i * 128, row = group_ * 64 + at / S::kPieces, piece = at % S::kPieces;
-        x[i] = make_uint4(0, 0, 0, 0);
-        if (row < w_.count && piece < pieces)
-          x[i] = static_cast<const uint4*>(row_of<S::kKeys>(g_, w_, tensor, w_.first + row))[piece];
-      }
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int at = thread_ % 128 + i * 128, row = group_ * 64 + at / S::kPieces, piece = at % S::kPieces;
-        *reinterpret_cast<uint4*>(s_.still[tensor] + swizzled(S::kStill, row, piece)) = x[i];
-      }
-    }
-    fence_async_proxy();
-    role_sync(2 + group_, 128);
-  }
-
   __device__ __forceinline__ void next_tile(int tile, bool there = true) {
-    front_.next();
     if (!there) return;
-    barrier_wait(s_.full + front_.stage, front_.phase);
-    if (by_threads<S>(job_, w_, tile)) fence_async_proxy();
+    turns.front.next();
+    barrier_wait(s_.full + turns.front.stage, turns.front.phase);
+    if (tile >= by_tma_) fence_async_proxy();
   }
   // Scores or dP: 64 still rows by the tile's, chains over channels.
   __device__ __forceinline__ void multiply(Scores& x, int tensor) const {
-    const Descriptor still(shared_address(s_.still[tensor] + group_ * 64 * 128) >> 4, 1, 64,
-                           Swizzle::bytes128),
-        moving(shared_address(s_.moving[tensor] + front_.stage * S::kMovingBytes) >> 4, 1, 64,
+    const Descriptor still(shared_address(still_of(tensor)) >> 4, 1, 64, Swizzle::bytes128),
+        moving(shared_address(s_.moving[tensor] + turns.front.stage * S::kMovingBytes) >> 4, 1, 64,
                Swizzle::bytes128);
     wgmma_fence_operand(x);
     wgmma_fence();
@@ -287,16 +282,19 @@ class BackwardConsumer {
                              moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
+  // The warpgroup's still rows.
+  __device__ __forceinline__ const unsigned char* still_of(int tensor) const {
+    return s_.still[tensor] + turns.items.stage * S::kStillBytes + group_ * 64 * 128;
+  }
   // One of dP's products, over channels from 16 i on.
   __device__ __forceinline__ void product_of_values(Scores& y, int i) const {
     const int d = 16 * i;
     const std::uint64_t moving =
-        Descriptor(shared_address(s_.moving[1] + front_.stage * S::kMovingBytes) >> 4, 1, 64,
+        Descriptor(shared_address(s_.moving[1] + turns.front.stage * S::kMovingBytes) >> 4, 1, 64,
                    Swizzle::bytes128)
             .at(d / 64 * (S::kMoving * 8) + d % 64 / 8);
-    const std::uint64_t still =
-        Descriptor(shared_address(s_.still[1] + group_ * 64 * 128) >> 4, 1, 64, Swizzle::bytes128)
-            .at(d / 64 * (S::kStill * 8) + d % 64 / 8);
+    const std::uint64_t still = Descriptor(shared_address(still_of(1)) >> 4, 1, 64, Swizzle::bytes128)
+                                    .at(d / 64 * (S::kStill * 8) + d % 64 / 8);
     wgmma<T, false, false>(y, still, moving, d > 0);
   }
   __device__ __forceinline__ static void wait(Scores& x) {
@@ -309,13 +307,13 @@ class BackwardConsumer {
 
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if constexpr (S::kKeys) pack_chunk(x, k, weights[k]);
+      if constexpr (kKeys) pack_chunk(x, k, weights[k]);
       pack_chunk(y, k, ds[k]);
     }
     wgmma_fence_operand(a_);
-    if constexpr (S::kKeys) wgmma_fence_operand(b_);
+    if constexpr (kKeys) wgmma_fence_operand(b_);
     wgmma_fence();
-    if constexpr (S::kKeys) {
+    if constexpr (kKeys) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) wgmma<T, true>(b_, weights[k], moving_rows(1).at(k * 128), true);
     }
@@ -330,17 +328,16 @@ class BackwardConsumer {
   }
   // Of the tile that is weighed.
   __device__ __forceinline__ int stage() const {
-    return S::kSteps == Steps::ahead ? stage_ : static_cast<int>(back_.stage);
+    return S::kSteps == Steps::ahead ? stage_ : static_cast<int>(turns.back.stage);
   }
   // The tile's sums are there.
   __device__ __forceinline__ void end_tile(int tile) {
     wgmma_fence_operand(a_);
-    if constexpr (S::kKeys) wgmma_fence_operand(b_);
-    if (S::kKeys || thread_ % 32 == 0)
-      barrier_arrive(s_.empty + back_.stage);  // each lane has read its stats
-    back_.next();
-    if constexpr (!S::kKeys) {
-      if (tile % kTilesOfRule + 1 != kTilesOfRule && tile + 1 != w_.end) return;  // the rule's goes on
+    if constexpr (kKeys) wgmma_fence_operand(b_);
+    barrier_arrive(s_.empty + turns.back.stage);
+    turns.back.next();
+    if constexpr (!kKeys) {
+      if (tile % kTilesOfRule + 1 != kTilesOfRule && tile + 1 != end_) return;  // the rule's goes on
 #pragma unroll
       for (int e = 0; e < kSums; ++e) b_[e] = __fadd_rn(b_[e], a_[e]);
     }
@@ -348,10 +345,10 @@ class BackwardConsumer {
 
   // What the query of element e has for all keys alike. Asked for in ascending order.
   __device__ __forceinline__ float base(int e, float2& pair) const {
-    return S::kKeys ? of_pair(0, e, pair) : stat_[e / 2 % 2].base;
+    return kKeys ? of_pair(0, e, pair) : stat_[e / 2 % 2].base;
   }
   __device__ __forceinline__ float delta(int e, float2& pair) const {
-    return S::kKeys ? of_pair(S::kMoving, e, pair) : stat_[e / 2 % 2].delta;
+    return kKeys ? of_pair(S::kMoving, e, pair) : stat_[e / 2 % 2].delta;
   }
   __device__ __forceinline__ float of_pair(int first, int e, float2& pair) const {
     const int at = stage() * 2 * S::kMoving + first + thread_ % 4 * 2 + e / 4 * 8;
@@ -400,14 +397,15 @@ class BackwardConsumer {
   // Both are +0 where a pair is masked; or P alone, of which dS will be made: its zero may have a sign then, which no chain shows.
   __device__ __forceinline__ void mask(Scores& x, int at) const { mask(x, x, at); }
   __device__ __forceinline__ void mask(Scores& x, Scores& y, int at) const {
-    if (w_.all_from <= at && at + S::kMoving <= w_.all_to) return;
+    if (all_from_ <= at && at + S::kMoving <= all_to_) return;
     const int j = at + thread_ % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = row_of_thread(h), i = w_.first + row;
-      const attn128::Visible seen =
-          S::kKeys ? g_.queries(w_.n, i, i + 1) : g_.p.visible(w_.keys - w_.queries + i, w_.keys);
-      const int first = static_cast<int>(seen.first), last = row < w_.count ? static_cast<int>(seen.last) : 0;
+      const int row = row_of_thread(h), i = work().first + row;
+      const attn128::Visible seen = kKeys ? g_.queries(work().n, i, i + 1)
+                                          : g_.p.visible(work().keys - work().queries + i, work().keys);
+      const int first = static_cast<int>(seen.first),
+                last = row < work().count ? static_cast<int>(seen.last) : 0;
 #pragma unroll
       for (int e = 0; e < kScores; ++e)
         if (const int other = j + e / 4 * 8 + e % 2; e / 2 % 2 == h && (other < first || other >= last))
@@ -418,15 +416,25 @@ class BackwardConsumer {
     return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
   }
 
-  // d_k and d_v of one query head, to be joined with those of the others.
-  __device__ __forceinline__ void store_keys() const {
-    const int width = g_.p.width, both = width + g_.p.value_width;
+  // A query head's d_k and d_v are there.
+  __device__ __forceinline__ void finish_keys() {
+    const int together = job_.gathered.together;
+    if (together > 1) join(place_, together);
+    if (place_ + 1 < together) return;
+    if (together < g_.p.group) return store_part();
+    store_rows(g_.d_k, a_, g_.p.scale, g_.p.width);
+    store_rows(g_.d_v, b_, 1, g_.p.value_width);
+  }
+  // Sums over some of the heads that share keys, to be joined with those of the others.
+  __device__ __forceinline__ void store_part() const {
+    const int width = g_.p.width, both = width + g_.p.value_width, together = job_.gathered.together;
+    const int parts = g_.all_heads() / together, part = head_ / together;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of_thread(h);
-      if (row >= w_.count) continue;
-      const std::int64_t key = (g_.p.cu_k ? w_.k_begin : w_.n * g_.p.room + w_.k_begin) + w_.first + row;
-      float* const to = job_.gathered.parts + (key * g_.all_heads() + w_.head) * both;
+      if (row >= count_) continue;
+      const std::int64_t key = (g_.p.cu_k ? 0 : n_ * g_.p.room) + row_ + row;
+      float* const to = job_.gathered.parts + (key * parts + part) * both;
 #pragma unroll
       for (int i = 0; i < S::kWidth / 8; ++i) {
         const int d = 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
@@ -439,12 +447,11 @@ class BackwardConsumer {
   __device__ __forceinline__ void store_rows(const attn128::Tensor& tensor, const Sums& sums, float scale,
                                              int width) const {
     if (!tensor) return;
-    const std::int64_t first = (S::kKeys ? w_.k_begin : w_.q_begin) + w_.first;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of_thread(h);
-      if (row >= w_.count) continue;
-      void* const to = tensor.at(w_.n, first + row, S::kKeys ? w_.kv_head : w_.head);
+      if (row >= count_) continue;
+      void* const to = tensor.at(n_, row_ + row, kKeys ? head_ / g_.p.group : head_);
 #pragma unroll
       for (int i = 0; i < S::kWidth / 8; ++i) {
         const int d = 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
@@ -465,18 +472,17 @@ class BackwardConsumer {
       a_[e] = b_[e] = 0;
     }
   }
-  // The sums of head i of those that share a key are there. Those of heads before wait in memory, each thread's own: as a binary
+  // The sums of head i of those that a block has are there. Those of heads before wait in memory, each thread's own: as a binary
   // counter has them, which is the tree of neighbours, or ascending.
-  __device__ __forceinline__ void join(int i) {
-    const int group = g_.p.group, levels = waiting_levels(group);
-    float4* at = reinterpret_cast<float4*>(job_.gathered.parts) +
-                 std::int64_t{blockIdx.x} * levels * (kSums / 2 * S::kConsumers) + thread_;
-    const bool pairs = (group & (group - 1)) == 0;
+  __device__ __forceinline__ void join(int i, int together) {
+    float4* at = reinterpret_cast<float4*>(job_.gathered.waiting) +
+                 std::int64_t{blockIdx.x} * waiting_levels(together) * (kSums / 2 * S::kConsumers) + thread_;
+    const bool pairs = (together & (together - 1)) == 0;
     for (int left = pairs ? i : i > 0; left & 1; left = pairs ? left >> 1 : 0) {
       take_in(at, a_), take_in(at + kSums / 4 * S::kConsumers, b_);
       if (pairs) at += kSums / 2 * S::kConsumers;
     }
-    if (i + 1 < group) leave(at, a_), leave(at + kSums / 4 * S::kConsumers, b_);
+    if (i + 1 < together) leave(at, a_), leave(at + kSums / 4 * S::kConsumers, b_);
   }
   __device__ __forceinline__ static void take_in(const float4* from, Sums& sums) {
 #pragma unroll
@@ -497,14 +503,14 @@ class BackwardConsumer {
 
   const BackwardJob& job_;
   const Backward& g_;
-  const BackwardWork& w_;
+  int begin_ = 0, end_ = 0, all_from_ = 0, all_to_ = 0, by_tma_ = 0;  // of the item, as BackwardWork has them
   const BackwardShared<S>& s_;
   const int thread_, group_;
   Stat stat_[2];
   Sums a_, b_;  // d_k and d_v; or the chain of a tile, and d_q
-  Turn<S::kStages> front_{S::kStages - 1, 1},
-      back_;  // of the tile that is multiplied, and of the one whose sums are there next
   int stage_ = 0;
+  std::int64_t n_ = 0, row_ = 0;
+  int count_ = 0, head_ = 0, place_ = 0;
 };
 
 }  // namespace rlk::cuda::attention

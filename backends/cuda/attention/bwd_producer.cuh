@@ -1,5 +1,6 @@
-// The producer of attention's backward: a warpgroup that brings tiles of the moving side, by TMA where all rows of a tile are
-// there. Rows that are not, and channels behind the last, are zeros: 0 * NaN would be NaN.
+// The producer of attention's backward: a warpgroup that brings an item's still rows and tiles of the moving side, by TMA
+// where all rows are there or nothing lies behind them. Rows that are not, and channels behind the last, are zeros: 0 * NaN
+// would be NaN.
 #pragma once
 
 #include "cuda/attention/bwd_block.cuh"
@@ -11,49 +12,73 @@ __device__ __forceinline__ void copy4(void* to, const void* from, int valid) {
                : "memory");
 }
 
-template <class S>
-__device__ __forceinline__ void copy_moving(const Backward& g, const BackwardWork& w, int tensor, int first,
-                                            unsigned char* to) {
-  constexpr bool kKeys = !S::kKeys;
-  const int t = static_cast<int>(threadIdx.x) % 128, rows = (kKeys ? w.keys : w.queries) - first;
+// `Rows` rows of one side's tensor from `first` on, of which `rows` are there.
+template <class S, bool OfKeys, int Rows>
+__device__ __forceinline__ void copy_rows(const Backward& g, const BackwardWork& w, int tensor, int first,
+                                          int rows, unsigned char* to) {
+  const int t = static_cast<int>(threadIdx.x) % 128;
   const int pieces = (tensor == 0 ? g.p.width : g.p.value_width) / 8;
-  const void* const anywhere = row_of<kKeys>(g, w, tensor, first);
+  const void* const anywhere = row_of<OfKeys>(g, w, tensor, first);
 #pragma unroll 2
-  for (int i = 0; i < S::kMoving * S::kPieces / 128; ++i) {
+  for (int i = 0; i < Rows * S::kPieces / 128; ++i) {
     const int at = t + i * 128, row = at / S::kPieces, piece = at % S::kPieces;
     const bool there = row < rows && piece < pieces;
     const void* from = anywhere;
-    if (there) from = static_cast<const char*>(row_of<kKeys>(g, w, tensor, first + row)) + piece * 16;
-    copy16(to + swizzled(S::kMoving, row, piece), from, there ? 16 : 0);
+    if (there) from = static_cast<const char*>(row_of<OfKeys>(g, w, tensor, first + row)) + piece * 16;
+    copy16(to + swizzled(Rows, row, piece), from, there ? 16 : 0);
   }
 }
 
-// A tile whose rows are all there.
-template <class S>
-__device__ __forceinline__ void order_moving(const BackwardJob& job, const BackwardWork& w, int tensor,
-                                             int first, unsigned char* to, std::uint64_t* full) {
-  const Problem& p = job.g.p;
-  const bool packed = static_cast<bool>(S::kKeys ? p.cu_q : p.cu_k);
-  const int token = static_cast<int>(S::kKeys ? w.q_begin : w.k_begin) + first,
-            head = S::kKeys ? w.head : w.kv_head;
+// Rows by TMA, in boxes of kMoving.
+template <class S, bool OfKeys, int Rows>
+__device__ __forceinline__ void order_rows(const Problem& p, const BackwardWork& w, const CUtensorMap* map,
+                                           int first, unsigned char* to, std::uint64_t* full) {
+  const bool packed = static_cast<bool>(OfKeys ? p.cu_k : p.cu_q);
+  const int token = static_cast<int>(OfKeys ? w.k_begin : w.q_begin) + first,
+            head = OfKeys ? w.kv_head : w.head;
 #pragma unroll
   for (int x = 0; x < S::kWidth; x += 64)
-    tma_load(to + x / 64 * S::kMoving * 128, job.maps + tensor, full, x, head, token,
-             packed ? 0 : static_cast<int>(w.n));
+#pragma unroll
+    for (int row = 0; row < Rows; row += S::kMoving)
+      tma_load(to + (x / 64 * Rows + row) * 128, map, full, x, head, token + row,
+               packed ? 0 : static_cast<int>(w.n));
 }
 
-template <class S>
+// An item's still rows, when consumers have left those of the last but one, and what it is.
+template <class S, bool Keys>
+__device__ __forceinline__ void bring_still(const BackwardJob& job, const BackwardWork& w,
+                                            const BackwardShared<S>& s, Turn<S::kItems>& turn) {
+  const int t = static_cast<int>(threadIdx.x) % 128;
+  std::uint64_t* const full = s.item_full + turn.stage;
+  barrier_wait(s.item_empty + turn.stage, turn.phase ^ 1);
+  if (t == 0) s.work[turn.stage] = w, barrier_arrive(full);
+  const bool ordered =
+      job.mapped[!Keys] && w.count > 0 && (w.count == S::kStill || ends_tensor(job.g.p, w, Keys));
+  if (ordered && t == 0) barrier_expect(full, 2 * S::kStillBytes);
+#pragma unroll
+  for (int tensor = 0; tensor < 2; ++tensor) {
+    unsigned char* const to = s.still[tensor] + turn.stage * S::kStillBytes;
+    if (ordered && t == 0)
+      order_rows<S, Keys, S::kStill>(job.g.p, w, job.maps[!Keys] + tensor, w.first, to, full);
+    else if (!ordered && w.count > 0)
+      copy_rows<S, Keys, S::kStill>(job.g, w, tensor, w.first, w.count, to);
+  }
+  if (!ordered || t != 0) copy_arrive(full);
+  turn.next();
+}
+
+template <class S, bool Keys>
 __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, const BackwardShared<S>& s,
                                Turn<S::kStages>& turn) {
   const Backward& g = job.g;
-  const int t = static_cast<int>(threadIdx.x) % 128, rows = S::kKeys ? w.queries : w.keys;
+  const int t = static_cast<int>(threadIdx.x) % 128, rows = Keys ? w.queries : w.keys;
   const Stat* const stats = job.gathered.stats + w.head * g.rows() + w.row_begin;
   for (int tile = w.begin; tile < w.end; ++tile, turn.next()) {
     const int first = tile * S::kMoving;
     std::uint64_t* const full = s.full + turn.stage;
-    const bool ordered = !by_threads<S>(job, w, tile);
+    const bool ordered = tile < w.by_tma;
     barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
-    if (S::kKeys && t >= 64) {
+    if (Keys && t >= 64) {
 #pragma unroll
       for (int at = t - 64; at < S::kMoving; at += 64) {
         const bool there = first + at < rows;
@@ -67,17 +92,45 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
     for (int tensor = 0; tensor < 2; ++tensor) {
       unsigned char* const to = s.moving[tensor] + turn.stage * S::kMovingBytes;
       if (!ordered)
-        copy_moving<S>(g, w, tensor, first, to);
+        copy_rows<S, !Keys, S::kMoving>(g, w, tensor, first, rows - first, to);
       else if (t == 0)
-        order_moving<S>(job, w, tensor, first, to, full);
+        order_rows<S, !Keys, S::kMoving>(g.p, w, job.maps[Keys] + tensor, first, to, full);
     }
     if (!ordered || t != 0) copy_arrive(full);
   }
 }
+// The item that no block has taken yet.
 template <class S>
-__device__ inline void produce_all(const BackwardJob& job, BackwardWork w, const BackwardShared<S>& s) {
+__device__ __forceinline__ unsigned next_item(const BackwardJob& job, const BackwardShared<S>& s) {
+  if (threadIdx.x % 128 == 0) *s.item = gridDim.x + atomicAdd(job.gathered.taken, 1u);
+  role_sync(1, 128);
+  const unsigned item = *s.item;
+  role_sync(1, 128);
+  return item;
+}
+
+// Items of one side, [begin, end) of all.
+template <class S, bool Keys>
+__device__ inline void produce_items(const BackwardJob& job, const BackwardShared<S>& s, unsigned& item,
+                                     unsigned begin, unsigned end, Turn<S::kStages>& turn,
+                                     Turn<S::kItems>& items) {
+  for (; item < end; item = next_item(job, s)) {
+    BackwardWork w;
+    if (!find_work<S, Keys>(job, item - begin, w)) continue;
+    for (w.place = 0; w.place < (Keys ? job.gathered.together : 1); ++w.place, ++w.head) {
+      bring_still<S, Keys>(job, w, s, items);
+      produce<S, Keys>(job, w, s, turn);
+    }
+  }
+}
+template <class S>
+__device__ inline void produce_all(const BackwardJob& job, const BackwardShared<S>& s) {
   Turn<S::kStages> turn;
-  for (int i = 0; i < (S::kGrouped ? job.g.p.group : 1); ++i, ++w.head) produce<S>(job, w, s, turn);
+  Turn<S::kItems> items;
+  unsigned item = blockIdx.x;
+  produce_items<S, true>(job, s, item, 0, job.items[0], turn, items);
+  produce_items<S, false>(job, s, item, job.items[0], job.items[0] + job.items[1], turn, items);
+  bring_still<S, true>(job, BackwardWork{}, s, items);  // which says that there are no more
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 

@@ -55,7 +55,7 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
 template <bool Unit>
 constexpr rlk_implementation by(const char* id, const char* arithmetic) {
   return implement<AttentionBwd, run<Unit>, supports, workspace>(
-      attention::facts<Unit>(id, "wgmma, a block per 128 queries, then per 128 keys", arithmetic));
+      attention::facts<Unit>(id, "wgmma, a block takes 128 keys or queries after another", arithmetic));
 }
 
 }  // namespace

@@ -2,14 +2,15 @@
 // blocks:
 //
 // stats    a warp per query and four heads: delta, and base of lse, which are the same for all keys
-// queries  d_q: a block per 128 queries of a head, over tiles of 64 keys, half the rule's tile, whose chain goes on, or of 128
-// keys     d_k and d_v: a block per 128 keys and the query heads that share them, over tiles of 64 or 128 queries of one head after the
-//          other; where such blocks are few, a block per query head, and
-// join     the heads that share a key: tree, scale, rounding; rows of no sequence are +0
+// keys     d_k and d_v: an item per 128 keys and the query heads that share them, over tiles of 64 or 128 queries of one
+//          head after the other; where such items are few, for fewer heads each
+// queries  d_q, in the same launch: an item per 128 queries of a head, over tiles of 64 keys, half the rule's tile, whose
+//          chain goes on, or of 128
+// join     the heads that share a key, where no block had all: tree, scale, rounding; rows of no sequence are +0
 //
 // Operations: 2 (2 D + Dv) per query head and visible key for queries, 2 (2 D + 2 Dv) for keys: scores and dP are computed
 // twice, which is what it costs that d_q needs no order between blocks. Workspace: 8 bytes per query and head, 4 (D + Dv) per
-// key and query head, or what waits there for other heads.
+// key and part of its heads, and sums that wait for those of a block's next heads.
 #include "cuda/attention/block.cuh"
 #include "cuda/attention/bwd.h"
 
@@ -66,12 +67,14 @@ __device__ std::int64_t rows_in_use(const Backward& g) {
 
 // Four channels of out as they lie in memory: Four. All loads are on their way before the first is looked at.
 template <class Four>
-__global__ void __launch_bounds__(kBlock) stats_kernel(const __grid_constant__ Backward g, Stat* stats) {
+__global__ void __launch_bounds__(kBlock)
+    stats_kernel(const __grid_constant__ Backward g, Stat* stats, unsigned* taken) {
   const Problem& p = g.p;
   const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads(),
                      groups = (heads + kHeadsOfWarp - 1) / kHeadsOfWarp;
-  const std::int64_t row = at / groups, head = at % groups * kHeadsOfWarp;
+  const std::int64_t row = groups == 0 ? 0 : at / groups, head = groups == 0 ? 0 : at % groups * kHeadsOfWarp;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (at == 0 && lane == 0) *taken = 0;
   if (row >= g.rows()) return;
   const std::int64_t n = p.cu_q ? 0 : row / p.queries, token = p.cu_q ? row : row % p.queries;
   const int count = heads - head < kHeadsOfWarp ? static_cast<int>(heads - head) : kHeadsOfWarp;
@@ -136,7 +139,7 @@ __device__ bool key_in_use(const Problem& p, std::int64_t& n, std::int64_t& toke
 // A thread has four channels of a key and its head, d_v behind d_k.
 template <int Group>
 __global__ void __launch_bounds__(kBlock)
-    join_kernel(const __grid_constant__ Backward g, const float* parts, std::int64_t count) {
+    join_kernel(const __grid_constant__ Backward g, const float* parts, int of_head, std::int64_t count) {
   const Problem& p = g.p;
   const int both = (p.width + p.value_width) / 4;
   const std::int64_t at = blockIdx.x * std::int64_t{kBlock} + threadIdx.x;
@@ -146,9 +149,9 @@ __global__ void __launch_bounds__(kBlock)
   float4 sum = make_float4(0, 0, 0, 0);
   if (key_in_use(p, n, token)) {
     const float4* const from =
-        reinterpret_cast<const float4*>(parts) + (key * p.heads + head) * p.group * both + at % both;
+        reinterpret_cast<const float4*>(parts) + (key * p.heads + head) * of_head * both + at % both;
     if constexpr (Group == 0)
-      sum = ascending(from, both, p.group);
+      sum = ascending(from, both, of_head);
     else
       sum = pairs<Group>(from, both);
   }
@@ -185,13 +188,13 @@ cudaError_t start_idle(const Backward& g, cudaStream_t stream) {
 }
 
 template <int Group>
-cudaError_t start_join(const Backward& g, const float* parts, cudaStream_t stream) {
+cudaError_t start_join(const Backward& g, const float* parts, int of_head, cudaStream_t stream) {
   if constexpr (Group > 1)
-    if (g.p.group < Group) return start_join<Group / 2>(g, parts, stream);
+    if (of_head < Group) return start_join<Group / 2>(g, parts, of_head, stream);
   const std::int64_t count = g.key_batches * g.p.room * g.p.heads * ((g.p.width + g.p.value_width) / 4);
   if (count == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>((count + kBlock - 1) / kBlock);
-  join_kernel<Group><<<blocks, kBlock, 0, stream>>>(g, parts, count);
+  join_kernel<Group><<<blocks, kBlock, 0, stream>>>(g, parts, of_head, count);
   return cudaGetLastError();
 }
 
@@ -219,53 +222,73 @@ __global__ void __launch_bounds__(kBlock)
   if (t == 0) rows::store(rows::Type::f32, g.d_sinks, head, 0 - sum);
 }
 
-// Whether a block has all query heads that share its keys: blocks have to be many, and what waits in the workspace has to fit
-// where the sums of each head by itself would.
-constexpr std::int64_t kManyBlocks = 264;
-bool grouped(const Backward& g) {
+// Query heads whose sums a block joins before it stores them: all that share keys, or half of them and so on, as long as items
+// are enough to go round. Parts take memory's time, of which joining the first heads saves the most.
+int heads_together(const Backward& g) {
   const Problem& p = g.p;
-  const std::int64_t tiles = (p.room + 127) / 128,
-                     blocks = (p.cu_k ? tiles + p.sequences : tiles * p.sequences) * p.heads;
-  const std::int64_t width = std::max(p.width, p.value_width) <= 64 ? 64 : 128;
-  return blocks >= kManyBlocks && blocks * waiting_levels(p.group) * 128 * 2 * width <=
-                                      g.key_batches * p.room * g.all_heads() * (p.width + p.value_width);
+  const std::int64_t tiles = (p.room + 127) / 128, items = p.cu_k ? tiles + p.sequences : tiles * p.sequences;
+  const bool pairs = (p.group & (p.group - 1)) == 0;
+  const auto few = [&](int together) {
+    return items * (g.all_heads() / together) < (together > 4 ? 200 : 100);  // as measured
+  };
+  int together = p.group;
+  while (together > 1 && few(together)) together = pairs ? together / 2 : 1;
+  return together;
 }
 
 std::int64_t line(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 std::int64_t stat_count(const Backward& g) { return g.rows() * g.all_heads(); }
 
+// What `workspace` holds, and how much that is.
+Gathered gather(const Backward& g, void* workspace, std::int64_t& bytes) {
+  const Problem& p = g.p;
+  bytes = 0;
+  const auto take = [&](std::int64_t count, std::int64_t size) {
+    const auto at = reinterpret_cast<std::uintptr_t>(workspace) + static_cast<std::uintptr_t>(bytes);
+    bytes += line(count * size);
+    return reinterpret_cast<void*>(at);
+  };
+  Gathered gathered;
+  gathered.taken = static_cast<unsigned*>(take(1, sizeof(unsigned)));
+  gathered.stats = static_cast<Stat*>(take(stat_count(g), sizeof(Stat)));
+  if (!g.d_k && !g.d_v) return gathered;
+  gathered.together = heads_together(g);
+  const std::int64_t width = std::max(p.width, p.value_width) <= 64 ? 64 : 128;
+  if (gathered.together > 1)
+    gathered.waiting = static_cast<float*>(
+        take(kMostBlocks * waiting_levels(gathered.together), 128 * 2 * width * sizeof(float)));
+  if (gathered.together < p.group)
+    gathered.parts = static_cast<float*>(take(g.key_batches * p.room * (g.all_heads() / gathered.together),
+                                              (p.width + p.value_width) * sizeof(float)));
+  return gathered;
+}
+
 }  // namespace
 
 std::int64_t backward_workspace_bytes(const Backward& g) {
-  const std::int64_t parts =
-      g.d_k || g.d_v ? g.key_batches * g.p.room * g.all_heads() * (g.p.width + g.p.value_width) : 0;
-  return line(stat_count(g) * std::int64_t{sizeof(Stat)}) + parts * std::int64_t{sizeof(float)};
+  std::int64_t bytes = 0;
+  gather(g, nullptr, bytes);
+  return bytes;
 }
 
 template <bool Unit>
 cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t stream) {
-  Gathered gathered{static_cast<Stat*>(workspace)};
-  const std::int64_t stats = stat_count(g);
-  if (g.d_k || g.d_v)
-    gathered.parts =
-        reinterpret_cast<float*>(static_cast<char*>(workspace) + line(stats * std::int64_t{sizeof(Stat)})),
-    gathered.grouped = grouped(g);
-  if (stats > 0) {
-    const std::int64_t warps = g.rows() * ((g.all_heads() + kHeadsOfWarp - 1) / kHeadsOfWarp);
-    const auto blocks = static_cast<unsigned>((warps * 32 + kBlock - 1) / kBlock);
-    const auto kernel = g.p.out.type == rows::Type::f32 ? stats_kernel<float4> : stats_kernel<uint2>;
-    kernel<<<blocks, kBlock, 0, stream>>>(g, gathered.stats);
-    if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-  }
+  std::int64_t bytes = 0;
+  const Gathered gathered = gather(g, workspace, bytes);
+  const std::int64_t warps = g.rows() * ((g.all_heads() + kHeadsOfWarp - 1) / kHeadsOfWarp);
+  const auto blocks = static_cast<unsigned>(std::max<std::int64_t>((warps * 32 + kBlock - 1) / kBlock, 1));
+  const auto stats = g.p.out.type == rows::Type::f32 ? stats_kernel<float4> : stats_kernel<uint2>;
+  stats<<<blocks, kBlock, 0, stream>>>(g, gathered.stats, gathered.taken);
+  if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
   const auto start =
       g.p.q.type == rows::Type::f16 ? start_backward<__half, Unit> : start_backward<__nv_bfloat16, Unit>;
   if (cudaError_t e = start(g, gathered, stream); e != cudaSuccess) return e;
-  if (gathered.grouped) {
-    if (cudaError_t e = start_idle(g, stream); e != cudaSuccess) return e;
-  } else if (gathered.parts != nullptr) {
-    const bool tree = (g.p.group & (g.p.group - 1)) == 0;
-    if (cudaError_t e = tree ? start_join<kMostGroup>(g, gathered.parts, stream)
-                             : start_join<0>(g, gathered.parts, stream);
+  if (g.d_k || g.d_v) {
+    const int parts = g.p.group / gathered.together;
+    const bool tree = (parts & (parts - 1)) == 0;
+    if (cudaError_t e = parts == 1 ? start_idle(g, stream)
+                        : tree     ? start_join<kMostGroup>(g, gathered.parts, parts, stream)
+                                   : start_join<0>(g, gathered.parts, parts, stream);
         e != cudaSuccess)
       return e;
   }

@@ -75,15 +75,6 @@ __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_co
   }
 }
 
-// Blocks that take `items` by turns: one an SM.
-inline cudaError_t blocks_for(int items, int& blocks) {
-  int device = 0, processors = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  blocks = std::min({items, processors, kMostBlocks});
-  return e;
-}
-
 template <class S>
 cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
   const auto kernel = forward_kernel<S>;

@@ -26,9 +26,6 @@ inline int pairs_abreast(const Problem& p) {
   return static_cast<int>((all + turns - 1) / turns);
 }
 
-// Of the kernel that takes items by turns: SMs of a whole GH100.
-inline constexpr int kMostBlocks = 144;
-
 // 576 and 512 channels: sums of splits always go to memory, even of a single one.
 inline bool is_latent(const Problem& p) { return p.width > 256; }
 

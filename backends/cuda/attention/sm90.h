@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "arithmetic/attention/problem.hpp"
 
 namespace rlk::cuda::attention {
@@ -19,5 +21,15 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
 // attention_part: sums of all splits, at most kMostSplits, go to p.partials.
 inline constexpr std::int64_t kMostSplits = 65535;
 cudaError_t launch_part(const Problem& p, cudaStream_t stream);
+
+// Kernels whose blocks take one item after another have a block an SM: of a whole GH100.
+inline constexpr int kMostBlocks = 144;
+inline cudaError_t blocks_for(std::int64_t items, int& blocks) {
+  int device = 0, processors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  blocks = static_cast<int>(std::min<std::int64_t>({items, processors, kMostBlocks}));
+  return e;
+}
 
 }  // namespace rlk::cuda::attention
