@@ -106,6 +106,8 @@ struct Bound {
   double ulps = 0;
   bool flushes = false;  // the arithmetic counts subnormal inputs and results as zero
   double absolute = 0;   // of logarithms, which may be as close to zero as they like
+  // peak, of 16 bits: what a sum may be off, by the row's peak, before it is rounded, which adds half an ulp at most.
+  double unrounded = 0;
 };
 struct BoundQuery {
   std::string_view result;      // argument name

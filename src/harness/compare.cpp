@@ -67,6 +67,14 @@ std::optional<Difference> first_difference(const Array& expected, const Array& g
   return {};
 }
 
+double largest(const Array& a, int64_t first, int64_t end) {
+  double found = 0;
+  for (int64_t i = first; i < end; ++i)
+    if (const double y = registry::load(a.dtype, a.bytes.data(), i); std::isfinite(y))
+      found = std::max(found, std::fabs(y));
+  return found;
+}
+
 Distance::Distance(std::string result, DType dtype, const Bound& bound) {
   constexpr const char* kMetrics[] = {"peak", "elementwise", "rms", "bits", "none"};
   a_.result = std::move(result);
@@ -79,8 +87,8 @@ Distance::Distance(std::string result, DType dtype, const Bound& bound) {
 class Distance::Comparison {
  public:
   Comparison(Distance& to, const Array& got, const Array& truth, const Bound& bound, Difference& where,
-             const Array* scale)
-      : to_(to), got_(got), truth_(truth), bound_(bound), where_(where), scale_(scale), type_(got.dtype) {}
+             const Peaks& peaks)
+      : to_(to), got_(got), truth_(truth), bound_(bound), where_(where), peaks_(peaks), type_(got.dtype) {}
 
   void integers() {
     for (int64_t i = 0; i < got_.numel(); ++i)
@@ -118,11 +126,9 @@ class Distance::Comparison {
   }
 
   void row(int64_t first, int64_t end) {
-    peak_ = row_squares_ = row_truth_ = 0;
-    for (int64_t i = first; i < end; ++i)
-      if (const double y = scale_ ? registry::load(scale_->dtype, scale_->bytes.data(), i) : right(i);
-          std::isfinite(y))
-        peak_ = std::max(peak_, std::fabs(y));
+    peak_ = largest(peaks_.instead ? *peaks_.instead : truth_, first, end);
+    if (peaks_.terms) peak_ = std::max(peak_, peaks_.part * largest(*peaks_.terms, first, end));
+    row_squares_ = row_truth_ = 0;
     for (int64_t i = first; i < end; ++i)
       if (const double x = value(i), y = right(i); comparable(i, x, y)) element(i, x, y);
     // Over a whole result a wrong row or element would drown. A row may be this many times as wrong as a whole
@@ -157,8 +163,8 @@ class Distance::Comparison {
     bool good = true;
     switch (bound_.metric) {
       case Bound::peak:
-        // The last place of the dtype is not the arithmetic's fault: subnormal results keep half of one.
-        good = error <= std::max(bound_.value * peak_, 0.5 * ulp(type_, y));
+        // The last place of the dtype is not the arithmetic's fault.
+        good = error <= std::max(bound_.value * peak_, 0.5 * ulp(type_, y) + bound_.unrounded * peak_);
         if (bound_.ulps > 0 && std::fabs(y) >= peak_ / 64) rounded(i, ulps);
         break;
       case Bound::elementwise:
@@ -218,7 +224,7 @@ class Distance::Comparison {
   const Array &got_, &truth_;
   const Bound& bound_;
   Difference& where_;
-  const Array* scale_;
+  const Peaks& peaks_;
   const DType type_;
   std::string problem_;  // the first
   double worst_ = 0, squares_ = 0, truth_squares_ = 0, least_row_ = 0;
@@ -227,9 +233,9 @@ class Distance::Comparison {
 };
 
 std::string Distance::add(const Array& got, const Array& truth, const Bound& bound, int64_t reduction,
-                          Difference& where, const Array* scale) {
+                          Difference& where, const Peaks& peaks) {
   if (bound.metric == Bound::none) return {};
-  Comparison comparison(*this, got, truth, bound, where, scale);
+  Comparison comparison(*this, got, truth, bound, where, peaks);
   if (!floating(got.dtype)) {
     comparison.integers();
     return comparison.problem();

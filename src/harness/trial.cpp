@@ -20,20 +20,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 // Of a run that leaves nothing out: passes over the long lists of transforms, behind those over the usual ones.
 constexpr std::size_t kWidePasses = 3;
-// The largest size of a number among them; 0 where none is finite.
-double largest(const Array& a) {
-  double found = 0;
-  for (int64_t i = 0; i < a.numel(); ++i)
-    if (const double y = registry::load(a.dtype, a.bytes.data(), i); std::isfinite(y))
-      found = std::max(found, std::fabs(y));
-  return found;
-}
-
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Errors may be this many times as large.
 registry::Bound times(registry::Bound b, double factor) {
-  b.value *= factor, b.ulps *= factor, b.absolute *= factor;
+  b.value *= factor, b.ulps *= factor, b.absolute *= factor, b.unrounded *= factor;
   return b;
 }
 
@@ -163,7 +154,7 @@ bool Trial::near_truth(const Problem& p, std::size_t result, const registry::Bou
   for (int64_t i = 0; i < right.numel(); ++i) registry::store(right.dtype, whole.bytes.data(), i, peak);
   const registry::Bound b = times(bound, kFew);
   Difference where{};
-  return Distance("", got.dtype, b).add(got, right, b, 0, where, &whole).empty();
+  return Distance("", got.dtype, b).add(got, right, b, 0, where, {.instead = &whole}).empty();
 }
 
 // The largest number of a result.
