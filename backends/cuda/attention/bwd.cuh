@@ -14,6 +14,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) backward_kernel(const __grid_c
   const BackwardShared<S> shared(raw);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  // The join may have the SMs that this leaves, and what the stats' kernel has done is there.
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
   if (threadIdx.x >= S::kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     produce_all<S>(job, shared);
@@ -81,8 +83,7 @@ cudaError_t start(BackwardJob& job, cudaStream_t stream) {
   if (items == 0) return cudaSuccess;
   int blocks = 0;
   if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
-  kernel<<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, stream>>>(job);
-  return cudaGetLastError();
+  return launch_early(kernel, blocks, S::kThreads, S::kBytes, stream, job);
 }
 
 template <class T, int Width, bool Unit>

@@ -13,6 +13,7 @@
 // key and part of its heads, and sums that wait for those of a block's next heads.
 #include "cuda/attention/block.cuh"
 #include "cuda/attention/bwd.h"
+#include "cuda/attention/sm90.h"
 
 namespace rlk::cuda::attention {
 namespace {
@@ -69,6 +70,7 @@ __device__ std::int64_t rows_in_use(const Backward& g) {
 template <class Four>
 __global__ void __launch_bounds__(kBlock)
     stats_kernel(const __grid_constant__ Backward g, Stat* stats, unsigned* taken) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   const Problem& p = g.p;
   const std::int64_t at = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32, heads = g.all_heads(),
                      groups = (heads + kHeadsOfWarp - 1) / kHeadsOfWarp;
@@ -140,6 +142,7 @@ __device__ bool key_in_use(const Problem& p, std::int64_t& n, std::int64_t& toke
 template <int Group>
 __global__ void __launch_bounds__(kBlock)
     join_kernel(const __grid_constant__ Backward g, const float* parts, int of_head, std::int64_t count) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   const Problem& p = g.p;
   const int both = (p.width + p.value_width) / 4;
   const std::int64_t at = blockIdx.x * std::int64_t{kBlock} + threadIdx.x;
@@ -169,6 +172,7 @@ __global__ void __launch_bounds__(kBlock)
 // Rows of no sequence, where blocks have written all others: a warp per key.
 __global__ void __launch_bounds__(kBlock)
     idle_kernel(const __grid_constant__ Backward g, std::int64_t count) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   const Problem& p = g.p;
   const std::int64_t key = (blockIdx.x * std::int64_t{kBlock} + threadIdx.x) / 32;
   if (key >= count) return;
@@ -183,8 +187,7 @@ __global__ void __launch_bounds__(kBlock)
 cudaError_t start_idle(const Backward& g, cudaStream_t stream) {
   const std::int64_t count = g.key_batches * g.p.room;
   if (count * g.p.heads == 0 || (!g.p.cu_k && !g.p.kv_len)) return cudaSuccess;
-  idle_kernel<<<static_cast<unsigned>((count * 32 + kBlock - 1) / kBlock), kBlock, 0, stream>>>(g, count);
-  return cudaGetLastError();
+  return launch_early(idle_kernel, (count * 32 + kBlock - 1) / kBlock, kBlock, 0, stream, g, count);
 }
 
 template <int Group>
@@ -193,9 +196,8 @@ cudaError_t start_join(const Backward& g, const float* parts, int of_head, cudaS
     if (of_head < Group) return start_join<Group / 2>(g, parts, of_head, stream);
   const std::int64_t count = g.key_batches * g.p.room * g.p.heads * ((g.p.width + g.p.value_width) / 4);
   if (count == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>((count + kBlock - 1) / kBlock);
-  join_kernel<Group><<<blocks, kBlock, 0, stream>>>(g, parts, of_head, count);
-  return cudaGetLastError();
+  return launch_early(join_kernel<Group>, (count + kBlock - 1) / kBlock, kBlock, 0, stream, g, parts, of_head,
+                      count);
 }
 
 // ---- sinks

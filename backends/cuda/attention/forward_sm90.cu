@@ -142,15 +142,8 @@ cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cud
 }
 
 cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t splits, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(row_count(p)));
-  config.blockDim = dim3(static_cast<unsigned>((p.value_width + 127) / 128 * 128));
-  config.stream = stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, join_kernel, p, parts, static_cast<int>(splits));
+  return launch_early(join_kernel, row_count(p), (p.value_width + 127) / 128 * 128, 0, stream, p, parts,
+                      static_cast<int>(splits));
 }
 
 }  // namespace
