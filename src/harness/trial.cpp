@@ -28,6 +28,16 @@ registry::Bound times(registry::Bound b, double factor) {
   return b;
 }
 
+// Whether a result's numbers are at most so large, and the others those of the truth.
+bool within(const Array& got, const Array& truth, double most) {
+  for (int64_t i = 0; i < got.numel(); ++i) {
+    const double x = registry::load(got.dtype, got.bytes.data(), i),
+                 y = registry::load(truth.dtype, truth.bytes.data(), i);
+    if (std::isfinite(y) ? !(std::fabs(x) <= most) : std::isnan(y) ? !std::isnan(x) : x != y) return false;
+  }
+  return true;
+}
+
 // Rounded once, as a result is; in fp64. What lies beyond the range stays, for a result may end at its edge.
 Array rounded(Array x, DType to) {
   for (int64_t i = 0; i < x.numel(); ++i) {
@@ -143,18 +153,27 @@ bool Trial::near_truth(const Problem& p, std::size_t result, const registry::Bou
     take_no_numbers(right, own->results[result], got);
   // Rows may be of one element, so that the peak is the whole result's.
   const double peak = peak_of(p, result, right);
-  // By the size of its errors a result that is nothing beside the call's others is measured by those: what its sums are
-  // made of cancels in exact arithmetic alone.
-  double most = 0;
-  for (const Array& a : references_.truth_of(p).results)
-    if (a.dtype != DType::none) most = std::max(most, largest(a));
-  const bool by_size = bound.metric == registry::Bound::rms || bound.metric == registry::Bound::peak;
-  if (const double nothing = 0x1p-18 * most; by_size && peak <= nothing) return largest(got) <= nothing;
+  if (const double nothing = nothing_of(p, bound); peak <= nothing) return within(got, right, nothing);
   Array whole = right;
   for (int64_t i = 0; i < right.numel(); ++i) registry::store(right.dtype, whole.bytes.data(), i, peak);
   const registry::Bound b = times(bound, kFew);
   Difference where{};
   return Distance("", got.dtype, b).add(got, right, b, 0, where, {.instead = &whole}).empty();
+}
+
+// By the size of its errors a result that is nothing beside the call's others is measured by those: what its sums are made of
+// cancels in exact arithmetic alone. Less than zero: not so.
+double Trial::nothing_of(const Problem& p, const registry::Bound& bound) {
+  if (bound.metric != registry::Bound::rms && bound.metric != registry::Bound::peak) return -1;
+  double most = 0;
+  for (const Array& a : references_.truth_of(p).results)
+    if (a.dtype != DType::none) most = std::max(most, largest(a));
+  return 0x1p-18 * most;
+}
+bool Trial::is_nothing(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got) {
+  const Array& truth = references_.truth_of(p).results[result];
+  const double nothing = nothing_of(p, bound);
+  return largest(truth) <= nothing && within(got, truth, nothing);
 }
 
 // The largest number of a result.

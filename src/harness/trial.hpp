@@ -55,6 +55,8 @@ class Trial {
   // Bounds are for the ops' own data. What is derived from them may lose more: there a result may be a few times as far
   // from what the truth is when its inputs' last places change.
   bool near_truth(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got);
+  // Whether the truth of a result is nothing beside the call's other results, and the result is too.
+  bool is_nothing(const Problem& p, std::size_t result, const registry::Bound& bound, const Array& got);
 
   void fail(Promise promise, const Problem& p, const std::string& transform, const std::string& result,
             const Difference* where, std::string text);
@@ -78,6 +80,7 @@ class Trial {
   void leave_out(Item& item);
   void forget(Item& item);
   double peak_of(const Problem& p, std::size_t result, const Array& right);
+  double nothing_of(const Problem& p, const registry::Bound& bound);
   bool overflows(const Problem& p);
   void call_and_judge(const Problem& p);
   void again();
