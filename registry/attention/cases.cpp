@@ -215,7 +215,7 @@ void small_cases(const CaseSink& sink, DType t) {
   dense(sink, {3, 2, 70, 8, 1, 16, 32}, t, with_lengths("paged", 16, {70, 5, 33}));
   dense(sink, {2, 2, 200, 2, 1, 16, 16}, t, {.name = "paged", .brief = true, .page = 100});
   dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, filled("special", {}, special()));
-  dense(sink, {2, 6, 40, 1, 1, 16, 16}, t, filled("far apart", {Fill::normal, 0, 30}, {Fill::normal, 0, 30}));
+  dense(sink, {2, 6, 40, 1, 1, 16, 16}, t, filled("far apart", {Fill::normal, 0, 8}, {Fill::normal, 0, 8}));
   faint(sink, t);
   for (int64_t split : {1024, 512}) {
     Config o = rising(t);
