@@ -31,8 +31,8 @@ std::string judge(Trial& t, const Problem& p, const Array& got, std::size_t resu
   if (!problem.empty() && is_derived(p.name)) return t.near_truth(p, result, bound, got) ? "" : problem;
   if (!problem.empty() && !p.cancels && !p.exact) {
     if (t.is_nothing(p, result, bound, got)) return {};
-    Distance by_terms(name, got.dtype, bound);
-    if (measure(by_terms, peaks_of_terms(t, p, result)).empty()) distance = by_terms, problem.clear();
+    distance = Distance(name, got.dtype, bound);
+    problem = measure(distance, peaks_of_terms(t, p, result));
   }
   Accuracy summary = distance.summary();
   summary.bound_ulps = bound.ulps;
