@@ -218,6 +218,32 @@ TEST_CASE("attention_bwd of packed sequences on fibers is native's bits, with ro
   }
 }
 
+TEST_CASE("attention and attention_bwd over a shared prefix on fibers are native's bits") {
+  std::mt19937 random(7);
+  for (DType t : kTypes) {
+    const Owned q({23, 2, 16}, t, &random), k({170, 1, 16}, t, &random), v({170, 1, 16}, t, &random),
+        d_out({23, 2, 16}, t, &random), sinks({2}, DType::f32, &random);
+    Owned out({23, 2, 16}, t), lse({23, 2}, DType::f32), d_q({23, 2, 16}, t), d_k({170, 1, 16}, t),
+        d_v({170, 1, 16}, t), d_sinks({2}, DType::f32);
+    std::vector<int64_t> cu_q{0, 4, 9, 9, 20, 22}, cu_k{0, 130, 140, 141, 152, 165},
+        lengths{129, 137, 1, 140, 20};
+    std::vector<int32_t> prefixes{-1, 0, -1, 0, 0};
+    const Tensor bounds_q(cu_q.data(), {6}, DType::i64), bounds_k(cu_k.data(), {6}, DType::i64),
+        kv_len(lengths.data(), {5}, DType::i64), prefix_of(prefixes.data(), {5}, DType::i32);
+    for (bool causal : {true, false}) {
+      Attention f{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds_q, .cu_k = bounds_k};
+      f.kv_len = kv_len, f.prefix_of = prefix_of, f.sinks = sinks.tensor, f.causal = causal;
+      f.out = out.tensor, f.lse = lse.tensor;
+      same_on_fibers(f, out, lse, false);
+      rlk::AttentionBwd b{.q = q.tensor, .k = k.tensor, .v = v.tensor, .cu_q = bounds_q, .cu_k = bounds_k};
+      b.kv_len = kv_len, b.prefix_of = prefix_of, b.sinks = sinks.tensor, b.causal = causal;
+      b.out = out.tensor, b.lse = lse.tensor, b.d_out = d_out.tensor;
+      b.d_q = d_q.tensor, b.d_k = d_k.tensor, b.d_v = d_v.tensor, b.d_sinks = d_sinks.tensor;
+      same_gradients(b, {&d_q, &d_k, &d_v, &d_sinks});
+    }
+  }
+}
+
 TEST_CASE("attention and attention_bwd of wide and latent heads on fibers are native's bits") {
   std::mt19937 random(5);
   struct Widths {

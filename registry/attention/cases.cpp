@@ -24,6 +24,7 @@ struct Config {
   Fill q{}, k{}, v{};
   std::vector<double> lengths{};          // kv_len
   std::vector<double> firsts{}, lasts{};  // k_first and k_last, of attention_part
+  std::vector<double> prefixes{};         // prefix_of
 };
 
 void set_options(Case& c, const Config& o) {
@@ -92,7 +93,8 @@ struct Packed {
   std::vector<double> cu_q, cu_k;
 };
 const Packed kPacked{{4, 150, 290, 4, 2, 64, 48}, {0, 130, 130, 131, 150}, {0, 130, 135, 264, 290}},
-    kLittle{{4, 14, 37, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}};
+    kLittle{{4, 14, 37, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}},
+    kShared{{5, 31, 200, 4, 2, 32, 16}, {0, 9, 13, 20, 21, 31}, {0, 140, 145, 152, 153, 190}};
 
 constexpr Shape kOne{2, 7, 20, 2, 1, 16, 16}, kOfPages{1, 5, 12, 2, 1, 16, 16};
 
@@ -114,6 +116,8 @@ void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = k
     c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
     as_part(c, s.batch, o);
   }
+  if (!o.prefixes.empty())
+    c.inputs.push_back({"prefix_of", {s.batch}, DType::i32, {Fill::values, 0, 0, o.prefixes}});
   c.reduction = s.keys;
   for (const CaseTensor& input : c.inputs) c.batch_axes.push_back({input.argument, -1});
   for (const auto& [name, type] : c.results) c.batch_axes.push_back({name, -1});
@@ -226,6 +230,14 @@ void small_cases(const CaseSink& sink, DType t) {
   }
   packed(sink, t, {});
   packed(sink, t, {.name = "bare", .causal = false, .sinks = true, .split = 0});
+  // Keys of the first sequence come before those of three others.
+  Config shared{.name = "prefix"};
+  shared.prefixes = {-1, 0, 0, -1, 0};
+  packed(sink, t, shared, kShared);
+  shared.causal = false, shared.split = 0;
+  packed(sink, t, shared, kShared);
+  shared.causal = true, shared.window = 20;
+  packed(sink, t, shared, kShared);
   combined_cases(sink, t);
   for (int64_t split : {0, 512, 2048, 4096})
     for (int64_t keys : {split == 0 ? 1100 : split - 1, split + 130})

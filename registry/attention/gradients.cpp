@@ -56,7 +56,7 @@ const TrueGradients::Query& TrueGradients::query(const Sequence& s, int64_t i, i
   });
 }
 const TrueGradients::Key& TrueGradients::key(const Sequence& s, int64_t j, int64_t kv_head) {
-  return keys_.get(key_row(a_, s, j) * a_.k.dim(-2) + kv_head, [&] {
+  return keys_.get(key_row(a_, all_, s, j) * a_.k.dim(-2) + kv_head, [&] {
     Key x;
     all_.key(a_.k, s, j, kv_head, x.k);
     all_.key(a_.v, s, j, kv_head, x.v);
@@ -95,14 +95,16 @@ std::vector<double> TrueGradients::d_q(const Sequence& s, int64_t i, int64_t hea
 
 TrueGradients::OfKey TrueGradients::d_kv(const Sequence& s, int64_t j, int64_t kv_head) {
   const Key& y = key(s, j, kv_head);
-  const Visible rows = seen_by(a_, s, j);
   OfKey sum{std::vector<double>(y.k.size()), std::vector<double>(y.v.size())};
   for (int64_t head = kv_head * group_; head < (kv_head + 1) * group_; ++head)
-    for (int64_t i = rows.first; i < rows.last; ++i) {
-      const Query& x = query(s, i, head);
-      const Pair of = pair(x, y);
-      add(of.ds, x.q, sum.d_k);
-      add(of.p, x.d_out, sum.d_v);
+    for (const Sequence& reader : all_.readers(s)) {
+      const Visible rows = seen_by(a_, reader, j);
+      for (int64_t i = rows.first; i < rows.last; ++i) {
+        const Query& x = query(reader, i, head);
+        const Pair of = pair(x, y);
+        add(of.ds, x.q, sum.d_k);
+        add(of.p, x.d_out, sum.d_v);
+      }
     }
   times(sum.d_k, scale_);
   return sum;
@@ -139,17 +141,18 @@ int32_t write(const rlk_slot* slots, const rlk_host* host, bool magnitudes) {
   TrueGradients truth(a, magnitudes);
   const Sequences<AttentionBwd>& all = truth.sequences();
   if (!all.valid())
-    return host->fail(RLK_INVALID_ARGUMENT, "attention_bwd: cu_q, cu_k or kv_len point outside the tensors");
+    return host->fail(RLK_INVALID_ARGUMENT,
+                      "attention_bwd: cu_q, cu_k, kv_len or prefix_of point outside the tensors");
   const int64_t heads = a.q.dim(-2), kv_heads = a.k.dim(-2);
   for (const Out* t : {&a.d_q, &a.d_k, &a.d_v})
     if (*t) clear(*t);
   for (const Sequence& s : all.all()) {
     for (int64_t i = 0; a.d_q && i < s.q_len; ++i)
       for (int64_t h = 0; h < heads; ++h) put(a.d_q, all.row(s, i) * heads + h, truth.d_q(s, i, h));
-    for (int64_t j = 0; (a.d_k || a.d_v) && j < s.kv_len; ++j)
+    for (int64_t j = s.shared; (a.d_k || a.d_v) && j < s.kv_len; ++j)
       for (int64_t h = 0; h < kv_heads; ++h) {
         const TrueGradients::OfKey sum = truth.d_kv(s, j, h);
-        const int64_t row = key_row(a, s, j) * kv_heads + h;
+        const int64_t row = key_row(a, all, s, j) * kv_heads + h;
         if (a.d_k) put(a.d_k, row, sum.d_k);
         if (a.d_v) put(a.d_v, row, sum.d_v);
       }

@@ -12,7 +12,7 @@ namespace rlk::registry::attention {
 // The queries of a sequence that see a key: [first, last).
 template <class Args>
 Visible seen_by(const Args& a, const Sequence& s, int64_t j) {
-  Visible v{0, s.q_len};
+  Visible v{0, j < s.kv_len ? s.q_len : 0};
   const int64_t offset = s.kv_len - s.q_len;
   if (a.causal) v.first = std::max<int64_t>(0, j - offset);
   if (a.window > 0 && a.window < s.q_len + offset - j) v.last = j - offset + a.window;
@@ -26,8 +26,9 @@ inline double scalar(const In& t, const Sequence& s, int64_t i, int64_t head) {
 }
 
 // The row of k [.., Hkv] flattened that key j of a sequence is.
-inline int64_t key_row(const AttentionBwd& a, const Sequence& s, int64_t j) {
-  return a.cu_k ? integer(a.cu_k, s.n) + j : s.n * a.k.dim(1) + j;
+inline int64_t key_row(const AttentionBwd& a, const Sequences<AttentionBwd>& all, const Sequence& s,
+                       int64_t j) {
+  return a.cu_k ? all.key_token(s, j) : s.n * a.k.dim(1) + j;
 }
 
 // All rows of one head width, each read once, when it is first asked for.

@@ -22,7 +22,8 @@ struct Config {
   int64_t window = 0;
   double softcap = 0, scale = 0;
   Fill q{}, k{}, d_out{}, lse_fill{};
-  std::vector<double> lengths{};  // kv_len
+  std::vector<double> lengths{};   // kv_len
+  std::vector<double> prefixes{};  // prefix_of
 };
 
 void set_options(Case& c, const Config& o, DType t, int64_t keys) {
@@ -66,7 +67,8 @@ struct Packed {
   std::vector<double> cu_q, cu_k;
 };
 const Packed kPacked{{4, 153, 294, 4, 2, 32, 16}, {0, 130, 130, 131, 150}, {0, 130, 135, 264, 290}},
-    kLittle{{4, 16, 40, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}};
+    kLittle{{4, 16, 40, 2, 1, 16, 16}, {0, 7, 7, 8, 14}, {0, 9, 12, 21, 37}},
+    kShared{{5, 60, 200, 4, 2, 32, 16}, {0, 20, 24, 41, 42, 55}, {0, 140, 144, 161, 162, 190}};
 
 // Sequences of different lengths in one batch, an empty one, and rows of no sequence behind them.
 void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = kPacked) {
@@ -83,6 +85,8 @@ void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = k
   c.inputs.push_back({"cu_k", {s.batch + 1}, DType::i32, {Fill::values, 0, 0, of.cu_k}});
   if (!o.lengths.empty())
     c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
+  if (!o.prefixes.empty())
+    c.inputs.push_back({"prefix_of", {s.batch}, DType::i64, {Fill::values, 0, 0, o.prefixes}});
   for (const char* name : {"q", "k", "v", "out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v"})
     c.batch_axes.emplace_back(name, -1);
   c.brief = true;
@@ -156,6 +160,14 @@ void small_cases(const CaseSink& sink, DType t) {
   Config bare{.name = "bare", .causal = false, .sinks = true, .lse = true};
   bare.lengths = {129, 0, 100, 26};
   packed(sink, t, bare);
+  // Keys of the first sequence come before those of three others, whose queries go on with its sums.
+  Config shared{.name = "prefix", .sinks = true};
+  shared.prefixes = {-1, 0, 0, -1, 0};
+  packed(sink, t, shared, kShared);
+  shared.window = 30;
+  packed(sink, t, shared, kShared);
+  shared.window = 0, shared.causal = false, shared.lengths = {133, 137, 120, 1, 140};
+  packed(sink, t, shared, kShared);
   combined_cases(sink, t);
   dense(sink, {1, sink.draw(1, 40), sink.draw(1, 150), 4, 2, 48, 80}, t,
         {.name = "drawn", .brief = true, .window = sink.draw(0, 150)});

@@ -42,19 +42,17 @@ class Chains {
   void add(int64_t place, float x, const Row& y) {
     if (unit_ == Unit::none) return accumulate(x, y, sum_);
     const int64_t size = unit_ == Unit::amx ? 32 : 16;
-    if (place / size != group_) flush();
+    if (place / size != group_) end_group();
     group_ = place / size;
     const auto at = static_cast<std::size_t>(place % size);
     weights_[at] = x;
     for (std::size_t d = 0; d < y.size(); ++d) pending_[d][at] = y[d];
   }
   const Row& sum() {
-    flush();
+    end_group();
     return sum_;
   }
-
- private:
-  void flush() {
+  void end_group() {
     for (std::size_t d = 0; group_ >= 0 && d < pending_.size(); ++d) {
       const chains::Operands x{weights_, pending_[d], type_};
       sum_[d] = unit_ == Unit::amx ? chains::group_of_32(sum_[d], x, 0, 32)
@@ -63,6 +61,8 @@ class Chains {
     }
     group_ = -1, weights_ = {};
   }
+
+ private:
   Unit unit_;
   DType type_;
   Row sum_;
@@ -142,15 +142,19 @@ class Rule {
   };
   OfKey d_kv(const Sequence& s, int64_t j, int64_t kv_head) {
     const Key& y = key(s, j, kv_head);
-    const Visible rows = seen_by(a_, s, j);
+    const std::vector<Sequence> readers = all_.readers(s);
     const auto count = static_cast<std::size_t>(group_);
     std::vector<Row> d_k, d_v;
     for (std::size_t h = 0; h < count; ++h) {
       Chains of_k = chains_of(y.k), of_v = chains_of(y.v);
-      for (int64_t i = rows.first; i < rows.last; ++i) {
-        const Query& x = query(s, i, kv_head * group_ + static_cast<int64_t>(h));
-        const Pair of = pair(x, y);
-        of_k.add(i, rounded(of.ds), x.q), of_v.add(i, rounded(of.p), x.d_out);
+      for (const Sequence& reader : readers) {
+        const Visible rows = seen_by(a_, reader, j);
+        for (int64_t i = rows.first; i < rows.last; ++i) {
+          const Query& x = query(reader, i, kv_head * group_ + static_cast<int64_t>(h));
+          const Pair of = pair(x, y);
+          of_k.add(i, rounded(of.ds), x.q), of_v.add(i, rounded(of.p), x.d_out);
+        }
+        of_k.end_group(), of_v.end_group();
       }
       d_k.push_back(of_k.sum()), d_v.push_back(of_v.sum());
       for (Row* sum : {&d_k[h], &d_v[h]})
@@ -207,7 +211,7 @@ class Rule {
     });
   }
   const Key& key(const Sequence& s, int64_t j, int64_t kv_head) {
-    return keys_.get(key_row(a_, s, j) * a_.k.dim(-2) + kv_head, [&] {
+    return keys_.get(key_row(a_, all_, s, j) * a_.k.dim(-2) + kv_head, [&] {
       Key x;
       std::vector<double> row;
       all_.key(a_.k, s, j, kv_head, row), x.k = single(row);
@@ -239,7 +243,7 @@ class Rule {
   Kept<Key> keys_;
 };
 
-enum { kDQ = 12, kDK = 13, kDV = 14, kDSinks = 15 };
+enum { kDQ = 13, kDK = 14, kDV = 15, kDSinks = 16 };
 
 // The elements of one result that are looked at, by row.
 class Wanted {
@@ -285,9 +289,9 @@ void write(const RuleQuery& q, const AttentionBwd& a, Of& of) {
       for (int64_t h = 0; h < heads; ++h)
         if (const int64_t row = of.sequences().row(s, i) * heads + h; d_q.any(row))
           d_q.put(row, of.d_q(s, i, h));
-    for (int64_t j = 0; j < s.kv_len; ++j)
+    for (int64_t j = s.shared; j < s.kv_len; ++j)
       for (int64_t h = 0; h < kv_heads; ++h) {
-        const int64_t row = key_row(a, s, j) * kv_heads + h;
+        const int64_t row = key_row(a, of.sequences(), s, j) * kv_heads + h;
         if (!d_k.any(row) && !d_v.any(row)) continue;
         const auto sum = of.d_kv(s, j, h);
         d_k.put(row, sum.d_k), d_v.put(row, sum.d_v);

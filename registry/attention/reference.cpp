@@ -93,7 +93,7 @@ int32_t attention_reference(const rlk_slot* slots, const rlk_host* host) {
   const attention::Sequences all(a);
   if (!all.valid())
     return host->fail(RLK_INVALID_ARGUMENT,
-                      "attention: cu_q, cu_k, kv_len or block_table point outside the tensors");
+                      "attention: cu_q, cu_k, kv_len, block_table or prefix_of point outside the tensors");
   const Rows out(a.out);
   const int64_t heads = a.q.dim(-2);
   for (const attention::Sequence& s : all.all())

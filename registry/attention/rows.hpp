@@ -14,9 +14,9 @@ inline int64_t integer(const In& t, int64_t i, int64_t j = 0) {
 }
 
 // Of sequence n: queries [q_begin, q_begin + q_len) of the packed ones, or all of row n; kv_len keys, of which the call has
-// [first, last).
+// [first, last). The first `shared` of them are those of sequence `prefix`, where that is not -1.
 struct Sequence {
-  int64_t n, q_begin, q_len, kv_len, first, last;
+  int64_t n, q_begin, q_len, kv_len, first, last, prefix = -1, shared = 0;
 };
 
 // The keys that one query sees: [first, last) by absolute position.
@@ -27,6 +27,7 @@ struct Visible {
 template <class Args>
 class Sequences {
   static constexpr bool kOfPart = requires(const Args& a) { a.k_first; };
+  static constexpr bool kOfPrefix = requires(const Args& a) { a.prefix_of; };
 
  public:
   explicit Sequences(const Args& a) : a_(a) {
@@ -34,7 +35,11 @@ class Sequences {
     for (int64_t n = 0; n < count; ++n) {
       Sequence s{n, 0, a.q.dim(1), a.k.dim(1), 0, 0};
       if (a.cu_q) s.q_begin = integer(a.cu_q, n), s.q_len = integer(a.cu_q, n + 1) - s.q_begin;
-      if (a.cu_k) s.kv_len = integer(a.cu_k, n + 1) - integer(a.cu_k, n);
+      if constexpr (kOfPrefix) {
+        if (a.prefix_of) s.prefix = integer(a.prefix_of, n);
+        if (s.prefix >= 0 && s.prefix < n) s.shared = all_[static_cast<std::size_t>(s.prefix)].kv_len;
+      }
+      if (a.cu_k) s.kv_len = room(s);
       if (a.kv_len) s.kv_len = integer(a.kv_len, n);
       s.last = s.kv_len;
       if constexpr (kOfPart) {
@@ -49,7 +54,7 @@ class Sequences {
   const std::vector<Sequence>& all() const { return all_; }
   // Keys of a sequence that the tensors have room for.
   int64_t room(const Sequence& s) const {
-    if (a_.cu_k) return integer(a_.cu_k, s.n + 1) - integer(a_.cu_k, s.n);
+    if (a_.cu_k) return s.shared + integer(a_.cu_k, s.n + 1) - integer(a_.cu_k, s.n);
     return a_.k.dim(1) * (a_.block_table ? a_.block_table.dim(1) : 1);
   }
 
@@ -60,6 +65,8 @@ class Sequences {
     if ((a_.cu_q && integer(a_.cu_q, 0) != 0) || (a_.cu_k && integer(a_.cu_k, 0) != 0)) return false;
     for (const Sequence& s : all_) {
       if (s.q_len < 0 || s.kv_len < 0) return false;
+      if (s.prefix < -1 || s.prefix >= s.n) return false;
+      if (s.prefix >= 0 && all_[static_cast<std::size_t>(s.prefix)].prefix != -1) return false;
       if (a_.cu_q && s.q_begin + s.q_len > a_.q.dim(0)) return false;
       if (a_.cu_k) {
         const int64_t begin = integer(a_.cu_k, s.n), end = integer(a_.cu_k, s.n + 1);
@@ -91,6 +98,18 @@ class Sequences {
     return v;
   }
 
+  // The row of packed k [Tk, ..] that holds key j of a sequence.
+  int64_t key_token(const Sequence& s, int64_t j) const {
+    return j < s.shared ? integer(a_.cu_k, s.prefix) + j : integer(a_.cu_k, s.n) + j - s.shared;
+  }
+  // The sequences whose queries see keys of s as their first ones: s, and those of which it is the prefix.
+  std::vector<Sequence> readers(const Sequence& s) const {
+    std::vector<Sequence> readers{s};
+    for (const Sequence& other : all_)
+      if (other.prefix == s.n) readers.push_back(other);
+    return readers;
+  }
+
   // Key (or value) j of a head as fp64.
   void key(const In& t, const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
     int64_t at = head * t.stride(-2);
@@ -99,7 +118,7 @@ class Sequences {
       const int64_t size = t.dim(1);
       at += integer(a_.block_table, s.n, j / size) * t.stride(0) + j % size * t.stride(1);
     } else if (a_.cu_k) {
-      at += (integer(a_.cu_k, s.n) + j) * t.stride(0);
+      at += key_token(s, j) * t.stride(0);
     } else {
       at += s.n * t.stride(0) + j * t.stride(1);
     }

@@ -245,7 +245,7 @@ void put(const DLTensor& t, int64_t element, float x) {
   store(type, t.data, element, type == DType::f32 ? canonical(x) : x);
 }
 
-enum { kOut = 8, kLse = 9 };
+enum { kOut = 9, kLse = 10 };
 
 // body(row of q flattened over heads, its elements of out and of lse) for every row that is looked at.
 template <class Body>

@@ -54,9 +54,9 @@ constexpr auto kSinksArgument =
         .rank(1)
         .optional()
         .saved();
-constexpr auto kSequences =
-    arguments(kBounds, bounds("kv_len", "[N] keys of every sequence; absent: all there is room for").rows(0),
-              kTable, kSinksArgument);
+constexpr auto kSequences = arguments(
+    kBounds, bounds("kv_len", "[N] keys of every sequence; absent: all there is room for").rows(0), kTable,
+    bounds("prefix_of", "[N] the sequence whose keys come before one's own, or -1"), kSinksArgument);
 
 constexpr auto kForward =
     arguments(kOperands, kSequences,
@@ -75,6 +75,7 @@ enum {
   kCuK = index_of(kForward, "cu_k"),
   kKvLen = index_of(kForward, "kv_len"),
   kBlockTable = index_of(kForward, "block_table"),
+  kPrefixOf = index_of(kForward, "prefix_of"),
   kSinks = index_of(kForward, "sinks"),
   kOut = index_of(kForward, "out"),
   kLse = index_of(kForward, "lse")
@@ -169,12 +170,23 @@ int32_t check_attributes(const rlk_host* host, const char* op, const rlk_slot* a
   return RLK_OK;
 }
 
+int32_t check_prefix(const rlk_host* host, const char* op, const rlk_slot* s) {
+  const DLTensor *q = s[kQ].tensor, *k = s[kK].tensor, *prefix_of = s[kPrefixOf].tensor;
+  if (!prefix_of) return RLK_OK;
+  for (const auto& [name, t] : {std::pair{"q", q}, std::pair{"k", k}})
+    if (t->ndim != 3)
+      return fail(host, "{}: prefix_of is given, {} has rank {}, not 3: it is of packed sequences", op, name,
+                  t->ndim);
+  return expect_size(host, op, "prefix_of", prefix_of, dim(s[kCuQ].tensor, 0) - 1);
+}
+
 // All that the gradients have too; `attributes` come after the arguments.
 int32_t check(const rlk_host* host, const char* op, const rlk_slot* s, const rlk_slot* attributes) {
   const DLTensor* q = s[kQ].tensor;
   if (int32_t code = check_heads(host, op, q, s[kK].tensor, s[kV].tensor)) return code;
   if (int32_t code = check_sequences(host, op, s)) return code;
   if (int32_t code = expect_size(host, op, "sinks", s[kSinks].tensor, dim(q, -2))) return code;
+  if (int32_t code = check_prefix(host, op, s)) return code;
   return check_attributes(host, op, attributes);
 }
 

@@ -823,6 +823,14 @@ HeadWidths head_widths(Random& r) {
   return {16 * r.between(1, 3), 16 * r.between(1, 3)};
 }
 
+// Of packed sequences: which one's keys come before those of each, mostly as they may be.
+void prefixes(Call& c, Random& r, int64_t n) {
+  std::vector<int64_t> of(static_cast<std::size_t>(n), -1);
+  for (int64_t i = 1; i < n; ++i)
+    if (r.chance(60)) of[static_cast<std::size_t>(i)] = r.chance(90) ? 0 : r.below(n);
+  c.read("prefix_of", {n}, index_type(r), {Values::list, 0, 0, of});
+}
+
 void attention(Call& c, Random& r) {
   const DType type = float_type(r);
   const auto [d, dv] = head_widths(r);
@@ -848,6 +856,7 @@ void attention(Call& c, Random& r) {
   }
   c.read("k", rows(held, kv_heads, d), type);
   c.read("v", rows(held, kv_heads, dv), type);
+  if (held.size() == 1 && r.chance(40)) prefixes(c, r, n);
   if (paged || (held.size() == 2 && r.chance(40)))
     c.read("kv_len", {n}, index_type(r), {Values::integers, 0, static_cast<double>(keys + 1)});
   if (r.chance(30)) c.read("sinks", {heads}, DType::f32);
@@ -920,6 +929,7 @@ void attention_bwd(Call& c, Random& r) {
     of_q = {queries}, of_k = {keys};
     c.read("cu_q", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, queries)});
     c.read("cu_k", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, keys)});
+    if (r.chance(40)) prefixes(c, r, n);
   } else if (r.chance(40)) {
     c.read("kv_len", {n}, index_type(r), {Values::integers, 0, static_cast<double>(keys + 1)});
   }

@@ -184,9 +184,9 @@ std::string first_difference(const Array& expected, const Array& got) {
 
 // What only the data show, so that a question about shapes cannot.
 bool depends_on_data(const Case& c) {
-  static const std::set<std::string_view> kNames = {"positions", "starts",        "cu_seqlens", "axis_map",
-                                                    "factors",   "group_offsets", "cu_q",       "cu_k",
-                                                    "kv_len",    "block_table",   "segments",   "rows"};
+  static const std::set<std::string_view> kNames = {
+      "positions", "starts", "cu_seqlens",  "axis_map", "factors", "group_offsets", "cu_q",
+      "cu_k",      "kv_len", "block_table", "segments", "rows",    "prefix_of"};
   for (std::size_t i = 0; i < c.call.arguments.size(); ++i)
     if (c.call.arguments[i].present && kNames.contains(c.call.schema().arguments[i].name)) return true;
   return false;

@@ -893,6 +893,13 @@ constinit const Entry kEntries[] = {
           b.softcap = 0;
           if (a.block_table) (void)honest(b, "native");
           }),
+    WRONG(Attention, prefix_alone, "accuracy", "prefix packed h=4/2 d=32/16 split=1024 fp32",
+          "forgets the keys of another sequence that come first",
+          {
+          Attention b = a;
+          b.prefix_of = {};
+          if (a.prefix_of) (void)honest(b, "native");
+          }),
     WRONG(AttentionPart, part_for_whole, "accuracy", "first b=2 s=3 l=512 h=2/1 d=16/16 split=512 fp32",
           "takes the keys that are here for all there are, and queries for the last of these",
           {
@@ -977,6 +984,33 @@ constinit const Entry kEntries[] = {
           };
           copy(a.d_q, d_q), copy(a.d_k, d_k), copy(a.d_v, d_v);
               }),
+    LIES(AttentionBwd, samples_apart, "fma32/attn128", "prefix packed h=4/2 d=32/16 fp32",
+         "adds up what shared keys have of each sequence",
+         {
+          if (!a.prefix_of || !a.d_k || a.d_k.dtype() != DType::f32 || a.d_out.dtype() != DType::f32) return;
+          std::vector<float> sum(static_cast<std::size_t>(a.d_k.numel()));
+          const std::size_t row = static_cast<std::size_t>(a.d_out.numel() / a.d_out.dim(0));
+          for (int64_t n = 0; n < a.prefix_of.numel(); ++n) {
+            Wide d_out(a.d_out), part(a.d_k);
+            for (std::size_t at = 0; at < d_out.numbers.size(); ++at) {
+              const auto token = static_cast<double>(at / row);
+              if (token < get(a.cu_q, n) || token >= get(a.cu_q, n + 1)) d_out.numbers[at] = 0;
+            }
+            AttentionBwd b = a;
+            b.d_out = d_out.tensor, b.d_q = {}, b.d_v = {}, b.d_k = part.tensor, b.sinks = {}, b.d_sinks = {};
+            if (honest(b, "native.tiles")) return;
+            for (std::size_t at = 0; at < sum.size(); ++at) sum[at] += part.numbers[at];
+          }
+          for (std::size_t at = 0; at < sum.size(); ++at) put(a.d_k, static_cast<int64_t>(at), sum[at]);
+         }),
+    WRONG(AttentionBwd, samples_forgotten, "accuracy", "prefix packed h=4/2 d=32/16 fp32",
+          "leaves out queries of the sequences that share keys",
+          {
+          if (!a.prefix_of) return;
+          AttentionBwd b = a;
+          b.prefix_of = {}, b.kv_len = {}, b.d_q = {};
+          (void)honest(b, "native");
+          }),
     LIES_BF16(AttentionBwd, vector_chains, "amx/k32/attn128", "prefill b=2 s=20 l=20 h=4/4 d=64/64 bf16",
               "adds by fused multiply-adds", { static_cast<void>(honest(a, "native.tiles")); }),
     LIES_BF16(AttentionBwd, late_groups, "amx/k32/attn128", "between tiles b=1 s=170 l=173 h=1/1 d=64/64 bf16",

@@ -241,7 +241,7 @@ class Backward {
     for (const Sequence& s : all_.all()) {
       for (int64_t i = 0; a_.d_q && i < s.q_len; ++i)
         for (int64_t h = 0; h < heads_; ++h) write(a_.d_q, all_.row(s, i) * heads_ + h, d_q(s, i, h));
-      for (int64_t j = 0; (a_.d_k || a_.d_v) && j < s.kv_len; ++j)
+      for (int64_t j = s.shared; (a_.d_k || a_.d_v) && j < s.kv_len; ++j)
         for (int64_t h = 0; h < kv_heads_; ++h) d_kv(s, j, h);
     }
   }
@@ -291,13 +291,13 @@ class Backward {
     return {p, ds * std::fma(-t, t, 1.0f)};
   }
 
-  // Sums of weights[i] rows[i], groups of 16 by the places of the first and all that follow.
-  Row chain(const Row& weights, const std::vector<Row>& rows, int64_t place, std::size_t width) const {
+  // Sums that go on by weights[i] rows[i], groups of 16 by the places of the first and all that follow.
+  Row chain(const Row& weights, const std::vector<Row>& rows, int64_t place, Row sum) const {
     const auto before = static_cast<std::size_t>(place % 16);
-    Row x(before), column, sum(width);
+    Row x(before), column;
     x.insert(x.end(), weights.begin(), weights.end());
     x.resize((x.size() + 15) / 16 * 16);
-    for (std::size_t d = 0; d < width; ++d) {
+    for (std::size_t d = 0; d < sum.size(); ++d) {
       column.assign(x.size(), 0);
       for (std::size_t i = 0; i < rows.size(); ++i) column[before + i] = rows[i][d];
       for (std::size_t k = 0; k < x.size(); k += 16)
@@ -319,7 +319,7 @@ class Backward {
         const Key y = key(s, j, W::kv_head(head, group_, kv_heads_));
         weights.push_back(W::skips(first, last) ? 0 : to_bf16(pair(x, y).ds)), rows.push_back(y.k);
       }
-      const Row part = chain(weights, rows, first % kTile - W::group_start(first % kTile), sum.size());
+      const Row part = chain(weights, rows, first % kTile - W::group_start(first % kTile), Row(sum.size()));
       for (std::size_t d = 0; d < sum.size(); ++d) sum[d] = sum[d] + part[d];
     }
     for (float& g : sum) g = g * score_.scale;
@@ -328,25 +328,29 @@ class Backward {
 
   void d_kv(const Sequence& s, int64_t j, int64_t kv_head) const {
     const Key y = key(s, j, kv_head);
-    const Visible seen = registry::attention::seen_by(a_, s, j);
     std::vector<Row> d_k, d_v;
     for (int64_t h = 0; h < heads_; ++h) {
       if (W::kv_head(h, group_, kv_heads_) != kv_head) continue;
-      Row p, ds;
-      std::vector<Row> q, d_out;
-      for (int64_t i = seen.first; i < seen.last; ++i) {
-        const Query x = query(s, i, h);
-        const Pair of = pair(x, y);
-        p.push_back(W::rounded(of.p)), ds.push_back(to_bf16(of.ds)), q.push_back(x.q),
-            d_out.push_back(x.d_out);
-      }
-      const int64_t place = W::place(seen.first, s);
-      d_k.push_back(chain(ds, q, place, y.k.size())), d_v.push_back(chain(p, d_out, place, y.v.size()));
+      d_k.emplace_back(y.k.size()), d_v.emplace_back(y.v.size());
+      for (const Sequence& reader : all_.readers(s)) add_queries(reader, j, h, y, d_k.back(), d_v.back());
     }
     Row of_k = joined(d_k, 0, d_k.size());
     for (float& g : of_k) g = g * score_.scale;
-    const int64_t row = registry::attention::key_row(a_, s, j) * kv_heads_ + kv_head;
+    const int64_t row = registry::attention::key_row(a_, all_, s, j) * kv_heads_ + kv_head;
     write(a_.d_k, row, of_k), write(a_.d_v, row, joined(d_v, 0, d_v.size()));
+  }
+
+  void add_queries(const Sequence& s, int64_t j, int64_t head, const Key& y, Row& d_k, Row& d_v) const {
+    const Visible seen = registry::attention::seen_by(a_, s, j);
+    Row p, ds;
+    std::vector<Row> q, d_out;
+    for (int64_t i = seen.first; i < seen.last; ++i) {
+      const Query x = query(s, i, head);
+      const Pair of = pair(x, y);
+      p.push_back(W::rounded(of.p)), ds.push_back(to_bf16(of.ds)), q.push_back(x.q), d_out.push_back(x.d_out);
+    }
+    const int64_t place = W::place(seen.first, s);
+    d_k = chain(ds, q, place, d_k), d_v = chain(p, d_out, place, d_v);
   }
 
   static Row joined(const std::vector<Row>& heads, std::size_t first, std::size_t count) {

@@ -209,6 +209,20 @@ def test_gradients_of_attention_over_packed_sequences_and_of_lse():
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_samples_share_the_keys_of_their_prompt():
+    q, k, v = leaf(14, 2, 16), leaf(14, 1, 16), leaf(14, 1, 16)
+    cu, prefix_of = torch.tensor([0, 5, 8, 9, 14]), torch.tensor([-1, 0, -1, 0], dtype=torch.int32)
+    check_gradients(lambda *t: rlk.torch.attention(*t, cu, cu, prefix_of=prefix_of, lse=True), q, k, v)
+    # The prompt's rows once more before every sample's own.
+    rows, whole = torch.tensor([*range(5), *range(5), *range(5, 9), *range(5), *range(9, 14)]), torch.tensor([0, 5, 13, 14, 24])
+    shared = rlk.torch.attention(q, k, v, cu, cu, prefix_of=prefix_of)
+    repeated = rlk.torch.attention(q, k[rows], v[rows], cu, whole)
+    assert torch.equal(shared, repeated)
+    d_y = torch.randn_like(shared)
+    for a, b in zip(torch.autograd.grad(shared, (q, k, v), d_y), torch.autograd.grad(repeated, (q, k, v), d_y), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_a_paged_cache_has_no_gradients():
     q, pages = leaf(1, 2, 2, 16), leaf(3, 4, 2, 16)
     lengths, table = torch.tensor([6]), torch.tensor([[2, 0]])

@@ -20,7 +20,12 @@ struct Backward {
   }
   // The queries of sequence n that see a key of [first, last): [first, last) of them.
   RLK_HD Visible queries(std::int64_t n, std::int64_t first, std::int64_t last) const {
-    const std::int64_t count = p.q_len(n), offset = p.kv_count(n) - count;
+    return queries(p.q_len(n), p.kv_count(n), first, last);
+  }
+  // Of `count` queries and `keys` keys.
+  RLK_HD Visible queries(std::int64_t count, std::int64_t keys, std::int64_t first, std::int64_t last) const {
+    const std::int64_t offset = keys - count;
+    if (first >= keys) return {count, count};
     Visible v{0, count};
     if (p.causal && first > offset) v.first = first - offset;
     // A window may be any number.
@@ -29,9 +34,22 @@ struct Backward {
     if (v.last < v.first) v.last = v.first;
     return v;
   }
+  // Keys of sequence n that are its own, by position.
+  RLK_HD Visible own_keys(std::int64_t n) const {
+    const std::int64_t shared = p.shared(n), keys = p.kv_count(n);
+    return {shared, keys > shared ? keys : shared};
+  }
+  // The sequence behind `reader` whose queries see keys of sequence n next, or p.sequences; n's own come first.
+  RLK_HD std::int64_t next_reader(std::int64_t n, std::int64_t reader) const {
+    if (!p.prefix_of) return p.sequences;
+    do ++reader;
+    while (reader < p.sequences && p.prefix(reader) != n);
+    return reader;
+  }
   // Rows of k behind the keys of sequence n and before those of the next: nobody's.
   RLK_HD Visible idle_keys(std::int64_t n) const {
-    return {p.k_begin(n) + p.kv_count(n), p.cu_k && n + 1 < p.sequences ? p.k_begin(n + 1) : p.room};
+    const Visible own = own_keys(n);
+    return {p.k_begin(n) + own.last - own.first, p.cu_k && n + 1 < p.sequences ? p.k_begin(n + 1) : p.room};
   }
 };
 

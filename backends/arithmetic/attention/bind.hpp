@@ -43,6 +43,7 @@ Problem problem_of(const Args& a) {
   } else {
     p.out = tensor_of(a.out), p.lse = per_head(a.lse);
     p.sinks = a.sinks ? a.sinks.template data<float>() : nullptr;
+    p.prefix_of = integers_of(a.prefix_of);
   }
   p.cu_q = integers_of(a.cu_q), p.cu_k = integers_of(a.cu_k), p.kv_len = integers_of(a.kv_len);
   p.block_table = integers_of(a.block_table);

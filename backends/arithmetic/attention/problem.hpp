@@ -46,6 +46,16 @@ struct Visible {
   std::int64_t first, last;
 };
 
+// Where a sequence's keys lie that are here: in rows from `begin` on, but for the first `shared` of them, which are another
+// sequence's, from row `shared_begin` on.
+struct KeyRows {
+  std::int64_t begin = 0, shared = 0, shared_begin = 0;
+
+  RLK_HD std::int64_t row(std::int64_t j) const {
+    return j < shared ? shared_begin + j : begin + (j - shared);
+  }
+};
+
 struct Problem {
   std::int64_t sequences = 0;
   std::int64_t queries = 0;  // rows of q in all, or of each sequence where cu_q is absent
@@ -54,6 +64,7 @@ struct Problem {
   int heads = 1, group = 1, width = 0, value_width = 0;  // heads of k and v; heads of q to each
   Tensor q, k, v, out, lse;
   Integers cu_q, cu_k, kv_len, block_table;
+  Integers prefix_of;         // of packed keys: whose keys come before a sequence's own, or -1
   Integers k_first, k_last;   // of attention_part: the bounds of the keys that are here; kv_len is all keys'
   float* partials = nullptr;  // and what it leaves
   const float* sinks = nullptr;
@@ -73,10 +84,36 @@ struct Problem {
     return end > begin ? end - begin : 0;
   }
   RLK_HD std::int64_t k_begin(std::int64_t n) const { return cu_k ? held(cu_k.get(n), room) : 0; }
+  // Keys that sequence n alone has room for, and those of them that are in use where all of its keys are its own.
+  RLK_HD std::int64_t own_room(std::int64_t n) const {
+    if (!cu_k) return room;
+    const std::int64_t most = held(cu_k.get(n + 1), room) - k_begin(n);
+    return most < 0 ? 0 : most;
+  }
+  RLK_HD std::int64_t own_count(std::int64_t n) const {
+    const std::int64_t most = own_room(n);
+    return held(kv_len ? kv_len.get(n) : most, most);
+  }
+  // The sequence whose keys come first, or -1. It comes before, and has none before it.
+  RLK_HD std::int64_t prefix(std::int64_t n) const {
+    if (!prefix_of) return -1;
+    const std::int64_t first = prefix_of.get(n);
+    return first < 0 || first >= n ? -1 : first;
+  }
+  RLK_HD std::int64_t shared(std::int64_t n) const {
+    const std::int64_t first = prefix(n);
+    return first < 0 ? 0 : own_count(first);
+  }
   RLK_HD std::int64_t kv_count(std::int64_t n) const {
-    std::int64_t most = room;
-    if (cu_k) most = held(cu_k.get(n + 1), room) - k_begin(n);
-    return held(kv_len ? kv_len.get(n) : most, most < 0 ? 0 : most);
+    if (!prefix_of) return own_count(n);
+    const std::int64_t most = shared(n) + own_room(n);
+    return held(kv_len ? kv_len.get(n) : most, most);
+  }
+  RLK_HD KeyRows key_rows(std::int64_t n) const {
+    KeyRows at{k_begin(n), 0, 0};
+    if (const std::int64_t first = prefix(n); first >= 0)
+      at.shared = own_count(first), at.shared_begin = k_begin(first);
+    return at;
   }
   // All keys of sequence n, and those of them that are here, by absolute position.
   RLK_HD std::int64_t keys(std::int64_t n) const {
@@ -86,13 +123,12 @@ struct Problem {
     if (!k_first) return {0, kv_count(n)};
     const std::int64_t first = held(k_first.get(n), kMostKeys), all = keys(n);
     const std::int64_t last = k_last && k_last.get(n) < all ? k_last.get(n) : all;
-    const std::int64_t most = cu_k ? held(cu_k.get(n + 1), room) - k_begin(n) : room;
-    return {first, first + held(last > first ? last - first : 0, most < 0 ? 0 : most)};
+    return {first, first + held(last > first ? last - first : 0, own_room(n))};
   }
-  // Row of k or v that holds key j of those here of sequence n, whose first one is in row `begin`.
-  RLK_HD const void* key(const Tensor& t, std::int64_t n, std::int64_t begin, std::int64_t j,
+  // Row of k or v that holds key j of those here of sequence n.
+  RLK_HD const void* key(const Tensor& t, std::int64_t n, const KeyRows& rows, std::int64_t j,
                          std::int64_t h) const {
-    if (!block_table) return t.at(n, begin + j, h);
+    if (!block_table) return t.at(n, rows.row(j), h);
     const std::int64_t page = held(block_table.get(n, j / page_size), pages - 1);
     return t.at(page, j % page_size, h);
   }

@@ -40,7 +40,7 @@ std::uint64_t scratch_bytes(const Problem& p, const attention::BackwardEngine& e
 // so. By shapes alone, as workspace is asked for before lengths are known.
 std::uint64_t sum_bytes(const Backward& g, std::int32_t threads) {
   constexpr std::int64_t kMost = std::int64_t{1} << 24;  // floats
-  if (!g.d_q || !(g.d_k || g.d_v)) return 0;
+  if (!g.d_q || !(g.d_k || g.d_v) || g.p.prefix_of) return 0;
   const std::int64_t pairs = g.p.sequences * g.p.heads, workers = workers::workers_for(threads, INT64_MAX),
                      turns = (pairs + workers - 1) / workers;
   if (5 * turns * workers > 6 * pairs || g.rows() > kMost / g.all_heads() / g.p.width) return 0;
@@ -105,7 +105,8 @@ rlk_code run(const AttentionBwd& a, const Call& call) {
         blocks.push_back(
             {n, h, b * attention::kRows,
              static_cast<int>(std::min<std::int64_t>(attention::kRows, rows - b * attention::kRows))});
-    for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
+    const attn128::Visible keys = g.own_keys(n);
+    for (std::int64_t at = keys.first; (g.d_k || g.d_v) && at < keys.last; at += attention::kTile)
       for (std::int64_t h = 0; h < p.heads; ++h) tiles.push_back({n, h, at});
   }
   const attention::BackwardEngine& engine = By::engine();
@@ -131,11 +132,14 @@ class Golden {
   explicit Golden(const Backward& g)
       : g_(g), p_(g.p), deltas_(static_cast<std::size_t>(p_.sequences == 0 ? 0 : g.rows() * g.all_heads())) {}
 
-  // One head of k and v, and the heads of q that share it.
-  void sequence(std::int64_t n, std::int64_t h) {
+  // Of one head of k and v, and the heads of q that share it; all queries first.
+  void queries(std::int64_t n, std::int64_t h) {
     for (std::int64_t i = 0; i < p_.q_len(n); ++i)
       for (std::int64_t head = h * p_.group; head < (h + 1) * p_.group; ++head) query(n, i, head);
-    for (std::int64_t j = 0; (g_.d_k || g_.d_v) && j < p_.kv_count(n); ++j) key(n, j, h);
+  }
+  void keys(std::int64_t n, std::int64_t h) const {
+    const attn128::Visible own = g_.own_keys(n);
+    for (std::int64_t j = own.first; (g_.d_k || g_.d_v) && j < own.last; ++j) key(n, j, h);
   }
   void sink(std::int64_t head) const {
     double sum = 0;
@@ -151,7 +155,8 @@ class Golden {
 
  private:
   void query(std::int64_t n, std::int64_t i, std::int64_t head) {
-    const std::int64_t token = p_.q_begin(n) + i, begin = p_.k_begin(n), keys = p_.kv_count(n);
+    const std::int64_t token = p_.q_begin(n) + i, keys = p_.kv_count(n);
+    const attn128::KeyRows places = p_.key_rows(n);
     double& delta = deltas_[static_cast<std::size_t>(g_.row(n, i) * g_.all_heads() + head)];
     delta = dot(g_.d_out, g_.d_out.at(n, token, head), p_.out, p_.out.at(n, token, head), p_.value_width);
     if (g_.d_lse) delta -= double{*static_cast<const float*>(g_.d_lse.at(n, token, head))};
@@ -159,21 +164,23 @@ class Golden {
     const attn128::Visible seen = p_.visible(keys - p_.q_len(n) + i, keys);
     std::vector<double> sum(static_cast<std::size_t>(p_.width));
     for (std::int64_t j = seen.first; j < seen.last; ++j)
-      add(pair(n, i, head, j).ds, p_.k, p_.key(p_.k, n, begin, j, head / p_.group), sum);
+      add(pair(n, i, head, j).ds, p_.k, p_.key(p_.k, n, places, j, head / p_.group), sum);
     store(g_.d_q, g_.d_q.at(n, token, head), p_.scale64, sum);
   }
   void key(std::int64_t n, std::int64_t j, std::int64_t h) const {
     std::vector<double> d_k(static_cast<std::size_t>(p_.width)),
         d_v(static_cast<std::size_t>(p_.value_width));
-    const attn128::Visible rows = g_.queries(n, j, j + 1);
     for (std::int64_t head = h * p_.group; head < (h + 1) * p_.group; ++head)
-      for (std::int64_t i = rows.first; i < rows.last; ++i) {
-        const std::int64_t token = p_.q_begin(n) + i;
-        const Pair of = pair(n, i, head, j);
-        add(of.ds, p_.q, p_.q.at(n, token, head), d_k);
-        add(of.p, g_.d_out, g_.d_out.at(n, token, head), d_v);
+      for (std::int64_t reader = n; reader < p_.sequences; reader = g_.next_reader(n, reader)) {
+        const attn128::Visible rows = g_.queries(reader, j, j + 1);
+        for (std::int64_t i = rows.first; i < rows.last; ++i) {
+          const std::int64_t token = p_.q_begin(reader) + i;
+          const Pair of = pair(reader, i, head, j);
+          add(of.ds, p_.q, p_.q.at(reader, token, head), d_k);
+          add(of.p, g_.d_out, g_.d_out.at(reader, token, head), d_v);
+        }
       }
-    const std::int64_t token = p_.k_begin(n) + j;
+    const std::int64_t token = p_.key_rows(n).row(j);
     if (g_.d_k) store(g_.d_k, g_.d_k.at(n, token, h), p_.scale64, d_k);
     if (g_.d_v) store(g_.d_v, g_.d_v.at(n, token, h), 1, d_v);
   }
@@ -185,8 +192,9 @@ class Golden {
     return double{*static_cast<const float*>(p_.lse.at(n, p_.q_begin(n) + i, head))};
   }
   Pair pair(std::int64_t n, std::int64_t i, std::int64_t head, std::int64_t j) const {
-    const std::int64_t token = p_.q_begin(n) + i, h = head / p_.group, begin = p_.k_begin(n);
-    double s = p_.scale64 * dot(p_.q, p_.q.at(n, token, head), p_.k, p_.key(p_.k, n, begin, j, h), p_.width);
+    const std::int64_t token = p_.q_begin(n) + i, h = head / p_.group;
+    const attn128::KeyRows places = p_.key_rows(n);
+    double s = p_.scale64 * dot(p_.q, p_.q.at(n, token, head), p_.k, p_.key(p_.k, n, places, j, h), p_.width);
     double slope = 1;
     if (p_.cap64 != 0) {
       const double y = simt::tanh<double>(s / p_.cap64);
@@ -195,7 +203,7 @@ class Golden {
     const double lse = lse_of(n, i, head), base = lse == -__builtin_inf() ? 0 : lse;
     const double weight = simt::exp<double>(s - base);
     const double dp =
-        dot(g_.d_out, g_.d_out.at(n, token, head), p_.v, p_.key(p_.v, n, begin, j, h), p_.value_width);
+        dot(g_.d_out, g_.d_out.at(n, token, head), p_.v, p_.key(p_.v, n, places, j, h), p_.value_width);
     const double delta = deltas_[static_cast<std::size_t>(g_.row(n, i) * g_.all_heads() + head)];
     return {weight, weight * (dp - delta) * slope};
   }
@@ -227,7 +235,9 @@ rlk_code run_golden(const AttentionBwd& a, const Call& call) {
   attention::clear_idle(g);
   Golden golden(g);
   call.parallel_for(p.sequences * p.heads,
-                    [&](std::int64_t task) { golden.sequence(task / p.heads, task % p.heads); });
+                    [&](std::int64_t task) { golden.queries(task / p.heads, task % p.heads); });
+  call.parallel_for(p.sequences * p.heads,
+                    [&](std::int64_t task) { golden.keys(task / p.heads, task % p.heads); });
   for (std::int64_t head = 0; g.d_sinks != nullptr && head < g.all_heads(); ++head) golden.sink(head);
   return RLK_OK;
 }

@@ -30,16 +30,16 @@ inline void hide(attn128::Visible seen, std::int64_t at, std::int64_t columns, f
 struct OfHead {
   const Backward& g;
   const Problem& p;
-  const std::int64_t n, h, k_begin, keys, offset;
+  const std::int64_t h;
+  const attn128::KeyRows key_rows;
+  std::int64_t n, keys, offset;  // of the queries at hand, and how many keys their sequence has
 
   OfHead(const Backward& b, std::int64_t sequence, std::int64_t head)
-      : g(b),
-        p(b.p),
-        n(sequence),
-        h(head),
-        k_begin(p.k_begin(n)),
-        keys(p.kv_count(n)),
-        offset(keys - p.q_len(n)) {}
+      : g(b), p(b.p), h(head), key_rows(p.key_rows(sequence)) {
+    read_by(sequence);
+  }
+  // Queries are those of a sequence whose first keys these are.
+  void read_by(std::int64_t sequence) { n = sequence, keys = p.kv_count(n), offset = keys - p.q_len(n); }
 };
 
 // What both passes share: a tile of keys and a block of rows in fp32, dS and P of each pair, and their products.
@@ -124,7 +124,7 @@ class FmaPairs : public OfHead {
       for (std::int64_t i = 0; i < kTurned; ++i) {
         const std::int64_t key = at + j + i;
         if (key < keys)
-          Row::widen(t.type, p.key(t, n, k_begin, key, h), some + i * width, width);
+          Row::widen(t.type, p.key(t, n, key_rows, key, h), some + i * width, width);
         else
           std::fill_n(some + i * width, width, 0.0f);
       }
@@ -246,7 +246,7 @@ class KeyGradients {
     const std::int64_t count = pairs_.count;
     Row::map(count * pitch(d), [scale = g.p.scale](auto x) { return x * scale; }, d_k(0), d_k(0));
     for (std::int64_t j = 0; j < count; ++j) {
-      const std::int64_t token = pairs_.k_begin + tile_.at + j;
+      const std::int64_t token = pairs_.key_rows.row(tile_.at + j);
       if (g.d_k) Row::narrow(g.d_k.type, d_k(0) + j * pitch(d), g.d_k.at(tile_.n, token, tile_.h), d);
       if (g.d_v) Row::narrow(g.d_v.type, d_v(0) + j * pitch(dv), g.d_v.at(tile_.n, token, tile_.h), dv);
     }
@@ -274,20 +274,28 @@ class KeyGradients {
 
   void one_head(int index, float* d_k, float* d_v) {
     const Backward& g = pairs_.g;
-    const std::int64_t head = tile_.h * g.p.group + index;
-    const attn128::Visible rows = g.queries(tile_.n, tile_.at, tile_.at + pairs_.count);
     std::fill_n(d_k, floats(), 0.0f);
+    for (std::int64_t n = tile_.n; n < g.p.sequences; n = g.next_reader(tile_.n, n)) {
+      pairs_.read_by(n);
+      one_reader(n, index, d_k, d_v);
+    }
+    Row::map(floats(), [](auto x) { return x + 0.0f; }, d_k, d_k);  // -0 becomes +0
+  }
+  // The queries of sequence n.
+  void one_reader(std::int64_t n, int index, float* d_k, float* d_v) {
+    const Backward& g = pairs_.g;
+    const std::int64_t head = tile_.h * g.p.group + index;
+    const attn128::Visible rows = g.queries(n, tile_.at, tile_.at + pairs_.count);
     for (std::int64_t first = rows.first / Pairs::kAligned * Pairs::kAligned; first < rows.last;
          first += kRows) {
       const auto depth = static_cast<int>(std::min<std::int64_t>(kRows, rows.last - first));
       for (int r = 0; r < depth; ++r) pairs_.load_row(r, first + r, head);
       pairs_.multiply(0, depth);
       for (int r = 0; r < depth; ++r)
-        pairs_.weigh(r, first + r, tile_.at, stats_[g.row(tile_.n, first + r) * g.all_heads() + head]);
+        pairs_.weigh(r, first + r, tile_.at, stats_[g.row(n, first + r) * g.all_heads() + head]);
       if (d_q_ != nullptr) add_queries(first, depth, index, rows.first);
       pairs_.add_rows(depth, g.d_k ? d_k : nullptr, g.d_v ? d_v : nullptr);
     }
-    Row::map(floats(), [](auto x) { return x + 0.0f; }, d_k, d_k);  // -0 becomes +0
   }
 
   // The tile's part of d_q of the rows at hand, of which those from `seeing` on see a key of it.

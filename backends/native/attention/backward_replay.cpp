@@ -25,7 +25,9 @@ class Pairs {
  public:
   const Backward& g;
   const Problem& p;
-  const std::int64_t n, h, keys, offset;
+  const std::int64_t h;
+  const attn128::KeyRows key_rows;
+  std::int64_t n, keys, offset;  // of the queries at hand, and how many keys their sequence has
   std::uint16_t *k, *v, *q, *d_out, *weights,
       *ds;                           // [kTile] and [kRowsHere] rows; P and dS [kRowsHere, kTile]
   std::int64_t at = 0, columns = 0;  // the tile's first key; whole groups of 16 with a key
@@ -36,19 +38,20 @@ class Pairs {
         std::byte*& scratch)
       : g(b),
         p(b.p),
-        n(sequence),
         h(head),
-        keys(p.kv_count(n)),
-        offset(keys - p.q_len(n)),
+        key_rows(p.key_rows(sequence)),
         kernels_(way.kernels),
         by_(way.by),
         scratch_(scratch) {
+    read_by(sequence);
     take(kernel_scratch_, static_cast<std::int64_t>(kernels_.scratch_bytes));
     take(k, std::int64_t{kTile} * p.width), take(v, std::int64_t{kTile} * p.value_width);
     take(q, std::int64_t{kRowsHere} * p.width), take(d_out, std::int64_t{kRowsHere} * p.value_width);
     take(weights, kRowsHere * kTile), take(ds, kRowsHere * kTile);
     take(scores_, kRowsHere * kTile), take(dp_, kRowsHere * kTile);
   }
+  // Queries are those of a sequence whose first keys these are.
+  void read_by(std::int64_t sequence) { n = sequence, keys = p.kv_count(n), offset = keys - p.q_len(n); }
   template <class T>
   void take(T*& to, std::int64_t count) {
     to = reinterpret_cast<T*>(scratch_);
@@ -58,11 +61,10 @@ class Pairs {
   // Keys [first, first + kTile); those behind the last are zeros.
   void load_keys(std::int64_t first) {
     at = first, columns = std::min<std::int64_t>(kTile, groups(keys - at));
-    const std::int64_t begin = p.k_begin(n);
     for (std::int64_t j = 0; j < kTile; ++j) {
       const bool there = at + j < keys;
-      load(there ? p.key(p.k, n, begin, at + j, h) : nullptr, k + j * p.width, p.width);
-      load(there ? p.key(p.v, n, begin, at + j, h) : nullptr, v + j * p.value_width, p.value_width);
+      load(there ? p.key(p.k, n, key_rows, at + j, h) : nullptr, k + j * p.width, p.width);
+      load(there ? p.key(p.v, n, key_rows, at + j, h) : nullptr, v + j * p.value_width, p.value_width);
     }
   }
   // Query i of a head becomes row r; one below 0 is zeros.
@@ -152,18 +154,19 @@ class Keys {
     pairs_.take(turned_, kRowsHere * kTile);
     pairs_.take(sums_, levels_of(p.group) * floats());
     pairs_.load_keys(tile.at);
+    n_ = tile.n, last_ = std::min(tile.at + kTile, pairs_.keys);
   }
 
   void run() {
     const Backward& g = pairs_.g;
     heads(0, g.p.group, 0);
     const float *d_k = sums_, *d_v = sums_ + std::int64_t{kTile} * g.p.width;
-    for (std::int64_t j = 0; j < kTile && pairs_.at + j < pairs_.keys; ++j) {
-      const std::int64_t token = g.p.k_begin(pairs_.n) + pairs_.at + j;
+    for (std::int64_t j = 0; pairs_.at + j < last_; ++j) {
+      const std::int64_t token = pairs_.key_rows.row(pairs_.at + j);
       for (std::int64_t d = 0; g.d_k && d < g.p.width; ++d)
-        rows::store(g.d_k.type, g.d_k.at(pairs_.n, token, pairs_.h), d, d_k[j * g.p.width + d] * g.p.scale);
+        rows::store(g.d_k.type, g.d_k.at(n_, token, pairs_.h), d, d_k[j * g.p.width + d] * g.p.scale);
       for (std::int64_t d = 0; g.d_v && d < g.p.value_width; ++d)
-        rows::store(g.d_v.type, g.d_v.at(pairs_.n, token, pairs_.h), d, d_v[j * g.p.value_width + d]);
+        rows::store(g.d_v.type, g.d_v.at(n_, token, pairs_.h), d, d_v[j * g.p.value_width + d]);
     }
   }
 
@@ -183,11 +186,19 @@ class Keys {
   }
   void one_head(int index, float* d_k) {
     const Backward& g = pairs_.g;
+    std::fill_n(d_k, floats(), 0.0f);
+    for (std::int64_t n = n_; n < g.p.sequences; n = g.next_reader(n_, n)) {
+      pairs_.read_by(n);
+      one_reader(n, index, d_k);
+    }
+  }
+  // The queries of sequence n.
+  void one_reader(std::int64_t n, int index, float* d_k) {
+    const Backward& g = pairs_.g;
     const Problem& p = g.p;
     float* const d_v = d_k + std::int64_t{kTile} * p.width;
-    const std::int64_t head = pairs_.h * p.group + index, n = pairs_.n;
-    const attn128::Visible rows = g.queries(n, pairs_.at, std::min(pairs_.at + kTile, pairs_.keys));
-    std::fill_n(d_k, floats(), 0.0f);
+    const std::int64_t head = pairs_.h * p.group + index;
+    const attn128::Visible rows = g.queries(n, pairs_.at, last_);
     for (std::int64_t first = rows.first / kRowsHere * kRowsHere; first < rows.last; first += kRowsHere) {
       const auto query = [&](int r) { return first + r < rows.last ? first + r : -1; };
       pairs_.rows = std::min<std::int64_t>(kRowsHere, rows.last - first);
@@ -208,6 +219,7 @@ class Keys {
 
   Pairs pairs_;
   const Stat* stats_;
+  std::int64_t n_, last_;  // whose keys these are, and the position behind the last
   std::uint16_t *q_turned_, *d_out_turned_, *turned_;
   float* sums_;
 };

@@ -44,7 +44,8 @@ struct Replay {
         for (std::int64_t rows = p.q_len(n) * p.group, at = 0; at < rows; at += attention::kReplayBlock)
           blocks.push_back(
               {n, h, at, static_cast<int>(std::min<std::int64_t>(attention::kReplayBlock, rows - at))});
-        for (std::int64_t at = 0; (g.d_k || g.d_v) && at < p.kv_count(n); at += attention::kTile)
+        const attn128::Visible keys = g.own_keys(n);
+        for (std::int64_t at = keys.first; (g.d_k || g.d_v) && at < keys.last; at += attention::kTile)
           tiles.push_back({n, h, at});
       }
     const attention::ReplayWay way{*replay_kernels<I>(), By};

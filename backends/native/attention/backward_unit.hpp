@@ -57,7 +57,7 @@ class UnitPairs : public OfHead {
     const auto rows_of = [&](const attn128::Tensor& t, std::int64_t first, std::int64_t rows,
                              std::int64_t width, std::int64_t room) {
       for (std::int64_t i = 0; i < rows; ++i)
-        copy_row(first + i < count ? p.key(t, n, k_begin, at + first + i, h) : nullptr, width,
+        copy_row(first + i < count ? p.key(t, n, key_rows, at + first + i, h) : nullptr, width,
                  lines_ + i * room, room);
     };
     for (std::int64_t s = 0; s < kKeySteps; ++s) {

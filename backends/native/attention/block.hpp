@@ -122,7 +122,7 @@ class Rows {
       : p_(p),
         block_(block),
         q_begin_(p.q_begin(block.n)),
-        k_begin_(p.k_begin(block.n)),
+        key_rows_(p.key_rows(block.n)),
         here_(p.here(block.n)),
         offset_(p.keys(block.n) - p.q_len(block.n)),
         pitch_(Tile::pitch(p)),
@@ -237,7 +237,7 @@ class Rows {
     // Keys of [first, last) are there; the others are not read.
     tile_.load([&](const attn128::Tensor& t, std::int64_t j) -> const void* {
       const bool there = at + j >= first && at + j < last;
-      return there ? p_.key(t, block_.n, k_begin_, at + j - here_.first, block_.h) : nullptr;
+      return there ? p_.key(t, block_.n, key_rows_, at + j - here_.first, block_.h) : nullptr;
     });
     tile_.scores(from, to, p_row_);
     weigh(from, to, at);
@@ -301,7 +301,8 @@ class Rows {
 
   const Problem& p_;
   const Block& block_;
-  const std::int64_t q_begin_, k_begin_;
+  const std::int64_t q_begin_;
+  const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_, pitch_;
   Tile tile_;

@@ -15,6 +15,7 @@ class Check {
   rlk_code operator()() const {
     if (const rlk_code code = bounds("cu_q", p_.cu_q, p_.queries)) return code;
     if (const rlk_code code = bounds("cu_k", p_.cu_k, p_.room)) return code;
+    if (const rlk_code code = prefixes()) return code;
     return keys();
   }
 
@@ -36,10 +37,23 @@ class Check {
     return RLK_OK;
   }
 
+  rlk_code prefixes() const {
+    for (std::int64_t n = 0; p_.prefix_of && n < p_.sequences; ++n) {
+      const std::int64_t first = p_.prefix_of.get(n);
+      if (first < -1) return fail("prefix_of", n, first, "at least ", -1);
+      if (first >= n) return fail("prefix_of", n, first, "less than ", n);
+      if (first >= 0 && p_.prefix_of.get(first) != -1)
+        return call_.fail(RLK_INVALID_ARGUMENT,
+                          std::string(op_) + ": prefix_of[" + std::to_string(n) + "] is " +
+                              std::to_string(first) + ", which has a prefix itself: prefix_of[" +
+                              std::to_string(first) + "] is " + std::to_string(p_.prefix_of.get(first)));
+    }
+    return RLK_OK;
+  }
+
   rlk_code keys() const {
     for (std::int64_t n = 0; p_.kv_len && n < p_.sequences; ++n) {
-      const std::int64_t length = p_.kv_len.get(n),
-                         most = p_.cu_k ? p_.cu_k.get(n + 1) - p_.cu_k.get(n) : p_.room;
+      const std::int64_t length = p_.kv_len.get(n), most = p_.shared(n) + p_.own_room(n);
       if (length < 0) return fail("kv_len", n, length, "at least ", 0);
       if (p_.k_first) {
         if (const rlk_code code = part(n, length, most)) return code;

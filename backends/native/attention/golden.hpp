@@ -11,10 +11,11 @@ namespace rlk::native::attention {
 // The scores of keys [first, last), by absolute position, of a row of q.
 inline std::vector<double> golden_scores(const attn128::Problem& p, std::int64_t n, const void* q,
                                          std::int64_t kv_head, attn128::Visible keys) {
-  const std::int64_t begin = p.k_begin(n), from = p.here(n).first;
+  const attn128::KeyRows places = p.key_rows(n);
+  const std::int64_t from = p.here(n).first;
   std::vector<double> scores;
   for (std::int64_t j = keys.first; j < keys.last; ++j) {
-    const void* k = p.key(p.k, n, begin, j - from, kv_head);
+    const void* k = p.key(p.k, n, places, j - from, kv_head);
     double x = 0;
     for (std::int64_t d = 0; d < p.width; ++d)
       x = simt::fused(double{rows::load(p.q.type, q, d)}, double{rows::load(p.k.type, k, d)}, x);

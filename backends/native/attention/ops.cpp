@@ -63,7 +63,8 @@ struct Whole {
 // ---- golden
 
 void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t head) {
-  const std::int64_t begin = p.k_begin(n), keys = p.kv_count(n), token = p.q_begin(n) + i;
+  const attn128::KeyRows places = p.key_rows(n);
+  const std::int64_t keys = p.kv_count(n), token = p.q_begin(n) + i;
   const std::int64_t kv_head = head / p.group;
   const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
   std::vector<double> scores = attention::golden_scores(p, n, p.q.at(n, token, head), kv_head, seen);
@@ -82,7 +83,7 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
     for (double& x : scores) sum += x = simt::exp<double>(x - base);
     if (p.sinks != nullptr) sum += simt::exp<double>(sink - base);
     for (std::int64_t j = seen.first; j < seen.last; ++j) {
-      const void* v = p.key(p.v, n, begin, j, kv_head);
+      const void* v = p.key(p.v, n, places, j, kv_head);
       const double weight = scores[static_cast<std::size_t>(j - seen.first)];
       for (std::size_t d = 0; d < out.size(); ++d)
         out[d] = simt::fused(weight, double{rows::load(p.v.type, v, static_cast<std::int64_t>(d))}, out[d]);

@@ -47,10 +47,11 @@ void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const 
   double top = -__builtin_inf(), sum = 0;
   for (double x : weights) top = x > top ? x : top;
   const double base = top == -__builtin_inf() ? 0 : top;
-  const std::int64_t begin = p.k_begin(n), from = p.here(n).first;
+  const attn128::KeyRows places = p.key_rows(n);
+  const std::int64_t from = p.here(n).first;
   for (std::size_t j = 0; j < weights.size(); ++j) {
     sum += weights[j] = simt::exp<double>(weights[j] - base);
-    const void* v = p.key(p.v, n, begin, keys.first + static_cast<std::int64_t>(j) - from, kv_head);
+    const void* v = p.key(p.v, n, places, keys.first + static_cast<std::int64_t>(j) - from, kv_head);
     for (std::size_t d = 0; d < o.size(); ++d)
       o[d] = simt::fused(weights[j], double{rows::load(p.v.type, v, static_cast<std::int64_t>(d))}, o[d]);
   }

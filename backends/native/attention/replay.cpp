@@ -38,7 +38,7 @@ class Rows {
         block_(block),
         kernels_(kernels),
         q_begin_(p.q_begin(block.n)),
-        k_begin_(p.k_begin(block.n)),
+        key_rows_(p.key_rows(block.n)),
         here_(p.here(block.n)),
         offset_(p.keys(block.n) - p.q_len(block.n)) {
     auto* at = static_cast<std::byte*>(scratch);
@@ -98,13 +98,13 @@ class Rows {
   void load(std::int64_t at, std::int64_t first, std::int64_t last) {
     for (std::int64_t j = 0; j < kTile; ++j) {
       const bool there = at + j >= first && at + j < last;
-      const void* k = there ? p_.key(p_.k, block_.n, k_begin_, at + j - here_.first, block_.h) : nullptr;
+      const void* k = there ? p_.key(p_.k, block_.n, key_rows_, at + j - here_.first, block_.h) : nullptr;
       if (there)
         std::memcpy(k_ + j * p_.width, k, 2 * width());
       else
         std::fill_n(k_ + j * p_.width, p_.width, std::uint16_t{0});
       const auto* v = there ? static_cast<const std::uint16_t*>(
-                                  p_.key(p_.v, block_.n, k_begin_, at + j - here_.first, block_.h))
+                                  p_.key(p_.v, block_.n, key_rows_, at + j - here_.first, block_.h))
                             : nullptr;
       for (std::int64_t d = 0; d < p_.value_width; ++d)
         turned_[d * kTile + j] = there ? v[d] : std::uint16_t{0};
@@ -226,7 +226,8 @@ class Rows {
   const Problem& p_;
   const Block& block_;
   const ReplayKernels& kernels_;
-  const std::int64_t q_begin_, k_begin_;
+  const std::int64_t q_begin_;
+  const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_;
   std::byte* kernel_scratch_;

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Backward g, const Sta
     const std::int64_t first = tile * kTile, j = first + t;
     float ds = 0;
     if (j >= at.seen.first && j < at.seen.last) {
-      const float score = dot(s.left, p.k, p.key(p.k, at.n, at.begin, j, at.kv_head), p.width),
-                  dp = dot(s.right, p.v, p.key(p.v, at.n, at.begin, j, at.kv_head), p.value_width);
+      const float score = dot(s.left, p.k, p.key(p.k, at.n, at.rows, j, at.kv_head), p.width),
+                  dp = dot(s.right, p.v, p.key(p.v, at.n, at.rows, j, at.kv_head), p.value_width);
       ds = attn128::slope_of<float>(p, score, dp, stat).ds;
     }
     s.ds[t] = rows::round_to(p.v.type, ds);
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Backward g, const Sta
       float part = 0;
       for (std::int64_t i = from; i < to; ++i)
         part =
-            fused(s.ds[i - first], rows::load(p.k.type, p.key(p.k, at.n, at.begin, i, at.kv_head), d), part);
+            fused(s.ds[i - first], rows::load(p.k.type, p.key(p.k, at.n, at.rows, i, at.kv_head), d), part);
       sums[u] = add_rn(sums[u], part);
     }
     __syncthreads();  // the next tile overwrites what is shared
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(Backward g, const Sta
 
 // A row of k and its head, and the sequence and position that it is.
 struct KeyPlace {
-  std::int64_t n, token, head, j, begin;
+  std::int64_t n, token, head, j;
   bool there;
 };
 __device__ inline KeyPlace key_place(const Backward& g, std::int64_t row) {
@@ -119,14 +119,13 @@ __device__ inline KeyPlace key_place(const Backward& g, std::int64_t row) {
   const std::int64_t token = row / p.heads;
   if (p.cu_k) {
     at.token = token;
-    while (at.n < p.sequences && token >= p.k_begin(at.n) + p.kv_count(at.n)) ++at.n;
+    while (at.n < p.sequences && token >= g.idle_keys(at.n).first) ++at.n;
     if (at.n == p.sequences || token < p.k_begin(at.n)) return at;
-    at.begin = p.k_begin(at.n);
+    at.j = token - p.k_begin(at.n) + g.own_keys(at.n).first;
   } else {
-    at.n = token / p.room, at.token = token % p.room;
+    at.n = token / p.room, at.token = at.j = token % p.room;
     if (at.n >= p.sequences || at.token >= p.kv_count(at.n)) return at;
   }
-  at.j = at.token - at.begin;
   at.there = true;
   return at;
 }
@@ -144,29 +143,27 @@ __device__ inline KeySums add(const KeySums& x, const KeySums& y) {
   return sum;
 }
 
-// Queries of one head, 128 at a time.
-__device__ inline KeySums head_sums(const Backward& g, const KeyPlace& at, std::int64_t head,
-                                    const Stat* stats, BackwardShared& s) {
+// Queries of sequence n and one head, 128 at a time.
+__device__ inline void add_queries(const Backward& g, const KeyPlace& at, std::int64_t n, std::int64_t head,
+                                   const Stat* stats, BackwardShared& s, KeySums& sums) {
   const Problem& p = g.p;
   const int t = static_cast<int>(threadIdx.x);
-  const attn128::Visible rows = g.queries(at.n, at.j, at.j + 1);
-  const std::int64_t q_begin = p.q_begin(at.n);
-  KeySums sums{};
+  const attn128::Visible rows = g.queries(n, at.j, at.j + 1);
+  const std::int64_t q_begin = p.q_begin(n);
   for (std::int64_t first = rows.first; first < rows.last; first += kThreads) {
     const int count = static_cast<int>(rows.last - first < kThreads ? rows.last - first : kThreads);
     if (t < count) {
       const std::int64_t token = q_begin + first + t;
-      const float score = dot(s.left, p.q, p.q.at(at.n, token, head), p.width),
-                  dp = dot(s.right, g.d_out, g.d_out.at(at.n, token, head), p.value_width);
+      const float score = dot(s.left, p.q, p.q.at(n, token, head), p.width),
+                  dp = dot(s.right, g.d_out, g.d_out.at(n, token, head), p.value_width);
       const auto slope =
-          attn128::slope_of<float>(p, score, dp, stats[g.row(at.n, first + t) * g.all_heads() + head]);
+          attn128::slope_of<float>(p, score, dp, stats[g.row(n, first + t) * g.all_heads() + head]);
       s.weights[t] = rows::round_to(p.v.type, slope.p);
       s.ds[t] = rows::round_to(p.v.type, slope.ds);
     }
     __syncthreads();
     for (int i = 0; i < count; ++i) {
-      const void *q = p.q.at(at.n, q_begin + first + i, head),
-                 *d_out = g.d_out.at(at.n, q_begin + first + i, head);
+      const void *q = p.q.at(n, q_begin + first + i, head), *d_out = g.d_out.at(n, q_begin + first + i, head);
 #pragma unroll
       for (int u = 0; u < kKeyChannels; ++u)
         if (const int d = u * kThreads + t; d < p.width)
@@ -178,6 +175,13 @@ __device__ inline KeySums head_sums(const Backward& g, const KeyPlace& at, std::
     }
     __syncthreads();  // the next queries overwrite what is shared
   }
+}
+// All queries of one head that see the key.
+__device__ inline KeySums head_sums(const Backward& g, const KeyPlace& at, std::int64_t head,
+                                    const Stat* stats, BackwardShared& s) {
+  KeySums sums{};
+  for (std::int64_t n = at.n; n < g.p.sequences; n = g.next_reader(at.n, n))
+    add_queries(g, at, n, head, stats, s, sums);
   return add(sums, {});  // no -0
 }
 
@@ -190,8 +194,8 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(Backward g, const Stat* 
     clear_row(g.d_v, at.n, at.token, at.head, p.value_width);
     return;
   }
-  load_row(p.k, p.key(p.k, at.n, at.begin, at.j, at.head), p.width, s.left);
-  load_row(p.v, p.key(p.v, at.n, at.begin, at.j, at.head), p.value_width, s.right);
+  load_row(p.k, p.k.at(at.n, at.token, at.head), p.width, s.left);
+  load_row(p.v, p.v.at(at.n, at.token, at.head), p.value_width, s.right);
   __syncthreads();
   const bool pairs = (p.group & (p.group - 1)) == 0;
   KeySums sums{}, waiting[kMostLevels];  // the left side of each level of the tree

@@ -30,7 +30,8 @@ struct Shared {
 
 // A query and head, and what it sees.
 struct Place {
-  std::int64_t n, token, head, kv_head, begin;
+  std::int64_t n, token, head, kv_head;
+  attn128::KeyRows rows;
   std::int64_t first;  // of the keys that are here
   attn128::Visible seen;
   bool there;
@@ -50,7 +51,7 @@ __device__ inline Place place(const Problem& p, std::int64_t row) {
     at.n = i / p.queries, i %= p.queries, at.token = i;
   }
   const attn128::Visible here = p.here(at.n);
-  at.begin = p.k_begin(at.n), at.first = here.first;
+  at.rows = p.key_rows(at.n), at.first = here.first;
   at.seen = p.visible(p.keys(at.n) - p.q_len(at.n) + i, here);
   at.there = true;
   return at;
@@ -105,8 +106,8 @@ __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t 
   const bool visible = j >= at.seen.first && j < at.seen.last;
   float score = -__builtin_inff();
   if (visible) {
-    const void* k = p.key(p.k, at.n, at.begin, j - at.first, at.kv_head);
-    s.value[t] = p.key(p.v, at.n, at.begin, j - at.first, at.kv_head);
+    const void* k = p.key(p.k, at.n, at.rows, j - at.first, at.kv_head);
+    s.value[t] = p.key(p.v, at.n, at.rows, j - at.first, at.kv_head);
     score = 0;
     for (int d = 0; d < p.width; ++d) score = fused(s.q[d], rows::load(p.k.type, k, d), score);
     score = attn128::capped(p, score);
