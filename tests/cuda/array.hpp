@@ -76,6 +76,16 @@ template <class T>
 T one_of(std::mt19937& random, std::initializer_list<T> list) {
   return *(list.begin() + random() % list.size());
 }
+// Of packed sequences: the one whose keys come before those of each, or -1; that one has none before it.
+inline std::vector<int32_t> prefixes(int64_t count, std::mt19937& random) {
+  std::vector<int32_t> of(static_cast<std::size_t>(count), -1), alone;
+  for (std::size_t n = 0; n < of.size(); ++n)
+    if (!alone.empty() && random() % 3 != 0)
+      of[n] = alone[random() % alone.size()];
+    else
+      alone.push_back(static_cast<int32_t>(n));
+  return of;
+}
 inline void ran(const rlk::Status& s) { REQUIRE_MESSAGE(s, std::string(s.message())); }
 
 // The first `count` channels of a dense tensor of this shape.

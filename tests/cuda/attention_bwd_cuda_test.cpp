@@ -25,14 +25,14 @@ using rlk::Tensor;
 
 // The tensors of a call.
 struct Held {
-  Array q, k, v, cu_q, cu_k, kv_len, sinks, out, lse, d_out, d_lse, d_q, d_k, d_v, d_sinks;
+  Array q, k, v, cu_q, cu_k, kv_len, prefix_of, sinks, out, lse, d_out, d_lse, d_q, d_k, d_v, d_sinks;
   AttentionBwd options{};
   bool unit = false;  // P by the special function units' ex2
 
   template <class View>
   rlk::Status call(View view, const rlk::Options& how) {
-    Array* const all[] = {&q,   &k,     &v,     &cu_q, &cu_k, &kv_len, &sinks,  &out,
-                          &lse, &d_out, &d_lse, &d_q,  &d_k,  &d_v,    &d_sinks};
+    Array* const all[] = {&q,   &k,     &v,     &cu_q, &cu_k, &kv_len, &sinks,   &out,
+                          &lse, &d_out, &d_lse, &d_q,  &d_k,  &d_v,    &d_sinks, &prefix_of};
     std::vector<Tensor> views;
     for (Array* a : all) views.push_back(a->shape.empty() ? Tensor() : view(*a));
     AttentionBwd b = options;
@@ -47,6 +47,7 @@ struct Held {
     if (!d_k.shape.empty()) b.d_k = views[12];
     if (!d_v.shape.empty()) b.d_v = views[13];
     if (!d_sinks.shape.empty()) b.d_sinks = views[14];
+    if (!prefix_of.shape.empty()) b.prefix_of = views[15];
     return rlk::attention_bwd(b, how);
   }
   rlk::Status replay() {
@@ -66,7 +67,7 @@ struct Held {
                                                       .workspace_bytes = kWorkspace});
   }
   bool kept() const {
-    for (const Array* a : {&q, &k, &v, &cu_q, &cu_k, &kv_len, &sinks, &out, &lse, &d_out, &d_lse})
+    for (const Array* a : {&q, &k, &v, &cu_q, &cu_k, &kv_len, &prefix_of, &sinks, &out, &lse, &d_out, &d_lse})
       if (!a->same()) return false;
     return true;
   }
@@ -100,7 +101,19 @@ Held make(const Sizes& s, const AttentionBwd& options, bool sinks, std::mt19937&
     of_q = {cu_q.back() + 3, all}, of_k = {cu_k.back() + 2, s.heads};
     h.cu_q = Array(cu_q), h.cu_k = Array(cu_k);
   }
-  h.kv_len = Array(lengths);
+  std::vector<int32_t> all_keys = lengths;
+  if (s.packed && random() % 2 == 0) {
+    const std::vector<int32_t> prefixes = cuda_test::prefixes(s.sequences, random);
+    h.prefix_of = Array(prefixes);
+    for (std::size_t n = 0; n < prefixes.size(); ++n) {
+      if (prefixes[n] < 0) continue;
+      const int32_t shared = lengths[static_cast<std::size_t>(prefixes[n])];
+      all_keys[n] += shared;
+      // Some see a part of the other's keys, and none of their own.
+      if (random() % 5 == 0) all_keys[n] = static_cast<int32_t>(random() % static_cast<unsigned>(shared + 1));
+    }
+  }
+  h.kv_len = Array(all_keys);
   const auto with = [](Shape shape, int64_t last) {
     shape.push_back(last);
     return shape;

@@ -34,7 +34,7 @@ std::string id_of(const char* family, int64_t split) {
 
 // The tensors of a call; those that are absent have no shape.
 struct Held {
-  Array q, k, v, cu_q, cu_k, kv_len, table, sinks, out, lse;
+  Array q, k, v, cu_q, cu_k, kv_len, table, prefix_of, sinks, out, lse;
   Attention options{};
   int64_t values_of_keys = 0;  // v is so many first channels of k
 
@@ -49,16 +49,18 @@ struct Held {
         there(cu_k),
         there(kv_len),
         there(table),
+        there(prefix_of),
         there(sinks),
         there(out),
         there(lse)};
     Attention a = options;
-    a.q = views[0], a.k = views[1], a.v = views[2], a.out = views[8], a.lse = views[9];
+    a.q = views[0], a.k = views[1], a.v = views[2], a.out = views[9], a.lse = views[10];
     if (!cu_q.shape.empty()) a.cu_q = views[3];
     if (!cu_k.shape.empty()) a.cu_k = views[4];
     if (!kv_len.shape.empty()) a.kv_len = views[5];
     if (!table.shape.empty()) a.block_table = views[6];
-    if (!sinks.shape.empty()) a.sinks = views[7];
+    if (!prefix_of.shape.empty()) a.prefix_of = views[7];
+    if (!sinks.shape.empty()) a.sinks = views[8];
     return rlk::attention(a, how);
   }
   rlk::Status replay() {
@@ -105,6 +107,7 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
   if (s.layout == Layout::packed) {
     q = {cu_q.back() + 3, all}, keys = {cu_k.back() + 2, s.heads};
     h.cu_q = Array(cu_q, {s.sequences + 1}), h.cu_k = Array(cu_k, {s.sequences + 1});
+    if (random() % 2 == 0) h.prefix_of = Array(cuda_test::prefixes(s.sequences, random));
   } else {
     h.kv_len = Array(lengths, {s.sequences});
   }

@@ -25,12 +25,12 @@ struct Job {
 };
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
-// sums in memory.
-template <class T, int Width, int ValueWidth, bool Capped, bool Spread>
+// sums in memory. Prefixed: sequences may have the keys of another first.
+template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed>
 struct Shape {
   using Element = T;
   static constexpr int kWidth = Width, kValueWidth = ValueWidth;
-  static constexpr bool kCapped = Capped, kSpread = Spread;
+  static constexpr bool kCapped = Capped, kSpread = Spread, kPrefixed = Prefixed;
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
@@ -62,10 +62,11 @@ struct Shape {
 
 // Rows [first, first + count) of sequence n and key head h: the queries of the heads that share keys, those of a query
 // side by side. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split begins, and
-// `offset` is the first query's position among them, which of attention_part may lie before or behind them all.
+// `offset` is the first query's position among them, which of attention_part may lie before or behind them all. Key j lies in
+// row k_begin + j, one of the first `shared` in row shared_begin + j.
 struct Work {
   std::int64_t n = 0, q_begin = 0, k_begin = 0;
-  int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0;
+  int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0, shared = 0, shared_begin = 0;
 };
 static_assert(sizeof(Work) <= 64);
 
@@ -83,6 +84,10 @@ __device__ __forceinline__ int uniform(int x) {
 
 // Tiles whose keys and values TMA brings; threads bring the others': what is behind the sequence's end has to be zeros.
 __device__ __forceinline__ int tiles_by_tma(int keys, int box) { return box == 0 ? 0 : keys / kTile; }
+// And that one of `height` keys which has keys of two sequences.
+__device__ __forceinline__ bool is_seam(int shared, int tile, int height) {
+  return shared > tile * height && shared < (tile + 1) * height;
+}
 
 __device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
   return static_cast<int>((rows + height - 1) / height);
@@ -132,7 +137,7 @@ __device__ __forceinline__ std::int64_t keys_of(const Problem& p, std::int64_t n
     const attn128::Visible here = p.here(n);
     return here.last - here.first;
   } else {
-    return p.kv_count(n);
+    return S::kPrefixed ? p.kv_count(n) : p.own_count(n);
   }
 }
 
@@ -167,6 +172,11 @@ __device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
   }
   const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = keys_of<S>(p, w.n);
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);
+  if constexpr (S::kPrefixed) {
+    const attn128::KeyRows rows = p.key_rows(w.n);
+    w.k_begin -= rows.shared;
+    w.shared = static_cast<int>(rows.shared), w.shared_begin = static_cast<int>(rows.shared_begin);
+  }
   w.first = tile * S::kRows;
   w.count = static_cast<int>(rows - w.first < S::kRows ? rows - w.first : S::kRows);
   w.keys = static_cast<int>(keys), w.offset = offset_of<S>(p, w.n, queries, keys);

@@ -88,8 +88,12 @@ cudaError_t start(BackwardJob& job, cudaStream_t stream) {
 
 template <class T, int Width, bool Unit>
 cudaError_t start(BackwardJob& job, cudaStream_t stream) {
-  return job.g.p.cap != 0 ? start<BackwardShape<T, Width, true, Unit>>(job, stream)
-                          : start<BackwardShape<T, Width, false, Unit>>(job, stream);
+  const bool prefixed = static_cast<bool>(job.g.p.prefix_of);
+  if (job.g.p.cap != 0)
+    return prefixed ? start<BackwardShape<T, Width, true, Unit, true>>(job, stream)
+                    : start<BackwardShape<T, Width, true, Unit, false>>(job, stream);
+  return prefixed ? start<BackwardShape<T, Width, false, Unit, true>>(job, stream)
+                  : start<BackwardShape<T, Width, false, Unit, false>>(job, stream);
 }
 
 template <class T, bool Unit>

@@ -45,12 +45,12 @@ constexpr Form form_of(int width, bool capped, bool unit) {
 
 inline constexpr int kWorkBytes = 96;  // of an item's description
 
-// Unit: P by the special function units' ex2.
-template <class T, int Width, bool Capped, bool Unit, Form F = form_of(Width, Capped, Unit)>
+// Unit: P by the special function units' ex2. Prefixed: sequences may have the keys of another first.
+template <class T, int Width, bool Capped, bool Unit, bool Prefixed, Form F = form_of(Width, Capped, Unit)>
 struct BackwardShape {
   using Element = T;
   static constexpr int kWidth = Width;
-  static constexpr bool kCapped = Capped, kUnit = Unit;
+  static constexpr bool kCapped = Capped, kUnit = Unit, kPrefixed = Prefixed;
   static constexpr int kStill = 128, kMoving = F.moving;  // rows
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr Steps kSteps = F.steps;
@@ -66,17 +66,47 @@ struct BackwardShape {
 
 // Of sequence n: rows [first, first + count) of the still side of query head `head`, the place-th of its block's, and tiles
 // [begin, end) of the other side, those before by_tma by TMA, of whose rows [all_from, all_to) are seen by, or see, all of them.
+// Key j lies in row k_begin + j, beside queries one of the first `shared` in row shared_begin + j. Keys that come first in
+// several sequences are an item with each one's queries, whose sums go on from item to item.
 struct BackwardWork {
   std::int64_t n = 0, q_begin = 0, k_begin = 0, row_begin = 0;  // the last: of stats
   Side still = Side::neither;                                   // no more items
   int head = 0, kv_head = 0, first = 0, count = 0, queries = 0, keys = 0, begin = 0, end = 0, all_from = 0,
-      all_to = 0, by_tma = 0, place = 0;
+      all_to = 0, by_tma = 0, place = 0, shared = 0, shared_begin = 0;
+  bool goes_on = false, ends = true;  // the sums of the item before; with this one
 };
 static_assert(sizeof(BackwardWork) <= kWorkBytes);
 
 // Whether a sequence's rows of a side are the last ones of the tensor's, behind which TMA reads zeros.
 __device__ __forceinline__ bool ends_tensor(const Problem& p, const BackwardWork& w, bool keys) {
   return keys ? !p.cu_k && w.keys == p.room : !p.cu_q;
+}
+
+template <class S>
+__device__ __forceinline__ std::int64_t all_keys(const Problem& p, std::int64_t n) {
+  return S::kPrefixed ? p.kv_count(n) : p.own_count(n);
+}
+
+// What the still rows of an item see of sequence n, or see them.
+template <class S, bool Keys>
+__device__ inline void find_moving(const BackwardJob& job, BackwardWork& w) {
+  const Backward& g = job.g;
+  const Problem& p = g.p;
+  w.q_begin = p.q_begin(w.n), w.row_begin = g.row(w.n, 0);
+  w.queries = static_cast<int>(p.q_len(w.n)), w.keys = static_cast<int>(all_keys<S>(p, w.n));
+  const auto row_sees = [&](std::int64_t i) {
+    return Keys ? g.queries(w.queries, w.keys, i, i + 1) : p.visible(w.keys - w.queries + i, w.keys);
+  };
+  const attn128::Visible top = row_sees(w.first), bottom = row_sees(w.first + w.count - 1);
+  // Later rows begin and end later. What a causal row behind all keys or a first one before them sees is empty.
+  const attn128::Visible seen{top.first, bottom.last};
+  const bool whole = w.count == S::kStill;
+  w.all_from = whole ? static_cast<int>(bottom.first) : 0, w.all_to = whole ? static_cast<int>(top.last) : 0;
+  w.begin = static_cast<int>(seen.first / S::kMoving), w.end = tiles_of(seen.last, S::kMoving);
+  // Threads bring the others: what is behind the sequence's end has to be zeros.
+  w.by_tma = !job.mapped[Keys]          ? 0
+             : ends_tensor(p, w, !Keys) ? w.end
+                                        : (Keys ? w.queries : w.keys) / S::kMoving;
 }
 
 // What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the items with the most to do
@@ -97,29 +127,23 @@ __device__ inline bool find_work(const BackwardJob& job, unsigned item, Backward
   w.head = static_cast<int>(pair % heads * together), w.kv_head = w.head / p.group, w.n = pair / heads;
   if (packed) {
     const auto tiles_in = [&](std::int64_t i) {
-      return tiles_of(Keys ? p.kv_count(i) : p.q_len(i), S::kStill);
+      return tiles_of(Keys ? all_keys<S>(p, i) - (S::kPrefixed ? p.shared(i) : 0) : p.q_len(i), S::kStill);
     };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   }
   w.still = Keys ? Side::keys : Side::queries;
-  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n), w.row_begin = g.row(w.n, 0);
-  w.queries = static_cast<int>(p.q_len(w.n)), w.keys = static_cast<int>(p.kv_count(w.n));
-  w.first = tile * S::kStill;
-  w.count = min((Keys ? w.keys : w.queries) - w.first, S::kStill);
+  w.k_begin = p.k_begin(w.n), w.first = tile * S::kStill;
+  if constexpr (S::kPrefixed) {
+    const attn128::KeyRows rows = p.key_rows(w.n);
+    w.k_begin -= rows.shared;
+    if (Keys)
+      w.first += static_cast<int>(rows.shared);
+    else
+      w.shared = static_cast<int>(rows.shared), w.shared_begin = static_cast<int>(rows.shared_begin);
+  }
+  w.count = min(static_cast<int>(Keys ? all_keys<S>(p, w.n) : p.q_len(w.n)) - w.first, S::kStill);
   if (w.count <= 0) return false;
-  const auto row_sees = [&](std::int64_t i) {
-    return Keys ? g.queries(w.n, i, i + 1) : p.visible(w.keys - w.queries + i, w.keys);
-  };
-  const attn128::Visible top = row_sees(w.first), bottom = row_sees(w.first + w.count - 1);
-  // Later rows begin and end later. What a causal row behind all keys or a first one before them sees is empty.
-  const attn128::Visible seen{top.first, bottom.last};
-  const bool whole = w.count == S::kStill;
-  w.all_from = whole ? static_cast<int>(bottom.first) : 0, w.all_to = whole ? static_cast<int>(top.last) : 0;
-  w.begin = static_cast<int>(seen.first / S::kMoving), w.end = tiles_of(seen.last, S::kMoving);
-  // Threads bring the others: what is behind the sequence's end has to be zeros.
-  w.by_tma = !job.mapped[Keys]          ? 0
-             : ends_tensor(p, w, !Keys) ? w.end
-                                        : (Keys ? w.queries : w.keys) / S::kMoving;
+  find_moving<S, Keys>(job, w);
   return true;
 }
 
@@ -152,9 +176,12 @@ struct BackwardShared {
 };
 
 // Row i of the sequence, of one side's two tensors.
-template <bool OfKeys>
+template <class S, bool OfKeys>
 __device__ __forceinline__ const void* row_of(const Backward& g, const BackwardWork& w, int tensor, int i) {
-  if constexpr (OfKeys) return (tensor == 0 ? g.p.k : g.p.v).at(w.n, w.k_begin + i, w.kv_head);
+  if constexpr (OfKeys) {
+    const std::int64_t begin = S::kPrefixed && i < w.shared ? w.shared_begin : w.k_begin;
+    return (tensor == 0 ? g.p.k : g.p.v).at(w.n, begin + i, w.kv_head);
+  }
   return (tensor == 0 ? g.p.q : g.d_out).at(w.n, w.q_begin + i, w.head);
 }
 

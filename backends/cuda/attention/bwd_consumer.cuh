@@ -44,13 +44,17 @@ class BackwardConsumer {
   __device__ __forceinline__ bool run() {
     barrier_wait(s_.item_full + turns.items.stage, turns.items.phase);
     if (work().still != Still) return false;
-    begin_ = uniform(work().begin), end_ = uniform(work().end), by_tma_ = uniform(work().by_tma);
+    begin_ = uniform(work().begin), end_ = uniform(work().end);
+    by_tma_ = S::kPrefixed ? 0 : uniform(work().by_tma);
     all_from_ = uniform(work().all_from), all_to_ = uniform(work().all_to);
     fence_async_proxy();
     begin();
     if (begin_ < end_) tiles();
     leave_still();
-    kKeys ? finish_keys() : store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
+    if (!kKeys)
+      store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
+    else if (!S::kPrefixed || ends_)
+      finish_keys();
     turns.items.next();
     return true;
   }
@@ -66,14 +70,14 @@ class BackwardConsumer {
           stat_[h] = job_.gathered.stats[work().head * g_.rows() + work().row_begin + work().first + row];
       }
     }
-    clear();
+    if (!kKeys || !S::kPrefixed || !work().goes_on) clear();
   }
   __device__ __forceinline__ const BackwardWork& work() const { return s_.work[turns.items.stage]; }
   // What storing needs of the item is kept; its still rows and description are not needed any more.
   __device__ __forceinline__ void leave_still() {
     const BackwardWork& w = work();
     n_ = w.n, row_ = (kKeys ? w.k_begin : w.q_begin) + w.first;
-    count_ = w.count, head_ = w.head, place_ = w.place;
+    count_ = w.count, head_ = w.head, place_ = w.place, ends_ = w.ends;
     barrier_arrive(s_.item_empty + turns.items.stage);
   }
 
@@ -402,7 +406,7 @@ class BackwardConsumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of_thread(h), i = work().first + row;
-      const attn128::Visible seen = kKeys ? g_.queries(work().n, i, i + 1)
+      const attn128::Visible seen = kKeys ? g_.queries(work().queries, work().keys, i, i + 1)
                                           : g_.p.visible(work().keys - work().queries + i, work().keys);
       const int first = static_cast<int>(seen.first),
                 last = row < work().count ? static_cast<int>(seen.last) : 0;
@@ -511,6 +515,7 @@ class BackwardConsumer {
   int stage_ = 0;
   std::int64_t n_ = 0, row_ = 0;
   int count_ = 0, head_ = 0, place_ = 0;
+  bool ends_ = true;
 };
 
 }  // namespace rlk::cuda::attention

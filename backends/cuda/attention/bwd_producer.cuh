@@ -18,13 +18,13 @@ __device__ __forceinline__ void copy_rows(const Backward& g, const BackwardWork&
                                           int rows, unsigned char* to) {
   const int t = static_cast<int>(threadIdx.x) % 128;
   const int pieces = (tensor == 0 ? g.p.width : g.p.value_width) / 8;
-  const void* const anywhere = row_of<OfKeys>(g, w, tensor, first);
+  const void* const anywhere = row_of<S, OfKeys>(g, w, tensor, first);
 #pragma unroll 2
   for (int i = 0; i < Rows * S::kPieces / 128; ++i) {
     const int at = t + i * 128, row = at / S::kPieces, piece = at % S::kPieces;
     const bool there = row < rows && piece < pieces;
     const void* from = anywhere;
-    if (there) from = static_cast<const char*>(row_of<OfKeys>(g, w, tensor, first + row)) + piece * 16;
+    if (there) from = static_cast<const char*>(row_of<S, OfKeys>(g, w, tensor, first + row)) + piece * 16;
     copy16(to + swizzled(Rows, row, piece), from, there ? 16 : 0);
   }
 }
@@ -34,8 +34,10 @@ template <class S, bool OfKeys, int Rows>
 __device__ __forceinline__ void order_rows(const Problem& p, const BackwardWork& w, const CUtensorMap* map,
                                            int first, unsigned char* to, std::uint64_t* full) {
   const bool packed = static_cast<bool>(OfKeys ? p.cu_k : p.cu_q);
-  const int token = static_cast<int>(OfKeys ? w.k_begin : w.q_begin) + first,
-            head = OfKeys ? w.kv_head : w.head;
+  const int begin = OfKeys && S::kPrefixed && first < w.shared
+                        ? w.shared_begin
+                        : static_cast<int>(OfKeys ? w.k_begin : w.q_begin),
+            token = begin + first, head = OfKeys ? w.kv_head : w.head;
 #pragma unroll
   for (int x = 0; x < S::kWidth; x += 64)
 #pragma unroll
@@ -76,7 +78,7 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
   for (int tile = w.begin; tile < w.end; ++tile, turn.next()) {
     const int first = tile * S::kMoving;
     std::uint64_t* const full = s.full + turn.stage;
-    const bool ordered = tile < w.by_tma;
+    const bool ordered = tile < w.by_tma && (Keys || !S::kPrefixed || !is_seam(w.shared, tile, S::kMoving));
     barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
     if (Keys && t >= 64) {
 #pragma unroll
@@ -109,6 +111,17 @@ __device__ __forceinline__ unsigned next_item(const BackwardJob& job, const Back
   return item;
 }
 
+// The sequence behind `reader` whose queries see keys of `owner` next, or p.sequences. Every lane asks alike.
+__device__ inline std::int64_t next_reader(const Problem& p, std::int64_t owner, std::int64_t reader) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (std::int64_t base = reader + 1; base < p.sequences; base += 32) {
+    const bool reads = base + lane < p.sequences && p.prefix(base + lane) == owner;
+    if (const unsigned hit = __ballot_sync(~0u, reads); hit != 0)
+      return base + __ffs(static_cast<int>(hit)) - 1;
+  }
+  return p.sequences;
+}
+
 // Items of one side, [begin, end) of all.
 template <class S, bool Keys>
 __device__ inline void produce_items(const BackwardJob& job, const BackwardShared<S>& s, unsigned& item,
@@ -117,7 +130,18 @@ __device__ inline void produce_items(const BackwardJob& job, const BackwardShare
   for (; item < end; item = next_item(job, s)) {
     BackwardWork w;
     if (!find_work<S, Keys>(job, item - begin, w)) continue;
+    const std::int64_t owner = w.n;
     for (w.place = 0; w.place < (Keys ? job.gathered.together : 1); ++w.place, ++w.head) {
+      w.goes_on = false, w.ends = !Keys || !S::kPrefixed;
+      while (!w.ends) {
+        const std::int64_t next = next_reader(job.g.p, owner, w.n);
+        w.ends = next == job.g.p.sequences;
+        bring_still<S, Keys>(job, w, s, items);
+        produce<S, Keys>(job, w, s, turn);
+        w.n = w.ends ? owner : next, w.goes_on = true;
+        find_moving<S, Keys>(job, w);
+      }
+      if (w.goes_on) continue;
       bring_still<S, Keys>(job, w, s, items);
       produce<S, Keys>(job, w, s, turn);
     }

@@ -135,7 +135,7 @@ __device__ bool key_in_use(const Problem& p, std::int64_t& n, std::int64_t& toke
     const std::int64_t middle = (low + high) / 2;
     (p.k_begin(middle) <= token ? low : high) = middle;
   }
-  return token - p.k_begin(low) < p.kv_count(low);
+  return token - p.k_begin(low) < p.kv_count(low) - p.shared(low);
 }
 
 // A thread has four channels of a key and its head, d_v behind d_k.

@@ -41,7 +41,7 @@ class Consumer {
   __device__ __forceinline__ void begin(const Work& w) {
     w_ = &w;
     begin_ = uniform(w.begin), end_ = uniform(w.end), keys_ = uniform(w.keys);
-    by_tma_ = tiles_by_tma(keys_, job_.maps.box);
+    by_tma_ = S::kPrefixed ? 0 : tiles_by_tma(keys_, job_.maps.box);
   }
 
   __device__ __forceinline__ void run() {
@@ -572,7 +572,7 @@ class Consumer {
   const Problem& p_;
   const Work* w_ = nullptr;
   int begin_ = 0, end_ = 0, keys_ = 0;  // of it
-  int by_tma_ = 0;                      // tiles from here on are brought by threads
+  int by_tma_ = 0;                      // tiles from here on are, or may be, brought by threads
   const Shared<S>& s_;
   const int thread_, group_;
   int row_[2], tiles_of_split_;             // a power of two

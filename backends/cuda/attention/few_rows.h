@@ -8,6 +8,7 @@ namespace rlk::cuda::attention {
 
 // Tokens of a box; 0: TMA cannot go there. A sequence's last tile is brought in boxes as well, so they are smaller than tiles.
 inline int few_rows_box(const Problem& p) {
+  if (p.prefix_of) return 0;
   if (!p.block_table) return 32;
   return p.page_size % 32 == 0 ? 32 : p.page_size % 16 == 0 ? 16 : p.page_size % 8 == 0 ? 8 : 0;
 }

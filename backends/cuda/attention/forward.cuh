@@ -93,11 +93,13 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   return cudaGetLastError();
 }
 
+// Where another sequence's keys come first, blocks take whole rows (spread() says so).
 template <class T, int Width, int ValueWidth, bool Capped>
 cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  if (p.prefix_of) return start<Shape<T, Width, ValueWidth, Capped, false, true>>(p, parts, 1, stream);
   return splits > 1 || p.partials != nullptr
-             ? start<Shape<T, Width, ValueWidth, Capped, true>>(p, parts, splits, stream)
-             : start<Shape<T, Width, ValueWidth, Capped, false>>(p, parts, 1, stream);
+             ? start<Shape<T, Width, ValueWidth, Capped, true, false>>(p, parts, splits, stream)
+             : start<Shape<T, Width, ValueWidth, Capped, false, false>>(p, parts, 1, stream);
 }
 
 // Softcaps have kernels of their own, for the others' sake.
@@ -115,7 +117,9 @@ cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, c
 // Widths above kNarrow.
 template <class T>
 cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  if (is_latent(p)) return start<Shape<T, 576, 512, true, true>>(p, parts, splits, stream);
+  if (is_latent(p))
+    return p.prefix_of ? start<Shape<T, 576, 512, true, true, true>>(p, parts, splits, stream)
+                       : start<Shape<T, 576, 512, true, true, false>>(p, parts, splits, stream);
   if (p.width <= 192 && p.value_width <= 128)
     return p.cap != 0 ? start<T, 192, 128, true>(p, parts, splits, stream)
                       : start<T, 192, 128, false>(p, parts, splits, stream);

@@ -100,6 +100,7 @@ std::int64_t splits_of(const Problem& p) {
 std::int64_t spread(const Problem& p) {
   const std::int64_t splits = splits_of(p);
   if (is_latent(p)) return splits;
+  if (p.prefix_of) return 1;
   if (splits < 2 || splits > kMostSplits || row_count(p) * splits > kMostParts / p.value_width) return 1;
   return p.queries * p.group <= 64 || tiles_at_most(p, 128) * p.heads < kFewBlocks ? splits : 1;
 }

@@ -25,10 +25,12 @@ struct Piece {
   int token, outer;
   bool there;
 };
+template <class S>
 __device__ __forceinline__ Piece piece_of(const Job& job, const Work& w, int tile) {
   const Problem& p = job.p;
   const int lane = static_cast<int>(threadIdx.x) % 32, box = job.maps.box, j = tile * kTile + lane * box;
-  Piece piece{static_cast<int>(w.k_begin) + j, p.cu_k ? 0 : static_cast<int>(w.n), lane * box < kTile};
+  const int begin = S::kPrefixed && j < w.shared ? w.shared_begin : static_cast<int>(w.k_begin);
+  Piece piece{begin + j, p.cu_k ? 0 : static_cast<int>(w.n), lane * box < kTile};
   if (p.block_table && piece.there) {
     const int size = static_cast<int>(p.page_size),
               page = box < kTile ? tile * (kTile / box) + lane : j / size;
@@ -51,11 +53,14 @@ __device__ __forceinline__ void order_tile(unsigned char* to, const CUtensorMap*
     tma_load(to + (x / 64 * kTile + lane * box) * 128, map, full, x, head, piece.token, piece.outer);
 }
 
+template <class S>
 __device__ __forceinline__ void copy_places(const Problem& p, const attn128::Tensor& of, const Work& w,
                                             int tile, const unsigned char** places) {
   const int t = static_cast<int>(threadIdx.x) % 128, j = tile * kTile + t;
   role_sync(1, 128);  // nobody reads those of the tile before any more
-  places[t] = j < w.keys ? static_cast<const unsigned char*>(p.key(of, w.n, w.k_begin, j, w.h)) : nullptr;
+  attn128::KeyRows rows{w.k_begin};
+  if (S::kPrefixed) rows = {w.k_begin + w.shared, w.shared, w.shared_begin};
+  places[t] = j < w.keys ? static_cast<const unsigned char*>(p.key(of, w.n, rows, j, w.h)) : nullptr;
   role_sync(1, 128);
 }
 
@@ -74,7 +79,8 @@ class Producer {
     }
     constexpr bool kAhead = !S::kOneByOne && S::kKeyStages >= S::kValueStages;
     int from = w.begin;  // of this warp's tiles
-    if (!orders()) from = min(max(tiles_by_tma(w.keys, job_.maps.box), w.begin), w.end);
+    if (!orders() && (!S::kPrefixed || w.shared == 0))
+      from = min(max(tiles_by_tma(w.keys, job_.maps.box), w.begin), w.end);
     keys_.skip(from - w.begin), values_.skip(from - w.begin);
     if (from == w.begin) bring_keys(w, from);
     bring_queries(w);
@@ -106,13 +112,13 @@ class Producer {
   __device__ __forceinline__ void bring_tile(const attn128::Tensor& of, const CUtensorMap* map, int width,
                                              unsigned char* to, std::uint64_t* full, std::uint64_t* empty,
                                              int phase, const Work& w, int tile) {
-    if (tile >= tiles_by_tma(w.keys, job_.maps.box)) {
-      copy_places(p_, of, w, tile, s_.places);
+    if (tile >= tiles_by_tma(w.keys, job_.maps.box) || (S::kPrefixed && is_seam(w.shared, tile, kTile))) {
+      copy_places<S>(p_, of, w, tile, s_.places);
       barrier_wait(empty, phase);
       copy_tile<Width / 8>(to, s_.places, of.data, width / 8);
       copy_arrive(full);
     } else if (orders()) {
-      const Piece piece = piece_of(job_, w, tile);
+      const Piece piece = piece_of<S>(job_, w, tile);
       barrier_wait(empty, phase);
       order_tile<Width>(to, map, full, job_, w.h, piece);
     }
