@@ -90,10 +90,10 @@ template <class T, int Width, bool Unit>
 cudaError_t start(BackwardJob& job, cudaStream_t stream) {
   const bool prefixed = static_cast<bool>(job.g.p.prefix_of);
   if (job.g.p.cap != 0)
-    return prefixed ? start<BackwardShape<T, Width, true, Unit, true>>(job, stream)
-                    : start<BackwardShape<T, Width, true, Unit, false>>(job, stream);
-  return prefixed ? start<BackwardShape<T, Width, false, Unit, true>>(job, stream)
-                  : start<BackwardShape<T, Width, false, Unit, false>>(job, stream);
+    return prefixed ? start<BackwardShape<T, Width, Width, true, Unit, true>>(job, stream)
+                    : start<BackwardShape<T, Width, Width, true, Unit, false>>(job, stream);
+  return prefixed ? start<BackwardShape<T, Width, Width, false, Unit, true>>(job, stream)
+                  : start<BackwardShape<T, Width, Width, false, Unit, false>>(job, stream);
 }
 
 template <class T, bool Unit>
@@ -101,6 +101,20 @@ cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStre
   BackwardJob job{g, gathered, {}, {}, {}, {}};
   return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64, Unit>(job, stream)
                                                     : start<T, 128, Unit>(job, stream);
+}
+
+// Wide heads. Softcaps and prefixes share a kernel.
+template <class T, int Width, int ValueWidth, bool Unit>
+cudaError_t start_wide(BackwardJob& job, cudaStream_t stream) {
+  return job.g.p.cap != 0 || job.g.p.prefix_of
+             ? start<BackwardShape<T, Width, ValueWidth, true, Unit, true>>(job, stream)
+             : start<BackwardShape<T, Width, ValueWidth, false, Unit, false>>(job, stream);
+}
+template <class T, bool Unit>
+cudaError_t start_wide_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream) {
+  BackwardJob job{g, gathered, {}, {}, {}, {}};
+  return g.p.width <= 192 && g.p.value_width <= 128 ? start_wide<T, 192, 128, Unit>(job, stream)
+                                                    : start_wide<T, 256, 256, Unit>(job, stream);
 }
 
 }  // namespace rlk::cuda::attention

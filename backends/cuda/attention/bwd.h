@@ -10,7 +10,8 @@ namespace rlk::cuda::attention {
 using attn128::Backward;
 using attn128::Stat;
 
-inline constexpr int kMostBackwardWidth = 128;
+inline constexpr int kMostBackwardWidth = 256;
+inline bool is_wide(const Backward& g) { return g.p.width > 128 || g.p.value_width > 128; }
 inline constexpr int kMostGroup =
     64;  // heads that a thread joins in registers, where they are a power of two
 
@@ -41,5 +42,8 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
 // A file for each element type and exponential, so that they compile side by side: d_q, and each query head's d_k and d_v.
 template <class T, bool Unit>
 cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream);
+// Of heads above 128 channels.
+template <class T, bool Unit>
+cudaError_t start_wide_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

@@ -30,7 +30,9 @@ struct BackwardJob {
 // turns   one after the other
 // late    products are handed over a few at a time, dP's between pieces of P, d_k's or d_q's, with d_v's, between pieces of dS
 // ahead   the scores of the next tile come before d_k's or d_q's products of this one, which run beside the next tile's P
-enum class Steps { turns, late, ahead };
+// shared  of more than 128 channels: the warpgroups have the same still rows, each P and dS of half the tile's rows and, when
+//         both have left these in shared memory, sums of half the channels; the next tile's products follow at once
+enum class Steps { turns, late, ahead, shared };
 // What a kernel may do in one way or another with the same bits.
 struct Form {
   Steps steps = Steps::turns;
@@ -38,6 +40,7 @@ struct Form {
 };
 // As measured. Scores that are capped are wanted again after dP.
 constexpr Form form_of(int width, bool capped, bool unit) {
+  if (width > 128) return {Steps::shared};
   if (capped) return {};
   if (width > 64) return {Steps::ahead};
   return unit ? Form{Steps::late, 128} : Form{};
@@ -46,22 +49,33 @@ constexpr Form form_of(int width, bool capped, bool unit) {
 inline constexpr int kWorkBytes = 96;  // of an item's description
 
 // Unit: P by the special function units' ex2. Prefixed: sequences may have the keys of another first.
-template <class T, int Width, bool Capped, bool Unit, bool Prefixed, Form F = form_of(Width, Capped, Unit)>
+template <class T, int Width, int ValueWidth, bool Capped, bool Unit, bool Prefixed,
+          Form F = form_of(Width, Capped, Unit)>
 struct BackwardShape {
   using Element = T;
-  static constexpr int kWidth = Width;
+  static constexpr int kWidth = Width, kValueWidth = ValueWidth;
   static constexpr bool kCapped = Capped, kUnit = Unit, kPrefixed = Prefixed;
-  static constexpr int kStill = 128, kMoving = F.moving;  // rows
-  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr Steps kSteps = F.steps;
-  static constexpr int kStages = 3;          // tiles that wait in shared memory
-  static constexpr int kPieces = Width / 8;  // of 16 bytes, of a row
-  static constexpr int kStillBytes = kStill * Width * 2, kMovingBytes = kMoving * Width * 2;
+  static constexpr bool kShared = kSteps == Steps::shared;
+  static constexpr int kStill = kShared ? 64 : 128, kMoving = F.moving;  // rows
+  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
+  static constexpr int kStages = Width > 192 ? 2 : 3;  // tiles that wait in shared memory
+  static constexpr int kItems = kShared ? 1 : 2;       // whose still rows are in shared memory
+  // Of the first or the second tensor of either side.
+  __host__ __device__ static constexpr int width(int tensor) { return tensor == 0 ? Width : ValueWidth; }
+  __host__ __device__ static constexpr int still_bytes(int tensor) { return kStill * width(tensor) * 2; }
+  __host__ __device__ static constexpr int moving_bytes(int tensor) { return kMoving * width(tensor) * 2; }
+  // Of P or dS, as one warpgroup leaves half of it for both; those of two tiles, so that they wait for each other once a tile.
+  static constexpr int kSlopeBytes = kShared ? kStill * kMoving * 2 : 0;
   static constexpr int kStatBytes = kStages * kMoving * 8;
-  static constexpr int kItems = 2;  // whose still rows are in shared memory
-  static constexpr int kBytes = 2 * kItems * kStillBytes + 2 * kStages * kMovingBytes + kStatBytes +
+  static constexpr int kBytes = kItems * (still_bytes(0) + still_bytes(1)) +
+                                kStages * (moving_bytes(0) + moving_bytes(1)) + 4 * kSlopeBytes + kStatBytes +
                                 2 * (kStages + kItems) * 8 + kItems * kWorkBytes + 4;
   static_assert(kBytes <= 227 * 1024, "of a block");
+  // Channels of a tensor's sums that a warpgroup has, whole lines of 64.
+  __host__ __device__ static constexpr int sums_of(int tensor) {
+    return kShared ? (width(tensor) + 127) / 128 * 64 : width(tensor);
+  }
 };
 
 // Of sequence n: rows [first, first + count) of the still side of query head `head`, the place-th of its block's, and tiles
@@ -82,9 +96,16 @@ __device__ __forceinline__ bool ends_tensor(const Problem& p, const BackwardWork
   return keys ? !p.cu_k && w.keys == p.room : !p.cu_q;
 }
 
+// Keys of sequence n, and how many of them are its own.
 template <class S>
 __device__ __forceinline__ std::int64_t all_keys(const Problem& p, std::int64_t n) {
   return S::kPrefixed ? p.kv_count(n) : p.own_count(n);
+}
+template <class S>
+__device__ __forceinline__ std::int64_t own_keys(const Backward& g, std::int64_t n) {
+  if (!S::kPrefixed) return g.p.own_count(n);
+  const attn128::Visible own = g.own_keys(n);
+  return own.last - own.first;
 }
 
 // What the still rows of an item see of sequence n, or see them.
@@ -127,7 +148,7 @@ __device__ inline bool find_work(const BackwardJob& job, unsigned item, Backward
   w.head = static_cast<int>(pair % heads * together), w.kv_head = w.head / p.group, w.n = pair / heads;
   if (packed) {
     const auto tiles_in = [&](std::int64_t i) {
-      return tiles_of(Keys ? all_keys<S>(p, i) - (S::kPrefixed ? p.shared(i) : 0) : p.q_len(i), S::kStill);
+      return tiles_of(Keys ? own_keys<S>(g, i) : p.q_len(i), S::kStill);
     };
     if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
   }
@@ -151,6 +172,7 @@ __device__ inline bool find_work(const BackwardJob& job, unsigned item, Backward
 template <class S>
 struct BackwardShared {
   unsigned char *still[2], *moving[2];  // k and v, or q and d_out; of items and of tiles in turn
+  unsigned char* slopes;                // Steps::shared: P and dS of two tiles in turn
   float* stats;                         // [kStages][2][kMoving]: base, then delta, of moving queries
   std::uint64_t *full, *empty;          // of tiles
   std::uint64_t *item_full, *item_empty;
@@ -158,9 +180,11 @@ struct BackwardShared {
   unsigned* item;      // that the producer takes
 
   __device__ explicit BackwardShared(unsigned char* raw) {
-    still[0] = raw, still[1] = still[0] + S::kItems * S::kStillBytes;
-    moving[0] = still[1] + S::kItems * S::kStillBytes, moving[1] = moving[0] + S::kStages * S::kMovingBytes;
-    unsigned char* const rest = moving[1] + S::kStages * S::kMovingBytes;
+    still[0] = raw, still[1] = still[0] + S::kItems * S::still_bytes(0);
+    moving[0] = still[1] + S::kItems * S::still_bytes(1);
+    moving[1] = moving[0] + S::kStages * S::moving_bytes(0);
+    slopes = moving[1] + S::kStages * S::moving_bytes(1);
+    unsigned char* const rest = slopes + 4 * S::kSlopeBytes;
     stats = reinterpret_cast<float*>(rest);
     full = reinterpret_cast<std::uint64_t*>(rest + S::kStatBytes), empty = full + S::kStages;
     item_full = empty + S::kStages, item_empty = item_full + S::kItems;

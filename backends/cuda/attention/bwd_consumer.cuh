@@ -1,4 +1,4 @@
-// The consumers of attention's backward: two warpgroups of 64 still rows each. Scores, and what comes of them, stay in
+// The consumers of attention's backward: two warpgroups of 64 still rows each, or, of wide heads, of the same 64. Scores, and what comes of them, stay in
 // registers from one product to the next: with the still side in rows, P and dS are the left operands of the sums over the
 // moving side.
 #pragma once
@@ -20,11 +20,14 @@ template <class S, Side Still>
 class BackwardConsumer {
   using T = typename S::Element;
   static constexpr bool kKeys = Still == Side::keys;
-  static constexpr int kSums = S::kWidth / 2;  // a thread
-  static constexpr int kScores = S::kMoving / 2;
+  static constexpr bool kShared = S::kShared;  // the warpgroups have the same still rows
+  static constexpr int kColumns =
+      kShared ? S::kMoving / 2 : S::kMoving;             // moving rows of a warpgroup's scores
+  static constexpr int kScores = kColumns / 2;           // a thread
   static constexpr int kChunks = S::kMoving / 16;        // of moving rows, as many as a product adds up
   static constexpr int kTilesOfRule = 128 / S::kMoving;  // tiles here that one of the rule is
-  using Sums = float[kSums];
+  // Of a thread: of the first tensor, and of keys' second one or, of queries, what the first's go to.
+  static constexpr int kSums = S::sums_of(0) / 2, kOthers = kKeys ? S::sums_of(1) / 2 : kSums;
   using Scores = float[kScores];
 
  public:
@@ -52,7 +55,7 @@ class BackwardConsumer {
     if (begin_ < end_) tiles();
     leave_still();
     if (!kKeys)
-      store_rows(g_.d_q, b_, g_.p.scale, g_.p.width);
+      store_rows(g_.d_q, b_, g_.p.scale, g_.p.width, first_channel(0));
     else if (!S::kPrefixed || ends_)
       finish_keys();
     turns.items.next();
@@ -86,8 +89,71 @@ class BackwardConsumer {
       by_turns();
     else if constexpr (S::kSteps == Steps::ahead)
       ahead();
+    else if constexpr (kShared)
+      together();
     else
       in_pieces();
+  }
+  // Each warpgroup makes half of a tile's P and dS, and sums over all of them of half the channels. What it leaves in shared
+  // memory it leaves by turns in two places: when both have come with one, both have done with the other.
+  __device__ __forceinline__ void together() {
+    Scores x, y;
+    next_tile(begin_);
+    multiply(x, 0);
+    wait(x);
+    multiply(y, 1);
+    for (int tile = begin_; tile < end_; ++tile) {
+      stage_ = turns.front.stage;
+      weigh(x);
+      wait(y);
+      slope(x, y);
+      mask(x, y, tile * S::kMoving);
+      add_slopes(leave_slopes(x, y), continued(tile));
+      // Behind the last tile products of whatever lies there: ptxas does not let products run on past a branch.
+      next_tile(tile + 1, tile + 1 < end_);
+      multiply(x, 0);
+      multiply(y, 1);
+      wgmma_wait<1>();
+      wgmma_fence_operand(x);
+      end_tile(tile);
+    }
+    wait(y);
+  }
+  // The place of both warpgroups' P and dS, which are there.
+  __device__ __forceinline__ const unsigned char* leave_slopes(const Scores& x, const Scores& y) {
+    unsigned char* const to = s_.slopes + place_of_slopes_ * 2 * S::kSlopeBytes;
+    if constexpr (kKeys) leave_slopes(x, to);
+    leave_slopes(y, to + S::kSlopeBytes);
+    place_of_slopes_ ^= 1;
+    fence_async_proxy();
+    role_sync(2, S::kConsumers);
+    return to;
+  }
+  // A warpgroup's half of P or dS, [still][moving] in lines of 128 bytes as wgmma has them.
+  __device__ __forceinline__ void leave_slopes(const Scores& x, unsigned char* to) const {
+    static_assert(!kShared || S::kMoving == 64, "a line");
+#pragma unroll
+    for (int e = 0; e < kScores; e += 2) {
+      const int row = row_of_thread(e / 2 % 2), piece = (first_column() + e / 4 * 8) / 8;
+      *reinterpret_cast<std::uint32_t*>(to + swizzled(S::kStill, row, piece) + thread_ % 4 * 4) =
+          pack<T>(x[e], x[e + 1]);
+    }
+  }
+  __device__ __forceinline__ void add_slopes(const unsigned char* from, bool continued) {
+    const Descriptor weights(shared_address(from) >> 4, 1, 64, Swizzle::bytes128),
+        ds(shared_address(from + S::kSlopeBytes) >> 4, 1, 64, Swizzle::bytes128);
+    wgmma_fence_operand(a_);
+    if constexpr (kKeys) wgmma_fence_operand(b_);
+    wgmma_fence();
+    if constexpr (kKeys) {
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k)
+        wgmma<T, false, true>(b_, weights.at(2 * k), moving_rows(1).at(k * 128), true);
+    }
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k)
+      wgmma<T, false, true>(a_, ds.at(2 * k), moving_rows(0).at(k * 128), continued || k > 0);
+    wgmma_commit();
   }
   __device__ __forceinline__ void by_turns() {
     Scores x, y;
@@ -276,27 +342,35 @@ class BackwardConsumer {
   // Scores or dP: 64 still rows by the tile's, chains over channels.
   __device__ __forceinline__ void multiply(Scores& x, int tensor) const {
     const Descriptor still(shared_address(still_of(tensor)) >> 4, 1, 64, Swizzle::bytes128),
-        moving(shared_address(s_.moving[tensor] + turns.front.stage * S::kMovingBytes) >> 4, 1, 64,
-               Swizzle::bytes128);
+        moving(shared_address(moving_of(tensor) + first_column() * 128) >> 4, 1, 64, Swizzle::bytes128);
     wgmma_fence_operand(x);
     wgmma_fence();
+    constexpr int kMost = S::width(0) > S::width(1) ? S::width(0) : S::width(1);
 #pragma unroll
-    for (int d = 0; d < S::kWidth; d += 16)
-      wgmma<T, false, false>(x, still.at(d / 64 * (S::kStill * 8) + d % 64 / 8),
-                             moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
+    for (int d = 0; d < kMost; d += 16)
+      if (d < S::width(tensor))
+        wgmma<T, false, false>(x, still.at(d / 64 * (S::kStill * 8) + d % 64 / 8),
+                               moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
   // The warpgroup's still rows.
   __device__ __forceinline__ const unsigned char* still_of(int tensor) const {
-    return s_.still[tensor] + turns.items.stage * S::kStillBytes + group_ * 64 * 128;
+    return s_.still[tensor] + turns.items.stage * S::still_bytes(tensor) + (kShared ? 0 : group_ * 64 * 128);
+  }
+  // The tile that comes next.
+  __device__ __forceinline__ const unsigned char* moving_of(int tensor) const {
+    return s_.moving[tensor] + turns.front.stage * S::moving_bytes(tensor);
+  }
+  // The first moving row of the warpgroup's scores, and the first channel of its sums.
+  __device__ __forceinline__ int first_column() const { return kShared ? group_ * kColumns : 0; }
+  __device__ __forceinline__ int first_channel(int tensor) const {
+    return kShared ? group_ * S::sums_of(tensor) : 0;
   }
   // One of dP's products, over channels from 16 i on.
   __device__ __forceinline__ void product_of_values(Scores& y, int i) const {
     const int d = 16 * i;
-    const std::uint64_t moving =
-        Descriptor(shared_address(s_.moving[1] + turns.front.stage * S::kMovingBytes) >> 4, 1, 64,
-                   Swizzle::bytes128)
-            .at(d / 64 * (S::kMoving * 8) + d % 64 / 8);
+    const std::uint64_t moving = Descriptor(shared_address(moving_of(1)) >> 4, 1, 64, Swizzle::bytes128)
+                                     .at(d / 64 * (S::kMoving * 8) + d % 64 / 8);
     const std::uint64_t still = Descriptor(shared_address(still_of(1)) >> 4, 1, 64, Swizzle::bytes128)
                                     .at(d / 64 * (S::kStill * 8) + d % 64 / 8);
     wgmma<T, false, false>(y, still, moving, d > 0);
@@ -327,12 +401,14 @@ class BackwardConsumer {
     wgmma_commit();
   }
   __device__ __forceinline__ Descriptor moving_rows(int tensor) const {
-    return {shared_address(s_.moving[tensor] + stage() * S::kMovingBytes) >> 4, S::kMoving * 8, 64,
-            Swizzle::bytes128};
+    return {shared_address(s_.moving[tensor] + stage() * S::moving_bytes(tensor) +
+                           first_channel(tensor) / 64 * S::kMoving * 128) >>
+                4,
+            S::kMoving * 8, 64, Swizzle::bytes128};
   }
   // Of the tile that is weighed.
   __device__ __forceinline__ int stage() const {
-    return S::kSteps == Steps::ahead ? stage_ : static_cast<int>(turns.back.stage);
+    return S::kSteps == Steps::ahead || kShared ? stage_ : static_cast<int>(turns.back.stage);
   }
   // The tile's sums are there.
   __device__ __forceinline__ void end_tile(int tile) {
@@ -355,7 +431,7 @@ class BackwardConsumer {
     return kKeys ? of_pair(S::kMoving, e, pair) : stat_[e / 2 % 2].delta;
   }
   __device__ __forceinline__ float of_pair(int first, int e, float2& pair) const {
-    const int at = stage() * 2 * S::kMoving + first + thread_ % 4 * 2 + e / 4 * 8;
+    const int at = stage() * 2 * S::kMoving + first + first_column() + thread_ % 4 * 2 + e / 4 * 8;
     if (e % 4 == 0) pair = *reinterpret_cast<const float2*>(s_.stats + at);
     return e % 2 == 0 ? pair.x : pair.y;
   }
@@ -402,7 +478,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void mask(Scores& x, int at) const { mask(x, x, at); }
   __device__ __forceinline__ void mask(Scores& x, Scores& y, int at) const {
     if (all_from_ <= at && at + S::kMoving <= all_to_) return;
-    const int j = at + thread_ % 4 * 2;
+    const int j = at + first_column() + thread_ % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of_thread(h), i = work().first + row;
@@ -417,7 +493,7 @@ class BackwardConsumer {
     }
   }
   __device__ __forceinline__ int row_of_thread(int h) const {
-    return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
+    return (kShared ? thread_ % 128 : thread_) / 32 * 16 + thread_ % 32 / 4 + 8 * h;
   }
 
   // A query head's d_k and d_v are there.
@@ -426,8 +502,8 @@ class BackwardConsumer {
     if (together > 1) join(place_, together);
     if (place_ + 1 < together) return;
     if (together < g_.p.group) return store_part();
-    store_rows(g_.d_k, a_, g_.p.scale, g_.p.width);
-    store_rows(g_.d_v, b_, 1, g_.p.value_width);
+    store_rows(g_.d_k, a_, g_.p.scale, g_.p.width, first_channel(0));
+    store_rows(g_.d_v, b_, 1, g_.p.value_width, first_channel(1));
   }
   // Sums over some of the heads that share keys, to be joined with those of the others.
   __device__ __forceinline__ void store_part() const {
@@ -439,17 +515,23 @@ class BackwardConsumer {
       if (row >= count_) continue;
       const std::int64_t key = (g_.p.cu_k ? 0 : n_ * g_.p.room) + row_ + row;
       float* const to = job_.gathered.parts + (key * parts + part) * both;
-#pragma unroll
-      for (int i = 0; i < S::kWidth / 8; ++i) {
-        const int d = 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
-        if (d < width) *reinterpret_cast<float2*>(to + d) = make_float2(a_[e], a_[e + 1]);
-        if (d < g_.p.value_width) *reinterpret_cast<float2*>(to + width + d) = make_float2(b_[e], b_[e + 1]);
-      }
+      store_part(to, a_, h, first_channel(0), width);
+      store_part(to + width, b_, h, first_channel(1), g_.p.value_width);
     }
   }
-  // Rows of the still side, finished.
-  __device__ __forceinline__ void store_rows(const attn128::Tensor& tensor, const Sums& sums, float scale,
+  template <int Size>
+  __device__ __forceinline__ void store_part(float* to, const float (&sums)[Size], int h, int channel,
                                              int width) const {
+#pragma unroll
+    for (int i = 0; i < Size / 4; ++i) {
+      const int d = channel + 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
+      if (d < width) *reinterpret_cast<float2*>(to + d) = make_float2(sums[e], sums[e + 1]);
+    }
+  }
+  // Rows of the still side, finished, from `channel` on.
+  template <int Size>
+  __device__ __forceinline__ void store_rows(const attn128::Tensor& tensor, const float (&sums)[Size],
+                                             float scale, int width, int channel) const {
     if (!tensor) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -457,8 +539,8 @@ class BackwardConsumer {
       if (row >= count_) continue;
       void* const to = tensor.at(n_, row_ + row, kKeys ? head_ / g_.p.group : head_);
 #pragma unroll
-      for (int i = 0; i < S::kWidth / 8; ++i) {
-        const int d = 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
+      for (int i = 0; i < Size / 4; ++i) {
+        const int d = channel + 8 * i + thread_ % 4 * 2, e = 4 * i + 2 * h;
         if (d >= width) continue;
         const float2 x = make_float2(__fmul_rn(sums[e], scale), __fmul_rn(sums[e + 1], scale));
         if (tensor.type == rows::Type::f32)
@@ -472,33 +554,36 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      a_[e] = b_[e] = 0;
-    }
+    for (float& e : a_) e = 0;
+#pragma unroll
+    for (float& e : b_) e = 0;
   }
   // The sums of head i of those that a block has are there. Those of heads before wait in memory, each thread's own: as a binary
   // counter has them, which is the tree of neighbours, or ascending.
   __device__ __forceinline__ void join(int i, int together) {
+    constexpr int kEach = kSums / 4 * S::kConsumers, kBoth = (kSums + kOthers) / 4 * S::kConsumers;
     float4* at = reinterpret_cast<float4*>(job_.gathered.waiting) +
-                 std::int64_t{blockIdx.x} * waiting_levels(together) * (kSums / 2 * S::kConsumers) + thread_;
+                 std::int64_t{blockIdx.x} * waiting_levels(together) * kBoth + thread_;
     const bool pairs = (together & (together - 1)) == 0;
     for (int left = pairs ? i : i > 0; left & 1; left = pairs ? left >> 1 : 0) {
-      take_in(at, a_), take_in(at + kSums / 4 * S::kConsumers, b_);
-      if (pairs) at += kSums / 2 * S::kConsumers;
+      take_in(at, a_), take_in(at + kEach, b_);
+      if (pairs) at += kBoth;
     }
-    if (i + 1 < together) leave(at, a_), leave(at + kSums / 4 * S::kConsumers, b_);
+    if (i + 1 < together) leave(at, a_), leave(at + kEach, b_);
   }
-  __device__ __forceinline__ static void take_in(const float4* from, Sums& sums) {
+  template <int Size>
+  __device__ __forceinline__ static void take_in(const float4* from, float (&sums)[Size]) {
 #pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
+    for (int e = 0; e < Size; e += 4) {
       const float4 x = __ldcg(from + e / 4 * S::kConsumers);
       sums[e] = __fadd_rn(x.x, sums[e]), sums[e + 1] = __fadd_rn(x.y, sums[e + 1]);
       sums[e + 2] = __fadd_rn(x.z, sums[e + 2]), sums[e + 3] = __fadd_rn(x.w, sums[e + 3]);
     }
   }
-  __device__ __forceinline__ static void leave(float4* to, const Sums& sums) {
+  template <int Size>
+  __device__ __forceinline__ static void leave(float4* to, const float (&sums)[Size]) {
 #pragma unroll
-    for (int e = 0; e < kSums; e += 4)
+    for (int e = 0; e < Size; e += 4)
       __stcg(to + e / 4 * S::kConsumers, make_float4(sums[e], sums[e + 1], sums[e + 2], sums[e + 3]));
   }
 
@@ -511,10 +596,11 @@ class BackwardConsumer {
   const BackwardShared<S>& s_;
   const int thread_, group_;
   Stat stat_[2];
-  Sums a_, b_;  // d_k and d_v; or the chain of a tile, and d_q
+  float a_[kSums], b_[kOthers];  // d_k and d_v; or the chain of a tile, and d_q
   int stage_ = 0;
   std::int64_t n_ = 0, row_ = 0;
   int count_ = 0, head_ = 0, place_ = 0;
+  int place_of_slopes_ = 0;
   bool ends_ = true;
 };
 

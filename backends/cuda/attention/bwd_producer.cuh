@@ -12,25 +12,33 @@ __device__ __forceinline__ void copy4(void* to, const void* from, int valid) {
                : "memory");
 }
 
+// f.operator()<tensor>() for the two tensors of a side.
+template <class F>
+__device__ __forceinline__ void for_both(F f) {
+  f.template operator()<0>();
+  f.template operator()<1>();
+}
+
 // `Rows` rows of one side's tensor from `first` on, of which `rows` are there.
-template <class S, bool OfKeys, int Rows>
-__device__ __forceinline__ void copy_rows(const Backward& g, const BackwardWork& w, int tensor, int first,
-                                          int rows, unsigned char* to) {
+template <class S, bool OfKeys, int Rows, int Tensor>
+__device__ __forceinline__ void copy_rows(const Backward& g, const BackwardWork& w, int first, int rows,
+                                          unsigned char* to) {
+  constexpr int kPieces = S::width(Tensor) / 8;  // of 16 bytes, of a row
   const int t = static_cast<int>(threadIdx.x) % 128;
-  const int pieces = (tensor == 0 ? g.p.width : g.p.value_width) / 8;
-  const void* const anywhere = row_of<S, OfKeys>(g, w, tensor, first);
+  const int pieces = (Tensor == 0 ? g.p.width : g.p.value_width) / 8;
+  const void* const anywhere = row_of<S, OfKeys>(g, w, Tensor, first);
 #pragma unroll 2
-  for (int i = 0; i < Rows * S::kPieces / 128; ++i) {
-    const int at = t + i * 128, row = at / S::kPieces, piece = at % S::kPieces;
+  for (int i = 0; i < Rows * kPieces / 128; ++i) {
+    const int at = t + i * 128, row = at / kPieces, piece = at % kPieces;
     const bool there = row < rows && piece < pieces;
     const void* from = anywhere;
-    if (there) from = static_cast<const char*>(row_of<S, OfKeys>(g, w, tensor, first + row)) + piece * 16;
+    if (there) from = static_cast<const char*>(row_of<S, OfKeys>(g, w, Tensor, first + row)) + piece * 16;
     copy16(to + swizzled(Rows, row, piece), from, there ? 16 : 0);
   }
 }
 
 // Rows by TMA, in boxes of kMoving.
-template <class S, bool OfKeys, int Rows>
+template <class S, bool OfKeys, int Rows, int Tensor>
 __device__ __forceinline__ void order_rows(const Problem& p, const BackwardWork& w, const CUtensorMap* map,
                                            int first, unsigned char* to, std::uint64_t* full) {
   const bool packed = static_cast<bool>(OfKeys ? p.cu_k : p.cu_q);
@@ -39,7 +47,7 @@ __device__ __forceinline__ void order_rows(const Problem& p, const BackwardWork&
                         : static_cast<int>(OfKeys ? w.k_begin : w.q_begin),
             token = begin + first, head = OfKeys ? w.kv_head : w.head;
 #pragma unroll
-  for (int x = 0; x < S::kWidth; x += 64)
+  for (int x = 0; x < S::width(Tensor); x += 64)
 #pragma unroll
     for (int row = 0; row < Rows; row += S::kMoving)
       tma_load(to + (x / 64 * Rows + row) * 128, map, full, x, head, token + row,
@@ -56,15 +64,14 @@ __device__ __forceinline__ void bring_still(const BackwardJob& job, const Backwa
   if (t == 0) s.work[turn.stage] = w, barrier_arrive(full);
   const bool ordered =
       job.mapped[!Keys] && w.count > 0 && (w.count == S::kStill || ends_tensor(job.g.p, w, Keys));
-  if (ordered && t == 0) barrier_expect(full, 2 * S::kStillBytes);
-#pragma unroll
-  for (int tensor = 0; tensor < 2; ++tensor) {
-    unsigned char* const to = s.still[tensor] + turn.stage * S::kStillBytes;
+  if (ordered && t == 0) barrier_expect(full, S::still_bytes(0) + S::still_bytes(1));
+  for_both([&]<int Tensor>() {
+    unsigned char* const to = s.still[Tensor] + turn.stage * S::still_bytes(Tensor);
     if (ordered && t == 0)
-      order_rows<S, Keys, S::kStill>(job.g.p, w, job.maps[!Keys] + tensor, w.first, to, full);
+      order_rows<S, Keys, S::kStill, Tensor>(job.g.p, w, job.maps[!Keys] + Tensor, w.first, to, full);
     else if (!ordered && w.count > 0)
-      copy_rows<S, Keys, S::kStill>(job.g, w, tensor, w.first, w.count, to);
-  }
+      copy_rows<S, Keys, S::kStill, Tensor>(job.g, w, w.first, w.count, to);
+  });
   if (!ordered || t != 0) copy_arrive(full);
   turn.next();
 }
@@ -89,15 +96,14 @@ __device__ inline void produce(const BackwardJob& job, const BackwardWork& w, co
         copy4(to, &from->base, there ? 4 : 0), copy4(to + S::kMoving, &from->delta, there ? 4 : 0);
       }
     }
-    if (ordered && t == 0) barrier_expect(full, 2 * S::kMovingBytes);
-#pragma unroll
-    for (int tensor = 0; tensor < 2; ++tensor) {
-      unsigned char* const to = s.moving[tensor] + turn.stage * S::kMovingBytes;
+    if (ordered && t == 0) barrier_expect(full, S::moving_bytes(0) + S::moving_bytes(1));
+    for_both([&]<int Tensor>() {
+      unsigned char* const to = s.moving[Tensor] + turn.stage * S::moving_bytes(Tensor);
       if (!ordered)
-        copy_rows<S, !Keys, S::kMoving>(g, w, tensor, first, rows - first, to);
+        copy_rows<S, !Keys, S::kMoving, Tensor>(g, w, first, rows - first, to);
       else if (t == 0)
-        order_rows<S, !Keys, S::kMoving>(g.p, w, job.maps[Keys] + tensor, first, to, full);
-    }
+        order_rows<S, !Keys, S::kMoving, Tensor>(g.p, w, job.maps[Keys] + Tensor, first, to, full);
+    });
     if (!ordered || t != 0) copy_arrive(full);
   }
 }

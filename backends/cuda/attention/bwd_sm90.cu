@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(kBlock)
 // are enough to go round. Parts take memory's time, of which joining the first heads saves the most.
 int heads_together(const Backward& g) {
   const Problem& p = g.p;
-  const std::int64_t tiles = (p.room + 127) / 128, items = p.cu_k ? tiles + p.sequences : tiles * p.sequences;
+  const std::int64_t height = is_wide(g) ? 64 : 128, tiles = (p.room + height - 1) / height,
+                     items = p.cu_k ? tiles + p.sequences : tiles * p.sequences;
   const bool pairs = (p.group & (p.group - 1)) == 0;
   const auto few = [&](int together) {
     return items * (g.all_heads() / together) < (together > 4 ? 200 : 100);  // as measured
@@ -255,6 +256,7 @@ Gathered gather(const Backward& g, void* workspace, std::int64_t& bytes) {
   gathered.stats = static_cast<Stat*>(take(stat_count(g), sizeof(Stat)));
   if (!g.d_k && !g.d_v) return gathered;
   gathered.together = heads_together(g);
+  // Those of wide heads have half the rows and twice the channels.
   const std::int64_t width = std::max(p.width, p.value_width) <= 64 ? 64 : 128;
   if (gathered.together > 1)
     gathered.waiting = static_cast<float*>(
@@ -282,8 +284,11 @@ cudaError_t launch_backward(const Backward& g, void* workspace, cudaStream_t str
   const auto stats = g.p.out.type == rows::Type::f32 ? stats_kernel<float4> : stats_kernel<uint2>;
   stats<<<blocks, kBlock, 0, stream>>>(g, gathered.stats, gathered.taken);
   if (cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-  const auto start =
-      g.p.q.type == rows::Type::f16 ? start_backward<__half, Unit> : start_backward<__nv_bfloat16, Unit>;
+  const bool half = g.p.q.type == rows::Type::f16;
+  const auto start = is_wide(g)
+                         ? half ? start_wide_backward<__half, Unit> : start_wide_backward<__nv_bfloat16, Unit>
+                     : half ? start_backward<__half, Unit>
+                            : start_backward<__nv_bfloat16, Unit>;
   if (cudaError_t e = start(g, gathered, stream); e != cudaSuccess) return e;
   if (g.d_k || g.d_v) {
     const int parts = g.p.group / gathered.together;
