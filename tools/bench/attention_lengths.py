@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """attention over lengths beside others' kernels: one sequence's prefill and gradients, and a new token of each of many.
 
-  tools/bench/attention_lengths.py [--json FILE] [--rounds N] [--most TOKENS] [prefill] [gradients] [decode]
+  tools/bench/attention_lengths.py [--json FILE] [--rounds N] [--most TOKENS] [prefill] [gradients] [decode] [gradients_256]
+                                   [gradients_192] [prompt]
 
-bf16, 32 heads on 8 of width 128, causal. Needs a GPU, torch and rlk's Python. Peers are PyTorch's cuDNN kernel, FlashAttention-3
+bf16, 32 heads on 8 of width 128, causal; those of wide heads 16 on 2 of 256, and 16 of 192 with values of 128. prompt: forward
+and gradients of eight samples, each a quarter of their prompt, that share its keys, or have copies of them. Needs a GPU, torch and rlk's Python. Peers are PyTorch's cuDNN kernel, FlashAttention-3
 (flash_attn_interface), FlashAttention-4 (flash_attn.cute) and FlashInfer's FA3 template and decoding kernel, where they can be
 imported. Kernels of a length run by turns in CUDA graphs; medians. Caches of a decode are copies that L2 does not hold.
 tools/bench/plot.py draws what --json leaves as registry/attention/lengths.json.
@@ -22,7 +24,11 @@ import others
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
 LENGTHS = {"prefill": [512, 1024, 2048, 3000, 4096, 6000, 8192, 12000, 16384, 32768],
            "gradients": [512, 1024, 2048, 3000, 4096, 6000, 8192, 12000, 16384],
-           "decode": [512, 1024, 2048, 4096, 5000, 8192, 16384, 32768]}
+           "decode": [512, 1024, 2048, 4096, 5000, 8192, 16384, 32768],
+           "gradients_256": [512, 1024, 2048, 3000, 4096, 8192, 16384],
+           "gradients_192": [512, 1024, 2048, 3000, 4096, 8192, 16384],
+           "prompt": [512, 1024, 4096, 8192]}
+USUAL = ["prefill", "gradients", "decode"]
 SEQUENCES = 16  # of a decode
 L2 = 256 << 20
 
@@ -65,11 +71,11 @@ def prefill(tokens):
     return calls, 2 * HEADS * tokens * tokens * WIDTH * 1e-12
 
 
-def gradients(tokens):
+def gradients(tokens, heads=HEADS, kv_heads=KV_HEADS, width=WIDTH, values=WIDTH):
     import rlk.torch as ops
-    shapes = [(1, tokens, heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    shapes = [(1, tokens, heads, width), (1, tokens, kv_heads, width), (1, tokens, kv_heads, values)]
     q, k, v = (normal(*shape).requires_grad_() for shape in shapes)
-    d_out = normal(1, tokens, HEADS, WIDTH)
+    d_out = normal(1, tokens, heads, values)
     with torch.no_grad():
         out, lse = ops.attention(q, k, v, causal=True, out=True, lse=True)
     own = [torch.empty_like(t) for t in (q, k, v)]
@@ -84,7 +90,39 @@ def gradients(tokens):
             return [lambda: torch.autograd.grad(result, (q, k, v), d_out, retain_graph=True)]
         return prepare
 
-    return {"rlk": [ours]} | {name: theirs(f) for name, f in forwards().items()}, 5 * HEADS * tokens * tokens * WIDTH * 1e-12
+    work = heads * tokens * tokens * (3 * width + 2 * values) * 1e-12
+    return {"rlk": [ours]} | {name: theirs(f) for name, f in forwards().items()}, work
+
+
+def gradients_256(tokens):
+    return gradients(tokens, 16, 2, 256, 256)
+
+
+def gradients_192(tokens):
+    return gradients(tokens, 16, 16, 192, 128)
+
+
+def prompt(tokens):
+    """The prompt has queries once where it is shared, and in every sample where it is copied."""
+    import rlk.torch as ops
+    samples, own = 8, tokens // 4
+
+    def call(lengths, prefix_of):
+        bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        rows = sum(lengths)
+        q, k, v = normal(rows, HEADS, WIDTH), normal(rows, KV_HEADS, WIDTH), normal(rows, KV_HEADS, WIDTH)
+        d_out, results = normal(rows, HEADS, WIDTH), [torch.empty_like(t) for t in (q, k, v)]
+
+        def run():
+            with torch.no_grad():
+                out, lse = ops.attention(q, k, v, bounds, bounds, prefix_of=prefix_of, lse=True)
+                ops.attention_bwd(q, k, v, bounds, bounds, prefix_of=prefix_of, out=out, lse=lse, d_out=d_out,
+                                  d_q=results[0], d_k=results[1], d_v=results[2])
+        return [run]
+
+    prefix_of = torch.tensor([-1] + [0] * samples, device="cuda", dtype=torch.int32)
+    work = 14 * HEADS * WIDTH * (tokens * tokens / 2 + samples * own * (tokens + own / 2)) * 1e-12
+    return {"rlk": call([tokens] + [own] * samples, prefix_of), "rlk, copies": call([tokens + own] * samples, None)}, work
 
 
 def decode(keys):
@@ -168,8 +206,10 @@ def main():
     parser.add_argument("--most", type=int, default=1 << 20)
     parser.add_argument("what", nargs="*", choices=[*LENGTHS, []], default=[])
     words = parser.parse_args()
-    result = {"card": torch.cuda.get_device_name(), "us": {}, "work": {}}
-    for what in words.what or LENGTHS:
+    card = torch.cuda.get_device_name().removeprefix("NVIDIA ")
+    result = {"title": f"attention beside others' kernels, one {card}, bf16, {HEADS} heads on {KV_HEADS} of width {WIDTH}, causal",
+              "us": {}, "work": {}}
+    for what in words.what or USUAL:
         unit = "TB/s" if what == "decode" else "TFLOP/s"
         for length in (x for x in LENGTHS[what] if x <= words.most):
             torch.manual_seed(length)
