@@ -399,6 +399,40 @@ def test_gradients_of_the_model_agree_with_the_peers():
         assert torch.allclose(a.grad, b.grad, atol=2e-4 * float(b.grad.abs().max()) + 1e-7), name
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_samples_are_scored_after_a_prompt_that_is_there_once(name, dtype):
+    model, (a, b, *samples) = decoder(name, dtype=dtype), prompts(20, 7, 9, 1, 4, 5)
+    # Two prompts, samples of both, one of them empty, and a sequence of none between.
+    packed, prefix_of = [a, samples[0], b, [], samples[1], samples[3], samples[2]], [-1, 0, -1, 0, 2, -1, 0]
+    bounds = lambda sequences: torch.tensor([0, *map(len, sequences)]).cumsum(0).to(torch.int32)  # noqa: E731
+    cu, of = bounds(packed), torch.tensor(prefix_of, dtype=torch.int32)
+    shared = model.score(torch.tensor(sum(packed, [])), cu, prefix_of=of, entropy=True)
+    whole = [([] if n < 0 else packed[n]) + s for s, n in zip(packed, prefix_of)]
+    alone = model.score(torch.tensor(sum(whole, [])), bounds(whole), entropy=True)
+    # Each sample's tokens in both, and the prompts' own.
+    at = [end - len(s) + i for s, end in zip(packed, bounds(whole)[1:].tolist()) for i in range(len(s))]
+    for x, y in zip(shared, alone, strict=True):
+        assert torch.equal(x, y[at])
+    assert shared[0][len(a)] != 0 and shared[0][0] == 0
+    weight = torch.linspace(-1, 1, len(at)) * torch.tensor([n >= 0 for s, n in zip(packed, prefix_of) for _ in s])
+    gradients = [torch.autograd.grad((logp * weight).sum(), list(model.parameters())) for logp in (shared[0], alone[0][at])]
+    for x, y in zip(*gradients, strict=True):
+        assert torch.allclose(x, y, rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * float(y.abs().max()))
+
+
+def test_prompts_are_shared_within_what_a_model_knows():
+    model, tokens, cu = decoder("tiny-qwen3"), torch.arange(8), torch.tensor([0, 3, 6, 8], dtype=torch.int32)
+    for wrong, words in [([0, 0, 0], r"prefix_of\[0\] is 0"), ([-1, 0, 1], r"prefix_of\[2\] is 1"), ([-1, -1], "prefix_of has 2 sequences")]:
+        with pytest.raises(rlk.InvalidArgument, match=words):
+            model.score(tokens, cu, prefix_of=torch.tensor(wrong))
+    with pytest.raises(rlk.Unsupported, match="recurrent layers"):
+        decoder("tiny-kimi").score(tokens, cu, prefix_of=torch.tensor([-1, 0, 0]))
+    short = decoder(rlk.model.config("tiny-qwen3", max_length=5))
+    with pytest.raises(rlk.InvalidArgument, match="a sequence has 6 tokens"):
+        short.score(tokens, cu, prefix_of=torch.tensor([-1, 0, -1]))
+
+
 def test_the_program_verifies_a_model_with_certificate_and_page(tmp_path):
     import os
     import subprocess

@@ -12,12 +12,12 @@ class Attended(torch.autograd.Function):
     one op. The backward is that of the ops one by one, but writes the gradients of q, k and v where those lie in qkv."""
 
     @staticmethod
-    def forward(ctx, qkv, q_weight, k_weight, cos, sin, positions, bounds, shape):
+    def forward(ctx, qkv, q_weight, k_weight, cos, sin, positions, bounds, prefix_of, shape):
         q, k, v = parts(qkv, shape)
         q, k = rlk.torch.qk_norm_rope(q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight, k_out=True, eps=shape.eps,
                                       arithmetic="rms32/rope32")
-        x, lse = rlk.torch.attention(q, k, v, bounds, bounds, lse=True)
-        ctx.save_for_backward(qkv, q_weight, k_weight, cos, sin, positions, bounds, q, k, x, lse)
+        x, lse = rlk.torch.attention(q, k, v, bounds, bounds, prefix_of=prefix_of, lse=True)
+        ctx.save_for_backward(qkv, q_weight, k_weight, cos, sin, positions, bounds, prefix_of, q, k, x, lse)
         ctx.rlk = shape, _scopes.options_of_scopes()
         ctx.set_materialize_grads(False)
         return x, k
@@ -25,23 +25,24 @@ class Attended(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_x, d_turned):
-        qkv, q_weight, k_weight, cos, sin, positions, bounds, q, k, x, lse = ctx.saved_tensors
+        qkv, q_weight, k_weight, cos, sin, positions, bounds, prefix_of, q, k, x, lse = ctx.saved_tensors
         shape, scopes = ctx.rlk
         d_qkv, d_q, d_k = torch.empty_like(qkv), torch.empty_like(q), torch.empty_like(k)
         (q_in, k_in, v), (d_q_in, d_k_in, d_v) = parts(qkv, shape), parts(d_qkv, shape)
         d_x = torch.zeros_like(x) if d_x is None else d_x.contiguous()
         with _scopes.within(scopes):
-            _write(rlk.torch.attention_bwd, dict(q=q, k=k, v=v, cu_q=bounds, cu_k=bounds, out=x, lse=lse, d_out=d_x), d_q=d_q, d_k=d_k, d_v=d_v)
+            within = dict(cu_q=bounds, cu_k=bounds, prefix_of=prefix_of)
+            _write(rlk.torch.attention_bwd, dict(q=q, k=k, v=v, out=x, lse=lse, d_out=d_x, **within), d_q=d_q, d_k=d_k, d_v=d_v)
             if d_turned is not None:
                 d_k = d_k + d_turned
             back = dict(d_out=d_q, cos=cos, sin=sin, d_k_out=d_k, positions=positions, layout="thd")
             if q_weight is None:
                 _write(rlk.torch.rope_bwd, back, d_x=d_q_in, d_k=d_k_in)
-                return d_qkv, *[None] * 7
+                return d_qkv, *[None] * 8
             d_q, d_k = rlk.torch.rope_bwd(**back, d_x=True, d_k=True)
             d_q_weight = _norm(d_q, q_in, q_weight, d_q_in, ctx.needs_input_grad[1], shape.eps)
             d_k_weight = _norm(d_k, k_in, k_weight, d_k_in, ctx.needs_input_grad[2], shape.eps)
-        return d_qkv, d_q_weight, d_k_weight, *[None] * 5
+        return d_qkv, d_q_weight, d_k_weight, *[None] * 6
 
 
 def parts(qkv, shape):

@@ -150,8 +150,8 @@ class Turn:
     the three. Without a gradient it also takes k and v to their places in a cache: ``keep(layer, v)`` names these as the op does, and then
     attend has None for k and v. With one, attention is part of the step, for its backward: within sequences of these `bounds`."""
 
-    def __init__(self, model, positions, keep, noted, bounds):
-        self.model, self.positions, self.keep, self.noted, self.bounds = model, positions, keep, noted, bounds
+    def __init__(self, model, positions, keep, noted, bounds, prefix_of):
+        self.model, self.positions, self.keep, self.noted, self.bounds, self.prefix_of = model, positions, keep, noted, bounds, prefix_of
         self.learns = torch.is_grad_enabled()
         known = model.ops is rlk.torch or not self.learns and getattr(model.ops, "turns", False)
         plain = rlk.tracing() or model.config.head_dim > 256 or self.learns and (bounds is None or torch.compiler.is_compiling())
@@ -219,7 +219,7 @@ class Turn:
 
     def _learned(self, layer, block, qkv, note):
         m = self.model
-        x, k = Attended.apply(qkv, block.q_norm, block.k_norm, m.cos, m.sin, self.positions, self.bounds, m.config)
+        x, k = Attended.apply(qkv, block.q_norm, block.k_norm, m.cos, m.sin, self.positions, self.bounds, self.prefix_of, m.config)
         note("rope", k)
         return x
 
@@ -243,10 +243,27 @@ def norm(ops, added, weight, stream, eps):
     return ops.rms_norm(stream, weight, eps=eps), stream
 
 
-def places(cu_seqlens, rows):
-    """Which token of its sequence each row is, without a look at the lengths by the host."""
+def places(cu_seqlens, rows, prefix_of=None):
+    """Which token of its sequence each row is, without a look at the lengths by the host. Those of another come first where there is prefix_of."""
     row = torch.arange(rows, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-    return (row - cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)]).to(torch.int32)
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
+    place = row - cu_seqlens[sequence]
+    if prefix_of is not None:
+        place = place + _shared(cu_seqlens, prefix_of)[sequence.clamp(max=len(prefix_of) - 1)]
+    return place.to(torch.int32)
+
+
+def _expect_prefixes(prefix_of, sequences):
+    if len(prefix_of) != sequences:
+        raise _errors.InvalidArgument(f"model: prefix_of has {len(prefix_of)} sequences, cu_seqlens has {sequences}")
+    for n, of in enumerate(prefix_of):
+        if not -1 <= of < n or of >= 0 and prefix_of[of] != -1:
+            raise _errors.InvalidArgument(f"model: prefix_of[{n}] is {of}, it must be -1 or a sequence before {n} that has no prefix itself")
+
+
+def _shared(cu_seqlens, prefix_of):
+    """How many tokens of another sequence come before those of each."""
+    return cu_seqlens.diff()[prefix_of.long().clamp(min=0)].masked_fill(prefix_of < 0, 0)
 
 
 class branch:
@@ -321,16 +338,16 @@ class Decoder(nn.Module):
     def head_weight(self):
         return self.embed if self.head is None else self.head
 
-    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None, bounds=None):
+    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None, bounds=None, prefix_of=None):
         """Hidden rows [T, width] of tokens [T] at positions [T]. attend(layer, q, k, v) is all that sees more than a row, and in a
         model with recurrent layers recur(layer, block, qkv, decay, beta);
         note(layer, name, rows) is shown what every op leaves. Where keep(layer, v) gives the caches of a layer, with their slots and
         v, as qk_norm_rope takes them, it may be that op which writes there, and then attend has None for k and v. With `bounds` attend is
-        attention within packed sequences of these bounds, and it may be that nobody calls it."""
+        attention within packed sequences of these bounds, with prefix_of that over their prefixes, and it may be that nobody calls it."""
         ops = self.ops
 
         tag = rlk.trace_tag if rlk.tracing() else lambda text: None
-        turn = None if self.config.period else Turn(self, positions, keep, note is not None, bounds)
+        turn = None if self.config.period else Turn(self, positions, keep, note is not None, bounds, prefix_of)
         note = note or (lambda layer, name, rows: None)
 
         tag("embedding")
@@ -346,40 +363,54 @@ class Decoder(nn.Module):
         note(len(self.blocks), "hidden", hidden)
         return hidden
 
-    def packed(self, tokens, cu_seqlens, sequences=None, **options):
+    def packed(self, tokens, cu_seqlens, sequences=None, prefix_of=None, **options):
         """Hidden rows of packed sequences: sequence b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]. In a trace its rows are those of
-        sequences[b], or of b; they stay so until the caller says otherwise."""
+        sequences[b], or of b; they stay so until the caller says otherwise. prefix_of: the sequence whose tokens come before those of each, as
+        a prompt does before its samples, or -1; it is one before, without a prefix itself. Its rows are computed once."""
+        if prefix_of is not None and self.config.period:
+            raise _errors.Unsupported("model: prefix_of is given, and recurrent layers have one state for a sequence: bring each sample's prompt")
         if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):  # whose lengths are another's when it is replayed
-            self._expect_lengths(cu_seqlens, len(tokens))
-        positions = places(cu_seqlens, len(tokens))
+            self._expect_lengths(cu_seqlens, len(tokens), prefix_of)
+        positions = places(cu_seqlens, len(tokens), prefix_of)
         if rlk.tracing():
             bounds = cu_seqlens.tolist()
             names = range(len(bounds) - 1) if sequences is None else sequences
             rlk.trace_rows([name for name, a, b in zip(names, bounds, bounds[1:]) for _ in range(b - a)], positions.tolist())
 
-        def attend(layer, q, k, v):
-            return self.ops.attention(q, k, v, cu_seqlens, cu_seqlens)
+        shared = {} if prefix_of is None else {"prefix_of": prefix_of}
 
+        def attend(layer, q, k, v):
+            return self.ops.attention(q, k, v, cu_seqlens, cu_seqlens, **shared)
+
+        options |= shared
         if self.config.period:
             options["recur"] = Packed(self.ops, cu_seqlens)
         return self.forward(tokens, positions, attend, bounds=cu_seqlens, **options)
 
-    def _expect_lengths(self, cu_seqlens, tokens):
+    def _expect_lengths(self, cu_seqlens, tokens, prefix_of):
         bounds = cu_seqlens.tolist()
         if bounds[0] != 0 or bounds[-1] != tokens:  # attention leaves rows of no sequence as they were, NaN or not
             raise _errors.InvalidArgument(f"model: cu_seqlens goes from {bounds[0]} to {bounds[-1]}, there are {tokens} tokens: "
                                           "what pads a batch is a sequence of its own")
-        longest = max((b - a for a, b in zip(bounds, bounds[1:])), default=0)
+        lengths = [b - a for a, b in zip(bounds, bounds[1:])]
+        if prefix_of is not None:
+            _expect_prefixes(prefix_of.tolist(), len(lengths))
+            lengths = [n + (lengths[of] if of >= 0 else 0) for n, of in zip(lengths, prefix_of.tolist())]
+        longest = max(lengths, default=0)
         if longest > self.config.max_length:
             raise _errors.InvalidArgument(
                 f"model: a sequence has {longest} tokens, max_length is {self.config.max_length}")
 
-    def score(self, tokens, cu_seqlens, temperature=1.0, entropy=False, **options):
-        """[T]: the log-probability of every token after those before it; 0 for the first of a sequence. With entropy, also that of
-        the distribution the token was drawn from."""
-        hidden = self.packed(tokens, cu_seqlens, **options)
+    def score(self, tokens, cu_seqlens, temperature=1.0, entropy=False, prefix_of=None, **options):
+        """[T]: the log-probability of every token after those before it; 0 for the first of a sequence that has no prefix. With entropy, also
+        that of the distribution the token was drawn from."""
+        hidden = self.packed(tokens, cu_seqlens, prefix_of=prefix_of, **options)
         begins = torch.zeros(len(tokens) + 1, dtype=torch.bool, device=tokens.device).index_fill(0, cu_seqlens.long(), True)
         target = tokens.roll(-1).to(torch.int32).masked_fill(begins[1:], -100)
+        if prefix_of is not None:
+            begin, follows, before = self._after_prefixes(cu_seqlens, prefix_of, len(tokens))
+            hidden = torch.cat([hidden, rlk.torch.embedding(before, hidden)])
+            target = torch.cat([target, tokens[begin].to(torch.int32).masked_fill(~follows, -100)])
         if rlk.tracing():
             rlk.trace_tag("score")
         found = self.ops.linear_logp(hidden, self.head_weight, target=target, temperature=temperature, logp=True,
@@ -388,7 +419,20 @@ class Decoder(nn.Module):
             rlk.trace_tag(None)
             rlk.trace_rows()
         # Row t speaks of token t + 1; the last row of a sequence is left out and is 0.
-        return tuple(f.roll(1) for f in found) if entropy else found.roll(1)
+        found = found if entropy else (found,)
+        if prefix_of is None:
+            found = tuple(f.roll(1) for f in found)
+        else:  # the last row of a prefix speaks of the first token of each that follows
+            found = tuple(f[:len(tokens)].roll(1).index_add(0, begin, f[len(tokens):].masked_fill(~follows, 0)) for f in found)
+        return found if entropy else found[0]
+
+    @staticmethod
+    def _after_prefixes(cu_seqlens, prefix_of, rows):
+        """Of each sequence: the row of its first token, whether there is one after a prefix, and that prefix's last row."""
+        of = prefix_of.long()
+        begin, last = cu_seqlens[:-1].long().clamp(max=max(rows - 1, 0)), cu_seqlens[1:].long()[of.clamp(min=0)] - 1
+        follows = (of >= 0) & (cu_seqlens.diff() > 0) & (_shared(cu_seqlens, prefix_of) > 0)
+        return begin, follows, last.masked_fill(~follows, 0)
 
     def logits(self, hidden):
         """[T, vocab] in fp32, by the chain of sums that score's linear_logp has on this device: what is drawn is what is scored."""

@@ -122,8 +122,8 @@ class Decoder(rlk.model.Decoder):
     #: Whether note() is shown all heads and rows, gathered, and not this rank's alone.
     whole_notes = False
 
-    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None, bounds=None):
-        more = {"recur": recur, "keep": keep, "bounds": bounds} | ({} if note is None else {"note": self._noted(note) if self.whole_notes else note})
+    def forward(self, tokens, positions, attend, note=None, recur=None, keep=None, bounds=None, prefix_of=None):
+        more = {"recur": recur, "keep": keep, "bounds": bounds, "prefix_of": prefix_of} | ({} if note is None else {"note": self._noted(note) if self.whole_notes else note})
         try:
             hidden = super().forward(tokens, positions, attend, **more)
             return ops.gathered(hidden, group=self.ops.group, rows=self.ops.rows) if self.ops.spread_rows else hidden
