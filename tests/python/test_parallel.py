@@ -857,6 +857,23 @@ def test_a_model_has_the_same_bits_at_every_degree(dtype, changes):
         assert torch.allclose(ours.float(), g.float(), atol=float(g.abs().max()) * (0.05 if dtype == torch.bfloat16 else 1e-4)), name
 
 
+def test_samples_share_a_prompt_at_every_degree():
+    sequences, of = [[3, 1, 4, 1, 5, 9], [2, 6], [5, 3, 5], [8], [9, 7, 9, 3]], torch.tensor([-1, 0, 0, -1, 0])
+    tokens, cu = torch.tensor(sum(sequences, [])), torch.tensor([0, *map(len, sequences)]).cumsum(0).to(torch.int32)
+
+    def scored(model):
+        logp = model.score(tokens, cu, prefix_of=of)
+        (logp * numbers(1, len(tokens))).sum().backward()
+        return bits(logp.detach()), {name: bits(g).clone() for name, g in parallel.state(model, gradients=True)} if hasattr(model, "whole_config") else None
+
+    whole, first = scored(decoder())[0], None
+    for degree, spread_rows in ((1, False), (2, False), (8, True)):
+        for logp, gradients in Threads.run(degree, lambda group: scored(decoder(group, spread_rows=spread_rows))):
+            first = first or gradients
+            assert torch.equal(logp, whole), (degree, spread_rows)
+            assert [name for name in first if not torch.equal(first[name], gradients[name])] == [], (degree, spread_rows)
+
+
 def test_the_comparison_of_degrees_can_fail(monkeypatch):
     rows, logp, _ = _scored(decoder(dtype=torch.float32))
     monkeypatch.setattr(ops, "join", lambda partial, group, dtype, *more, **options: group.gather(partial).sum(0).to(dtype))  # one by one
