@@ -99,7 +99,8 @@ TEST_CASE(
     const auto ruled = by_rule(*materialise(*rlk::registry::find("attention"), c, 7), id);
     REQUIRE(ruled);
     float x = -1;
-    std::memcpy(&x, ruled->outcome.results[8].bytes.data(), 4);
+    for (const auto& result : ruled->outcome.results)  // `out` alone
+      if (!result.bytes.empty()) std::memcpy(&x, result.bytes.data(), 4);
     return x;
   };
   CHECK(mean({0x1p-130}, "fma32/attn128/s1024") == 0x1p-137);
