@@ -72,6 +72,10 @@ struct BackwardShape {
                                 kStages * (moving_bytes(0) + moving_bytes(1)) + 4 * kSlopeBytes + kStatBytes +
                                 2 * (kStages + kItems) * 8 + kItems * kWorkBytes + 4;
   static_assert(kBytes <= 227 * 1024, "of a block");
+  // Of still rows, 16 channels each, that a thread holds as left operands.
+  __host__ __device__ static constexpr int held(int tensor) {
+    return Width > 192 ? (tensor == 0 ? 8 : 1) : (tensor == 0 ? 12 : 2);
+  }
   // Channels of a tensor's sums that a warpgroup has, whole lines of 64.
   __host__ __device__ static constexpr int sums_of(int tensor) {
     return kShared ? (width(tensor) + 127) / 128 * 64 : width(tensor);

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/bwd_block.cuh"
 #include "cuda/attention/exponential.cuh"
+#include "cuda/hopper/mma.cuh"
 
 namespace rlk::cuda::attention {
 
@@ -98,10 +99,13 @@ class BackwardConsumer {
   // memory it leaves by turns in two places: when both have come with one, both have done with the other.
   __device__ __forceinline__ void together() {
     Scores x, y;
+    std::uint32_t first[S::held(0)][4], second[S::held(1)][4];
+    hold(first, 0);
+    hold(second, 1);
     next_tile(begin_);
-    multiply(x, 0);
+    multiply(x, 0, first);
     wait(x);
-    multiply(y, 1);
+    multiply(y, 1, second);
     for (int tile = begin_; tile < end_; ++tile) {
       stage_ = turns.front.stage;
       weigh(x);
@@ -111,13 +115,39 @@ class BackwardConsumer {
       add_slopes(leave_slopes(x, y), continued(tile));
       // Behind the last tile products of whatever lies there: ptxas does not let products run on past a branch.
       next_tile(tile + 1, tile + 1 < end_);
-      multiply(x, 0);
-      multiply(y, 1);
+      multiply(x, 0, first);
+      multiply(y, 1, second);
       wgmma_wait<1>();
       wgmma_fence_operand(x);
       end_tile(tile);
     }
     wait(y);
+  }
+  // Still rows as left operands: 16 channels a step, as many steps as there are registers for. From shared memory each warpgroup
+  // would bring them for every tile, and that has not the speed of products so narrow.
+  template <int Steps>
+  __device__ __forceinline__ void hold(std::uint32_t (&to)[Steps][4], int tensor) const {
+    const int lane = thread_ % 32, row = thread_ % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < Steps; ++k)
+      ldmatrix(to[k], still_of(tensor) + swizzled(S::kStill, row, 2 * k + lane / 16));
+  }
+  template <int Steps>
+  __device__ __forceinline__ void multiply(Scores& x, int tensor,
+                                           const std::uint32_t (&held)[Steps][4]) const {
+    const Descriptor still(shared_address(still_of(tensor)) >> 4, 1, 64, Swizzle::bytes128),
+        moving(shared_address(moving_of(tensor) + first_column() * 128) >> 4, 1, 64, Swizzle::bytes128);
+    wgmma_fence_operand(x);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < S::width(tensor) / 16; ++k) {
+      const std::uint64_t right = moving.at(k / 4 * (S::kMoving * 8) + k % 4 * 2);
+      if (k < Steps)
+        wgmma<T, false>(x, held[k], right, k > 0);
+      else
+        wgmma<T, false, false>(x, still.at(k / 4 * (S::kStill * 8) + k % 4 * 2), right, k > 0);
+    }
+    wgmma_commit();
   }
   // The place of both warpgroups' P and dS, which are there.
   __device__ __forceinline__ const unsigned char* leave_slopes(const Scores& x, const Scores& y) {
