@@ -993,8 +993,10 @@ constinit const Entry kEntries[] = {
           for (int64_t n = 0; n < a.prefix_of.numel(); ++n) {
             Wide d_out(a.d_out), part(a.d_k);
             for (std::size_t at = 0; at < d_out.numbers.size(); ++at) {
-              const auto token = static_cast<double>(at / row);
-              if (token < get(a.cu_q, n) || token >= get(a.cu_q, n + 1)) d_out.numbers[at] = 0;
+              const auto token = static_cast<int64_t>(at / row);
+              if (token < static_cast<int64_t>(get(a.cu_q, n)) ||
+                  token >= static_cast<int64_t>(get(a.cu_q, n + 1)))
+                d_out.numbers[at] = 0;
             }
             AttentionBwd b = a;
             b.d_out = d_out.tensor, b.d_q = {}, b.d_v = {}, b.d_k = part.tensor, b.sinks = {}, b.d_sinks = {};
