@@ -12,6 +12,8 @@
 namespace {
 
 using attention_test::Owned;
+using attention_test::same_rows;
+using attention_test::says;
 using attention_test::Shape;
 using rlk::AttentionBwd;
 using rlk::DType;
@@ -88,12 +90,6 @@ struct Tokens {
   }
 };
 
-// Whether rows [from, from + count) of x are the rows from `at` on of y.
-bool same_rows(const Owned& x, int64_t from, int64_t count, const Owned& y, int64_t at) {
-  return std::memcmp(x.bytes.data() + static_cast<std::size_t>(from) * x.row(),
-                     y.bytes.data() + static_cast<std::size_t>(at) * y.row(),
-                     static_cast<std::size_t>(count) * x.row()) == 0;
-}
 bool zero_rows(const Owned& x, int64_t from) {
   return std::all_of(x.bytes.begin() + from * static_cast<int64_t>(x.row()), x.bytes.end(),
                      [](std::byte b) { return b == std::byte{0}; });
@@ -289,11 +285,6 @@ TEST_CASE("attention_bwd refuses pages and what does not fit, with both values")
   std::mt19937 random(4);
   Tokens s(20, DType::f32, random);
   Gradients g(20, 20, DType::f32);
-  const auto says = [](const rlk::Status& status, const char* text) {
-    CAPTURE(std::string(status.message()));
-    CHECK(!status);
-    CHECK(std::string(status.message()).find(text) != std::string::npos);
-  };
   int64_t bounds[] = {0, 12, 9, 20}, pages[] = {0};
   const Tensor q = s.q.view(0, {1, 20}), k = s.k.view(0, {1, 20}), v = s.v.view(0, {1, 20}),
                out = s.out.view(0, {1, 20}), lse = s.lse.view(0, {1, 20}), d_out = s.d_out.view(0, {1, 20}),

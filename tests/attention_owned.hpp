@@ -1,8 +1,11 @@
 // What tests of attention and of its gradients share.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "rlk/half.hpp"
@@ -67,5 +70,19 @@ struct Owned {
                 from.bytes.data() + static_cast<std::size_t>(at) * row(), row());
   }
 };
+
+// Whether rows [from, from + count) of x are the rows from `at` on of y.
+inline bool same_rows(const Owned& x, int64_t from, int64_t count, const Owned& y, int64_t at) {
+  return count == 0 || std::memcmp(x.bytes.data() + static_cast<std::size_t>(from) * x.row(),
+                                   y.bytes.data() + static_cast<std::size_t>(at) * y.row(),
+                                   static_cast<std::size_t>(count) * x.row()) == 0;
+}
+
+// A call was refused in these words.
+inline void says(const rlk::Status& status, const char* text) {
+  CAPTURE(std::string(status.message()));
+  CHECK(!status);
+  CHECK(std::string(status.message()).find(text) != std::string::npos);
+}
 
 }  // namespace attention_test

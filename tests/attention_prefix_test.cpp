@@ -11,6 +11,8 @@
 namespace {
 
 using attention_test::Owned;
+using attention_test::same_rows;
+using attention_test::says;
 using rlk::Attention;
 using rlk::AttentionBwd;
 using rlk::DType;
@@ -132,12 +134,6 @@ struct Alone {
   }
 };
 
-bool same_rows(const Owned& x, int64_t from, int64_t count, const Owned& y, int64_t at) {
-  return count == 0 || std::memcmp(x.bytes.data() + static_cast<std::size_t>(from) * x.row(),
-                                   y.bytes.data() + static_cast<std::size_t>(at) * y.row(),
-                                   static_cast<std::size_t>(count) * x.row()) == 0;
-}
-
 }  // namespace
 
 TEST_CASE("attention over a shared prefix, and its gradients, are those of each sequence in one piece") {
@@ -236,11 +232,6 @@ TEST_CASE("keys behind kv_len of a prompt or of a sample are not read, and have 
 
 TEST_CASE("attention refuses prefixes that are none, with both values") {
   std::mt19937 random(4);
-  const auto says = [](const rlk::Status& status, const char* text) {
-    CAPTURE(std::string(status.message()));
-    CHECK(!status);
-    CHECK(std::string(status.message()).find(text) != std::string::npos);
-  };
   Packed all(DType::f32, random, {});
   const std::vector<int64_t> good = all.prefix_of;
   REQUIRE(all.forward(""));

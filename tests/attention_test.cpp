@@ -15,6 +15,7 @@
 namespace {
 
 using attention_test::Owned;
+using attention_test::says;
 using attention_test::Shape;
 using rlk::Attention;
 using rlk::DType;
@@ -316,11 +317,6 @@ TEST_CASE("attention refuses bounds, lengths and pages outside the tensors, with
   std::mt19937 random(7);
   const Sequence s(20, DType::f32, random);
   Owned out({20, kHeads, kValueWidth}, DType::f32, 3), lse({20, kHeads}, DType::f32, 3);
-  const auto says = [](const rlk::Status& status, const char* text) {
-    CAPTURE(std::string(status.message()));
-    CHECK(!status);
-    CHECK(std::string(status.message()).find(text) != std::string::npos);
-  };
   says(rlk::attention(s.call(0, 20, 21, s.k, s.v, out, lse)), "kv_len[0] is 21, expected at most 20");
   Attention a = s.call(0, 20, 20, s.k, s.v, out, lse);
   const Tensor keys = s.k.view(0, {4, 5}), values = s.v.view(0, {4, 5});
