@@ -115,6 +115,8 @@ void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = k
   if (!o.firsts.empty()) {
     c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
     as_part(c, s.batch, o);
+  } else if (!o.lengths.empty()) {
+    c.inputs.push_back({"kv_len", {s.batch}, DType::i64, {Fill::values, 0, 0, o.lengths}});
   }
   if (!o.prefixes.empty())
     c.inputs.push_back({"prefix_of", {s.batch}, DType::i32, {Fill::values, 0, 0, o.prefixes}});
@@ -237,6 +239,9 @@ void small_cases(const CaseSink& sink, DType t) {
   shared.causal = false, shared.split = 0;
   packed(sink, t, shared, kShared);
   shared.causal = true, shared.window = 20;
+  packed(sink, t, shared, kShared);
+  // The second sees a part of those keys, and none of its own.
+  shared.window = 0, shared.lengths = {133, 120, 140, 1, 170};
   packed(sink, t, shared, kShared);
   combined_cases(sink, t);
   for (int64_t split : {0, 512, 2048, 4096})
