@@ -1,9 +1,8 @@
 // attention_bwd on Hopper: what the op layer and the kernels of bwd_*sm90.cu share. Knows nothing of the registry.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "arithmetic/attention/backward.hpp"
+#include "cuda/attention/sm90.h"
 
 namespace rlk::cuda::attention {
 
@@ -11,7 +10,7 @@ using attn128::Backward;
 using attn128::Stat;
 
 inline constexpr int kMostBackwardWidth = 256;
-inline bool is_wide(const Backward& g) { return g.p.width > 128 || g.p.value_width > 128; }
+inline bool is_wide(const Backward& g) { return std::max(g.p.width, g.p.value_width) > kNarrow; }
 inline constexpr int kMostGroup =
     64;  // heads that a thread joins in registers, where they are a power of two
 

@@ -40,7 +40,7 @@ struct Form {
 };
 // As measured. Scores that are capped are wanted again after dP.
 constexpr Form form_of(int width, bool capped, bool unit) {
-  if (width > 128) return {Steps::shared};
+  if (width > kNarrow) return {Steps::shared};
   if (capped) return {};
   if (width > 64) return {Steps::ahead};
   return unit ? Form{Steps::late, 128} : Form{};

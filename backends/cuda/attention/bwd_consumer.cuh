@@ -372,15 +372,13 @@ class BackwardConsumer {
   // Scores or dP: 64 still rows by the tile's, chains over channels.
   __device__ __forceinline__ void multiply(Scores& x, int tensor) const {
     const Descriptor still(shared_address(still_of(tensor)) >> 4, 1, 64, Swizzle::bytes128),
-        moving(shared_address(moving_of(tensor) + first_column() * 128) >> 4, 1, 64, Swizzle::bytes128);
+        moving(shared_address(moving_of(tensor)) >> 4, 1, 64, Swizzle::bytes128);
     wgmma_fence_operand(x);
     wgmma_fence();
-    constexpr int kMost = S::width(0) > S::width(1) ? S::width(0) : S::width(1);
 #pragma unroll
-    for (int d = 0; d < kMost; d += 16)
-      if (d < S::width(tensor))
-        wgmma<T, false, false>(x, still.at(d / 64 * (S::kStill * 8) + d % 64 / 8),
-                               moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
+    for (int d = 0; d < S::kWidth; d += 16)
+      wgmma<T, false, false>(x, still.at(d / 64 * (S::kStill * 8) + d % 64 / 8),
+                             moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
     wgmma_commit();
   }
   // The warpgroup's still rows.

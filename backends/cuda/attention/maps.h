@@ -10,8 +10,6 @@ namespace rlk::cuda::attention {
 
 using attn128::kTile;
 
-inline constexpr int kNarrow = 128;  // more channels have kernels of their own
-
 struct Maps {
   CUtensorMap k, v, q;
   int box = 0;           // tokens of a box; 0: TMA cannot go there, threads copy

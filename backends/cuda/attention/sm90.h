@@ -11,6 +11,8 @@ namespace rlk::cuda::attention {
 
 using attn128::Problem;
 
+inline constexpr int kNarrow = 128;  // more channels have kernels of their own
+
 // Floats in the workspace.
 inline constexpr std::int64_t kMostParts = std::int64_t{1} << 27;
 // Of them, those that a call of latent heads (576 and 512 channels) needs.
