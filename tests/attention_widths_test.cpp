@@ -13,6 +13,7 @@
 namespace {
 
 using attention_test::Owned;
+using attention_test::same_rows;
 using attention_test::Shape;
 using rlk::Attention;
 using rlk::AttentionBwd;
@@ -61,11 +62,6 @@ struct Results {
       : out({rows, kHeads, w.dv}, t, NAN), lse({rows, kHeads}, DType::f32, NAN) {}
 };
 
-bool same_rows(const Owned& x, int64_t from, int64_t count, const Owned& y, int64_t at) {
-  return std::memcmp(x.bytes.data() + static_cast<std::size_t>(from) * x.row(),
-                     y.bytes.data() + static_cast<std::size_t>(at) * y.row(),
-                     static_cast<std::size_t>(count) * x.row()) == 0;
-}
 // Whether rows [0, count) of `part` are those from `at` on of `whole`.
 bool same(const Results& part, int64_t count, const Results& whole, int64_t at) {
   return same_rows(part.out, 0, count, whole.out, at) && same_rows(part.lse, 0, count, whole.lse, at);
