@@ -35,6 +35,8 @@ inline double load(DType t, const void* p, int64_t i) {
     case DType::u8:
     case DType::boolean:
       return static_cast<const uint8_t*>(p)[i];
+    case DType::f8_e4m3:
+      return f8_e4m3_to_float(static_cast<const uint8_t*>(p)[i]);
     default:
       return std::nan("");
   }
@@ -63,6 +65,9 @@ inline void store(DType t, void* p, int64_t i, double x) {
     case DType::u8:
     case DType::boolean:
       static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(x);
+      break;
+    case DType::f8_e4m3:
+      static_cast<uint8_t*>(p)[i] = double_to_f8_e4m3(x);
       break;
     default:
       break;

@@ -190,7 +190,7 @@ std::string shape_text(const DLTensor& t) {
 
 std::string dtype_set_text(uint32_t set) {
   std::string text;
-  for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
+  for (uint32_t bit = 1; bit < RLK_ALL_DTYPES; bit <<= 1)
     if (set & bit) text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<DType>(bit)));
   return text;
 }

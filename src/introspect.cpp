@@ -24,7 +24,7 @@ namespace {
 
 std::string names(uint32_t set) {
   JsonArray out;
-  for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
+  for (uint32_t bit = 1; bit < RLK_ALL_DTYPES; bit <<= 1)
     if (set & bit) out.text(name_of(static_cast<DType>(bit)));
   return out.str();
 }

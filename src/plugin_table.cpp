@@ -15,7 +15,6 @@
 namespace rlk {
 namespace {
 
-constexpr uint32_t kAllDtypes = 2 * RLK_BOOL - 1;
 constexpr uint32_t kMostEntries = 4096;  // more are no table but a damaged count
 
 template <class... T>
@@ -50,8 +49,8 @@ Status check_text(const char* text, const std::string& owner, const char* what) 
 }
 
 Status check_dtypes(uint32_t set, const std::string& owner) {
-  if (set == 0 || (set & ~kAllDtypes))
-    return wrong("{} takes the dtype set {:#x}, which must be some of {:#x}", owner, set, kAllDtypes);
+  if (set == 0 || (set & ~uint32_t{RLK_ALL_DTYPES}))
+    return wrong("{} takes the dtype set {:#x}, which must be some of {:#x}", owner, set, uint32_t{RLK_ALL_DTYPES});
   return {};
 }
 

@@ -39,7 +39,9 @@ struct Owned {
   void set(int64_t i, double x) {
     const auto single = static_cast<float>(x);
     const uint16_t half = type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
-    if (type == DType::f32)
+    if (type == DType::f8_e4m3)
+      bytes[static_cast<std::size_t>(i)] = std::byte{rlk::double_to_f8_e4m3(x)};
+    else if (type == DType::f32)
       std::memcpy(bytes.data() + 4 * i, &single, 4);
     else
       std::memcpy(bytes.data() + 2 * i, &half, 2);

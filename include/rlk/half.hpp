@@ -28,6 +28,15 @@ inline float f16_to_float(uint16_t h) noexcept {
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
 }
 
+// e4m3: exponents from -6 to 8, no infinities; all ones are its NaN.
+inline float f8_e4m3_to_float(uint8_t b) noexcept {
+  const uint32_t sign = uint32_t{b & 0x80u} << 24, exponent = b >> 3 & 15u, fraction = b & 7u;
+  if ((b & 0x7fu) == 0x7f) return std::bit_cast<float>(sign | kCanonicalNan32);
+  if (exponent) return std::bit_cast<float>(sign | (exponent + 120) << 23 | fraction << 20);
+  const float magnitude = static_cast<float>(fraction) * 0x1p-9f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
 // Rounds to nearest even into a binary format with `fraction_bits` and exponents from min_exponent to
 // max_exponent. One rounding from fp64, subnormals included: going through fp32 would round twice.
 inline uint16_t round_to_16(double x, int fraction_bits, int min_exponent, int max_exponent) noexcept {
@@ -51,6 +60,14 @@ inline uint16_t round_to_16(double x, int fraction_bits, int min_exponent, int m
   const uint32_t biased = static_cast<uint32_t>(exponent - min_exponent + 1);
   const uint32_t body = subnormal ? significand : ((biased - 1) << fraction_bits) + significand;
   return body >= static_cast<uint32_t>(infinity & 0x7fffu) ? infinity : static_cast<uint16_t>(sign | body);
+}
+
+// What is beyond its largest number becomes that.
+inline uint8_t double_to_f8_e4m3(double x) noexcept {
+  constexpr double kMost = 448;
+  if (x != x) return 0x7f;
+  const uint16_t bits = round_to_16(x > kMost ? kMost : x < -kMost ? -kMost : x, 3, -6, 8);
+  return static_cast<uint8_t>((bits >> 8 & 0x80u) | (bits & 0x7fu));
 }
 
 inline uint16_t double_to_bf16(double x) noexcept { return round_to_16(x, 7, -126, 127); }

@@ -61,7 +61,9 @@ enum { /* dtype sets */
        RLK_I32 = 1u << 4,
        RLK_I64 = 1u << 5,
        RLK_U8 = 1u << 6,
-       RLK_BOOL = 1u << 7
+       RLK_BOOL = 1u << 7,
+       RLK_F8_E4M3 = 1u << 8, /* 8 bits without infinities: DLPack's float8_e4m3fn */
+       RLK_ALL_DTYPES = (1u << 9) - 1
 };
 
 enum {                            /* argument flags */

@@ -26,7 +26,8 @@ enum class DType : uint32_t {
   i32 = RLK_I32,
   i64 = RLK_I64,
   u8 = RLK_U8,
-  boolean = RLK_BOOL
+  boolean = RLK_BOOL,
+  f8_e4m3 = RLK_F8_E4M3
 };
 
 constexpr DType dtype_of(DLDataType t) noexcept {
@@ -49,6 +50,8 @@ constexpr DType dtype_of(DLDataType t) noexcept {
       return DType::u8;
     case 6u << 8 | 8:
       return DType::boolean;
+    case 10u << 8 | 8:
+      return DType::f8_e4m3;
     default:
       return DType::none;
   }
@@ -72,6 +75,8 @@ constexpr DLDataType dl_type(DType t) noexcept {
       return {kDLUInt, 8, 1};
     case DType::boolean:
       return {6, 8, 1};
+    case DType::f8_e4m3:
+      return {10, 8, 1};
     default:
       return {0, 0, 0};
   }
@@ -97,6 +102,8 @@ constexpr std::string_view name_of(DType t) noexcept {
       return "uint8";
     case DType::boolean:
       return "bool";
+    case DType::f8_e4m3:
+      return "fp8_e4m3";
     default:
       return "unknown dtype";
   }

@@ -905,7 +905,7 @@ class Deriver {
   void other_dtypes() {
     const rlk_op_schema& s = *op_.schema;
     for (uint32_t i = 0; i < s.num_arguments; ++i)
-      for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1) {
+      for (uint32_t bit = 1; bit < RLK_ALL_DTYPES; bit <<= 1) {
         const auto dtype = static_cast<DType>(bit);
         std::set<std::string> kinds;
         for (const Case& c : bases_) {

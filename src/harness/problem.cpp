@@ -120,7 +120,9 @@ Array make_array(const std::vector<int64_t>& shape, DType dtype) {
   return a;
 }
 
-bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64; }
+bool floating(DType t) {
+  return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64 || t == DType::f8_e4m3;
+}
 
 int argument_index(const rlk_op_schema& s, std::string_view name) {
   for (uint32_t i = 0; i < s.num_arguments; ++i)
@@ -438,6 +440,7 @@ const char* name_of(Filler f) {
 namespace {
 
 double smallest(DType t) {
+  if (t == DType::f8_e4m3) return 0x1p-9;
   return t == DType::f16 ? 0x1p-24 : t == DType::bf16 ? 0x1p-133 : t == DType::f32 ? 0x1p-149 : 0x1p-1074;
 }
 

@@ -79,7 +79,7 @@ void add_targets(const ImplementationEntry& e, const rlk_op_schema& schema, Chos
     out.not_covered.push_back(fmt::format("{} {}: its backend offers no memory services", i.op, i.id));
     return;
   }
-  for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1)
+  for (uint32_t bit = 1; bit < RLK_ALL_DTYPES; bit <<= 1)
     if (i.dtypes & bit) out.targets.push_back(make_target(e, schema, static_cast<DType>(bit)));
 }
 
@@ -128,7 +128,7 @@ std::string check_case(const Plan& plan, const std::vector<const registry::Op*>&
   for (const registry::Op* op : ops) op->cases({take, plan.seed});
   if (is_derived(plan.case_name))
     for (const registry::Op* op : ops)
-      for (uint32_t dtype = 1; dtype <= RLK_BOOL; dtype <<= 1)
+      for (uint32_t dtype = 1; dtype < RLK_ALL_DTYPES; dtype <<= 1)
         derived_cases(
             *op, static_cast<DType>(dtype), plan.seed, [&](const Derived& d) { take(d.given); },
             plain_name(plan.case_name));

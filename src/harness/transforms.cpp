@@ -47,7 +47,9 @@ class Draw {
   uint64_t state_;
 };
 
-bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32; }
+bool floating(DType t) {
+  return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f8_e4m3;
+}
 bool integral(DType t) { return t == DType::i32 || t == DType::i64; }
 
 // Elements that the work on one row touches, roughly: its own and those all rows share.

@@ -17,10 +17,11 @@ struct DtypeName {
 };
 // In the order of the bits RLK_F16, RLK_BF16, ...
 constexpr DtypeName kDtypes[] = {
-    {"fp16", "torch.float16", {kDLFloat, 16, 1}}, {"bf16", "torch.bfloat16", {kDLBfloat, 16, 1}},
-    {"fp32", "torch.float32", {kDLFloat, 32, 1}}, {"fp64", "torch.float64", {kDLFloat, 64, 1}},
-    {"int32", "torch.int32", {kDLInt, 32, 1}},    {"int64", "torch.int64", {kDLInt, 64, 1}},
-    {"uint8", "torch.uint8", {kDLUInt, 8, 1}},    {"bool", "torch.bool", {6, 8, 1}}};
+    {"fp16", "torch.float16", {kDLFloat, 16, 1}},   {"bf16", "torch.bfloat16", {kDLBfloat, 16, 1}},
+    {"fp32", "torch.float32", {kDLFloat, 32, 1}},   {"fp64", "torch.float64", {kDLFloat, 64, 1}},
+    {"int32", "torch.int32", {kDLInt, 32, 1}},      {"int64", "torch.int64", {kDLInt, 64, 1}},
+    {"uint8", "torch.uint8", {kDLUInt, 8, 1}},      {"bool", "torch.bool", {6, 8, 1}},
+    {"fp8_e4m3", "torch.float8_e4m3fn", {10, 8, 1}}};
 
 const DtypeName& dtype_of_bit(uint32_t bit) { return kDtypes[__builtin_ctz(bit)]; }
 
@@ -740,7 +741,7 @@ PyObject* Call::infer() {
     const Owned sizes(PyTuple_New(s.ndim)), dtypes(PyList_New(0));
     if (!sizes || !dtypes) return nullptr;
     for (int32_t d = 0; d < s.ndim; ++d) PyTuple_SetItem(sizes.get(), d, PyLong_FromLongLong(s.dim[d]));
-    for (uint32_t bit = 1; bit <= RLK_BOOL; bit <<= 1) {
+    for (uint32_t bit = 1; bit < RLK_ALL_DTYPES; bit <<= 1) {
       if (!(s.dtypes & bit)) continue;
       const Owned name(PyUnicode_FromString(dtype_of_bit(bit).name));
       if (!name || PyList_Append(dtypes.get(), name.get()) < 0) return nullptr;

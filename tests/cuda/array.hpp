@@ -40,7 +40,9 @@ struct Array {
   void set(int64_t i, double x) {
     const auto single = static_cast<float>(x);
     const uint16_t half = type == rlk::DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x);
-    if (type == rlk::DType::f32)
+    if (type == rlk::DType::f8_e4m3)
+      bytes[static_cast<std::size_t>(i)] = std::byte{rlk::double_to_f8_e4m3(x)};
+    else if (type == rlk::DType::f32)
       std::memcpy(bytes.data() + 4 * i, &single, 4);
     else
       std::memcpy(bytes.data() + 2 * i, &half, 2);

@@ -85,7 +85,8 @@ struct Case {
 
 Array drawn(const Argument& a, Random& r, bool any_bits) {
   Array out(a.shape, a.dtype);
-  const bool floating = a.dtype == DType::f16 || a.dtype == DType::bf16 || a.dtype == DType::f32;
+  const bool floating =
+      a.dtype == DType::f16 || a.dtype == DType::bf16 || a.dtype == DType::f32 || a.dtype == DType::f8_e4m3;
   for (int64_t i = 0, n = out.count(); i < n; ++i) {
     const auto at = static_cast<std::size_t>(i);
     if (any_bits && floating) {

@@ -22,6 +22,7 @@ namespace rlk::mutants {
 
 inline double load(DType t, const void* p, int64_t i) {
   if (t == DType::boolean || t == DType::u8) return static_cast<const uint8_t*>(p)[i];
+  if (t == DType::f8_e4m3) return f8_e4m3_to_float(static_cast<const uint8_t*>(p)[i]);
   if (t == DType::bf16) return bf16_to_float(static_cast<const uint16_t*>(p)[i]);
   if (t == DType::f16) return f16_to_float(static_cast<const uint16_t*>(p)[i]);
   if (t == DType::f32) return static_cast<const float*>(p)[i];

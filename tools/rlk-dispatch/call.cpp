@@ -10,16 +10,17 @@
 namespace rlk::cli {
 namespace {
 
-constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
-                             DType::i32, DType::i64,  DType::u8,  DType::boolean};
+constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32,     DType::f64,    DType::i32,
+                             DType::i64, DType::u8,   DType::boolean, DType::f8_e4m3};
 
 // Names that frameworks give dtypes.
 constexpr std::pair<const char*, DType> kOtherNames[] = {
-    {"float16", DType::f16},    {"half", DType::f16},  {"f16", DType::f16}, {"bfloat16", DType::bf16},
-    {"float32", DType::f32},    {"float", DType::f32}, {"f32", DType::f32}, {"float64", DType::f64},
-    {"double", DType::f64},     {"f64", DType::f64},   {"int", DType::i32}, {"i32", DType::i32},
-    {"long", DType::i64},       {"i64", DType::i64},   {"u8", DType::u8},   {"byte", DType::u8},
-    {"boolean", DType::boolean}};
+    {"float16", DType::f16},   {"half", DType::f16},        {"f16", DType::f16},
+    {"bfloat16", DType::bf16}, {"float32", DType::f32},     {"float", DType::f32},
+    {"f32", DType::f32},       {"float64", DType::f64},     {"double", DType::f64},
+    {"f64", DType::f64},       {"int", DType::i32},         {"i32", DType::i32},
+    {"long", DType::i64},      {"i64", DType::i64},         {"u8", DType::u8},
+    {"byte", DType::u8},       {"boolean", DType::boolean}, {"float8_e4m3fn", DType::f8_e4m3}};
 
 DType dtype_from(const std::string& name) {
   std::vector<std::string> known;

@@ -12,8 +12,8 @@ namespace {
 
 DType dtype_named(const std::string& name) {
   constexpr std::pair<const char*, DType> kNames[] = {
-      {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},     {"I64", DType::i64},
-      {"I32", DType::i32}, {"U8", DType::u8},     {"BOOL", DType::boolean}};
+      {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},      {"I64", DType::i64},
+      {"I32", DType::i32}, {"U8", DType::u8},     {"BOOL", DType::boolean}, {"F8_E4M3", DType::f8_e4m3}};
   for (const auto& [word, type] : kNames)
     if (name == word) return type;
   return DType::none;

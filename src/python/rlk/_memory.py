@@ -6,7 +6,7 @@ from rlk import _C, _errors, _scopes, _torch_native
 
 #: DLPack's (code, bits) of each dtype, by the name that rlk uses.
 DTYPES = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "fp64": (2, 64), "int32": (0, 32), "int64": (0, 64),
-          "uint8": (1, 8), "bool": (6, 8)}
+          "uint8": (1, 8), "bool": (6, 8), "fp8_e4m3": (10, 8)}
 _DEVICES = {"cpu": 1, "cuda": 2, "hip": 10}
 _NUMPY = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "int32": "int32", "int64": "int64", "uint8": "uint8",
           "bool": "bool"}

@@ -23,7 +23,8 @@ from rlk import _C, _errors, _scopes
 from rlk._memory import Spec
 
 _DTYPES = {"fp16": jnp.float16, "bf16": jnp.bfloat16, "fp32": jnp.float32, "fp64": jnp.float64, "int32": jnp.int32,
-           "int64": jnp.int64, "uint8": jnp.uint8, "bool": jnp.bool_}
+           "int64": jnp.int64, "uint8": jnp.uint8, "bool": jnp.bool_,
+           "fp8_e4m3": jnp.float8_e4m3fn}
 _NAMES = {jnp.dtype(d): n for n, d in _DTYPES.items()}
 _OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads", "evidence")
 

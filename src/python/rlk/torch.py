@@ -19,7 +19,8 @@ from rlk import _C, _errors, _scopes
 from rlk._memory import Spec
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
-          torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool"}
+          torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool",
+          torch.float8_e4m3fn: "fp8_e4m3"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _OPTIONS = ("backend", "arithmetic", "precision", "deterministic", "threads", "evidence")
 #: Ops that autocast, as torch's own products do.
