@@ -30,6 +30,11 @@ struct fp16 {
   std::uint16_t bits;
 };
 
+// e4m3: exponents from -6 to 8, no infinities; all ones are its NaN. It is read and never written.
+struct fp8 {
+  std::uint8_t bits;
+};
+
 RLK_HD std::uint32_t float_bits(float v) { return __builtin_bit_cast(std::uint32_t, v); }
 RLK_HD float bits_float(std::uint32_t v) { return __builtin_bit_cast(float, v); }
 
@@ -57,6 +62,14 @@ RLK_HD float to_float(fp16 v) {
   }
   return bits_float(u | sign);
 #endif
+}
+
+RLK_HD float to_float(fp8 v) {
+  const std::uint32_t magnitude = v.bits & 0x7fu, sign = static_cast<std::uint32_t>(v.bits & 0x80u) << 24;
+  std::uint32_t u = (magnitude << 20) + (120u << 23);
+  if (magnitude < 8) u = float_bits(static_cast<float>(magnitude) * 0x1p-9f);
+  if (magnitude == 0x7f) u = 0x7fffffffu;
+  return bits_float(u | sign);
 }
 
 template <class T>

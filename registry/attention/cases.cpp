@@ -25,6 +25,7 @@ struct Config {
   std::vector<double> lengths{};          // kv_len
   std::vector<double> firsts{}, lasts{};  // k_first and k_last, of attention_part
   std::vector<double> prefixes{};         // prefix_of
+  int64_t factors = -1;  // of an fp8 cache: how many there are; 0: none, -1: the cache is no fp8
 };
 
 void set_options(Case& c, const Config& o) {
@@ -36,6 +37,20 @@ void set_options(Case& c, const Config& o) {
   c.brief = o.brief;
   c.sampled = o.sampled;
   if (o.sinks) c.inputs.push_back({"sinks", {c.inputs[0].shape[c.inputs[0].shape.size() - 2]}, DType::f32});
+}
+
+// Factors that no number of few bits has, so that every product is rounded.
+void use_fp8(Case& c, const Config& o) {
+  if (o.factors < 0) return;
+  for (std::size_t t : {1, 2}) c.inputs[t].dtype = DType::f8_e4m3;
+  Fill keys{Fill::values}, values{Fill::values};
+  for (int64_t h = 0; h < o.factors; ++h) {
+    const auto x = static_cast<double>(h);
+    keys.list.push_back(0.7317 + 0.1 * x), values.list.push_back(1.3071 - 0.2 * x);
+  }
+  if (o.factors == 0) return;
+  c.inputs.push_back({"k_scale", {o.factors}, DType::f32, keys});
+  c.inputs.push_back({"v_scale", {o.factors}, DType::f32, values});
 }
 
 // Every second page of a pool, last one first, so that half of the pool is nobody's and holds NaN.
@@ -80,6 +95,7 @@ void dense(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
   if (o.page) use_pages(c, s, o.page);
   if (o.page && lengths.empty()) lengths.assign(1, static_cast<double>(s.keys));
   if (!lengths.empty()) c.inputs.push_back({"kv_len", {s.batch}, DType::i32, {Fill::values, 0, 0, lengths}});
+  use_fp8(c, o);
   c.results = {{"out", t}, {"lse", DType::f32}};
   if (!o.firsts.empty()) as_part(c, s.batch, o);
   c.reduction = s.keys;
@@ -120,6 +136,7 @@ void packed(const CaseSink& sink, DType t, const Config& o, const Packed& of = k
   }
   if (!o.prefixes.empty())
     c.inputs.push_back({"prefix_of", {s.batch}, DType::i32, {Fill::values, 0, 0, o.prefixes}});
+  use_fp8(c, o);
   c.reduction = s.keys;
   for (const CaseTensor& input : c.inputs) c.batch_axes.push_back({input.argument, -1});
   for (const auto& [name, type] : c.results) c.batch_axes.push_back({name, -1});
@@ -205,6 +222,19 @@ void combined_cases(const CaseSink& sink, DType t) {
   }
 }
 
+// An fp8 cache: with a factor a head, with one for all and with none; in pages whose others hold NaN, packed, and with a NaN.
+void fp8_cases(const CaseSink& sink, DType t) {
+  Config o{.name = "fp8", .factors = 2};
+  dense(sink, {2, 3, 150, 4, 2, 32, 48}, t, o);
+  packed(sink, t, o);
+  o.page = 16, o.factors = 1;
+  dense(sink, {2, 2, 35, 4, 2, 16, 32}, t, o);
+  o.page = 0, o.factors = 0, o.split = 512, o.brief = true;
+  dense(sink, {1, 2, 700, 2, 1, 16, 16}, t, o);
+  o = filled("fp8 special", {}, special()), o.factors = 1;
+  dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, o);
+}
+
 void small_cases(const CaseSink& sink, DType t) {
   // One for each id comes first: that is what other processes compute too.
   for (int64_t split : {1024, 0, 512, 2048, 4096}) dense(sink, {2, 2, 33, 2, 1, 16, 16}, t, {.split = split});
@@ -243,6 +273,7 @@ void small_cases(const CaseSink& sink, DType t) {
   // The second sees a part of those keys, and none of its own.
   shared.window = 0, shared.lengths = {133, 120, 140, 1, 170};
   packed(sink, t, shared, kShared);
+  fp8_cases(sink, t);
   combined_cases(sink, t);
   for (int64_t split : {0, 512, 2048, 4096})
     for (int64_t keys : {split == 0 ? 1100 : split - 1, split + 130})
@@ -263,6 +294,8 @@ void attention_cases(const CaseSink& sink) {
     constexpr int64_t kWidths[][2] = {{96, 96}, {128, 128}, {256, 256}, {192, 128}, {576, 512}};
     for (const auto& [d, dv] : kWidths)
       dense(sink, {1, 3, 260, 2, 1, d, dv}, t, {.name = "width", .brief = true});
+    for (const auto& [d, dv] : kWidths)
+      dense(sink, {1, 3, 260, 2, 1, d, dv}, t, {.name = "fp8 width", .brief = true, .factors = 1});
   }
   Config production{.name = "production", .sampled = true, .page = 64};
   production.q.kind = production.k.kind = production.v.kind = Fill::quick;
@@ -304,6 +337,8 @@ void part_cases(const CaseSink& sink, DType t) {
   dense(sink, {2, 2, 600, 3, 1, 16, 32}, t, o);
   o = part("some", 512, {1100, 530}, {0, 0}), o.lasts = {512, 1024}, o.page = 48, o.brief = true;
   dense(sink, {2, 2, 1024, 3, 1, 16, 32}, t, o);
+  o = part("fp8", 512, {1100, 530}, {512, 512}), o.factors = 1, o.page = 64;
+  dense(sink, {2, 2, 600, 4, 2, 16, 32}, t, o);
   o = part("special", 512, {529, 520}, {512, 512}), o.brief = true, o.k = special();
   dense(sink, {2, 17, 17, 1, 1, 16, 16}, t, o);
   for (int64_t window : {0, 300}) {

@@ -58,8 +58,8 @@ const TrueGradients::Query& TrueGradients::query(const Sequence& s, int64_t i, i
 const TrueGradients::Key& TrueGradients::key(const Sequence& s, int64_t j, int64_t kv_head) {
   return keys_.get(key_row(a_, all_, s, j) * a_.k.dim(-2) + kv_head, [&] {
     Key x;
-    all_.key(a_.k, s, j, kv_head, x.k);
-    all_.key(a_.v, s, j, kv_head, x.v);
+    all_.key(s, j, kv_head, x.k);
+    all_.value(s, j, kv_head, x.v);
     return x;
   });
 }

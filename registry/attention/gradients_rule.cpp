@@ -214,8 +214,8 @@ class Rule {
     return keys_.get(key_row(a_, all_, s, j) * a_.k.dim(-2) + kv_head, [&] {
       Key x;
       std::vector<double> row;
-      all_.key(a_.k, s, j, kv_head, row), x.k = single(row);
-      all_.key(a_.v, s, j, kv_head, row), x.v = single(row);
+      all_.key(s, j, kv_head, row), x.k = single(row);
+      all_.value(s, j, kv_head, row), x.v = single(row);
       return x;
     });
   }

@@ -27,7 +27,7 @@ TrueRow true_row(const Attention& a, const Sequences<Attention>& all, const Sequ
   all.query(a.q, s, i, head, q);
   double most = -INFINITY;
   for (int64_t j = seen.first; j < seen.last; ++j) {
-    all.key(a.k, s, j, kv_head, key);
+    all.key(s, j, kv_head, key);
     double x = dot(q, key) * scale;
     if (a.softcap != 0) x = a.softcap * std::tanh(x / a.softcap);
     scores.push_back(x);
@@ -51,7 +51,7 @@ TrueRow true_row(const Attention& a, const Sequences<Attention>& all, const Sequ
   }
   if (a.sinks) sum += std::exp(sink - most);
   for (int64_t j = seen.first; j < seen.last; ++j) {
-    all.key(a.v, s, j, kv_head, key);
+    all.value(s, j, kv_head, key);
     accumulate(scores[static_cast<std::size_t>(j - seen.first)], key, row.out);
   }
   for (double& x : row.out) x /= sum;
@@ -69,7 +69,7 @@ std::vector<double> true_part(const AttentionPart& a, const Sequences& all, cons
   all.query(a.q, s, i, head, q);
   double most = -INFINITY, sum = keys.first < keys.last ? 0 : -1;
   for (int64_t j = keys.first; j < keys.last; ++j) {
-    all.key(a.k, s, j, kv_head, key);
+    all.key(s, j, kv_head, key);
     double x = dot(q, key) * scale;
     if (a.softcap != 0) x = a.softcap * std::tanh(x / a.softcap);
     scores.push_back(x);
@@ -79,7 +79,7 @@ std::vector<double> true_part(const AttentionPart& a, const Sequences& all, cons
   for (int64_t j = keys.first; j < keys.last; ++j) {
     const double p = std::exp(scores[static_cast<std::size_t>(j - keys.first)] - base);
     sum += p;
-    all.key(a.v, s, j, kv_head, key);
+    all.value(s, j, kv_head, key);
     accumulate(p, key, o);
   }
   o.insert(o.begin(), {most / std::log(2.0), sum});

@@ -27,6 +27,7 @@ struct Visible {
 template <class Args>
 class Sequences {
   static constexpr bool kOfPart = requires(const Args& a) { a.k_first; };
+  static constexpr bool kCached = requires(const Args& a) { a.k_scale; };
   static constexpr bool kOfPrefix = requires(const Args& a) { a.prefix_of; };
 
  public:
@@ -110,19 +111,20 @@ class Sequences {
     return readers;
   }
 
-  // Key (or value) j of a head as fp64.
-  void key(const In& t, const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
-    int64_t at = head * t.stride(-2);
-    j -= s.first;
-    if (a_.block_table) {
-      const int64_t size = t.dim(1);
-      at += integer(a_.block_table, s.n, j / size) * t.stride(0) + j % size * t.stride(1);
-    } else if (a_.cu_k) {
-      at += key_token(s, j) * t.stride(0);
-    } else {
-      at += s.n * t.stride(0) + j * t.stride(1);
-    }
-    read(t, at, to);
+  // Key or value j of a head as fp64.
+  void key(const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
+    const int64_t at = place(a_.k, s, j, head);
+    if constexpr (kCached)
+      cached(a_.k, a_.k_scale, head, at, to);
+    else
+      read(a_.k, at, to);
+  }
+  void value(const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
+    const int64_t at = place(a_.v, s, j, head);
+    if constexpr (kCached)
+      cached(a_.v, a_.v_scale, head, at, to);
+    else
+      read(a_.v, at, to);
   }
   void query(const In& t, const Sequence& s, int64_t i, int64_t head, std::vector<double>& to) const {
     read(
@@ -132,6 +134,25 @@ class Sequences {
   }
 
  private:
+  // The element of k or v where a key or value starts.
+  int64_t place(const In& t, const Sequence& s, int64_t j, int64_t head) const {
+    j -= s.first;
+    const int64_t at = head * t.stride(-2);
+    if (a_.block_table) {
+      const int64_t size = t.dim(1);
+      return at + integer(a_.block_table, s.n, j / size) * t.stride(0) + j % size * t.stride(1);
+    }
+    if (a_.cu_k) return at + key_token(s, j) * t.stride(0);
+    return at + s.n * t.stride(0) + j * t.stride(1);
+  }
+  // Of a cache, whose fp8 elements are numbers of q's dtype: the product with their factor in fp32, rounded.
+  void cached(const In& t, const In& factors, int64_t head, int64_t at, std::vector<double>& to) const {
+    read(t, at, to);
+    if (t.dtype() != DType::f8_e4m3) return;
+    const int64_t own = factors && factors.dim(0) > 1 ? head * factors.stride(0) : 0;
+    const float factor = factors ? factors.template data<float>()[own] : 1;
+    for (double& x : to) x = round_to(a_.q.dtype(), static_cast<float>(x) * factor);
+  }
   static void read(const In& t, int64_t at, std::vector<double>& to) {
     to.resize(static_cast<std::size_t>(t.dim(-1)));
     for (std::size_t d = 0; d < to.size(); ++d)

@@ -145,7 +145,7 @@ class Rule {
     std::vector<double> key;
     const int64_t first = std::max(seen.first, tile * kTile), last = std::min(seen.last, (tile + 1) * kTile);
     for (int64_t j = first; j < last; ++j) {
-      all_.key(a_.k, s, j, kv_head, key);
+      all_.key(s, j, kv_head, key);
       float score = chains_ == Chains::fma32 ? dot(q, key) : unit_dot(q, key);
       if (cap_ != 0) score = cap_ * tanh32(score * scale_ / cap_);
       x[static_cast<std::size_t>(j % kTile)] = score;
@@ -155,12 +155,12 @@ class Rule {
     const float a = held() ? weigh_held(x, begin, end, at) : weigh_running(x, begin, end, at);
     if (!with_values) return;
     for (float& o : at.o) o = o * a;
-    for (float& p : x) p = static_cast<float>(round_to(a_.v.dtype(), p));
+    for (float& p : x) p = static_cast<float>(round_to(a_.q.dtype(), p));
     if (chains_ != Chains::fma32)
       unit_values(s, x, kv_head, first, last, at.o);
     else
       for (int64_t j = first; j < last; ++j) {
-        all_.key(a_.v, s, j, kv_head, key);
+        all_.value(s, j, kv_head, key);
         accumulate(x[static_cast<std::size_t>(j % kTile)], key, at.o);
       }
     for (float& o : at.o) o = o + 0.0f;
@@ -201,9 +201,9 @@ class Rule {
                    Row& o) const {
     std::vector<std::vector<double>> values(static_cast<std::size_t>(kTile), std::vector<double>(o.size()));
     for (int64_t j = first; j < last; ++j)
-      all_.key(a_.v, s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
+      all_.value(s, j, kv_head, values[static_cast<std::size_t>(j % kTile)]);
     Row column(static_cast<std::size_t>(kTile));
-    const chains::Operands x{weights, column, a_.v.dtype()};
+    const chains::Operands x{weights, column, a_.q.dtype()};
     const bool amx = chains_ == Chains::amx;
     const std::size_t group = amx ? 32 : 16, end = static_cast<std::size_t>((last - 1) % kTile) + 1;
     for (std::size_t d = 0; d < o.size(); ++d) {
@@ -245,7 +245,7 @@ void put(const DLTensor& t, int64_t element, float x) {
   store(type, t.data, element, type == DType::f32 ? canonical(x) : x);
 }
 
-enum { kOut = 9, kLse = 10 };
+enum : uint32_t { kOut = Attention::Slot::out, kLse = Attention::Slot::lse };
 
 // body(row of q flattened over heads, its elements of out and of lse) for every row that is looked at.
 template <class Body>

@@ -28,14 +28,22 @@ enum {
   kSplit = index_of(kAttributes, "split")
 };
 
-constexpr auto kOperands =
-    arguments(read("q", "queries: packed [T, Hq, D], or [B, S, Hq, D]").rank(3, 4).rows(0).saved().strided(),
-              read("k", "keys: packed [Tk, Hkv, D], or [B, L, Hkv, D], or pages [pages, page_size, Hkv, D]")
-                  .rank(3, 4)
-                  .rows(0)
-                  .saved()
-                  .strided(),
-              read("v", "values, as k [.., Hkv, Dv]").rank(3, 4).rows(0).saved().strided());
+constexpr auto operands(uint32_t cache) {
+  const auto operand = [](const char* name, const char* doc) {
+    return read(name, doc).rank(3, 4).rows(0).saved().strided();
+  };
+  return arguments(
+      operand("q", "queries: packed [T, Hq, D], or [B, S, Hq, D]"),
+      operand("k", "keys: packed [Tk, Hkv, D], or [B, L, Hkv, D], or pages [pages, page_size, Hkv, D]")
+          .of(cache),
+      operand("v", "values, as k [.., Hkv, Dv]").of(cache));
+}
+constexpr auto kOperands = operands(kFloats), kCachedOperands = operands(kFloats | RLK_F8_E4M3);
+constexpr Argument factors(const char* name, const char* doc) {
+  return read(name, doc).of(RLK_F32).rank(1).optional().no_gradient();
+}
+constexpr auto kFactors = arguments(factors("k_scale", "[1] or [Hkv] factor of fp8 keys; absent: 1"),
+                                    factors("v_scale", "[1] or [Hkv] factor of fp8 values; absent: 1"));
 constexpr Argument bounds(const char* name, const char* doc) {
   return read(name, doc).of(kIntegers).rank(1).optional().no_gradient().saved();
 }
@@ -59,7 +67,7 @@ constexpr auto kSequences = arguments(
     bounds("prefix_of", "[N] the sequence whose keys come before one's own, or -1"), kSinksArgument);
 
 constexpr auto kForward =
-    arguments(kOperands, kSequences,
+    arguments(kCachedOperands, kSequences, kFactors,
               write("out", "[T, Hq, Dv], or [B, S, Hq, Dv]").rank(3, 4).rows(0).saved().strided(),
               write("lse", "log of the sum of exp(score), natural [T, Hq], or [B, S, Hq]")
                   .of(RLK_F32 | RLK_F64)
@@ -77,11 +85,13 @@ enum {
   kBlockTable = index_of(kForward, "block_table"),
   kPrefixOf = index_of(kForward, "prefix_of"),
   kSinks = index_of(kForward, "sinks"),
+  kKScale = index_of(kForward, "k_scale"),
+  kVScale = index_of(kForward, "v_scale"),
   kOut = index_of(kForward, "out"),
   kLse = index_of(kForward, "lse")
 };
 
-// The arguments of the forward, in its places.
+// The arguments of the forward up to sinks, in its places.
 constexpr auto kBackward =
     arguments(kOperands, kSequences, read("out", "as the forward left it").rank(3, 4).rows(0).strided(),
               read("lse", "as the forward left it").of(RLK_F32).rank(2, 3).rows(0),
@@ -92,6 +102,8 @@ constexpr auto kBackward =
               write("d_v", "as v; +0 in rows of no sequence").rank(3, 4).rows(0).optional().strided(),
               write("d_sinks", "[Hq]").of(RLK_F32 | RLK_F64).rank(1).optional());
 enum {
+  kOutLeft = index_of(kBackward, "out"),
+  kLseLeft = index_of(kBackward, "lse"),
   kDOut = index_of(kBackward, "d_out"),
   kDLse = index_of(kBackward, "d_lse"),
   kDQ = index_of(kBackward, "d_q"),
@@ -99,7 +111,7 @@ enum {
   kDV = index_of(kBackward, "d_v"),
   kDSinks = index_of(kBackward, "d_sinks")
 };
-static_assert(index_of(kBackward, "sinks") == kSinks && index_of(kBackward, "lse") == kLse);
+static_assert(index_of(kBackward, "sinks") == kSinks);
 
 // [.., Hq] of [.., Hq, D].
 rlk_shape per_head(const DLTensor* q, uint32_t dtypes) {
@@ -111,9 +123,10 @@ rlk_shape per_head(const DLTensor* q, uint32_t dtypes) {
 // Heads and widths of q, k and v.
 int32_t check_heads(const rlk_host* host, const char* op, const DLTensor* q, const DLTensor* k,
                     const DLTensor* v) {
-  for (const auto& [name, t] : {std::pair{"k", k}, std::pair{"v", v}})
-    if (dtype(t) != dtype(q))
-      return fail(host, "{}: {} is {}, q is {}", op, name, name_of(dtype(t)), name_of(dtype(q)));
+  if (dtype(k) != dtype(q) && dtype(k) != DType::f8_e4m3)
+    return fail(host, "{}: k is {}, q is {}", op, name_of(dtype(k)), name_of(dtype(q)));
+  if (dtype(v) != dtype(k))
+    return fail(host, "{}: v is {}, k is {}", op, name_of(dtype(v)), name_of(dtype(k)));
   if (v->ndim != k->ndim) return fail(host, "{}: v has rank {}, k has rank {}", op, v->ndim, k->ndim);
   for (int32_t i = 0; i + 1 < k->ndim; ++i)
     if (dim(v, i) != dim(k, i))
@@ -133,6 +146,19 @@ int32_t check_heads(const rlk_host* host, const char* op, const DLTensor* q, con
 int32_t expect_size(const rlk_host* host, const char* op, const char* name, const DLTensor* t, int64_t want) {
   if (!t || dim(t, 0) == want) return RLK_OK;
   return fail(host, "{}: {} has size {}, expected {}", op, name, dim(t, 0), want);
+}
+
+int32_t check_factors(const rlk_host* host, const char* op, const DLTensor* k, const DLTensor* k_scale,
+                      const DLTensor* v_scale) {
+  for (const auto& [name, t] : {std::pair{"k_scale", k_scale}, std::pair{"v_scale", v_scale}}) {
+    if (!t) continue;
+    if (dtype(k) != DType::f8_e4m3)
+      return fail(host, "{}: {} is given, k is {}, not {}", op, name, name_of(dtype(k)),
+                  name_of(DType::f8_e4m3));
+    if (const int64_t size = dim(t, 0); size != 1 && size != dim(k, -2))
+      return fail(host, "{}: {} has size {}, it takes 1 or Hkv={}", op, name, size, dim(k, -2));
+  }
+  return RLK_OK;
 }
 
 // Where the sequences lie.
@@ -199,6 +225,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "attention";
   const DLTensor *q = s[kQ].tensor, *v = s[kV].tensor;
   if (int32_t code = check(host, op, s, s + kForward.size())) return code;
+  if (int32_t code = check_factors(host, op, s[kK].tensor, s[kKScale].tensor, s[kVScale].tensor)) return code;
   if (int32_t code = check_split(host, op, s[kForward.size() + kSplit].i)) return code;
   shapes[kOut] = with_last(q, dim(v, -1), static_cast<uint32_t>(dtype(q)) | RLK_F32, dtype(q));
   shapes[kLse] = per_head(q, RLK_F32);
@@ -209,7 +236,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
 
 // The forward's arguments in its places, but for sinks.
 constexpr auto kPart = arguments(
-    kOperands, kBounds,
+    kCachedOperands, kBounds,
     read("kv_len", "[N] keys of every sequence, those of other ranks included")
         .of(kIntegers)
         .rank(1)
@@ -227,6 +254,7 @@ constexpr auto kPart = arguments(
         .rows(0)
         .optional()
         .no_gradient(),
+    kFactors,
     write("partials", "maximum, sum and weighted values of each split [.., Hq, splits, 2 + Dv]")
         .of(RLK_F32 | RLK_F64)
         .rank(4, 5)
@@ -249,6 +277,9 @@ int32_t infer_part(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
     if (int32_t code = expect_size(host, op, kPart[static_cast<std::size_t>(i)].name, s[i].tensor,
                                    dim(s[kKvLen].tensor, 0)))
       return code;
+  if (int32_t code = check_factors(host, op, k, s[index_of(kPart, "k_scale")].tensor,
+                                   s[index_of(kPart, "v_scale")].tensor))
+    return code;
   if (int32_t code = check_attributes(host, op, attributes)) return code;
   const int64_t split = attributes[kSplit].i;
   if (int32_t code = check_split(host, op, split)) return code;
@@ -324,8 +355,8 @@ int32_t infer_bwd(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (int32_t code = check(host, op, s, s + kBackward.size())) return code;
   if (s[kBlockTable].tensor)
     return fail(host, "{}: block_table is given, gradients need k and v packed or [B, L, Hkv, D]", op);
-  for (const int i : std::initializer_list<int>{kOut, kLse, kDOut, kDLse}) {
-    const int64_t width = i == kOut || i == kDOut ? dim(v, -1) : 0;
+  for (const int i : std::initializer_list<int>{kOutLeft, kLseLeft, kDOut, kDLse}) {
+    const int64_t width = i == kOutLeft || i == kDOut ? dim(v, -1) : 0;
     if (int32_t code =
             expect_rows(host, op, kBackward[static_cast<std::size_t>(i)].name, s[i].tensor, q, width))
       return code;

@@ -831,6 +831,16 @@ void prefixes(Call& c, Random& r, int64_t n) {
   c.read("prefix_of", {n}, index_type(r), {Values::list, 0, 0, of});
 }
 
+// Keys and values, now and then an fp8 cache with factors.
+void cache(Call& c, Random& r, const Shape& k, const Shape& v, DType type) {
+  const bool f8 = r.chance(20);
+  const int64_t heads = k.end()[-2];
+  c.read("k", k, f8 ? DType::f8_e4m3 : type), c.read("v", v, f8 ? DType::f8_e4m3 : type);
+  for (const char* factors : {"k_scale", "v_scale"})
+    if (f8 && r.chance(70))
+      c.read(factors, {r.chance(50) ? 1 : heads}, DType::f32, {Values::uniform, 0.5, 2});
+}
+
 void attention(Call& c, Random& r) {
   const DType type = float_type(r);
   const auto [d, dv] = head_widths(r);
@@ -854,8 +864,7 @@ void attention(Call& c, Random& r) {
     held = {keys};
     c.read("cu_k", {n + 1}, index_type(r), {Values::list, 0, 0, bounds(r, n, keys)});
   }
-  c.read("k", rows(held, kv_heads, d), type);
-  c.read("v", rows(held, kv_heads, dv), type);
+  cache(c, r, rows(held, kv_heads, d), rows(held, kv_heads, dv), type);
   if (held.size() == 1 && r.chance(40)) prefixes(c, r, n);
   if (paged || (held.size() == 2 && r.chance(40)))
     c.read("kv_len", {n}, index_type(r), {Values::integers, 0, static_cast<double>(keys + 1)});
@@ -896,8 +905,7 @@ void attention_part(Call& c, Random& r) {
     length.push_back(r.chance(20) ? r.below(first.back() + 1) : first.back() + r.below(most + 1));
   }
   c.read("q", rows(of_q, heads, d), type);
-  c.read("k", rows(of_k, kv_heads, d), type);
-  c.read("v", rows(of_k, kv_heads, dv), type);
+  cache(c, r, rows(of_k, kv_heads, d), rows(of_k, kv_heads, dv), type);
   c.read("kv_len", {n}, index_type(r), {Values::list, 0, 0, length});
   c.read("k_first", {n}, index_type(r), {Values::list, 0, 0, first});
   c.set("causal", r.below(2)), c.set("split", split);

@@ -900,6 +900,27 @@ constinit const Entry kEntries[] = {
           b.prefix_of = {};
           if (a.prefix_of) (void)honest(b, "native");
           }),
+    WRONG(Attention, first_factor, "accuracy", "fp8 b=2 s=3 l=150 h=4/2 d=32/48 split=1024 fp32",
+          "takes the first head's factor of fp8 values for all heads",
+          {
+          if (!a.v_scale) return;
+          auto first = static_cast<float>(get(a.v_scale, 0));
+          const Tensor one(&first, {1}, DType::f32);
+          Attention b = a;
+          b.v_scale = one;
+          (void)honest(b, "native");
+          }),
+    LIES_BF16(Attention, factor_on_scores, "fma32/attn128/s1024",
+              "fp8 b=2 s=2 l=35 h=4/2 d=16/32 split=1024 page=16 bf16",
+              "multiplies scores, not keys, by the factor of fp8 keys, which are then not rounded",
+              {
+          if (!a.k_scale || a.k_scale.dim(0) != 1) return;
+          Attention b = a;
+          b.k_scale = {};
+          b.scale =
+              (a.scale != 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.q.dim(-1)))) * get(a.k_scale, 0);
+          (void)honest(b, "native");
+              }),
     WRONG(AttentionPart, part_for_whole, "accuracy", "first b=2 s=3 l=512 h=2/1 d=16/16 split=512 fp32",
           "takes the keys that are here for all there are, and queries for the last of these",
           {

@@ -172,7 +172,7 @@ class Forward {
     float top = at.m;
     bool moves = at.m == -INFINITY;
     for (int64_t j = first; j < last; ++j) {
-      all_.key(a_.k, s, j, kv_head, key);
+      all_.key(s, j, kv_head, key);
       const float x = p[static_cast<std::size_t>(j % kTile)] = score_(product(q, single(key), a_.q.dtype()));
       if (W::moves(std::fma(x, score_.c, -at.m))) moves = true;
       if (x * score_.c > top) top = x * score_.c;
@@ -195,8 +195,7 @@ class Forward {
   void values(const Sequence& s, const std::array<float, kTile>& p, int64_t kv_head, int64_t first,
               int64_t last, Row& o) const {
     std::vector<std::vector<double>> v(static_cast<std::size_t>(kTile + 16), std::vector<double>(o.size()));
-    for (int64_t j = first; j < last; ++j)
-      all_.key(a_.v, s, j, kv_head, v[static_cast<std::size_t>(j % kTile)]);
+    for (int64_t j = first; j < last; ++j) all_.value(s, j, kv_head, v[static_cast<std::size_t>(j % kTile)]);
     Row column(v.size()), weights(p.begin(), p.end());
     weights.resize(v.size());
     const auto start = static_cast<std::size_t>(W::group_start(first % kTile)),
@@ -278,8 +277,8 @@ class Backward {
   Key key(const Sequence& s, int64_t j, int64_t kv_head) const {
     Key x;
     std::vector<double> row;
-    all_.key(a_.k, s, j, kv_head, row), x.k = single(row);
-    all_.key(a_.v, s, j, kv_head, row), x.v = single(row);
+    all_.key(s, j, kv_head, row), x.k = single(row);
+    all_.value(s, j, kv_head, row), x.v = single(row);
     return x;
   }
   Pair pair(const Query& x, const Key& y) const {

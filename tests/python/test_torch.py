@@ -231,6 +231,24 @@ def test_a_paged_cache_has_no_gradients():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_fp8_cache_has_the_bits_of_the_numbers_that_it_stands_for(compiled):
+    torch.manual_seed(0)
+    q = torch.randn(2, 3, 4, 32, dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 40, 2, 32).mul(8).to(torch.float8_e4m3fn) for _ in range(2))
+    k_scale, v_scale = torch.tensor([0.037, 0.11]), torch.tensor([0.093])
+    wide = [(x.float() * s.reshape(-1, 1)).to(q.dtype) for x, s in ((k, k_scale), (v, v_scale))]
+    call = lambda *t, **more: rlk.torch.attention(*t, **more)  # noqa: E731
+    call = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    assert torch.equal(call(q, k, v, k_scale=k_scale, v_scale=v_scale), rlk.torch.attention(q, *wide))
+    assert torch.equal(rlk.attention(q, k, v, k_scale=k_scale, v_scale=v_scale), rlk.attention(q, *wide))
+    with pytest.raises(rlk.InvalidArgument, match="v is bf16, k is fp8_e4m3"):
+        rlk.attention(q, k, wide[1])
+    out = rlk.torch.attention(q.requires_grad_(), k, v, k_scale=k_scale, v_scale=v_scale)
+    with pytest.raises(rlk.Error, match="k is fp8_e4m3"):
+        out.sum().backward()
+
+
 def test_gradients_of_kda_agree_with_differences():
     torch.manual_seed(0)
     q, k, v = leaf(1, 3, 1, 4), leaf(1, 3, 1, 5)[..., :4].detach().clone(memory_format=torch.contiguous_format).requires_grad_(), leaf(1, 3, 2, 3)

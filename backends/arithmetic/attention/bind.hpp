@@ -23,6 +23,19 @@ Tensor tensor_of(const View& v) {
   return t;
 }
 
+// Keys or values, which are read as q's dtype.
+template <class View>
+Tensor cache_of(const View& v, const Tensor& q) {
+  Tensor t = tensor_of(v);
+  if (v.dtype() == DType::f8_e4m3) t.type = q.type, t.f8 = true;
+  return t;
+}
+template <class View>
+Factors factors_of(const View& v) {
+  if (!v) return {};
+  return {v.template data<float>(), v.dim(0) == 1 ? 0 : v.stride(0)};
+}
+
 // [.., heads] as a Tensor of one channel.
 template <class View>
 Tensor per_head(const View& v) {
@@ -36,7 +49,8 @@ Tensor per_head(const View& v) {
 template <class Args>
 Problem problem_of(const Args& a) {
   Problem p;
-  p.q = tensor_of(a.q), p.k = tensor_of(a.k), p.v = tensor_of(a.v);
+  p.q = tensor_of(a.q), p.k = cache_of(a.k, p.q), p.v = cache_of(a.v, p.q);
+  if constexpr (requires { a.k_scale; }) p.k_scale = factors_of(a.k_scale), p.v_scale = factors_of(a.v_scale);
   if constexpr (requires { a.partials; }) {
     p.k_first = integers_of(a.k_first), p.k_last = integers_of(a.k_last);
     p.partials = a.partials.template data<float>();

@@ -33,13 +33,32 @@ struct Integers {
 struct Tensor {
   void* data = nullptr;
   Type type = Type::f32;
+  bool f8 = false;  // elements are fp8, read as `type`
   std::int64_t sequence = 0, token = 0, head = 0;
 
   RLK_HD explicit operator bool() const { return data != nullptr; }
+  RLK_HD std::int64_t element_size() const { return f8 ? 1 : rows::size_of(type); }
   RLK_HD void* at(std::int64_t n, std::int64_t t, std::int64_t h) const {
-    return static_cast<char*>(data) + (n * sequence + t * token + h * head) * rows::size_of(type);
+    return static_cast<char*>(data) + (n * sequence + t * token + h * head) * element_size();
   }
 };
+
+// Factors of fp8 elements, of each head or of all (a stride of 0); 1 where data is null.
+struct Factors {
+  const float* data = nullptr;
+  std::int64_t stride = 0;
+
+  RLK_HD float of(std::int64_t head) const { return data == nullptr ? 1.0f : data[head * stride]; }
+};
+// What an fp8 element is as one of `type`.
+RLK_HD float widened(Type type, std::uint8_t byte, float factor) {
+  return rows::round_to(type, simt::to_float(simt::fp8{byte}) * factor);
+}
+// Element i of a row of keys or values.
+RLK_HD float element(const Tensor& t, const void* row, std::int64_t i, float factor) {
+  return t.f8 ? widened(t.type, static_cast<const std::uint8_t*>(row)[i], factor)
+              : rows::load(t.type, row, i);
+}
 
 // The keys that a query sees: [first, last).
 struct Visible {
@@ -63,6 +82,7 @@ struct Problem {
   std::int64_t page_size = 0, pages = 0;
   int heads = 1, group = 1, width = 0, value_width = 0;  // heads of k and v; heads of q to each
   Tensor q, k, v, out, lse;
+  Factors k_scale, v_scale;
   Integers cu_q, cu_k, kv_len, block_table;
   Integers prefix_of;         // of packed keys: whose keys come before a sequence's own, or -1
   Integers k_first, k_last;   // of attention_part: the bounds of the keys that are here; kv_len is all keys'

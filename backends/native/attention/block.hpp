@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "native/attention/engine.hpp"
+#include "native/attention/cache.hpp"
 #include "native/attention/products.hpp"
 #include "native/attention/tree.hpp"
 
@@ -126,6 +126,7 @@ class Rows {
         here_(p.here(block.n)),
         offset_(p.keys(block.n) - p.q_len(block.n)),
         pitch_(Tile::pitch(p)),
+        cache_(p, block.h, scratch),
         tile_(p, scratch) {
     const auto take = [&scratch](std::int64_t floats) { return std::exchange(scratch, scratch + floats); };
     p_row_ = take(std::int64_t{kRows + Tile::kSpare} * kTile);
@@ -235,10 +236,14 @@ class Rows {
     while (from < to && !sees(to - 1, at, at + kTile)) --to;
     if (from == to) return;
     // Keys of [first, last) are there; the others are not read.
-    tile_.load([&](const attn128::Tensor& t, std::int64_t j) -> const void* {
+    const auto key = [&](const attn128::Tensor& t, std::int64_t j) -> const void* {
       const bool there = at + j >= first && at + j < last;
       return there ? p_.key(t, block_.n, key_rows_, at + j - here_.first, block_.h) : nullptr;
-    });
+    };
+    if (p_.k.f8)
+      tile_.load(cache_.load(key));
+    else
+      tile_.load(key);
     tile_.scores(from, to, p_row_);
     weigh(from, to, at);
     for (int r = from; r < to; ++r)
@@ -305,6 +310,7 @@ class Rows {
   const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_, pitch_;
+  const WidenedTile cache_;
   Tile tile_;
   std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
   float *p_row_, *o_, *total_, *m_, *l_, *a_, *base_;

@@ -66,6 +66,7 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
   const attn128::KeyRows places = p.key_rows(n);
   const std::int64_t keys = p.kv_count(n), token = p.q_begin(n) + i;
   const std::int64_t kv_head = head / p.group;
+  const float factor = p.v_scale.of(kv_head);
   const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
   std::vector<double> scores = attention::golden_scores(p, n, p.q.at(n, token, head), kv_head, seen);
   std::vector<double> out(static_cast<std::size_t>(p.value_width));
@@ -86,7 +87,8 @@ void golden_row(const Problem& p, std::int64_t n, std::int64_t i, std::int64_t h
       const void* v = p.key(p.v, n, places, j, kv_head);
       const double weight = scores[static_cast<std::size_t>(j - seen.first)];
       for (std::size_t d = 0; d < out.size(); ++d)
-        out[d] = simt::fused(weight, double{rows::load(p.v.type, v, static_cast<std::int64_t>(d))}, out[d]);
+        out[d] = simt::fused(weight, double{attn128::element(p.v, v, static_cast<std::int64_t>(d), factor)},
+                             out[d]);
     }
     for (double& x : out) x /= sum;
     lse = base + simt::ln<double>(sum);

@@ -49,11 +49,13 @@ void golden_split(const Problem& p, std::int64_t n, std::int64_t kv_head, const 
   const double base = top == -__builtin_inf() ? 0 : top;
   const attn128::KeyRows places = p.key_rows(n);
   const std::int64_t from = p.here(n).first;
+  const float factor = p.v_scale.of(kv_head);
   for (std::size_t j = 0; j < weights.size(); ++j) {
     sum += weights[j] = simt::exp<double>(weights[j] - base);
     const void* v = p.key(p.v, n, places, keys.first + static_cast<std::int64_t>(j) - from, kv_head);
     for (std::size_t d = 0; d < o.size(); ++d)
-      o[d] = simt::fused(weights[j], double{rows::load(p.v.type, v, static_cast<std::int64_t>(d))}, o[d]);
+      o[d] = simt::fused(weights[j], double{attn128::element(p.v, v, static_cast<std::int64_t>(d), factor)},
+                         o[d]);
   }
   const bool none = keys.first >= keys.last;
   rows::store(rows::Type::f32, to, 0, top * kLog2e);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "native/attention/cache.hpp"
+
 namespace rlk::native::attention {
 namespace {
 
@@ -33,15 +35,16 @@ std::uint16_t narrow(Type type, float x) {
 
 class Rows {
  public:
-  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch)
+  Rows(const Problem& p, const Block& block, const ReplayKernels& kernels, float* scratch)
       : p_(p),
         block_(block),
         kernels_(kernels),
         q_begin_(p.q_begin(block.n)),
         key_rows_(p.key_rows(block.n)),
         here_(p.here(block.n)),
-        offset_(p.keys(block.n) - p.q_len(block.n)) {
-    auto* at = static_cast<std::byte*>(scratch);
+        offset_(p.keys(block.n) - p.q_len(block.n)),
+        cache_(p, block.h, scratch) {
+    auto* at = reinterpret_cast<std::byte*>(scratch);
     const auto take = [&at]<class T>(T*& to, std::int64_t count) {
       to = reinterpret_cast<T*>(at);
       at += line(static_cast<std::uint64_t>(count) * sizeof(T));
@@ -96,18 +99,26 @@ class Rows {
 
   // Keys [at, at + kTile) of which [first, last) are there; the others count as zeros and are not read.
   void load(std::int64_t at, std::int64_t first, std::int64_t last) {
-    for (std::int64_t j = 0; j < kTile; ++j) {
+    const auto key = [&](const attn128::Tensor& t, std::int64_t j) -> const void* {
       const bool there = at + j >= first && at + j < last;
-      const void* k = there ? p_.key(p_.k, block_.n, key_rows_, at + j - here_.first, block_.h) : nullptr;
-      if (there)
+      return there ? p_.key(t, block_.n, key_rows_, at + j - here_.first, block_.h) : nullptr;
+    };
+    if (p_.k.f8)
+      take_tile(cache_.load(key));
+    else
+      take_tile(key);
+  }
+  template <class Key>
+  void take_tile(Key key) {
+    for (std::int64_t j = 0; j < kTile; ++j) {
+      const void* const k = key(p_.k, j);
+      if (k != nullptr)
         std::memcpy(k_ + j * p_.width, k, 2 * width());
       else
         std::fill_n(k_ + j * p_.width, p_.width, std::uint16_t{0});
-      const auto* v = there ? static_cast<const std::uint16_t*>(
-                                  p_.key(p_.v, block_.n, key_rows_, at + j - here_.first, block_.h))
-                            : nullptr;
+      const auto* const v = static_cast<const std::uint16_t*>(key(p_.v, j));
       for (std::int64_t d = 0; d < p_.value_width; ++d)
-        turned_[d * kTile + j] = there ? v[d] : std::uint16_t{0};
+        turned_[d * kTile + j] = v != nullptr ? v[d] : std::uint16_t{0};
     }
   }
 
@@ -230,6 +241,7 @@ class Rows {
   const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_;
+  const WidenedTile cache_;
   std::byte* kernel_scratch_;
   std::uint16_t *q_, *k_, *turned_, *weights_;
   float *scores_, *o_, *total_;
@@ -241,12 +253,13 @@ class Rows {
 std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels) {
   const auto d = static_cast<std::uint64_t>(p.width), dv = static_cast<std::uint64_t>(p.value_width);
   constexpr std::uint64_t kRowsHere = kReplayRows, kKeys = kTile;
-  return line(kernels.scratch_bytes) + line(2 * kRowsHere * d) + line(2 * kKeys * d) + line(2 * kKeys * dv) +
-         line(2 * kRowsHere * kKeys) + line(4 * kRowsHere * kKeys) + 2 * line(4 * kRowsHere * dv);
+  return line(4 * static_cast<std::uint64_t>(WidenedTile::floats(p))) + line(kernels.scratch_bytes) +
+         line(2 * kRowsHere * d) + line(2 * kKeys * d) + line(2 * kKeys * dv) + line(2 * kRowsHere * kKeys) +
+         line(4 * kRowsHere * kKeys) + 2 * line(4 * kRowsHere * dv);
 }
 
 void replay_forward(const Problem& p, const Block& block, const ReplayKernels& kernels, void* scratch) {
-  Rows(p, block, kernels, scratch).run();
+  Rows(p, block, kernels, static_cast<float*>(scratch)).run();
 }
 
 }  // namespace rlk::native::attention

@@ -109,7 +109,8 @@ __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t 
     const void* k = p.key(p.k, at.n, at.rows, j - at.first, at.kv_head);
     s.value[t] = p.key(p.v, at.n, at.rows, j - at.first, at.kv_head);
     score = 0;
-    for (int d = 0; d < p.width; ++d) score = fused(s.q[d], rows::load(p.k.type, k, d), score);
+    const float factor = p.k_scale.of(at.kv_head);
+    for (int d = 0; d < p.width; ++d) score = fused(s.q[d], attn128::element(p.k, k, d, factor), score);
     score = attn128::capped(p, score);
   }
   s.scores[t] = score;
@@ -126,12 +127,13 @@ __device__ inline void add_tile(const Problem& p, const Place& at, std::int64_t 
   sums.m = m;
   const int from = static_cast<int>(at.seen.first > first ? at.seen.first - first : 0),
             to = static_cast<int>(at.seen.last < first + kTile ? at.seen.last - first : kTile);
+  const float factor = p.v_scale.of(at.kv_head);
 #pragma unroll
   for (int u = 0; u < kChannels; ++u) {
     const int d = u * kThreads + t;
     if (d >= p.value_width) continue;
     float o = mul_rn(sums.o[u], a);
-    for (int i = from; i < to; ++i) o = fused(s.weights[i], rows::load(p.v.type, s.value[i], d), o);
+    for (int i = from; i < to; ++i) o = fused(s.weights[i], attn128::element(p.v, s.value[i], d, factor), o);
     sums.o[u] = add_rn(o, 0.0f);  // no -0
   }
   __syncthreads();  // the next tile overwrites what is shared
