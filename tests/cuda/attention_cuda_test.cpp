@@ -34,9 +34,10 @@ std::string id_of(const char* family, int64_t split) {
 
 // The tensors of a call; those that are absent have no shape.
 struct Held {
-  Array q, k, v, cu_q, cu_k, kv_len, table, prefix_of, sinks, out, lse;
+  Array q, k, v, cu_q, cu_k, kv_len, table, prefix_of, sinks, k_scale, v_scale, out, lse;
   Attention options{};
   int64_t values_of_keys = 0;  // v is so many first channels of k
+  bool same_factors = false;   // of an fp8 cache
 
   template <class View>
   rlk::Status call(View view, const rlk::Options& how) {
@@ -52,7 +53,9 @@ struct Held {
         there(prefix_of),
         there(sinks),
         there(out),
-        there(lse)};
+        there(lse),
+        there(k_scale),
+        there(v_scale)};
     Attention a = options;
     a.q = views[0], a.k = views[1], a.v = views[2], a.out = views[9], a.lse = views[10];
     if (!cu_q.shape.empty()) a.cu_q = views[3];
@@ -61,6 +64,8 @@ struct Held {
     if (!table.shape.empty()) a.block_table = views[6];
     if (!prefix_of.shape.empty()) a.prefix_of = views[7];
     if (!sinks.shape.empty()) a.sinks = views[8];
+    if (!k_scale.shape.empty()) a.k_scale = views[11];
+    if (!v_scale.shape.empty()) a.v_scale = same_factors ? views[11] : views[12];
     return rlk::attention(a, how);
   }
   rlk::Status replay() {
@@ -91,8 +96,8 @@ struct Sizes {
   DType type, out;
 };
 
-// Keys and values of nobody are NaN.
-Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& random) {
+// Keys and values of nobody are NaN. f8: they are fp8, with factors for each head, for all or without any.
+Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& random, bool f8 = false) {
   Held h;
   h.options = options;
   const int64_t most = (s.keys + s.page - 1) / s.page, all = s.heads * s.group;
@@ -107,7 +112,7 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
   if (s.layout == Layout::packed) {
     q = {cu_q.back() + 3, all}, keys = {cu_k.back() + 2, s.heads};
     h.cu_q = Array(cu_q, {s.sequences + 1}), h.cu_k = Array(cu_k, {s.sequences + 1});
-    if (random() % 2 == 0) h.prefix_of = Array(cuda_test::prefixes(s.sequences, random));
+    if (!f8 && random() % 2 == 0) h.prefix_of = Array(cuda_test::prefixes(s.sequences, random));
   } else {
     h.kv_len = Array(lengths, {s.sequences});
   }
@@ -122,8 +127,9 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
     shape.push_back(last);
     return shape;
   };
-  h.q = Array(with(q, s.d), s.type), h.k = Array(with(keys, s.d), s.type),
-  h.v = Array(with(keys, s.dv), s.type);
+  const DType cache = f8 ? DType::f8_e4m3 : s.type;
+  h.q = Array(with(q, s.d), s.type), h.k = Array(with(keys, s.d), cache),
+  h.v = Array(with(keys, s.dv), cache);
   h.out = Array(with(q, s.dv), s.out), h.lse = Array(q, DType::f32);
   // At times all scores of a row are positive, and far apart, or grow with the sequence, so that maxima move again and again.
   const double mean = random() % 4 == 0 ? 1 : 0, growth = random() % 3 == 0 ? 0.01 : 0;
@@ -140,6 +146,10 @@ Held make(const Sizes& s, const Attention& options, bool sinks, std::mt19937& ra
       h.v.draw(random, row, row + 1, s.heads * s.dv);
     }
   if (sinks) h.sinks = Array({all}, DType::f32), h.sinks.draw(random);
+  if (f8 && random() % 4 != 0)
+    for (Array* factors : {&h.k_scale, &h.v_scale})
+      *factors = Array({random() % 2 == 0 ? 1 : s.heads}, DType::f32),
+      factors->draw(random, 0, factors->count(), 1, 0.2, 1);
   return h;
 }
 
@@ -219,6 +229,59 @@ TEST_CASE(
     if (d >= dv && random() % 2 == 0) h.values_of_keys = dv;
     same_as_replay(h, s.type, random);
   }
+}
+
+TEST_CASE(
+    "attention on Hopper over an fp8 cache has the bits of its replay, for any shape, layout and option") {
+  if (!hopper()) return;
+  struct Widths {
+    int64_t d, dv;
+  };
+  for (unsigned seed = 1; seed <= 200; ++seed) {
+    std::mt19937 random(seed);
+    const auto [d, dv] =
+        seed % 3 != 0 ? one_of<Widths>(random, {{16, 16}, {64, 64}, {128, 128}, {128, 80}, {48, 128}})
+                      : one_of<Widths>(random, {{256, 256}, {192, 128}, {144, 112}, {64, 208}, {576, 512}});
+    const Sizes s{one_of(random, {Layout::dense, Layout::packed, Layout::paged}),
+                  1 + static_cast<int64_t>(random() % 4),
+                  one_of<int64_t>(random, {1, 1, 1, 2, 5, 17, 64, 130}),
+                  one_of<int64_t>(random, {1, 100, 127, 128, 129, 600, 1025, 2300}),
+                  1 + static_cast<int64_t>(random() % 2),
+                  one_of<int64_t>(random, {1, 2, 4, 7, 8, 16}),
+                  d,
+                  dv,
+                  one_of<int64_t>(random, {16, 17, 64, 128, 256}),
+                  one_of(random, {DType::bf16, DType::f16}),
+                  DType::f32};
+    INFO("seed " << seed);
+    Held h = make(s, drawn_options(random), random() % 2 == 0, random, true);
+    if (d >= dv && random() % 2 == 0) h.values_of_keys = dv;
+    h.same_factors = !h.k_scale.shape.empty() && random() % 2 == 0;
+    same_as_replay(h, s.type, random);
+  }
+}
+
+TEST_CASE("attention on Hopper of many rows over an fp8 cache joins splits in a block to the replay's bits") {
+  if (!hopper()) return;
+  for (const int64_t d : {64, 128, 192, 256}) {
+    std::mt19937 random(static_cast<unsigned>(d));
+    const int64_t dv = d == 192 ? 128 : d;
+    Held h = make({Layout::dense, 8, 130, 600, 2, 16, d, dv, 16, DType::bf16, DType::bf16}, {.split = 512},
+                  true, random, true);
+    same_as_replay(h);
+  }
+}
+
+TEST_CASE(
+    "attention on Hopper of few rows over an fp8 cache joins splits in registers to the replay's bits") {
+  if (!hopper()) return;
+  for (const Layout layout : {Layout::dense, Layout::packed, Layout::paged})
+    for (const int64_t group : {2, 16}) {
+      std::mt19937 random(7);
+      Held h = make({layout, 66, 1, 600, 16, group, 128, 128, 16, DType::bf16, DType::bf16}, {.split = 512},
+                    layout != Layout::dense, random, true);
+      same_as_replay(h);
+    }
 }
 
 TEST_CASE("attention on Hopper of many rows joins splits in a block to the replay's bits, at every width") {

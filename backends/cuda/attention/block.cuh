@@ -25,12 +25,12 @@ struct Job {
 };
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
-// sums in memory. Prefixed: sequences may have the keys of another first.
-template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed>
+// sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
+template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed, bool F8 = false>
 struct Shape {
   using Element = T;
   static constexpr int kWidth = Width, kValueWidth = ValueWidth;
-  static constexpr bool kCapped = Capped, kSpread = Spread, kPrefixed = Prefixed;
+  static constexpr bool kCapped = Capped, kSpread = Spread, kPrefixed = Prefixed, kF8 = F8;
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kMost = std::int64_t{1} << 30;
 template <class View>
 bool aligned(const View& v, std::int64_t bytes) {
   if (v.numel() == 0) return true;
-  const std::int64_t size = v.dtype() == DType::f32 ? 4 : 2;
+  const std::int64_t size = size_of(v.dtype());
   if (reinterpret_cast<std::uintptr_t>(v.template data<char>()) % static_cast<std::uintptr_t>(bytes) != 0)
     return false;
   for (std::int32_t i = 0; i + 1 < v.rank(); ++i)
@@ -29,6 +29,9 @@ rlk_verdict check_inputs(const Args& a) {
   if (a.split != S)
     return refuse("split is {0}, this arithmetic has {1}", {a.split, S},
                   "set split, or take another arithmetic");
+  if constexpr (requires { a.prefix_of; })
+    if (a.k.dtype() == DType::f8_e4m3 && a.prefix_of)
+      return refuse("prefix_of beside an fp8 cache", {}, "bring keys and values in q's dtype");
   if (!aligned(a.q, 16) || !aligned(a.k, 16) || !aligned(a.v, 16))
     return refuse("rows of q, k or v that do not start on 16 bytes", {}, "align every row to 16 bytes");
   return kAccept;

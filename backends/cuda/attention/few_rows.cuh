@@ -60,4 +60,13 @@ cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int
                             : start.template operator()<128, 3, false>();
 }
 
+// Half as many bytes a tile, twice as many tiles.
+template <class T>
+cudaError_t start_few_f8(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
+                         std::int64_t blocks, cudaStream_t stream) {
+  return few_rows(p) <= 8
+             ? start_shape<FewShape<T, 128, 1, 6, 2, false, true>>(p, maps, parts, splits, blocks, stream)
+             : start_shape<FewShape<T, 128, 2, 6, 2, false, true>>(p, maps, parts, splits, blocks, stream);
+}
+
 }  // namespace rlk::cuda::attention

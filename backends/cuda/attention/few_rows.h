@@ -26,7 +26,7 @@ inline std::int64_t few_rows(const Problem& p) {
 // Rows of 256 bytes come whole; of narrower ones, what is behind them would come along. Of few keys they do not gain by it.
 inline constexpr std::int64_t kManyKeys = 2048;
 inline bool few_rows_beside(const Problem& p) {
-  return p.width == kNarrow && p.value_width == kNarrow && p.room >= kManyKeys;
+  return !p.k.f8 && p.width == kNarrow && p.value_width == kNarrow && p.room >= kManyKeys;
 }
 
 // Their box is 0 where the encoder refuses.
@@ -46,6 +46,11 @@ inline Maps few_rows_maps(const Problem& p) {
 template <class T>
 cudaError_t start_few(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                       std::int64_t blocks, cudaStream_t stream);
+
+// The same of an fp8 cache.
+template <class T>
+cudaError_t start_few_f8(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
+                         std::int64_t blocks, cudaStream_t stream);
 
 // A cluster of 8 or 4 `blocks` has a split of a sequence and head (few_rows_cluster.cuh). splits > 1: their sums go to `parts`.
 // p.split is not 0.

@@ -54,15 +54,17 @@ __device__ __forceinline__ bool role_any(int id, int threads, bool x) {
 }
 
 // Blocks of eight rows; tiles of keys or of values that wait in shared memory; blocks that an SM has. Beside: a row's lines of
-// 128 bytes lie side by side there, else those of all rows.
-template <class T, int Width, int Eights, int Stages, int Residents, bool Beside>
+// 128 bytes lie side by side there, else those of all rows. F8: tiles are fp8, and consumers widen what they take.
+template <class T, int Width, int Eights, int Stages, int Residents, bool Beside, bool F8 = false>
 struct FewShape {
   using Element = T;
-  static constexpr bool kBeside = Beside;
+  static constexpr bool kBeside = Beside, kF8 = F8;
+  static constexpr int kSize = F8 ? 1 : 2,
+                       kLineChannels = 128 / kSize;  // of an element; of a line of 128 bytes
   static constexpr int kWidth = Width, kEights = Eights, kRows = 8 * Eights, kStages = Stages;
   static constexpr int kResidents = Residents, kWarps = 4, kConsumers = 32 * kWarps,
                        kThreads = kConsumers + 32;
-  static constexpr int kStageBytes = kTile * Width * 2;
+  static constexpr int kStageBytes = kTile * Width * kSize;
   static constexpr int kLine = 2 * kTile + 16;  // of a row's weights: eight lines meet all banks
   static constexpr int kBytes =
       kStages * kStageBytes + kRows * kLine + (1 + kClasses) * kWarps * kRows * 4 + 2 * kStages * 8;
@@ -70,7 +72,7 @@ struct FewShape {
 
   // Where 16 bytes of a tile's row lie.
   __device__ __forceinline__ static int place(int row, int piece) {
-    const int line = Beside ? row * (Width / 64) + piece / 8 : piece / 8 * kTile + row;
+    const int line = Beside ? row * (Width / kLineChannels) + piece / 8 : piece / 8 * kTile + row;
     return line * 128 + ((piece % 8) ^ (line % 8)) * 16;
   }
 };
@@ -177,7 +179,7 @@ __device__ inline void produce_few(const Job& job, const Work& w, const FewShare
       std::uint64_t* const full = s.full + turn.stage;
       unsigned char* const to = s.tiles + turn.stage * S::kStageBytes;
       barrier_wait(s.empty + turn.stage, turn.phase ^ 1);
-      if (lane == 0) barrier_expect(full, boxes * box * S::kWidth * 2);
+      if (lane == 0) barrier_expect(full, boxes * box * S::kWidth * S::kSize);
       __syncwarp();
       if (lane < boxes) {
         const CUtensorMap* const map = part == 0 ? &job.maps.k : &job.maps.v;
@@ -185,8 +187,8 @@ __device__ inline void produce_few(const Job& job, const Work& w, const FewShare
           tma_load(to + lane * box * S::kWidth * 2, map, full, 0, 0, w.h, token, outer);
         } else {
 #pragma unroll
-          for (int x = 0; x < S::kWidth; x += 64)
-            tma_load(to + (x / 64 * kTile + lane * box) * 128, map, full, x, w.h, token, outer);
+          for (int x = 0; x < S::kWidth; x += S::kLineChannels)
+            tma_load(to + (x / S::kLineChannels * kTile + lane * box) * 128, map, full, x, w.h, token, outer);
         }
       }
       turn.next();

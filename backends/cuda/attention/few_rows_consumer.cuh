@@ -3,10 +3,14 @@
 // 16 w + 15 and those 64 further on, so that of a class' sum two folds are a thread's, one is a shuffle's and two are those of
 // four warps; and it has a quarter of the values' channels.
 //
+// An fp8 cache: a lane has four channels of a key side by side, and of values two channels of two keys; queries and results lie by
+// that, as the 16 products of a step may be in any order.
+//
 // m is held, so that mostly no row's moves: a vote of the block's threads says so, and maxima are not looked for.
 #pragma once
 
 #include "cuda/attention/few_rows_block.cuh"
+#include "cuda/attention/fp8.cuh"
 #include "cuda/attention/softmax.cuh"
 #include "cuda/hopper/mma.cuh"
 
@@ -30,6 +34,7 @@ class FewConsumer {
         lane_(static_cast<int>(threadIdx.x) % 32) {
     tiles_of_split_ = p_.split == 0 ? 1 << 30 : static_cast<int>(p_.split) / kTile;
     load_queries();
+    if constexpr (S::kF8) k_scale_ = p_.k_scale.of(w.h), v_scale_ = p_.v_scale.of(w.h);
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
 #pragma unroll
@@ -82,7 +87,7 @@ class FewConsumer {
     }
   }
 
-  // Operand B: eight rows by 16 channels.
+  // Operand B: eight rows by 16 channels, of which a lane has those that it has of keys.
   __device__ __forceinline__ void load_queries() {
 #pragma unroll
     for (int n = 0; n < kEights; ++n) {
@@ -92,10 +97,13 @@ class FewConsumer {
       for (int k = 0; k < kSteps; ++k)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          q_[k][n][i] = k * 16 < p_.width
-                            ? *reinterpret_cast<const std::uint32_t*>(q + k * 16 + i * 8 + lane_ % 4 * 2)
-                            : 0;
+          q_[k][n][i] =
+              k * 16 < p_.width ? *reinterpret_cast<const std::uint32_t*>(q + k * 16 + query_channel(i)) : 0;
     }
+  }
+
+  __device__ __forceinline__ int query_channel(int i) const {
+    return S::kF8 ? lane_ % 4 * 4 + i * 2 : i * 8 + lane_ % 4 * 2;
   }
 
   __device__ __forceinline__ static void multiply(float (&c)[4], const std::uint32_t (&a)[4],
@@ -126,15 +134,33 @@ class FewConsumer {
       for (int n = 0; n < kEights; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[half][n][e] = 0;
+    if constexpr (S::kF8) {
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k)
+      for (int k = 0; k < kSteps; k += 2)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        std::uint32_t a[4];
-        ldmatrix(a, keys + S::place(line + 64 * half, 2 * k + lane_ / 16));
+        for (int half = 0; half < 2; ++half) {
+          std::uint32_t x[4];
+          ldmatrix(x, keys + S::place(line + 64 * half, k + lane_ / 16));
 #pragma unroll
-        for (int n = 0; n < kEights; ++n) multiply(s[half][n], a, q_[k][n][0], q_[k][n][1]);
-      }
+          for (int step = 0; step < 2; ++step) {
+            std::uint32_t a[4];
+            widen_four<T>(x[2 * step], k_scale_, a[0], a[2]);
+            widen_four<T>(x[2 * step + 1], k_scale_, a[1], a[3]);
+#pragma unroll
+            for (int n = 0; n < kEights; ++n) multiply(s[half][n], a, q_[k + step][n][0], q_[k + step][n][1]);
+          }
+        }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          std::uint32_t a[4];
+          ldmatrix(a, keys + S::place(line + 64 * half, 2 * k + lane_ / 16));
+#pragma unroll
+          for (int n = 0; n < kEights; ++n) multiply(s[half][n], a, q_[k][n][0], q_[k][n][1]);
+        }
+    }
     release_tile();
   }
 
@@ -232,7 +258,7 @@ class FewConsumer {
 
   // Rows of values from `count` on are zeros: a weight of 0 would not hide a NaN.
   __device__ __forceinline__ void clear_behind(unsigned char* values, int count) const {
-    constexpr int kPieces = S::kWidth / 8;
+    constexpr int kPieces = S::kWidth * S::kSize / 16;
     for (int at = static_cast<int>(threadIdx.x); at < (kTile - count) * kPieces; at += S::kConsumers)
       *reinterpret_cast<uint4*>(values + S::place(count + at / kPieces, at % kPieces)) =
           make_uint4(0, 0, 0, 0);
@@ -245,29 +271,53 @@ class FewConsumer {
     const unsigned char* const values = wait_tile();
     if ((tile + 1) * kTile > w_.keys)
       clear_behind(s_.tiles + turn_.stage * S::kStageBytes, w_.keys - tile * kTile);
-    const int line = lane_ % 8 + lane_ / 16 * 8, piece = warp_ * (kChannels / 8) + lane_ / 8 % 2;
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
       std::uint32_t b[kEights][4];
 #pragma unroll
       for (int n = 0; n < kEights; ++n)
         ldmatrix(b[n], s_.weights + (8 * n + lane_ % 8) * S::kLine + k * 32 + lane_ / 8 * 16);
-#pragma unroll
-      for (int step = 0; step < 2; ++step)
-#pragma unroll
-        for (int c = 0; c < kSixteens; ++c) {
-          std::uint32_t v[4];
-          ldmatrix_transposed(v, values + S::place((k + step) * 16 + line, piece + 2 * c));
-#pragma unroll
-          for (int n = 0; n < kEights; ++n) multiply(o_[c][n], v, b[n][2 * step], b[n][2 * step + 1]);
-        }
+      if constexpr (S::kF8)
+        multiply_f8(values, k, b);
+      else
+        multiply_two(values, k, b);
     }
     release_tile();
+  }
+  // Two steps of 16 keys.
+  using Weights = std::uint32_t[kEights][4];
+  __device__ __forceinline__ void multiply_two(const unsigned char* values, int k, const Weights& b) {
+    const int line = lane_ % 8 + lane_ / 16 * 8, piece = warp_ * (kChannels / 8) + lane_ / 8 % 2;
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+      for (int c = 0; c < kSixteens; ++c) {
+        std::uint32_t v[4];
+        ldmatrix_transposed(v, values + S::place((k + step) * 16 + line, piece + 2 * c));
+#pragma unroll
+        for (int n = 0; n < kEights; ++n) multiply(o_[c][n], v, b[n][2 * step], b[n][2 * step + 1]);
+      }
+  }
+  __device__ __forceinline__ void multiply_f8(const unsigned char* values, int k, const Weights& b) {
+#pragma unroll
+    for (int c = 0; c < kSixteens; ++c) {
+      std::uint32_t x[4];
+      ldmatrix_transposed(x, values + S::place(k * 16 + lane_, warp_ * kSixteens + c));
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        std::uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)  // both keys' first channels, then their second
+          widen_four<T>(__byte_perm(x[2 * step + i], 0, 0x3120), v_scale_, v[2 * i], v[2 * i + 1]);
+#pragma unroll
+        for (int n = 0; n < kEights; ++n) multiply(o_[c][n], v, b[n][2 * step], b[n][2 * step + 1]);
+      }
+    }
   }
 
   // Channel of o_[c][..][e].
   __device__ __forceinline__ int channel(int c, int e) const {
-    return warp_ * kChannels + 16 * c + e / 2 * 8 + lane_ / 4;
+    return warp_ * kChannels + 16 * c + (S::kF8 ? lane_ / 4 * 2 + e / 2 : e / 2 * 8 + lane_ / 4);
   }
 
   // The split that ends before tile `end`: its sums go to memory, or are joined to those before it.
@@ -350,7 +400,8 @@ class FewConsumer {
   const FewShared<S>& s_;
   Turn<S::kStages>& turn_;
   const int warp_, lane_;
-  int tiles_of_split_;  // a power of two
+  int tiles_of_split_;               // a power of two
+  float k_scale_ = 1, v_scale_ = 1;  // of fp8
   std::uint32_t q_[kSteps][kEights][2];
   int first_[kEights][2], last_[kEights][2];
   bool begun_[kEights][2];

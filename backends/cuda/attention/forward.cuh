@@ -127,4 +127,20 @@ cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cuda
                     : start<T, 256, 256, false>(p, parts, splits, stream);
 }
 
+// An fp8 cache.
+template <class T, int Width, int ValueWidth>
+cudaError_t start_f8(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  if constexpr (Width <= 256) {
+    if (splits <= 1 && p.partials == nullptr)
+      return start<Shape<T, Width, ValueWidth, true, false, false, true>>(p, parts, 1, stream);
+  }
+  return start<Shape<T, Width, ValueWidth, true, true, false, true>>(p, parts, splits, stream);
+}
+template <class T>
+cudaError_t start_f8(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  if (is_latent(p)) return start_f8<T, 576, 512>(p, parts, splits, stream);
+  return std::max(p.width, p.value_width) > kNarrow ? start_f8<T, 256, 256>(p, parts, splits, stream)
+                                                    : start_f8<T, 128, 128>(p, parts, splits, stream);
+}
+
 }  // namespace rlk::cuda::attention

@@ -33,7 +33,8 @@ inline bool is_latent(const Problem& p) { return p.width > 256; }
 inline bool values_in_keys(const Problem& p) {
   const bool many = p.block_table ? p.pages > 1 : p.sequences > 1;
   return p.k.data == p.v.data && p.value_width <= p.width && p.k.token == p.v.token &&
-         (p.heads == 1 || p.k.head == p.v.head) && (!many || p.k.sequence == p.v.sequence);
+         (p.heads == 1 || p.k.head == p.v.head) && (!many || p.k.sequence == p.v.sequence) &&
+         p.k_scale.data == p.v_scale.data && p.k_scale.stride == p.v_scale.stride;
 }
 
 // splits > 1, or attention_part: a block has one, and its sums go to `parts`; else wide heads' sums of other splits wait there.
@@ -41,5 +42,8 @@ template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 template <class T>
 cudaError_t start_wide(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
+// Of an fp8 cache, any widths; prefix_of is not there.
+template <class T>
+cudaError_t start_f8(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

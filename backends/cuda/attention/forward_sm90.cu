@@ -122,7 +122,7 @@ std::int64_t few_rows_blocks(const Problem& p) {
 // Few rows, and few splits of all sequences and heads: blocks of a cluster, which has one of them; else 0. Splits are then so
 // few that few_rows_blocks is their number, and workspace_bytes has room for their parts.
 int cluster_blocks(const Problem& p) {
-  if (p.split == 0) return 0;
+  if (p.split == 0 || p.k.f8) return 0;
   const std::int64_t clusters = p.sequences * p.heads * splits_of(p);
   return clusters <= 16 ? 8 : clusters <= 32 ? 4 : 0;
 }
@@ -130,14 +130,15 @@ int cluster_blocks(const Problem& p) {
 // Blocks that take whole rows of wide heads keep the sums of other splits in memory: as many floats.
 std::int64_t totals_of(const Problem& p) {
   if (std::max(p.width, p.value_width) <= kNarrow || splits_of(p) == 1) return 0;
-  const bool middle = p.width <= 192 && p.value_width <= 128;
+  const bool middle = !p.k.f8 && p.width <= 192 && p.value_width <= 128;
   return std::min<std::int64_t>(tiles_at_most(p, 128) * p.heads, kMostBlocks) * 128 * (middle ? 128 : 256);
 }
 
 cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
   const bool half = p.q.type == rows::Type::f16, wide = std::max(p.width, p.value_width) > kNarrow;
-  const auto start = wide   ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
-                       : half ? start_forward<__half>
+  const auto start = p.k.f8 ? half ? start_f8<__half> : start_f8<__nv_bfloat16>
+                     : wide ? half ? start_wide<__half> : start_wide<__nv_bfloat16>
+                     : half ? start_forward<__half>
                             : start_forward<__nv_bfloat16>;
   return start(p, parts, splits, stream);
 }
@@ -175,7 +176,9 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
     }
     const Maps maps = few_rows_maps(p);
     if (maps.box != 0) {
-      const auto start = half ? start_few<__half> : start_few<__nv_bfloat16>;
+      const auto start = p.k.f8 ? half ? start_few_f8<__half> : start_few_f8<__nv_bfloat16>
+                         : half ? start_few<__half>
+                                : start_few<__nv_bfloat16>;
       const cudaError_t e = start(p, maps, parts, splits, blocks, stream);
       return e != cudaSuccess || blocks == 1 ? e : launch_join(p, parts, splits, stream);
     }

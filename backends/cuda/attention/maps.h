@@ -18,14 +18,16 @@ struct Maps {
 
 // A tile is one box, or pages that fill it.
 inline int box_of(const Problem& p) {
+  if (p.k.f8) return 0;  // threads widen it
   if (!p.block_table || p.page_size % kTile == 0) return kTile;
   return p.page_size >= 8 && kTile % p.page_size == 0 ? static_cast<int>(p.page_size) : 0;
 }
 
-// [outer, tokens, heads, width] in boxes of `box` tokens by `together` heads by 64 channels; whole: by all channels, a multiple of
-// 64, whose lines lie side by side. False where the encoder refuses.
+// [outer, tokens, heads, width] in boxes of `box` tokens by `together` heads by a line of channels (64, of fp8 128); whole: by all
+// channels, a multiple of 64, whose lines lie side by side. False where the encoder refuses.
 inline bool map_tensor(CUtensorMap& map, const attn128::Tensor& t, std::int64_t outer, std::int64_t tokens,
                        int heads, int width, int box, bool whole = false, int together = 1) {
+  const cuuint32_t line = t.f8 ? 128 : 64;
   const cuuint64_t sizes[5] = {64, static_cast<cuuint64_t>(whole ? width / 64 : width),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens),
                                static_cast<cuuint64_t>(outer)};
@@ -34,17 +36,17 @@ inline bool map_tensor(CUtensorMap& map, const attn128::Tensor& t, std::int64_t 
   for (int i = 0; i < 3; ++i) {
     const std::int64_t step = sizes[i + 2] > 1 ? steps[i] : width;  // a single row may come with any
     if (step <= 0 || sizes[i + 2] < 1 || sizes[i + 2] > INT32_MAX) return false;
-    strides[i + 1] = static_cast<cuuint64_t>(step) * 2;
+    strides[i + 1] = static_cast<cuuint64_t>(step * t.element_size());
   }
-  const cuuint32_t lines = whole ? static_cast<cuuint32_t>(width / 64) : 64,
+  const cuuint32_t lines = whole ? static_cast<cuuint32_t>(width / 64) : line,
                    boxes[5] = {64, lines, static_cast<cuuint32_t>(together), static_cast<cuuint32_t>(box), 1},
                    every[5] = {1, 1, 1, 1, 1};
   const int skip = whole ? 0 : 1;
   // As measured, of what L2 takes at once.
   const auto at_once = whole ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-  return hopper::encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5 - skip, t.data, sizes + skip,
-                           strides + skip, boxes + skip, every + skip, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, at_once,
+  const auto type = t.f8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return hopper::encoder()(&map, type, 5 - skip, t.data, sizes + skip, strides + skip, boxes + skip,
+                           every + skip, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, at_once,
                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/block.cuh"
+#include "cuda/attention/fp8.cuh"
 
 namespace rlk::cuda::attention {
 
@@ -115,8 +116,15 @@ class Producer {
     if (tile >= tiles_by_tma(w.keys, job_.maps.box) || (S::kPrefixed && is_seam(w.shared, tile, kTile))) {
       copy_places<S>(p_, of, w, tile, s_.places);
       barrier_wait(empty, phase);
-      copy_tile<Width / 8>(to, s_.places, of.data, width / 8);
-      copy_arrive(full);
+      if constexpr (S::kF8) {
+        const attn128::Factors& factors = &of == &p_.k ? p_.k_scale : p_.v_scale;
+        widen_tile<typename S::Element, Width>(to, s_.places, width, factors.of(w.h));
+        fence_async_proxy();
+        barrier_arrive(full);
+      } else {
+        copy_tile<Width / 8>(to, s_.places, of.data, width / 8);
+        copy_arrive(full);
+      }
     } else if (orders()) {
       const Piece piece = piece_of<S>(job_, w, tile);
       barrier_wait(empty, phase);
