@@ -15,12 +15,12 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kResidents)
     few_rows_kernel(const __grid_constant__ Job job) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  // The kernel that joins splits may take the SMs that this one leaves; it waits there.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   const FewShared<S> shared(raw);
   if (threadIdx.x == 0) shared.init();
   if (threadIdx.x == S::kConsumers) prefetch_map(&job.maps.k), prefetch_map(&job.maps.v);
   __syncthreads();
+  // The kernel before this one is done from here on, and the one that joins splits may take the SMs that this one leaves.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   Turn<S::kStages> turn;
   Work w;
   // Seldom more than once: packed queries may be anybody's.
@@ -40,9 +40,8 @@ cudaError_t start_shape(const Problem& p, const Maps& maps, float* parts, std::i
       e != cudaSuccess)
     return e;
   const dim3 grid(static_cast<unsigned>(p.sequences * p.heads), static_cast<unsigned>(blocks));
-  kernel<<<grid, S::kThreads, S::kBytes, stream>>>(
-      {p, maps, blocks > 1 ? parts : nullptr, static_cast<int>(splits), false});
-  return cudaGetLastError();
+  return launch_early(kernel, grid, S::kThreads, S::kBytes, stream,
+                      Job{p, maps, blocks > 1 ? parts : nullptr, static_cast<int>(splits), false});
 }
 
 // 96 KiB of an SM's shared memory twice: a block's first and last tiles pass while the other's are on their way.

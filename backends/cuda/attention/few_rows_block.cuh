@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/block.cuh"
+#include "cuda/hopper/tma_once.cuh"
 
 namespace rlk::cuda::attention {
 
@@ -168,6 +169,7 @@ __device__ inline void produce_few(const Job& job, const Work& w, const FewShare
     if (tile >= w.end || lane * box >= kTile || j >= w.keys) return 0;
     return static_cast<int>(Problem::held(p.block_table.get(w.n, j / size), p.pages - 1));
   };
+  const std::uint64_t once = read_once();
   int next = page(w.begin);
   for (int tile = w.begin; tile < w.end; ++tile) {
     const int j = tile * kTile + lane * box, outer = next;
@@ -184,11 +186,12 @@ __device__ inline void produce_few(const Job& job, const Work& w, const FewShare
       if (lane < boxes) {
         const CUtensorMap* const map = part == 0 ? &job.maps.k : &job.maps.v;
         if constexpr (S::kBeside) {
-          tma_load(to + lane * box * S::kWidth * 2, map, full, 0, 0, w.h, token, outer);
+          tma_load_once(to + lane * box * S::kWidth * 2, map, full, once, 0, 0, w.h, token, outer);
         } else {
 #pragma unroll
           for (int x = 0; x < S::kWidth; x += S::kLineChannels)
-            tma_load(to + (x / S::kLineChannels * kTile + lane * box) * 128, map, full, x, w.h, token, outer);
+            tma_load_once(to + (x / S::kLineChannels * kTile + lane * box) * 128, map, full, once, x, w.h,
+                          token, outer);
         }
       }
       turn.next();

@@ -42,6 +42,7 @@ class FewConsumer {
         const attn128::Visible seen = p_.visible(w.offset + query(row(n, i)), w.keys);
         first_[n][i] = static_cast<int>(seen.first), last_[n][i] = static_cast<int>(seen.last);
         total_m_[n][i] = -__builtin_inff(), total_l_[n][i] = 0, begun_[n][i] = false;
+        parts_[n][i] = job_.parts != nullptr && row(n, i) < w.count ? parts_of(row(n, i)) : nullptr;
       }
 #pragma unroll
     for (int c = 0; c < kSixteens; ++c)
@@ -72,6 +73,11 @@ class FewConsumer {
   __device__ __forceinline__ int query(int row) const { return (w_.first + held(row)) / p_.group; }
   __device__ __forceinline__ int head(int row) const {
     return w_.h * p_.group + (w_.first + held(row)) % p_.group;
+  }
+
+  __device__ __forceinline__ float* parts_of(int r) const {
+    const std::int64_t token = p_.cu_q ? w_.q_begin + query(r) : w_.n * p_.queries + query(r);
+    return job_.parts + (token * p_.heads * p_.group + head(r)) * job_.splits * (p_.value_width + 2);
   }
 
   __device__ __forceinline__ void restart() {
@@ -349,11 +355,8 @@ class FewConsumer {
   }
   // m, l and O.
   __device__ __forceinline__ void store_part(int n, int i, float l, int split) const {
-    const int r = row(n, i);
-    if (r >= w_.count) return;
-    const std::int64_t token = p_.cu_q ? w_.q_begin + query(r) : w_.n * p_.queries + query(r);
-    float* const to =
-        job_.parts + ((token * p_.heads * p_.group + head(r)) * job_.splits + split) * (p_.value_width + 2);
+    if (parts_[n][i] == nullptr) return;
+    float* const to = parts_[n][i] + split * (p_.value_width + 2);
     if (warp_ == 0 && lane_ < 4) *reinterpret_cast<float2*>(to) = make_float2(m_[n][i], l);
 #pragma unroll
     for (int c = 0; c < kSixteens; ++c)
@@ -404,6 +407,7 @@ class FewConsumer {
   float k_scale_ = 1, v_scale_ = 1;  // of fp8
   std::uint32_t q_[kSteps][kEights][2];
   int first_[kEights][2], last_[kEights][2];
+  float* parts_[kEights][2];  // sums of a row's first split; null: there is no such row
   bool begun_[kEights][2];
   float m_[kEights][2], o_[kSixteens][kEights][4];
   float l_[kEights];  // of own_row and own_class

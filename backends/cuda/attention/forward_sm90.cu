@@ -24,11 +24,70 @@
 namespace rlk::cuda::attention {
 namespace {
 
-// A row's splits joined ascending, a block a row, a thread a channel.
-__global__ void __launch_bounds__(512)
-    join_kernel(const __grid_constant__ Problem p, const float* parts, int splits) {
-  const std::int64_t heads = std::int64_t{p.heads} * p.group, head = blockIdx.x % heads;
-  std::int64_t i = blockIdx.x / heads, n = 0, token = i;
+// A row's splits joined ascending, a warp a row: the factors of 32 joins at once, a lane each, then the chains of its channels,
+// of which a lane has two of every 64.
+constexpr int kJoined = 4;  // rows of a block
+
+// x is [split][chunk of 64 channels], of splits from `from` on.
+template <int Ahead, int Chunks>
+__device__ __forceinline__ void load_sums(const float* from, std::int64_t step, int count, int channel,
+                                          int width, float2 (&x)[Ahead][Chunks]) {
+#pragma unroll
+  for (int i = 0; i < Ahead; ++i)
+#pragma unroll
+    for (int c = 0; c < Chunks; ++c)
+      if (i < count && channel + 64 * c < width)
+        x[i][c] = *reinterpret_cast<const float2*>(from + i * step + 2 + channel + 64 * c);
+}
+
+template <int Chunks>
+__device__ __forceinline__ void join_splits(const float* from, std::int64_t step, int count, int width,
+                                            float& m, float& l, float2 (&o)[Chunks]) {
+  constexpr int kAhead = 16 / Chunks;
+  const int lane = static_cast<int>(threadIdx.x) % 32, channel = 2 * lane;
+  for (int base = 0; base < count; base += 32, from += 32 * step) {
+    const int here = min(count - base, 32);
+    float2 own = make_float2(-__builtin_inff(), 0);
+    if (lane < here) own = *reinterpret_cast<const float2*>(from + lane * step);
+    float2 x[kAhead][Chunks];
+    load_sums(from, step, here, channel, width, x);
+    float upto = own.x;  // the maximum with all splits before
+#pragma unroll
+    for (int up = 1; up < 32; up *= 2) {
+      const float before = __shfl_up_sync(~0u, upto, up);
+      if (lane >= up) upto = fmaxf(upto, before);
+    }
+    upto = fmaxf(upto, m);
+    const float before = __shfl_up_sync(~0u, upto, 1);
+    const attn128::Join own_join = attn128::join(lane == 0 ? m : before, own.x);
+    const float added = __fmul_rn(own.y, own_join.b), first_l = __shfl_sync(~0u, own.y, 0);
+    m = __shfl_sync(~0u, upto, 31);
+    for (int begin = 0; begin < here; begin += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i >= here) break;
+        const float a = __shfl_sync(~0u, own_join.a, begin + i), b = __shfl_sync(~0u, own_join.b, begin + i),
+                    more = __shfl_sync(~0u, added, begin + i);
+        const bool first = base + begin + i == 0;  // it is copied
+        l = first ? first_l : __fmaf_rn(l, a, more);
+#pragma unroll
+        for (int c = 0; c < Chunks; ++c) {
+          o[c].x = first ? x[i][c].x : attn128::joined(o[c].x, a, x[i][c].x, b);
+          o[c].y = first ? x[i][c].y : attn128::joined(o[c].y, a, x[i][c].y, b);
+        }
+      }
+      load_sums(from + (begin + kAhead) * step, step, here - begin - kAhead, channel, width, x);
+    }
+  }
+}
+
+template <int Chunks>
+__global__ void __launch_bounds__(32 * kJoined)
+    join_kernel(const __grid_constant__ Problem p, const float* parts, int splits, std::int64_t rows) {
+  const std::int64_t heads = std::int64_t{p.heads} * p.group,
+                     row = std::int64_t{blockIdx.x} * kJoined + threadIdx.x / 32, head = row % heads;
+  std::int64_t i = row / heads, n = 0, token = i;
+  if (row >= rows) return;
   if (p.cu_q) {
     int tile = static_cast<int>(i);
     const auto queries_in = [&](std::int64_t sequence) { return static_cast<int>(p.q_len(sequence)); };
@@ -39,49 +98,36 @@ __global__ void __launch_bounds__(512)
   }
   const std::int64_t keys = p.kv_count(n);
   const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
-  const int d = static_cast<int>(threadIdx.x);
-  const bool here = d < p.value_width;
-  float m = -__builtin_inff(), l = 0, o = 0;
-  // For the parts. What is read before is older than the kernel that they come from: it lets this one start once its own wait,
-  // if it has one, is over.
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  float m = -__builtin_inff(), l = 0;
+  float2 o[Chunks] = {};
+  // For the parts. What is read before is older than the kernel that they come from: it lets this one start once its own wait
+  // is over.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (seen.first < seen.last) {
     const std::int64_t begin = p.split_of(seen.first / kTile), end = p.split_of((seen.last - 1) / kTile) + 1;
-    const float* from =
-        parts + (blockIdx.x * static_cast<std::int64_t>(splits) + begin) * (p.value_width + 2);
-    constexpr int kAhead = 8;  // parts on their way at once
-    const std::int64_t step = p.value_width + 2;
-    for (std::int64_t split = begin; split < end; split += kAhead, from += kAhead * step) {
-      float x[kAhead], parts_m[kAhead], parts_l[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (split + i >= end) break;
-        x[i] = here ? from[i * step + 2 + d] : 0, parts_m[i] = from[i * step],
-        parts_l[i] = from[i * step + 1];
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (split + i >= end) break;
-        const attn128::Join j = attn128::join(m, parts_m[i]);
-        const bool first = split + i == begin;
-        l = first ? parts_l[i] : attn128::joined(l, j.a, parts_l[i], j.b);
-        o = first ? x[i] : attn128::joined(o, j.a, x[i], j.b);
-        m = first ? parts_m[i] : j.m;
-      }
-    }
+    join_splits(parts + (row * splits + begin) * (p.value_width + 2), p.value_width + 2,
+                static_cast<int>(end - begin), p.value_width, m, l, o);
   }
   const bool none = l == 0;
-  float lse = p.sinks != nullptr ? p.sinks[head] : -__builtin_inff();
+  float a = 1, b = 0, lse = p.sinks != nullptr ? p.sinks[head] : -__builtin_inff();
   if (!none) {
     if (p.sinks != nullptr) {
       const attn128::Join j = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
-      m = j.m, l = attn128::joined(l, j.a, 1.0f, j.b), o = attn128::joined(o, j.a, 0.0f, j.b);
+      m = j.m, a = j.a, b = j.b, l = attn128::joined(l, a, 1.0f, b);
     }
     lse = attn128::lse_of(m, l);
   }
   const std::int64_t at = p.cu_q ? p.q_begin(n) + i : token;
-  if (here) rows::store(p.out.type, p.out.at(n, at, head), d, none ? 0.0f : __fmul_rn(o, __fdiv_rn(1.0f, l)));
-  if (p.lse && d == 0) rows::store(rows::Type::f32, p.lse.at(n, at, head), 0, lse);
+  const float inverse = none ? 0.0f : __fdiv_rn(1.0f, l);
+  const auto put = [&](int d, float x) {
+    if (p.sinks != nullptr) x = attn128::joined(x, a, 0.0f, b);
+    rows::store(p.out.type, p.out.at(n, at, head), d, none ? 0.0f : __fmul_rn(x, inverse));
+  };
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int c = 0; c < Chunks; ++c)
+    if (const int d = 64 * c + 2 * lane; d < p.value_width) put(d, o[c].x), put(d + 1, o[c].y);
+  if (p.lse && lane == 0) rows::store(rows::Type::f32, p.lse.at(n, at, head), 0, lse);
 }
 
 // ---- which blocks there are
@@ -116,7 +162,11 @@ std::int64_t few_rows_blocks(const Problem& p) {
   for (const std::int64_t full : {kMultiprocessors, 2 * kMultiprocessors})
     if (equal && rows <= full && rows > full - full / 7) return 1;
   if (equal && rows > 3 * kMultiprocessors + kMultiprocessors / 4) return 1;
-  return std::max<std::int64_t>(1, std::min(splits, kManyBlocks / rows));
+  const std::int64_t blocks = std::max<std::int64_t>(1, std::min(splits, kManyBlocks / rows));
+  // Fewer splits a block each, where that makes no more than a quarter more of them.
+  const std::int64_t each = (splits + blocks - 1) / blocks,
+                     more = each == 1 ? blocks : (splits + each - 2) / (each - 1);
+  return blocks > 1 && rows * more <= kManyBlocks + kManyBlocks / 4 ? more : blocks;
 }
 
 // Few rows, and few splits of all sequences and heads: blocks of a cluster, which has one of them; else 0. Splits are then so
@@ -144,8 +194,12 @@ cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cud
 }
 
 cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t splits, cudaStream_t stream) {
-  return launch_early(join_kernel, row_count(p), (p.value_width + 127) / 128 * 128, 0, stream, p, parts,
-                      static_cast<int>(splits));
+  const std::int64_t rows = row_count(p);
+  const auto kernel = p.value_width <= 128   ? join_kernel<2>
+                      : p.value_width <= 256 ? join_kernel<4>
+                                             : join_kernel<8>;
+  return launch_early(kernel, (rows + kJoined - 1) / kJoined, 32 * kJoined, 0, stream, p, parts,
+                      static_cast<int>(splits), rows);
 }
 
 }  // namespace
