@@ -2,10 +2,12 @@
 """attention over lengths beside others' kernels: one sequence's prefill and gradients, and a new token of each of many.
 
   tools/bench/attention_lengths.py [--json FILE] [--rounds N] [--most TOKENS] [prefill] [gradients] [decode] [gradients_256]
-                                   [gradients_192] [prompt]
+                                   [gradients_192] [prompt] [decode_one] [decode_pages] [chunk]
 
 bf16, 32 heads on 8 of width 128, causal; those of wide heads 16 on 2 of 256, and 16 of 192 with values of 128. prompt: forward
-and gradients of eight samples, each a quarter of their prompt, that share its keys, or have copies of them. Needs a GPU, torch and rlk's Python. Peers are PyTorch's cuDNN kernel, FlashAttention-3
+and gradients of eight samples, each a quarter of their prompt, that share its keys, or have copies of them. decode_one: of one
+sequence; decode_pages: of 16 sequences of any lengths up to that, in pages of 64 tokens, of 16 bits and of fp8; chunk: the
+last 512 tokens of a prefill. Needs a GPU, torch and rlk's Python. Peers are PyTorch's cuDNN kernel, FlashAttention-3
 (flash_attn_interface), FlashAttention-4 (flash_attn.cute) and FlashInfer's FA3 template and decoding kernel, where they can be
 imported. Kernels of a length run by turns in CUDA graphs; medians. Caches of a decode are copies that L2 does not hold.
 tools/bench/plot.py draws what --json leaves as registry/attention/lengths.json.
@@ -27,7 +29,10 @@ LENGTHS = {"prefill": [512, 1024, 2048, 3000, 4096, 6000, 8192, 12000, 16384, 32
            "decode": [512, 1024, 2048, 4096, 5000, 8192, 16384, 32768],
            "gradients_256": [512, 1024, 2048, 3000, 4096, 8192, 16384],
            "gradients_192": [512, 1024, 2048, 3000, 4096, 8192, 16384],
-           "prompt": [512, 1024, 4096, 8192]}
+           "prompt": [512, 1024, 4096, 8192],
+           "decode_one": [512, 1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536],
+           "decode_pages": [1024, 2048, 4096, 8192, 16384, 32768],
+           "chunk": [1024, 2048, 4096, 8192, 16384, 32768]}
 USUAL = ["prefill", "gradients", "decode"]
 SEQUENCES = 16  # of a decode
 L2 = 256 << 20
@@ -125,11 +130,11 @@ def prompt(tokens):
     return {"rlk": call([tokens] + [own] * samples, prefix_of), "rlk, copies": call([tokens + own] * samples, None)}, work
 
 
-def decode(keys):
+def decode(keys, sequences=SEQUENCES):
     import rlk.torch as ops
-    size = 2 * SEQUENCES * keys * KV_HEADS * WIDTH * 2
-    q = normal(SEQUENCES, 1, HEADS, WIDTH)
-    caches = [[normal(SEQUENCES, keys, KV_HEADS, WIDTH) for _ in range(2)] for _ in range(-(-L2 // size))]
+    size = 2 * sequences * keys * KV_HEADS * WIDTH * 2
+    q = normal(sequences, 1, HEADS, WIDTH)
+    caches = [[normal(sequences, keys, KV_HEADS, WIDTH) for _ in range(2)] for _ in range(-(-L2 // size))]
     calls = {"rlk": [lambda c=c: ops.attention(q, *c, causal=True, out=True) for c in caches],
              "cuDNN": [lambda c=c: cudnn(q, *c, False) for c in caches]}
     if flash := others.module("flash_attn_interface"):
@@ -139,9 +144,9 @@ def decode(keys):
             page = 16
             while keys % page:
                 page //= 2
-            pages = SEQUENCES * keys // page
-            begins = torch.arange(SEQUENCES + 1, device="cuda", dtype=torch.int32) * (keys // page)
-            last = torch.full((SEQUENCES,), page, device="cuda", dtype=torch.int32)
+            pages = sequences * keys // page
+            begins = torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * (keys // page)
+            last = torch.full((sequences,), page, device="cuda", dtype=torch.int32)
             run = flashinfer.BatchDecodeWithPagedKVCacheWrapper(scratch(), "NHD", use_tensor_cores=True, backend="fa2")
             run.plan(begins, torch.arange(pages, device="cuda", dtype=torch.int32), last, HEADS, KV_HEADS, WIDTH, page,
                      q_data_type=q.dtype, kv_data_type=q.dtype)
@@ -149,6 +154,37 @@ def decode(keys):
             return [lambda c=c: run.run(q[:, 0], c) for c in paged]
         calls["FlashInfer"] = prepare
     return calls, size * 1e-12
+
+
+def decode_one(keys):
+    return decode(keys, 1)
+
+
+def decode_pages(keys, page=64):
+    import rlk.torch as ops
+    lengths = torch.randint(1, keys + 1, (SEQUENCES,), device="cuda", dtype=torch.int32)
+    size = 2 * int(lengths.sum()) * KV_HEADS * WIDTH * 2
+    q, pages = normal(SEQUENCES, 1, HEADS, WIDTH), SEQUENCES * keys // page
+    table = torch.randperm(pages, device="cuda").to(torch.int32).view(SEQUENCES, -1)
+    caches = [[normal(pages, page, KV_HEADS, WIDTH) for _ in range(2)] for _ in range(-(-L2 // size))]
+    halves = [[t.to(torch.float8_e4m3fn) for t in c] for c in caches]
+    scale = torch.ones(1, device="cuda")
+    calls = {"rlk": [lambda c=c: ops.attention(q, *c, kv_len=lengths, block_table=table, out=True) for c in caches],
+             "rlk, fp8": [lambda c=c: ops.attention(q, *c, kv_len=lengths, block_table=table, k_scale=scale, v_scale=scale, out=True)
+                          for c in halves]}
+    if flash := others.module("flash_attn_interface"):
+        calls["FlashAttention-3"] = [lambda c=c: flash.flash_attn_with_kvcache(q, *c, cache_seqlens=lengths, page_table=table)
+                                     for c in caches]
+    return calls, size * 1e-12
+
+
+def chunk(keys, tokens=512):
+    import rlk.torch as ops
+    q, k, v = normal(1, tokens, HEADS, WIDTH), normal(1, keys, KV_HEADS, WIDTH), normal(1, keys, KV_HEADS, WIDTH)
+    calls = {"rlk": [lambda: ops.attention(q, k, v, causal=True, out=True, lse=True)]}
+    if flash := others.module("flash_attn_interface"):
+        calls["FlashAttention-3"] = [lambda: first(flash.flash_attn_func(q, k, v, causal=True))]
+    return calls, 4 * HEADS * tokens * (keys - tokens / 2) * WIDTH * 1e-12
 
 
 def scratch():
@@ -210,7 +246,7 @@ def main():
     result = {"title": f"attention beside others' kernels, one {card}, bf16, {HEADS} heads on {KV_HEADS} of width {WIDTH}, causal",
               "us": {}, "work": {}}
     for what in words.what or USUAL:
-        unit = "TB/s" if what == "decode" else "TFLOP/s"
+        unit = "TB/s" if what.startswith("decode") else "TFLOP/s"
         for length in (x for x in LENGTHS[what] if x <= words.most):
             torch.manual_seed(length)
             calls, work = globals()[what](length)

@@ -52,10 +52,9 @@ template <class T>
 cudaError_t start_few_f8(const Problem& p, const Maps& maps, float* parts, std::int64_t splits,
                          std::int64_t blocks, cudaStream_t stream);
 
-// A cluster of 8 or 4 `blocks` has a split of a sequence and head (few_rows_cluster.cuh). splits > 1: their sums go to `parts`.
+// A cluster has a split of a sequence and head (few_rows_cluster.cuh). splits > 1: their sums go to `parts`.
 // p.split is not 0.
 template <class T>
-cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, int blocks,
-                           cudaStream_t stream);
+cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 
 }  // namespace rlk::cuda::attention

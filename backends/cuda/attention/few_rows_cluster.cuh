@@ -73,16 +73,10 @@ cudaError_t start_cluster_shape(const Problem& p, float* parts, std::int64_t spl
                             Job{p, {}, splits > 1 ? parts : nullptr, static_cast<int>(splits), false});
 }
 
-template <class T, int Blocks>
-cudaError_t start_clusters_of(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  const auto start = few_rows(p) <= 8 ? start_cluster_shape<ClusterShape<T, Blocks, 1>>
-                                      : start_cluster_shape<ClusterShape<T, Blocks, 2>>;
-  return start(p, parts, splits, stream);
-}
 template <class T>
-cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, int blocks,
-                           cudaStream_t stream) {
-  const auto start = blocks == 8 ? start_clusters_of<T, 8> : start_clusters_of<T, 4>;
+cudaError_t start_clusters(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
+  const auto start =
+      few_rows(p) <= 8 ? start_cluster_shape<ClusterShape<T, 1>> : start_cluster_shape<ClusterShape<T, 2>>;
   return start(p, parts, splits, stream);
 }
 

@@ -9,21 +9,21 @@
 
 namespace rlk::cuda::attention {
 
-// Blocks of a cluster; blocks of eight rows.
-template <class T, int Blocks, int Eights>
+// Blocks of eight rows.
+template <class T, int Eights>
 struct ClusterShape {
   using Element = T;
-  static constexpr int kBlocks = Blocks, kEights = Eights, kRows = 8 * Eights;
+  static constexpr int kBlocks = 8, kEights = Eights, kRows = 8 * Eights;
   static constexpr int kSlice = 16, kLineBytes = kSlice * 2;  // channels of values, of a warp
   // Warps: four have scores, and as many sum values as a block has slices.
-  static constexpr int kScorers = 4, kSlices = kNarrow / kSlice / Blocks, kWarps = kScorers + kSlices;
+  static constexpr int kScorers = 4, kSlices = kNarrow / kSlice / kBlocks, kWarps = kScorers + kSlices;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kKeyBytes = kTile * kNarrow * 2, kSliceBytes = Blocks * kTile * kLineBytes;
+  static constexpr int kKeyBytes = kTile * kNarrow * 2, kSliceBytes = kBlocks * kTile * kLineBytes;
   static constexpr int kPieceBytes =
       32 * 16;  // of weights: 32 keys of eight rows, as the tensor core takes them
-  static constexpr int kWeightBytes = Blocks * kScorers * Eights * kPieceBytes;
-  static constexpr int kTops = Blocks * kScorers * kRows;  // [block][warp][row]
-  static constexpr int kSums = kClasses * kTops;           // [block][warp][class][row % 8][row / 8]
+  static constexpr int kWeightBytes = kBlocks * kScorers * Eights * kPieceBytes;
+  static constexpr int kTops = kBlocks * kScorers * kRows;  // [block][warp][row]
+  static constexpr int kSums = kClasses * kTops;            // [block][warp][class][row % 8][row / 8]
   static constexpr int kBarriers = 3;
   static constexpr int kBytes =
       kKeyBytes + kSlices * kSliceBytes + kWeightBytes + (kTops + kSums) * 4 + kBarriers * 8;

@@ -1,5 +1,5 @@
 #include "cuda/attention/few_rows_cluster.cuh"
 
 namespace rlk::cuda::attention {
-template cudaError_t start_clusters<__half>(const Problem&, float*, std::int64_t, int, cudaStream_t);
+template cudaError_t start_clusters<__half>(const Problem&, float*, std::int64_t, cudaStream_t);
 }  // namespace rlk::cuda::attention

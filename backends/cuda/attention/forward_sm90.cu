@@ -169,12 +169,11 @@ std::int64_t few_rows_blocks(const Problem& p) {
   return blocks > 1 && rows * more <= kManyBlocks + kManyBlocks / 4 ? more : blocks;
 }
 
-// Few rows, and few splits of all sequences and heads: blocks of a cluster, which has one of them; else 0. Splits are then so
-// few that few_rows_blocks is their number, and workspace_bytes has room for their parts.
-int cluster_blocks(const Problem& p) {
-  if (p.split == 0 || p.k.f8) return 0;
-  const std::int64_t clusters = p.sequences * p.heads * splits_of(p);
-  return clusters <= 16 ? 8 : clusters <= 32 ? 4 : 0;
+// Few rows, and few splits of all sequences and heads: a cluster each; that many are on the way at once. few_rows_blocks is then
+// the number of splits, and workspace_bytes has room for their parts.
+bool in_clusters(const Problem& p) {
+  constexpr std::int64_t kMostClusters = 24;
+  return p.split != 0 && !p.k.f8 && p.sequences * p.heads * splits_of(p) <= kMostClusters;
 }
 
 // Blocks that take whole rows of wide heads keep the sums of other splits in memory: as many floats.
@@ -223,9 +222,9 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
   const bool half = p.q.type == rows::Type::f16;
   if (few_rows(p) != 0) {
     const std::int64_t splits = splits_of(p), blocks = few_rows_blocks(p);
-    if (const int in_cluster = cluster_blocks(p); in_cluster != 0) {
+    if (in_clusters(p)) {
       const auto start = half ? start_clusters<__half> : start_clusters<__nv_bfloat16>;
-      const cudaError_t e = start(p, parts, splits, in_cluster, stream);
+      const cudaError_t e = start(p, parts, splits, stream);
       return e != cudaSuccess || splits == 1 ? e : launch_join(p, parts, splits, stream);
     }
     const Maps maps = few_rows_maps(p);
