@@ -176,6 +176,26 @@ def test_weights_that_changed_serve_no_later_request():
         kept.weights_changed()
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama", "tiny-kimi"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_of_8_bits_holds_what_is_trained_on(name, dtype):
+    """The packed forward rounds keys and values as the cache does; their gradient is that of the rounded ones."""
+    model, exact = (decoder(rlk.model.config(name, fp8_cache=f8), dtype=dtype) for f8 in (True, False))
+    requests = [sampler.Request(p, most=m, seed=4, stream=i) for i, (p, m) in enumerate(zip(prompts(30, 1, 70), (9, 4, 20)))]
+    found = [sampler.Sampler(model, pages=200, page_size=8, **more).run(requests) for more in ({}, {"chunk": 7}, {"batch": 1, "graphs": True})]
+    assert found[0][0].tokens and all([(a.tokens, a.logp) for a in f] == [(a.tokens, a.logp) for a in found[0]] for f in found[1:])
+    rows = [r.prompt + a.tokens for r, a in zip(requests, found[0])]
+    tokens, cu = torch.tensor(sum(rows, [])), torch.tensor([0, *map(len, rows)]).cumsum(0).to(torch.int32)
+    scored, other = model.score(tokens, cu), exact.score(tokens, cu)
+    for i, (request, answer) in enumerate(zip(requests, found[0])):
+        assert scored[cu[i] + len(request.prompt):cu[i + 1]].tolist() == answer.logp
+    assert not torch.equal(scored, other) and torch.allclose(scored, other, atol=0.5)
+    made = sampler.Sampler(model, pages=4).cache
+    assert made.k.dtype == torch.float8_e4m3fn and made.k.isnan().all() and made.k.element_size() == 1
+    scored.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 @pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 63}, {"chunk": 64}, {"chunk": 65}, {"batch": 1}])
 def test_recurrent_layers_sample_what_is_scored(options):
     """Around the bounds of KDA's chunks of 64 tokens: prompts end, and answers go on, before, at and behind them."""

@@ -834,7 +834,7 @@ def _sampled(model):
     return [(a.tokens, a.logp) for a in sampler.Sampler(model, pages=40, chunk=7).run(requests)]
 
 
-@pytest.mark.parametrize("dtype, changes", [(torch.bfloat16, {}), (torch.float32, {"tied": False, "qk_norm": False}),
+@pytest.mark.parametrize("dtype, changes", [(torch.bfloat16, {}), (torch.float32, {"tied": False, "qk_norm": False}), (torch.bfloat16, {"fp8_cache": True}),
                                             (torch.bfloat16, {"shape": "tiny-kimi-ranks"}), (torch.float32, {"shape": "tiny-kimi-ranks"})])
 def test_a_model_has_the_same_bits_at_every_degree(dtype, changes):
     model = decoder(dtype=dtype, **changes)

@@ -40,6 +40,7 @@ class Config:
     tied: bool = True
     max_length: int = 40960
     scaling: dict = field(default_factory=dict)  # attributes of rope_tables
+    fp8_cache: bool = False  # keys and values are rounded to fp8_e4m3, in training too, so that a cache holds them in 8 bits
     # Of the Kimi-Linear kind: every period-th layer has latent attention without rotation, the others KDA. 0: attention throughout.
     period: int = 0
     state_dim: int = 0  # of KDA's heads
@@ -145,6 +146,23 @@ class Block(nn.Module):
         return x
 
 
+def fp8(x):
+    """Keys or values as a cache of 8 bits holds them: what is beyond its largest number becomes that."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+class Rounded(torch.autograd.Function):
+    """What such a cache's numbers are in x's dtype; x gets their gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return fp8(x).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, d_x):
+        return d_x
+
+
 class Turn:
     """The norms of q's and k's heads, their rotation, and attention. Where nobody wants a trace, norms and rotation are one op with the bits of
     the three. Without a gradient it also takes k and v to their places in a cache: ``keep(layer, v)`` names these as the op does, and then
@@ -153,8 +171,11 @@ class Turn:
     def __init__(self, model, positions, keep, noted, bounds, prefix_of):
         self.model, self.positions, self.keep, self.noted, self.bounds, self.prefix_of = model, positions, keep, noted, bounds, prefix_of
         self.learns = torch.is_grad_enabled()
+        if model.config.fp8_cache:  # the op rounds to its own dtype
+            self.keep = None
         known = model.ops is rlk.torch or not self.learns and getattr(model.ops, "turns", False)
-        plain = rlk.tracing() or model.config.head_dim > 256 or self.learns and (bounds is None or torch.compiler.is_compiling())
+        plain = rlk.tracing() or model.config.head_dim > 256 or self.learns and (
+            bounds is None or model.config.fp8_cache or torch.compiler.is_compiling())
         self.at_once = None if known and not plain else False  # None: not asked yet
 
     def __call__(self, layer, block, qkv, attend, note, tag):
@@ -380,6 +401,8 @@ class Decoder(nn.Module):
         shared = {} if prefix_of is None else {"prefix_of": prefix_of}
 
         def attend(layer, q, k, v):
+            if self.config.fp8_cache:
+                k, v = Rounded.apply(k), Rounded.apply(v)
             return self.ops.attention(q, k, v, cu_seqlens, cu_seqlens, **shared)
 
         options |= shared

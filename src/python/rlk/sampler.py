@@ -18,7 +18,7 @@ import torch
 import rlk
 from rlk import _errors
 from rlk._hybrid import Resident, Stepped, copied
-from rlk.model import branch
+from rlk.model import branch, fp8
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Cache:
         shape = (c.layers // (c.period or 1), pages + 1, page_size, c.kv_heads)
         self.layers = {layer: i for i, layer in enumerate(range((c.period or 1) - 1, c.layers, c.period or 1))}
         # NaN shows whatever reads a place that was not written. The page behind the last is for rows that are nobody's.
-        self.k, self.v = (torch.full((*shape, d), float("nan"), dtype=model.embed.dtype, device=model.device) for d in (keys, values))
+        dtype = torch.float8_e4m3fn if c.fp8_cache else model.embed.dtype
+        self.k, self.v = (torch.full((*shape, d, dtype.itemsize), 0xff, dtype=torch.uint8, device=model.device).view(dtype).squeeze(-1)
+                          for d in (keys, values))
         self.page_size, self.count = page_size, pages
         self._free, self._users = deque(range(pages)), [0] * pages
         # A prefix is known by its last page's tokens and the number of what comes before: (number, tokens) -> (page, number).
@@ -133,6 +135,12 @@ class Cache:
     def end(self, s):
         """Where a prompt is cut so that its last whole page becomes a prefix that recurrent layers can go on from."""
         return (len(s.tokens) - 1) // self.page_size * self.page_size
+
+
+def write(pages, slots, rows):
+    if pages.dtype == torch.float8_e4m3fn:  # torch moves its bytes
+        pages, rows = pages.view(torch.uint8), fp8(rows).view(torch.uint8)
+    pages.flatten(0, 1)[slots] = rows
 
 
 class Sampler:
@@ -266,8 +274,8 @@ class Sampler:
             pages_k, pages_v = cache.k[cache.layers[layer]], cache.v[cache.layers[layer]]
             if k is not None:  # else they are there
                 with branch(v) as values:
-                    pages_v.flatten(0, 1)[slots] = v
-                pages_k.flatten(0, 1)[slots] = k
+                    write(pages_v, slots, v)
+                write(pages_k, slots, k)
                 values.join()
             return ops.attention(q, pages_k, pages_v, cu_q, kv_len=lengths, block_table=table)
 
