@@ -33,7 +33,7 @@ LENGTHS = {"prefill": [512, 1024, 2048, 3000, 4096, 6000, 8192, 12000, 16384, 32
            "decode_one": [512, 1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536],
            "decode_pages": [1024, 2048, 4096, 8192, 16384, 32768],
            "chunk": [1024, 2048, 4096, 8192, 16384, 32768]}
-USUAL = ["prefill", "gradients", "decode"]
+USUAL = ["prefill", "chunk", "gradients", "decode"]
 SEQUENCES = 16  # of a decode
 L2 = 256 << 20
 

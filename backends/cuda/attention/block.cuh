@@ -22,9 +22,10 @@ struct Job {
   bool values_in_keys;  // v is the first channels of k
   int pairs = 1;  // of a sequence and key head, or packed of heads alone, whose blocks come side by side
   int items = 0;  // groups of kRows rows, which blocks take one after another
+  int each = 1;   // Spread: splits of a block
 };
 
-// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has one split and leaves its
+// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has some splits and leaves their
 // sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
 template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed, bool F8 = false>
 struct Shape {
@@ -40,7 +41,10 @@ struct Shape {
   static constexpr bool kTotalsApart = !Spread && Width > kNarrow;
   // Warpgroups: of 64 rows each, as many as registers hold, or, where a thread cannot hold a row's sums, of the same rows and
   // a part of the values' channels each.
-  static constexpr int kGroups = Spread ? 1 : Width > 64 ? 2 : 3, kParts = kLatent ? 2 : 1;
+  static constexpr int kGroups = Spread       ? Width > kNarrow ? 1 : 2
+                                 : Width > 64 ? 2
+                                              : 3,
+                       kParts = kLatent ? 2 : 1;
   static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
   static constexpr int kPartWidth = ValueWidth / kParts;
   static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;
@@ -186,14 +190,14 @@ __device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
   w.end = static_cast<int>((last.last + kTile - 1) / kTile);
   if constexpr (S::kSpread) {
     if (p.split == 0) return w.begin < w.end;
-    const auto tiles = static_cast<int>(p.split / kTile), split = static_cast<int>(blockIdx.y);
-    w.begin = max(w.begin, split * tiles), w.end = min(w.end, (split + 1) * tiles);
+    const auto tiles = static_cast<int>(p.split / kTile), first = static_cast<int>(blockIdx.y) * job.each;
+    w.begin = max(w.begin, first * tiles), w.end = min(w.end, (first + job.each) * tiles);
     return w.begin < w.end;
   }
   return true;
 }
 
-// Where row i of an item leaves its sums of the block's split.
+// Of attention_part, where row i of an item leaves its sums of the block's split.
 __device__ __forceinline__ float* part_of(const Job& job, const Work& w, int i) {
   const Problem& p = job.p;
   const int at = w.first + i;

@@ -45,6 +45,9 @@ class Consumer {
   }
 
   __device__ __forceinline__ void run() {
+    if constexpr (S::kSpread && kInTurns) {
+      if (first_row() >= uniform(w_->count)) return pass_by();
+    }
     Last last;
     if (begin_ < end_) {
       if constexpr (S::kSpread) load_queries();
@@ -58,7 +61,7 @@ class Consumer {
       settle(last);
     }
     if constexpr (S::kSpread)
-      store_part();
+      store_part((end_ - 1) / tiles_of_split_);
     else
       finish(last);
   }
@@ -80,6 +83,16 @@ class Consumer {
     bool none;           // its own row sees no key
     long long place[2];  // of the result, in bytes
   };
+  // Of a warpgroup without rows: its part of what the others wait for.
+  __device__ __forceinline__ void pass_by() {
+    for (int tile = begin_; tile < end_; ++tile) {
+      barrier_wait(s_.k_full + k_.stage, k_.phase), release(s_.k_empty, k_);
+      barrier_wait(s_.v_full + v_.stage, v_.phase), release(s_.v_empty, v_);
+      role_sync(4 + group_, 256);
+      pass_turn();
+    }
+  }
+
   // What a thread's rows see, and no sums.
   __device__ __forceinline__ void see() {
     const int warp = uniform(thread_ / 32 % (S::kRows / 16)), lane = thread_ % 32;
@@ -111,8 +124,7 @@ class Consumer {
   __device__ __forceinline__ void side_by_side(Last& last) {
     float s[64];
     std::uint32_t weights[8][4];
-    int boundary =
-        S::kSpread ? end_ : (begin_ | (tiles_of_split_ - 1)) + 1;  // the tile that begins the next split
+    int boundary = (begin_ | (tiles_of_split_ - 1)) + 1;  // the tile that begins the next split
     await_keys(begin_);
     multiply_keys(s);
     see();
@@ -211,10 +223,16 @@ class Consumer {
     float top[2];
     greatest(s, top);
     l_ = sums_.folded();
-    const Ending ending = ending_split(tile);
-    wgmma_wait<0>();
-    wgmma_fence_operand(o_);
-    end_split(ending);
+    if constexpr (S::kSpread) {
+      wgmma_wait<0>();
+      wgmma_fence_operand(o_);
+      store_part((tile - 1) / tiles_of_split_);
+    } else {
+      const Ending ending = ending_split(tile);
+      wgmma_wait<0>();
+      wgmma_fence_operand(o_);
+      end_split(ending);
+    }
     sums_.start(top, p_.c);
     lacking_ = sums_.lack();
   }
@@ -250,10 +268,13 @@ class Consumer {
     float s[64];
     std::uint32_t weights[8][4];
     for (int tile = begin_; tile < end_; ++tile) {
-      const bool first = tile == begin_, next = !S::kSpread && !first && (tile & (tiles_of_split_ - 1)) == 0;
+      const bool first = tile == begin_, next = !first && (tile & (tiles_of_split_ - 1)) == 0;
       if (next) {
         l_ = sums_.folded();
-        end_split(ending_split(tile));
+        if constexpr (S::kSpread)
+          store_part((tile - 1) / tiles_of_split_);
+        else
+          end_split(ending_split(tile));
       }
       await_keys(tile);
       multiply_keys(s);
@@ -508,15 +529,14 @@ class Consumer {
   }
 
   // A split's m, l and O in memory; of attention_part the producer completes them (end_parts).
-  __device__ __forceinline__ void store_part() const {
+  __device__ __forceinline__ void store_part(int split) const {
     using simt::from_float;  // which leaves one NaN
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row_[h] >= w_->count) continue;
       const std::int64_t token = p_.cu_q ? w_->q_begin + query(row_[h]) : w_->n * p_.queries + query(row_[h]);
-      float* const to =
-          job_.parts +
-          ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + blockIdx.y) * (p_.value_width + 2);
+      float* const to = job_.parts + ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + split) *
+                                         (p_.value_width + 2);
       if (thread_ % 4 == 2 * h && first_channel() == 0)
         *reinterpret_cast<float2*>(to) = make_float2(sums_.m[h], l_);
 #pragma unroll

@@ -27,7 +27,7 @@ __device__ __forceinline__ void produce(const Job& job, const Shared<S>& shared,
   producer.end();
   if constexpr (S::kSpread) {
     if (job.p.partials != nullptr) {
-      role_sync(3, S::kThreads);  // rows have their sums
+      role_sync(7, S::kThreads);  // rows have their sums
       end_parts<S>(job, only, threadIdx.x - S::kConsumers, 128);
     }
   }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared,
   if constexpr (S::kSpread) {
     consumer.begin(only);
     consumer.run();
-    if (job.p.partials != nullptr) role_sync(3, S::kThreads);
+    if (job.p.partials != nullptr) role_sync(7, S::kThreads);
   } else {
     for (int round = 0; item_of(round) < job.items; ++round)
       if (consumer.next() > 0) consumer.run();
@@ -86,10 +86,13 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   if constexpr (!S::kSpread) {
     if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
   }
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(S::kSpread ? splits : 1));
-  kernel<<<grid, S::kThreads, S::kBytes, stream>>>({p, maps_of(p), parts, static_cast<int>(splits),
-                                                    values_in_keys(p),
-                                                    S::kSpread ? all_pairs(p) : pairs_abreast(p), items});
+  const std::int64_t each =
+      !S::kSpread || S::kLatent || p.partials != nullptr ? 1 : (splits + sharers(p) - 1) / sharers(p);
+  const dim3 grid(static_cast<unsigned>(blocks),
+                  static_cast<unsigned>(S::kSpread ? (splits + each - 1) / each : 1));
+  kernel<<<grid, S::kThreads, S::kBytes, stream>>>(
+      {p, maps_of(p), parts, static_cast<int>(splits), values_in_keys(p),
+       S::kSpread ? all_pairs(p) : pairs_abreast(p), items, static_cast<int>(each)});
   return cudaGetLastError();
 }
 

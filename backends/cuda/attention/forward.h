@@ -37,7 +37,37 @@ inline bool values_in_keys(const Problem& p) {
          p.k_scale.data == p.v_scale.data && p.k_scale.stride == p.v_scale.stride;
 }
 
-// splits > 1, or attention_part: a block has one, and its sums go to `parts`; else wide heads' sums of other splits wait there.
+inline std::int64_t row_count(const Problem& p) {
+  return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group;
+}
+inline std::int64_t splits_of(const Problem& p) {
+  return p.split == 0 || p.room <= p.split ? 1 : (p.room + p.split - 1) / p.split;
+}
+
+// Blocks that share the splits of an item and leave their sums; 1: it is one block's, which joins them. What takes the least time
+// where an SM has a block, counted in the time of a tile of 128 rows.
+inline constexpr std::int64_t kMultiprocessors = 132;
+inline std::int64_t sharers(const Problem& p) {
+  const std::int64_t splits = splits_of(p), floats = row_count(p) * splits * p.value_width;
+  if (p.prefix_of || splits < 2 || floats > kMostParts) return 1;
+  constexpr std::int64_t kStart = 3,
+                         kFloats = std::int64_t{1} << 19;  // of a block or a launch; sums that pass meanwhile
+  const auto rounds = [](std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; };
+  const bool wide = std::max(p.width, p.value_width) > kNarrow;
+  const std::int64_t items = tiles_at_most(p, wide ? 64 : 128) * p.heads, tiles = p.split / attn128::kTile,
+                     most = std::min(splits, 1 + 8 * kMultiprocessors / std::max<std::int64_t>(items, 1));
+  std::int64_t best = 1, least = rounds(tiles_at_most(p, 128) * p.heads) *
+                                 ((p.room + attn128::kTile - 1) / attn128::kTile + kStart);
+  for (std::int64_t blocks = 2; blocks <= most; ++blocks) {
+    const std::int64_t each = (splits + blocks - 1) / blocks,
+                       time = rounds(items * blocks) * (each * tiles + kStart) + kStart + floats / kFloats;
+    if (time < least) best = blocks, least = time;
+  }
+  return best;
+}
+
+// splits > 1, or attention_part: a block has some, or one, and their sums go to `parts`; else wide heads' sums of other splits wait
+// there.
 template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream);
 template <class T>

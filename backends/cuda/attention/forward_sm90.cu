@@ -4,9 +4,9 @@
 // A block is a producer warpgroup and one to three consumers of 64 rows; a row is a query of one of the heads that share keys,
 // so that several heads fill a tile. Many rows: an item is 128 rows, or 192 of up to 64 channels, with all of their keys,
 // whose splits are joined in shared memory, or above 128 channels in the workspace; each SM has one block, which takes items
-// by turns, and its producer is ahead of the consumers by the next item's keys and queries. Few rows: each block takes one
-// split of 64 rows and leaves its sums in the workspace, a second kernel joins them, ascending; attention_part is the first
-// of the two, for any rows, and leaves its sums in the result. At most 16 rows a sequence, as when decoding, have a kernel of
+// by turns, and its producer is ahead of the consumers by the next item's keys and queries. Where items are few, blocks share the
+// splits of each, 128 rows or above 128 channels 64, and leave their sums in the workspace, and a second kernel joins them,
+// ascending; attention_part is the first of the two, a split a block, and leaves its sums in the result. At most 16 rows a sequence, as when decoding, have a kernel of
 // their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
@@ -132,23 +132,12 @@ __global__ void __launch_bounds__(32 * kJoined)
 
 // ---- which blocks there are
 
-constexpr std::int64_t kFewBlocks = 256, kManyBlocks = 1056, kMultiprocessors = 132;
+constexpr std::int64_t kManyBlocks = 1056;
 
-std::int64_t row_count(const Problem& p) {
-  return p.queries * (p.cu_q ? 1 : p.sequences) * p.heads * p.group;
-}
-std::int64_t splits_of(const Problem& p) {
-  return p.split == 0 || p.room <= p.split ? 1 : (p.room + p.split - 1) / p.split;
-}
-
-// Splits that a block each takes; 1: blocks take whole rows. Where rows alone make blocks enough, or make too many parts,
-// splits stay together; those of latent heads never do.
+// Splits whose sums blocks leave; 1: none, since blocks take whole rows. Those of latent heads never do.
 std::int64_t spread(const Problem& p) {
   const std::int64_t splits = splits_of(p);
-  if (is_latent(p)) return splits;
-  if (p.prefix_of) return 1;
-  if (splits < 2 || splits > kMostSplits || row_count(p) * splits > kMostParts / p.value_width) return 1;
-  return p.queries * p.group <= 64 || tiles_at_most(p, 128) * p.heads < kFewBlocks ? splits : 1;
+  return is_latent(p) || (splits <= kMostSplits && sharers(p) > 1) ? splits : 1;
 }
 bool has_parts(const Problem& p, std::int64_t splits) { return splits > 1 || is_latent(p); }
 
