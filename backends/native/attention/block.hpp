@@ -310,7 +310,7 @@ class Rows {
   const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_, pitch_;
-  const WidenedTile cache_;
+  const WidenedTile<L, W> cache_;
   Tile tile_;
   std::int64_t first_ = 0, last_ = 0;  // keys that some row sees
   float *p_row_, *o_, *total_, *m_, *l_, *a_, *base_;

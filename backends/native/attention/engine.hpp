@@ -45,4 +45,9 @@ inline std::int64_t scratch_floats(const Problem& p) {
   return kTile * (d + dv) + 16 * d + kRows * (d + kTile + 2 * dv) + 2 * kTile + 4 * kRows;
 }
 
+// Beside it, of an fp8 cache: a tile of keys and values as numbers of at most 32 bits.
+inline std::int64_t widened_floats(const Problem& p) {
+  return p.k.f8 ? kTile * (p.width + p.value_width) : 0;
+}
+
 }  // namespace rlk::native::attention

@@ -241,7 +241,7 @@ class Rows {
   const attn128::KeyRows key_rows_;
   const attn128::Visible here_;
   const std::int64_t offset_;
-  const WidenedTile cache_;
+  const WidenedTile<float, 1> cache_;
   std::byte* kernel_scratch_;
   std::uint16_t *q_, *k_, *turned_, *weights_;
   float *scores_, *o_, *total_;
@@ -253,7 +253,7 @@ class Rows {
 std::uint64_t replay_scratch(const Problem& p, const ReplayKernels& kernels) {
   const auto d = static_cast<std::uint64_t>(p.width), dv = static_cast<std::uint64_t>(p.value_width);
   constexpr std::uint64_t kRowsHere = kReplayRows, kKeys = kTile;
-  return line(4 * static_cast<std::uint64_t>(WidenedTile::floats(p))) + line(kernels.scratch_bytes) +
+  return line(4 * static_cast<std::uint64_t>(widened_floats(p))) + line(kernels.scratch_bytes) +
          line(2 * kRowsHere * d) + line(2 * kKeys * d) + line(2 * kKeys * dv) + line(2 * kRowsHere * kKeys) +
          line(4 * kRowsHere * kKeys) + 2 * line(4 * kRowsHere * dv);
 }

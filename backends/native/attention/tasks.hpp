@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "arithmetic/attention/bind.hpp"
-#include "native/attention/cache.hpp"
+#include "native/attention/engine.hpp"
 #include "native/attention/splits.hpp"
 #include "native/attention/unit.hpp"
 #include "rlk/workers.hpp"
@@ -19,16 +19,14 @@ struct Vectors {
   static const char* missing() { return nullptr; }
   static const Engine& engine() { return engine_for(I); }
   static std::int64_t scratch_floats(const Problem& p) {
-    return attention::scratch_floats(p) + WidenedTile::floats(p);
+    return attention::scratch_floats(p) + widened_floats(p);
   }
 };
 template <const Engine* (*Get)()>
 struct OnUnit {
   static const char* missing() { return Get() == nullptr ? kNoUnit : nullptr; }
   static const Engine& engine() { return *Get(); }
-  static std::int64_t scratch_floats(const Problem& p) {
-    return unit_scratch_floats(p) + WidenedTile::floats(p);
-  }
+  static std::int64_t scratch_floats(const Problem& p) { return unit_scratch_floats(p) + widened_floats(p); }
 };
 
 template <class By>
