@@ -86,8 +86,7 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   if constexpr (!S::kSpread) {
     if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
   }
-  const std::int64_t each =
-      !S::kSpread || S::kLatent || p.partials != nullptr ? 1 : (splits + sharers(p) - 1) / sharers(p);
+  const std::int64_t each = !S::kSpread || S::kLatent || p.partials != nullptr ? 1 : splits_each(p);
   const dim3 grid(static_cast<unsigned>(blocks),
                   static_cast<unsigned>(S::kSpread ? (splits + each - 1) / each : 1));
   kernel<<<grid, S::kThreads, S::kBytes, stream>>>(

@@ -44,24 +44,27 @@ inline std::int64_t splits_of(const Problem& p) {
   return p.split == 0 || p.room <= p.split ? 1 : (p.room + p.split - 1) / p.split;
 }
 
-// Blocks that share the splits of an item and leave their sums; 1: it is one block's, which joins them. What takes the least time
-// where an SM has a block, counted in the time of a tile of 128 rows.
+// Splits of a block where blocks share those of an item and leave their sums; 0: an item is one block's, which joins them. What
+// takes the least time where an SM has a block, counted in the time of a tile of 128 rows; packed keys by their average length.
 inline constexpr std::int64_t kMultiprocessors = 132;
-inline std::int64_t sharers(const Problem& p) {
-  const std::int64_t splits = splits_of(p), floats = row_count(p) * splits * p.value_width;
-  if (p.prefix_of || splits < 2 || floats > kMostParts) return 1;
+inline std::int64_t splits_each(const Problem& p) {
   constexpr std::int64_t kStart = 3,
                          kFloats = std::int64_t{1} << 19;  // of a block or a launch; sums that pass meanwhile
-  const auto rounds = [](std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; };
+  const auto ceil = [](std::int64_t x, std::int64_t y) { return (x + y - 1) / y; };
+  const std::int64_t keys = p.cu_k && p.sequences > 0 ? p.room / p.sequences : p.room,
+                     splits = p.split == 0 ? 1 : ceil(keys, p.split),
+                     floats = row_count(p) * splits_of(p) * p.value_width;
+  if (p.prefix_of || splits < 2 || floats > kMostParts) return 0;
   const bool wide = std::max(p.width, p.value_width) > kNarrow;
   const std::int64_t items = tiles_at_most(p, wide ? 64 : 128) * p.heads, tiles = p.split / attn128::kTile,
                      most = std::min(splits, 1 + 8 * kMultiprocessors / std::max<std::int64_t>(items, 1));
-  std::int64_t best = 1, least = rounds(tiles_at_most(p, 128) * p.heads) *
-                                 ((p.room + attn128::kTile - 1) / attn128::kTile + kStart);
+  std::int64_t best = 0, least = ceil(tiles_at_most(p, 128) * p.heads, kMultiprocessors) *
+                                 (ceil(keys, attn128::kTile) + kStart);
   for (std::int64_t blocks = 2; blocks <= most; ++blocks) {
-    const std::int64_t each = (splits + blocks - 1) / blocks,
-                       time = rounds(items * blocks) * (each * tiles + kStart) + kStart + floats / kFloats;
-    if (time < least) best = blocks, least = time;
+    const std::int64_t each = ceil(splits, blocks),
+                       time = ceil(items * blocks, kMultiprocessors) * (each * tiles + kStart) + kStart +
+                              floats / kFloats;
+    if (time < least) best = each, least = time;
   }
   return best;
 }

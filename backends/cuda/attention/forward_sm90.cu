@@ -137,7 +137,7 @@ constexpr std::int64_t kManyBlocks = 1056;
 // Splits whose sums blocks leave; 1: none, since blocks take whole rows. Those of latent heads never do.
 std::int64_t spread(const Problem& p) {
   const std::int64_t splits = splits_of(p);
-  return is_latent(p) || (splits <= kMostSplits && sharers(p) > 1) ? splits : 1;
+  return is_latent(p) || (splits <= kMostSplits && splits_each(p) > 0) ? splits : 1;
 }
 bool has_parts(const Problem& p, std::int64_t splits) { return splits > 1 || is_latent(p); }
 
