@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "cuda/hopper/copy.cuh"
+#include "cuda/hopper/launch.h"
 #include "cuda/hopper/mma.cuh"
 #include "cuda/linear/tree.h"
 #include "cuda/linear/tree_epilogue.cuh"
@@ -402,16 +403,8 @@ cudaError_t start_few_rows(const Product& g, int multiprocessors, cudaStream_t s
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
       e != cudaSuccess)
     return e;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(p.tiles, multiprocessors)));
-  config.blockDim = dim3(kFewThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return launch_early(kernel, std::min(p.tiles, multiprocessors), kFewThreads, static_cast<int>(bytes),
+                      stream, p);
 }
 
 }  // namespace rlk::cuda::linear

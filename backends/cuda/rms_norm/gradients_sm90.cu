@@ -1,4 +1,5 @@
 // Launchers of rms_norm's gradients on Hopper.
+#include "cuda/hopper/launch.h"
 #include "cuda/rms_norm/gradients.cuh"
 #include "cuda/rms_norm/sm90.h"
 #include "simt/join.hpp"
@@ -31,15 +32,8 @@ __global__ void __launch_bounds__(kJoinThreads) join(const __grid_constant__ Pro
 }
 
 cudaError_t launch_join(const Problem& p, const float* shares, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((p.width + simt::kJoinChannels - 1) / simt::kJoinChannels));
-  config.blockDim = dim3(kJoinThreads);
-  config.stream = stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, join, p, shares);
+  return hopper::launch_early(join, (p.width + simt::kJoinChannels - 1) / simt::kJoinChannels, kJoinThreads,
+                              0, stream, p, shares);
 }
 
 template <class S>
