@@ -50,7 +50,8 @@ Status check_text(const char* text, const std::string& owner, const char* what) 
 
 Status check_dtypes(uint32_t set, const std::string& owner) {
   if (set == 0 || (set & ~uint32_t{RLK_ALL_DTYPES}))
-    return wrong("{} takes the dtype set {:#x}, which must be some of {:#x}", owner, set, uint32_t{RLK_ALL_DTYPES});
+    return wrong("{} takes the dtype set {:#x}, which must be some of {:#x}", owner, set,
+                 uint32_t{RLK_ALL_DTYPES});
   return {};
 }
 

@@ -131,9 +131,9 @@ TEST_CASE("numbers out of range are refused with the range") {
   CHECK(said([](Tables& t) { t.arguments[0].role = 3; }) ==
         "argument 'in' of op 'odd' has role 3, there are 0 to 2");
   CHECK(said([](Tables& t) { t.arguments[0].dtypes = 0; }) ==
-        "argument 'in' of op 'odd' takes the dtype set 0x0, which must be some of 0xff");
-  CHECK(said([](Tables& t) { t.implementation.dtypes = 0x100; }) ==
-        "implementation 'test.one' takes the dtype set 0x100, which must be some of 0xff");
+        "argument 'in' of op 'odd' takes the dtype set 0x0, which must be some of 0x1ff");
+  CHECK(said([](Tables& t) { t.implementation.dtypes = 0x200; }) ==
+        "implementation 'test.one' takes the dtype set 0x200, which must be some of 0x1ff");
   CHECK(said([](Tables& t) { t.arguments[0].max_rank = 9; }) ==
         "argument 'in' of op 'odd' has ranks 1 to 9, 0 to 8 are possible");
   CHECK(said([](Tables& t) { t.arguments[0].batch_axis = 8; }) ==

@@ -37,8 +37,8 @@ rlk_code run(const AttentionPart& a, const Call& call) {
 
 template <int S>
 constexpr rlk_implementation with_split(const char* id, const char* arithmetic) {
-  return implement<AttentionPart, run<S>, supports<S>>(
-      attention::facts<true>(id, "TMA and wgmma; 64 or 128 rows and a split share a tile of 128 keys", arithmetic));
+  return implement<AttentionPart, run<S>, supports<S>>(attention::facts<true>(
+      id, "TMA and wgmma; 64 or 128 rows and a split share a tile of 128 keys", arithmetic));
 }
 
 }  // namespace
