@@ -82,17 +82,18 @@ elseif(KIND STREQUAL plugin)
     run(${prefix}/bin/rlk-dispatch --probe ${WORK}/plugin/librlk_backend_example.so)
   endif()
 elseif(KIND STREQUAL subdirectory)
-  # Unoptimised and only what the program needs: this is about building, and the library is built once more.
+  # Only what the program needs: this is about building, and the library is built once more. With ccache in the
+  # surrounding build's own way, which it has compiled already; without it unoptimised.
   set(BUILD_ONLY --target consumer)
   # It waits for no installation, which empties the other folder.
   set(WORK ${WORK}_beside)
-  set(launcher)
+  set(way -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0)
   if(CCACHE)
-    set(launcher -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
+    set(way -DCMAKE_BUILD_TYPE=${CONFIG} -DRLK_WARNINGS_AS_ERRORS=${WARNINGS_AS_ERRORS}
+        -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
   endif()
-  build(subdirectory -DRLK_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0
-        -DRLK_WITH_ONEDNN=OFF -DRLK_WITH_CUDA=OFF -DRLK_WITH_HIP=OFF -DRLK_WITH_CLI=OFF -DRLK_SANITIZE=${SANITIZE}
-        ${launcher})
+  build(subdirectory -DRLK_SOURCE=${SOURCE} -DRLK_WITH_ONEDNN=OFF -DRLK_WITH_CUDA=OFF -DRLK_WITH_HIP=OFF
+        -DRLK_WITH_CLI=OFF -DRLK_SANITIZE=${SANITIZE} ${way})
   run(${WORK}/subdirectory/consumer)
   expect("${printed}" "decided by default order")
   # A project that says nothing gets optimised kernels, and no language that it did not ask for.
