@@ -113,18 +113,12 @@ class Sequences {
 
   // Key or value j of a head as fp64.
   void key(const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
-    const int64_t at = place(a_.k, s, j, head);
-    if constexpr (kCached)
-      cached(a_.k, a_.k_scale, head, at, to);
-    else
-      read(a_.k, at, to);
+    read(a_.k, place(a_.k, s, j, head), to);
+    if constexpr (kCached) widen(a_.k.dtype(), a_.k_scale, head, to);
   }
   void value(const Sequence& s, int64_t j, int64_t head, std::vector<double>& to) const {
-    const int64_t at = place(a_.v, s, j, head);
-    if constexpr (kCached)
-      cached(a_.v, a_.v_scale, head, at, to);
-    else
-      read(a_.v, at, to);
+    read(a_.v, place(a_.v, s, j, head), to);
+    if constexpr (kCached) widen(a_.v.dtype(), a_.v_scale, head, to);
   }
   void query(const In& t, const Sequence& s, int64_t i, int64_t head, std::vector<double>& to) const {
     read(
@@ -145,13 +139,12 @@ class Sequences {
     if (a_.cu_k) return at + key_token(s, j) * t.stride(0);
     return at + s.n * t.stride(0) + j * t.stride(1);
   }
-  // Of a cache, whose fp8 elements are numbers of q's dtype: the product with their factor in fp32, rounded.
-  void cached(const In& t, const In& factors, int64_t head, int64_t at, std::vector<double>& to) const {
-    read(t, at, to);
-    if (t.dtype() != DType::f8_e4m3) return;
+  // What elements of an fp8 cache are as numbers of q's dtype: the product with their factor in fp32, rounded.
+  void widen(DType type, const In& factors, int64_t head, std::vector<double>& row) const {
+    if (type != DType::f8_e4m3) return;
     const int64_t own = factors && factors.dim(0) > 1 ? head * factors.stride(0) : 0;
     const float factor = factors ? factors.template data<float>()[own] : 1;
-    for (double& x : to) x = round_to(a_.q.dtype(), static_cast<float>(x) * factor);
+    for (double& x : row) x = round_to(a_.q.dtype(), static_cast<float>(x) * factor);
   }
   static void read(const In& t, int64_t at, std::vector<double>& to) {
     to.resize(static_cast<std::size_t>(t.dim(-1)));
