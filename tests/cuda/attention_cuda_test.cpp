@@ -313,6 +313,36 @@ TEST_CASE("attention on Hopper of many short packed sequences joins splits in a 
     }
 }
 
+// More sequences than a warp looks at together, many of them without rows or keys.
+TEST_CASE("attention on Hopper of hundreds of packed sequences has the replay's bits") {
+  if (!hopper()) return;
+  for (const int64_t d : {64, 128, 256})
+    for (const int64_t keys : {40, 150}) {
+      CAPTURE(d);
+      CAPTURE(keys);
+      std::mt19937 random(static_cast<unsigned>(d + keys));
+      Held h =
+          make({Layout::packed, 600, keys == 40 ? 30 : 3, keys, 2, 4, d, d, 16, DType::bf16, DType::bf16}, {},
+               keys == 40, random);
+      same_as_replay(h);
+    }
+}
+
+// Few rows with many splits, which are shared among blocks: more shares than there are blocks.
+TEST_CASE("attention on Hopper of chunks behind sequences of any length has the replay's bits") {
+  if (!hopper()) return;
+  for (const Layout layout : {Layout::dense, Layout::packed, Layout::paged})
+    for (const int64_t d : {64, 128, 256}) {
+      CAPTURE(static_cast<int>(layout));
+      CAPTURE(d);
+      std::mt19937 random(static_cast<unsigned>(d));
+      Held h = make({layout, 5, 60, 4000, 2, 8, d, d, 64, DType::bf16, DType::bf16}, {.split = 512}, d == 64,
+                    random);
+      h.prefix_of = {};
+      same_as_replay(h);
+    }
+}
+
 TEST_CASE("attention on Hopper of few rows of equal sequences, a block each, has the replay's bits") {
   if (!hopper()) return;
   for (const int64_t sequences : {15, 32}) {  // times eight heads: one block an SM, and two
@@ -367,10 +397,10 @@ TEST_CASE("attention on Hopper of few rows on average: one sequence may have nea
 
 namespace {
 
-void other_lengths(int64_t d, int64_t dv) {
+void other_lengths(int64_t queries, int64_t d, int64_t dv) {
   std::mt19937 random(5);
-  Held h = make({Layout::paged, 3, 1, 2600, 2, 4, d, dv, 64, DType::bf16, DType::bf16}, {.split = 512}, true,
-                random);
+  Held h = make({Layout::paged, 3, queries, 2600, 2, 4, d, dv, 64, DType::bf16, DType::bf16}, {.split = 512},
+                true, random);
   if (d > 256) h.values_of_keys = dv;
   h.k.draw(random), h.v.draw(random);
   REQUIRE(h.run());  // copies are made, attributes are set
@@ -401,9 +431,11 @@ void other_lengths(int64_t d, int64_t dv) {
 
 TEST_CASE("attention on Hopper: a graph captured once serves other lengths and pages") {
   if (!hopper()) return;
-  SUBCASE("128 channels") { other_lengths(128, 128); }
-  SUBCASE("256 channels") { other_lengths(256, 256); }
-  SUBCASE("latent heads") { other_lengths(576, 512); }
+  SUBCASE("128 channels") { other_lengths(1, 128, 128); }
+  SUBCASE("256 channels") { other_lengths(1, 256, 256); }
+  SUBCASE("latent heads") { other_lengths(1, 576, 512); }
+  SUBCASE("chunks") { other_lengths(200, 128, 128); }
+  SUBCASE("chunks of latent heads") { other_lengths(40, 576, 512); }
 }
 
 TEST_CASE("attention on Hopper refuses what its tiles are not cut for, with both values") {

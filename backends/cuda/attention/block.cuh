@@ -19,13 +19,14 @@ struct Job {
   Maps maps;
   float* parts;  // Spread: [row, split] of m, l and O; kTotalsApart: every block's sums of other splits
   int splits;
-  bool values_in_keys;  // v is the first channels of k
-  int pairs = 1;  // of a sequence and key head, or packed of heads alone, whose blocks come side by side
-  int items = 0;  // groups of kRows rows, which blocks take one after another
-  int each = 1;   // Spread: splits of a block
+  bool values_in_keys;        // v is the first channels of k
+  int pairs = 1;              // of a sequence and key head, or of heads alone, whose items come side by side
+  int items = 0;              // which blocks take one after another, if all sequences are alike
+  unsigned run = 0;           // Spread: keys of an item's splits; 0: all
+  unsigned* taken = nullptr;  // items, beside the blocks' first ones; null: a block takes one of every round
 };
 
-// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: a block has some splits and leaves their
+// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: an item has some splits and leaves their
 // sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
 template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed, bool F8 = false>
 struct Shape {
@@ -36,15 +37,12 @@ struct Shape {
   static constexpr bool kLatent = Width > 256;
   static_assert(!kLatent || Spread, "there is no room for sums of other splits");
   // Registers do not hold the scores of a tile beside its weights.
-  static constexpr bool kOneByOne = kLatent || (Width > kNarrow && Capped) || (Width > 192 && !Spread);
+  static constexpr bool kOneByOne = kLatent || (Width > kNarrow && Capped) || Width > 192;
   // Sums of other splits are in memory, where shared memory has no room for them beside two stages of keys or rows.
   static constexpr bool kTotalsApart = !Spread && Width > kNarrow;
   // Warpgroups: of 64 rows each, as many as registers hold, or, where a thread cannot hold a row's sums, of the same rows and
   // a part of the values' channels each.
-  static constexpr int kGroups = Spread       ? Width > kNarrow ? 1 : 2
-                                 : Width > 64 ? 2
-                                              : 3,
-                       kParts = kLatent ? 2 : 1;
+  static constexpr int kGroups = kLatent ? 1 : Width > 64 || Spread ? 2 : 3, kParts = kLatent ? 2 : 1;
   static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
   static constexpr int kPartWidth = ValueWidth / kParts;
   static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;
@@ -52,13 +50,11 @@ struct Shape {
                        kTotalBytes = Spread || kTotalsApart ? 0 : kRows * ValueWidth * 4;
   // What there is room for.
   static constexpr int kKeyStages = Width > 192 ? 1 : Width > kNarrow || !Spread ? 2 : 3;
-  static constexpr int kValueStages = kLatent || (Width > 192 && !Spread) ? 1
-                                      : Width <= 128 && Spread            ? 3
-                                                                          : 2;
+  static constexpr int kValueStages = Width > 192 ? 1 : Width <= 128 && Spread ? 3 : 2;
   static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kPlaceBytes = kTile * 8;
-  static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + (Spread ? 0 : kGroups));
-  static constexpr int kWorkBytes = Spread ? 0 : 2 * 64 + kRows * 8;
+  static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + kGroups);
+  static constexpr int kWorkBytes = 2 * 64 + kRows * 8 + 2 * 4;
   static constexpr int kBytes =
       kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8 + kWorkBytes;
   static_assert(kBytes <= 227 * 1024, "of a block");
@@ -73,9 +69,10 @@ struct Work {
   int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0, shared = 0, shared_begin = 0;
 };
 static_assert(sizeof(Work) <= 64);
+inline constexpr int kNoMore = -1;  // rows of what comes behind a block's last item
 
-// The items that a block takes: one of every round, and every other round backwards, so that those of all blocks take about
-// the same time where they come in the order of their size.
+// The item that a block takes in a round; every other round goes backwards, so that those of all blocks take about the same
+// time where they come in the order of their size.
 __device__ __forceinline__ int item_of(int round) {
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
@@ -86,7 +83,7 @@ __device__ __forceinline__ int uniform(int x) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 
-// Tiles whose keys and values TMA brings; threads bring the others': what is behind the sequence's end has to be zeros.
+// Tiles whose values TMA brings; of the others threads bring some or all: what is behind the sequence's end has to be zeros.
 __device__ __forceinline__ int tiles_by_tma(int keys, int box) { return box == 0 ? 0 : keys / kTile; }
 // And that one of `height` keys which has keys of two sequences.
 __device__ __forceinline__ bool is_seam(int shared, int tile, int height) {
@@ -97,26 +94,34 @@ __device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
   return static_cast<int>((rows + height - 1) / height);
 }
 
-// The sequence that block `tile` of the packed ones belongs to, where sequence i has tiles_in(i); `tile` becomes one of its
-// own. Every lane asks alike.
-template <class Tiles>
-__device__ inline bool find_tile(std::int64_t sequences, Tiles tiles_in, std::int64_t& n, int& tile) {
+// How far a search among sequences has come: those before `base` have `before` of what is counted.
+struct Seek {
+  std::int64_t base = 0;
+  int before = 0;
+};
+// The sequence n that number `at` of all belongs to, where sequence i has of(i) of them; `at` becomes one of its own. Every lane
+// asks alike. A search goes on where the last one ended, if that is not too far.
+template <class Of>
+__device__ inline bool find_place(std::int64_t sequences, Of of, Seek& seek, std::int64_t& n, int& at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t base = 0; base < sequences; base += 32) {
-    const int own = base + lane < sequences ? tiles_in(base + lane) : 0;
+  if (at < seek.before) seek = Seek{};
+  at -= seek.before;
+  while (seek.base < sequences) {
+    const int own = seek.base + lane < sequences ? of(seek.base + lane) : 0;
     int upto = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(~0u, upto, step);
       if (lane >= step) upto += before;
     }
-    if (const unsigned hit = __ballot_sync(~0u, tile < upto); hit != 0) {
+    if (const unsigned hit = __ballot_sync(~0u, at < upto); hit != 0) {
       const int from = __ffs(static_cast<int>(hit)) - 1;
-      n = base + from;
-      tile -= __shfl_sync(~0u, upto - own, from);
+      n = seek.base + from;
+      at -= __shfl_sync(~0u, upto - own, from);
       return true;
     }
-    tile -= __shfl_sync(~0u, upto, 31);
+    const int here = __shfl_sync(~0u, upto, 31);
+    at -= here, seek.before += here, seek.base += 32;
   }
   return false;
 }
@@ -157,23 +162,51 @@ __device__ __forceinline__ attn128::Visible seen_by(const Problem& p, const Work
   }
 }
 
-// What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see the
-// most keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
+// Items of a sequence and a key head: groups of its rows, or, Spread, runs of these rows' splits.
 template <class S>
-__device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
-  const Problem& p = job.p;
-  const auto heads = static_cast<unsigned>(p.heads), abreast = static_cast<unsigned>(job.pairs);
-  const unsigned pairs = p.cu_q ? heads : heads * static_cast<unsigned>(p.sequences),
-                 tiles = static_cast<unsigned>(job.items) / pairs;
-  const unsigned turn = item / (abreast * tiles), first = turn * abreast, rest = item - first * tiles;
-  const unsigned here = min(abreast, pairs - first), pair = first + rest % here;
-  const bool down = ((pairs - 1) / abreast - turn) % 2 == 0;
-  int tile = static_cast<int>(down ? tiles - 1 - rest / here : rest / here);
-  w.h = static_cast<int>(pair % heads), w.n = pair / heads;
-  if (p.cu_q) {
-    const auto tiles_in = [&](std::int64_t i) { return tiles_of(p.q_len(i) * p.group, S::kRows); };
-    if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
+struct Items {
+  const Job& job;
+  __device__ __forceinline__ unsigned tiles(std::int64_t n) const {
+    return (static_cast<unsigned>(job.p.q_len(n)) * static_cast<unsigned>(job.p.group) + S::kRows - 1) /
+           S::kRows;
   }
+  __device__ __forceinline__ unsigned runs(std::int64_t n) const {
+    if (!S::kSpread || job.run == 0) return 1;
+    return (static_cast<unsigned>(keys_of<S>(job.p, n)) + job.run - 1) / job.run;
+  }
+  __device__ __forceinline__ int operator()(std::int64_t n) const {
+    return static_cast<int>(tiles(n) * runs(n));
+  }
+  // Whether sequences have different numbers of them.
+  __device__ __forceinline__ bool differ() const {
+    return job.p.cu_q || (S::kSpread && (job.p.cu_k || job.p.kv_len));
+  }
+  __device__ __forceinline__ int all() const {
+    if (!differ()) return job.items;
+    int items = 0;
+    for (std::int64_t n = threadIdx.x % 32; n < job.p.sequences; n += 32) items += (*this)(n);
+    return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(items))) * job.p.heads;
+  }
+};
+
+// What one of `all` items is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see
+// the most keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
+template <class S>
+__device__ inline bool find_work(const Job& job, int all, unsigned item, Seek& seek, Work& w) {
+  const Problem& p = job.p;
+  const Items<S> items{job};
+  const bool differ = items.differ();
+  const auto heads = static_cast<unsigned>(p.heads), abreast = static_cast<unsigned>(job.pairs);
+  const unsigned pairs = differ ? heads : heads * static_cast<unsigned>(p.sequences),
+                 of_pair = static_cast<unsigned>(all) / pairs;
+  const unsigned turn = item / (abreast * of_pair), first = turn * abreast, rest = item - first * of_pair;
+  const unsigned here = min(abreast, pairs - first), pair = first + rest % here;
+  int at = static_cast<int>(rest / here);
+  w.h = static_cast<int>(pair % heads), w.n = pair / heads;
+  if (differ && !find_place(p.sequences, items, seek, w.n, at)) return false;
+  const bool down = ((pairs - 1) / abreast - turn) % 2 == 0;
+  const auto tiles = static_cast<int>(items.tiles(w.n));
+  const int tile = down ? tiles - 1 - at % tiles : at % tiles;
   const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = keys_of<S>(p, w.n);
   w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);
   if constexpr (S::kPrefixed) {
@@ -189,41 +222,13 @@ __device__ inline bool find_work(const Job& job, unsigned item, Work& w) {
   w.begin = static_cast<int>(top.first / kTile);
   w.end = static_cast<int>((last.last + kTile - 1) / kTile);
   if constexpr (S::kSpread) {
-    if (p.split == 0) return w.begin < w.end;
-    const auto tiles = static_cast<int>(p.split / kTile), first = static_cast<int>(blockIdx.y) * job.each;
-    w.begin = max(w.begin, first * tiles), w.end = min(w.end, (first + job.each) * tiles);
+    if (job.run == 0) return w.begin < w.end;
+    // The first splits first, of which all rows see all.
+    const int of_run = static_cast<int>(job.run) / kTile, begin = at / tiles * of_run;
+    w.begin = max(w.begin, begin), w.end = min(w.end, begin + of_run);
     return w.begin < w.end;
   }
   return true;
-}
-
-// Of attention_part, where row i of an item leaves its sums of the block's split.
-__device__ __forceinline__ float* part_of(const Job& job, const Work& w, int i) {
-  const Problem& p = job.p;
-  const int at = w.first + i;
-  const std::int64_t token = (p.cu_q ? w.q_begin : w.n * p.queries) + at / p.group,
-                     row = (token * p.heads + w.h) * p.group + at % p.group;
-  return job.parts + (row * job.splits + blockIdx.y) * (p.value_width + 2);
-}
-// Of attention_part, when an item's rows have their sums, or none has any: those that see no key of the block's split are
-// marked so, and l has one NaN. A warp of `threads` a row.
-template <class S>
-__device__ __forceinline__ void end_parts(const Job& job, const Work& w, unsigned thread, int threads) {
-  const Problem& p = job.p;
-  const int lane = static_cast<int>(thread) % 32;
-  const std::int64_t begin = std::int64_t{blockIdx.y} * p.split;
-  for (int i = static_cast<int>(thread) / 32; i < w.count; i += threads / 32) {
-    const attn128::Visible seen = seen_by<S>(p, w, (w.first + i) / p.group, w.keys);
-    const bool here = p.split == 0 || (seen.first < begin + p.split && seen.last > begin);
-    float* const to = part_of(job, w, i);
-    if (seen.first < seen.last && here) {
-      if (lane == 0) to[1] = simt::from_float<float>(to[1]);
-      continue;
-    }
-    for (int d = lane; d <= p.value_width / 2; d += 32)
-      reinterpret_cast<float2*>(to)[d] =
-          d == 0 ? make_float2(-__builtin_inff(), attn128::kNoKey) : make_float2(0, 0);
-  }
 }
 
 // Where 16 bytes of a tile's row lie: tiles are rows of 128 bytes, [Width / 64][rows][64], their pieces swizzled as TMA and
@@ -259,9 +264,10 @@ struct Shared {
   float4* total;
   const unsigned char** places;  // [kTile] where the keys or values of a tile lie; null: nowhere
   std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
-  std::uint64_t *q_full, *q_empty;  // of each warpgroup; not Spread
+  std::uint64_t *q_full, *q_empty;  // of every 64 rows
   Work* work;                       // of two items, in turn
   int2* seen;                       // the keys that each row sees, [first, last)
+  int* item;                        // that the producer has taken, of two in turn
 
   __device__ explicit Shared(unsigned char* raw) {
     q = raw;
@@ -275,14 +281,15 @@ struct Shared {
     q_full = v_empty + S::kValueStages, q_empty = q_full + S::kGroups;
     work = reinterpret_cast<Work*>(q_empty + S::kGroups);
     seen = reinterpret_cast<int2*>(work + 2);
+    item = reinterpret_cast<int*>(seen + S::kRows);
   }
   __device__ void init() const {
     for (int i = 0; i < S::kKeyStages; ++i)
       barrier_init(k_full + i, 128), barrier_init(k_empty + i, S::kConsumers / 32);
     for (int i = 0; i < S::kValueStages; ++i)
       barrier_init(v_full + i, 128), barrier_init(v_empty + i, S::kConsumers / 32);
-    for (int i = 0; i < (S::kSpread ? 0 : S::kGroups); ++i)
-      barrier_init(q_full + i, 2 * kQueryThreads), barrier_init(q_empty + i, 128);
+    for (int i = 0; i < S::kGroups; ++i)
+      barrier_init(q_full + i, 2 * kQueryThreads + 1), barrier_init(q_empty + i, S::kConsumers / S::kGroups);
     fence_barrier_init();
   }
 };

@@ -154,7 +154,8 @@ __device__ inline bool find_work(const BackwardJob& job, unsigned item, Backward
     const auto tiles_in = [&](std::int64_t i) {
       return tiles_of(Keys ? own_keys<S>(g, i) : p.q_len(i), S::kStill);
     };
-    if (!find_tile(p.sequences, tiles_in, w.n, tile)) return false;
+    Seek seek;
+    if (!find_place(p.sequences, tiles_in, seek, w.n, tile)) return false;
   }
   w.still = Keys ? Side::keys : Side::queries;
   w.k_begin = p.k_begin(w.n), w.first = tile * S::kStill;

@@ -27,7 +27,7 @@ class Consumer {
   // The item that comes next: how many rows it has, or none. (As a bool it would keep the compiler from seeing that a warp
   // stays together, and products would wait for one another.)
   __device__ __forceinline__ int next() {
-    barrier_wait(s_.q_full + group_, items_.phase);
+    barrier_wait(s_.q_full + first_row() / 64, items_.phase);
     fence_async_proxy();
     const Work& w = s_.work[items_.phase];
     items_.next();
@@ -45,12 +45,11 @@ class Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    if constexpr (S::kSpread && kInTurns) {
+    if constexpr (kInTurns) {
       if (first_row() >= uniform(w_->count)) return pass_by();
     }
     Last last;
     if (begin_ < end_) {
-      if constexpr (S::kSpread) load_queries();
       if constexpr (S::kOneByOne)
         one_by_one(last);
       else
@@ -85,6 +84,7 @@ class Consumer {
   };
   // Of a warpgroup without rows: its part of what the others wait for.
   __device__ __forceinline__ void pass_by() {
+    release_queries();
     for (int tile = begin_; tile < end_; ++tile) {
       barrier_wait(s_.k_full + k_.stage, k_.phase), release(s_.k_empty, k_);
       barrier_wait(s_.v_full + v_.stage, v_.phase), release(s_.v_empty, v_);
@@ -99,13 +99,8 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_[h] = warp * 16 + lane / 4 + 8 * h;
-      if constexpr (S::kSpread) {
-        const attn128::Visible seen = seen_by<S>(p_, *w_, query(row_[h]), keys_);
-        rows_.first[h] = static_cast<int>(seen.first), rows_.last[h] = static_cast<int>(seen.last);
-      } else {
-        const int2 seen = s_.seen[row_[h]];
-        rows_.first[h] = seen.x, rows_.last[h] = seen.y;
-      }
+      const int2 seen = s_.seen[row_[h]];
+      rows_.first[h] = seen.x, rows_.last[h] = seen.y;
       begun_[h] = false;
     }
     all_begun_ = some_begun_ = false;
@@ -425,18 +420,8 @@ class Consumer {
     return w_->h * p_.group + (w_->first + held(row)) % p_.group;
   }
 
-  __device__ __forceinline__ void load_queries() {
-    constexpr int kLoaders = 128 * S::kParts;  // those who use them
-    copy_queries<S, kLoaders>(p_, *w_, s_.q, first_row(), thread_ % kLoaders);
-    copy_commit();
-    copy_wait<0>();
-    fence_async_proxy();
-    role_sync(2 + first_row() / 64, kLoaders);
-  }
   // Their last scores are there. Every lane arrives, which has read what the item is.
-  __device__ __forceinline__ void release_queries() {
-    if constexpr (!S::kSpread) barrier_arrive(s_.q_empty + group_);
-  }
+  __device__ __forceinline__ void release_queries() { barrier_arrive(s_.q_empty + first_row() / 64); }
 
   template <int Stages>
   __device__ __forceinline__ void release(std::uint64_t* empty, Turn<Stages>& turn) {
@@ -528,7 +513,7 @@ class Consumer {
     }(std::make_integer_sequence<int, kSums>());
   }
 
-  // A split's m, l and O in memory; of attention_part the producer completes them (end_parts).
+  // A split's m, l and O in memory.
   __device__ __forceinline__ void store_part(int split) const {
     using simt::from_float;  // which leaves one NaN
 #pragma unroll
@@ -538,7 +523,7 @@ class Consumer {
       float* const to = job_.parts + ((token * p_.heads * p_.group + head(row_[h])) * job_.splits + split) *
                                          (p_.value_width + 2);
       if (thread_ % 4 == 2 * h && first_channel() == 0)
-        *reinterpret_cast<float2*>(to) = make_float2(sums_.m[h], l_);
+        *reinterpret_cast<float2*>(to) = make_float2(sums_.m[h], from_float<float>(l_));
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
         const int d = first_channel() + 8 * i + thread_ % 4 * 2;

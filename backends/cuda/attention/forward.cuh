@@ -9,69 +9,34 @@
 
 namespace rlk::cuda::attention {
 
-// A block's items one after another; that it has as many for all of its threads is plain from the grid, which the compiler
-// has to see to keep warps together. Spread: its one, of which attention_part's sums are completed by the producer, which has
-// registers to spare.
 template <class S>
-__device__ __forceinline__ void produce(const Job& job, const Shared<S>& shared, const Work& only) {
-  Producer<S> producer(job, shared);
-  if constexpr (S::kSpread) {
-    producer.bring(only);
-  } else {
-    for (int round = 0; item_of(round) < job.items; ++round) {
-      Work w;
-      if (!find_work<S>(job, item_of(round), w)) w = Work{};
-      producer.bring(w);
-    }
-  }
-  producer.end();
-  if constexpr (S::kSpread) {
-    if (job.p.partials != nullptr) {
-      role_sync(7, S::kThreads);  // rows have their sums
-      end_parts<S>(job, only, threadIdx.x - S::kConsumers, 128);
-    }
-  }
-}
-template <class S>
-__device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared, const Work& only) {
+__device__ __forceinline__ void consume(const Job& job, const Shared<S>& shared) {
   Consumer<S> consumer(job, shared);
-  if constexpr (S::kSpread) {
-    consumer.begin(only);
-    consumer.run();
-    if (job.p.partials != nullptr) role_sync(7, S::kThreads);
-  } else {
-    for (int round = 0; item_of(round) < job.items; ++round)
-      if (consumer.next() > 0) consumer.run();
-  }
+  for (int rows = consumer.next(); rows != kNoMore; rows = consumer.next())
+    if (rows > 0) consumer.run();
 }
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1) forward_kernel(const __grid_constant__ Job job) {
   extern __shared__ __align__(1024) unsigned char raw[];
   const Shared<S> shared(raw);
-  Work only;
-  if constexpr (S::kSpread) {
-    if (!find_work<S>(job, blockIdx.x, only)) {
-      if (job.p.partials != nullptr) end_parts<S>(job, only, threadIdx.x, S::kThreads);
-      return;
-    }
-  }
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  constexpr bool kWide = S::kWidth > 192 && !S::kLatent;
   if (threadIdx.x >= S::kConsumers) {
-    if constexpr (S::kThreads == 384 && S::kWidth > 192 && !S::kSpread)
+    if constexpr (S::kThreads == 384 && kWide)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     else if constexpr (S::kThreads == 384)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if constexpr (S::kThreads == 512) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    produce(job, shared, only);
+    Producer<S>(job, shared).run();
   } else {
-    if constexpr (S::kThreads == 384 && S::kWidth > 192 && !S::kSpread)
+    if constexpr (S::kThreads == 384 && kWide)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     else if constexpr (S::kThreads == 384)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     if constexpr (S::kThreads == 512) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-    consume(job, shared, only);
+    consume(job, shared);
   }
 }
 
@@ -81,18 +46,21 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
       e != cudaSuccess)
     return e;
-  const int items = static_cast<int>(tiles_at_most(p, S::kRows) * p.heads);
-  int blocks = items;
-  if constexpr (!S::kSpread) {
-    if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
+  Job job{p, maps_of(p), parts, static_cast<int>(splits), values_in_keys(p)};
+  job.pairs = S::kSpread ? all_pairs(p) : pairs_abreast(p);
+  const std::int64_t each = S::kLatent || p.partials != nullptr ? 1 : splits_each(p),
+                     runs = S::kSpread ? (splits + each - 1) / each : 1,
+                     items = std::min<std::int64_t>(tiles_at_most(p, S::kRows) * p.heads * runs, INT_MAX);
+  job.items = static_cast<int>(items), job.run = static_cast<unsigned>(each * p.split);
+  int blocks = 0;
+  if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
+  if (items == blocks || !counts_items(p)) {
+    kernel<<<blocks, S::kThreads, S::kBytes, stream>>>(job);
+    return cudaGetLastError();
   }
-  const std::int64_t each = !S::kSpread || S::kLatent || p.partials != nullptr ? 1 : splits_each(p);
-  const dim3 grid(static_cast<unsigned>(blocks),
-                  static_cast<unsigned>(S::kSpread ? (splits + each - 1) / each : 1));
-  kernel<<<grid, S::kThreads, S::kBytes, stream>>>(
-      {p, maps_of(p), parts, static_cast<int>(splits), values_in_keys(p),
-       S::kSpread ? all_pairs(p) : pairs_abreast(p), items, static_cast<int>(each)});
-  return cudaGetLastError();
+  job.taken = reinterpret_cast<unsigned*>(parts + floats_of(p, splits));
+  if (cudaError_t e = clear(job.taken, stream); e != cudaSuccess) return e;
+  return launch_early(kernel, blocks, S::kThreads, S::kBytes, stream, job);
 }
 
 // Where another sequence's keys come first, blocks take whole rows (spread() says so).

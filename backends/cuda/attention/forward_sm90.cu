@@ -2,12 +2,13 @@
 // a time; weights by the special function units' ex2.
 //
 // A block is a producer warpgroup and one to three consumers of 64 rows; a row is a query of one of the heads that share keys,
-// so that several heads fill a tile. Many rows: an item is 128 rows, or 192 of up to 64 channels, with all of their keys,
-// whose splits are joined in shared memory, or above 128 channels in the workspace; each SM has one block, which takes items
-// by turns, and its producer is ahead of the consumers by the next item's keys and queries. Where items are few, blocks share the
-// splits of each, 128 rows or above 128 channels 64, and leave their sums in the workspace, and a second kernel joins them,
-// ascending; attention_part is the first of the two, a split a block, and leaves its sums in the result. At most 16 rows a sequence, as when decoding, have a kernel of
-// their own (few_rows.cuh), and another where such sequences are few (few_rows_cluster.cuh).
+// so that several heads fill a tile. Each SM has one block, which takes one item after another, and its producer is ahead of the
+// consumers by the next item's keys and queries. An item is 128 rows, or 192 of up to 64 channels, with all of their keys, whose
+// splits are joined in shared memory, or above 128 channels in the workspace. Where such items are few, it is 128 rows and some
+// of their splits, whose sums it leaves in the workspace, and a second kernel joins them, ascending; attention_part is the first
+// of the two, a split an item, and leaves its sums in the result. Sequences of different lengths have as many items as they need,
+// which blocks take by a counter. At most 16 rows a sequence, as when decoding, have a kernel of their own (few_rows.cuh), and
+// another where such sequences are few (few_rows_cluster.cuh).
 // Latent heads, 576 and 512: two consumers share 64 rows, each with half of the values' channels, which is what registers
 // hold; both compute all scores. A tile of keys fills shared memory, and where v is a view of k, as it is meant to be, it is
 // read once; else v takes its place.
@@ -81,23 +82,39 @@ __device__ __forceinline__ void join_splits(const float* from, std::int64_t step
   }
 }
 
+// A row of a warp, as memory has the sums of all: query i of sequence n and a
+// query head. It may be of no sequence.
+struct Row {
+  std::int64_t n = 0, i, head;
+  bool there = true;
+  attn128::Visible seen{0, 0};
+
+  __device__ Row(const Problem& p, std::int64_t row) {
+    const std::int64_t heads = std::int64_t{p.heads} * p.group;
+    head = row % heads, i = row / heads;
+    if (p.cu_q) {
+      int at = static_cast<int>(i);
+      const auto queries_in = [&](std::int64_t sequence) { return static_cast<int>(p.q_len(sequence)); };
+      Seek seek;
+      there = find_place(p.sequences, queries_in, seek, n, at);
+      i = at;
+    } else {
+      n = i / p.queries, i %= p.queries;
+    }
+    if (!there) return;
+    const attn128::Visible here = p.here(n);
+    seen = p.visible(p.keys(n) - here.first - p.q_len(n) + i, here.last - here.first);
+  }
+};
+
 template <int Chunks>
 __global__ void __launch_bounds__(32 * kJoined)
     join_kernel(const __grid_constant__ Problem p, const float* parts, int splits, std::int64_t rows) {
-  const std::int64_t heads = std::int64_t{p.heads} * p.group,
-                     row = std::int64_t{blockIdx.x} * kJoined + threadIdx.x / 32, head = row % heads;
-  std::int64_t i = row / heads, n = 0, token = i;
-  if (row >= rows) return;
-  if (p.cu_q) {
-    int tile = static_cast<int>(i);
-    const auto queries_in = [&](std::int64_t sequence) { return static_cast<int>(p.q_len(sequence)); };
-    if (!find_tile(p.sequences, queries_in, n, tile)) return;
-    i = tile;
-  } else {
-    n = i / p.queries, i %= p.queries, token = i;
-  }
-  const std::int64_t keys = p.kv_count(n);
-  const attn128::Visible seen = p.visible(keys - p.q_len(n) + i, keys);
+  const std::int64_t number = std::int64_t{blockIdx.x} * kJoined + threadIdx.x / 32;
+  if (number >= rows) return;
+  const Row row(p, number);
+  if (!row.there) return;
+  const attn128::Visible& seen = row.seen;
   float m = -__builtin_inff(), l = 0;
   float2 o[Chunks] = {};
   // For the parts. What is read before is older than the kernel that they come from: it lets this one start once its own wait
@@ -105,11 +122,11 @@ __global__ void __launch_bounds__(32 * kJoined)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (seen.first < seen.last) {
     const std::int64_t begin = p.split_of(seen.first / kTile), end = p.split_of((seen.last - 1) / kTile) + 1;
-    join_splits(parts + (row * splits + begin) * (p.value_width + 2), p.value_width + 2,
+    join_splits(parts + (number * splits + begin) * (p.value_width + 2), p.value_width + 2,
                 static_cast<int>(end - begin), p.value_width, m, l, o);
   }
   const bool none = l == 0;
-  float a = 1, b = 0, lse = p.sinks != nullptr ? p.sinks[head] : -__builtin_inff();
+  float a = 1, b = 0, lse = p.sinks != nullptr ? p.sinks[row.head] : -__builtin_inff();
   if (!none) {
     if (p.sinks != nullptr) {
       const attn128::Join j = attn128::join(m, __fmul_rn(lse, attn128::kLog2e));
@@ -117,17 +134,34 @@ __global__ void __launch_bounds__(32 * kJoined)
     }
     lse = attn128::lse_of(m, l);
   }
-  const std::int64_t at = p.cu_q ? p.q_begin(n) + i : token;
+  const std::int64_t at = p.q_begin(row.n) + row.i;
   const float inverse = none ? 0.0f : __fdiv_rn(1.0f, l);
   const auto put = [&](int d, float x) {
     if (p.sinks != nullptr) x = attn128::joined(x, a, 0.0f, b);
-    rows::store(p.out.type, p.out.at(n, at, head), d, none ? 0.0f : __fmul_rn(x, inverse));
+    rows::store(p.out.type, p.out.at(row.n, at, row.head), d, none ? 0.0f : __fmul_rn(x, inverse));
   };
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int c = 0; c < Chunks; ++c)
     if (const int d = 64 * c + 2 * lane; d < p.value_width) put(d, o[c].x), put(d + 1, o[c].y);
-  if (p.lse && lane == 0) rows::store(rows::Type::f32, p.lse.at(n, at, head), 0, lse);
+  if (p.lse && lane == 0) rows::store(rows::Type::f32, p.lse.at(row.n, at, row.head), 0, lse);
+}
+
+// Of attention_part, sums of splits of which a row sees no key, though others beside it do.
+__global__ void __launch_bounds__(32 * kJoined)
+    mark_kernel(const __grid_constant__ Problem p, std::int64_t rows) {
+  const std::int64_t number = std::int64_t{blockIdx.x} * kJoined + threadIdx.x / 32;
+  if (number >= rows) return;
+  const Row row(p, number);
+  if (!row.there) return;
+  const auto [first, last] = row.seen;
+  for (std::int64_t split = 0; split < p.splits(); ++split) {
+    const std::int64_t begin = split * p.split;
+    if (first < last && (p.split == 0 || (first < begin + p.split && last > begin))) continue;
+    auto* const to = reinterpret_cast<float2*>(p.part(p.partials, number, split));
+    for (int d = static_cast<int>(threadIdx.x) % 32; d <= p.value_width / 2; d += 32)
+      to[d] = d == 0 ? make_float2(-__builtin_inff(), attn128::kNoKey) : make_float2(0, 0);
+  }
 }
 
 // ---- which blocks there are
@@ -139,7 +173,6 @@ std::int64_t spread(const Problem& p) {
   const std::int64_t splits = splits_of(p);
   return is_latent(p) || (splits <= kMostSplits && splits_each(p) > 0) ? splits : 1;
 }
-bool has_parts(const Problem& p, std::int64_t splits) { return splits > 1 || is_latent(p); }
 
 // Few rows: blocks that share the splits of a sequence and head, so many that all SMs are busy and none for long. A block that
 // has all splits joins them in registers, without a second kernel, and memory is read 8% faster: so where blocks are many, or
@@ -165,11 +198,9 @@ bool in_clusters(const Problem& p) {
   return p.split != 0 && !p.k.f8 && p.sequences * p.heads * splits_of(p) <= kMostClusters;
 }
 
-// Blocks that take whole rows of wide heads keep the sums of other splits in memory: as many floats.
-std::int64_t totals_of(const Problem& p) {
-  if (std::max(p.width, p.value_width) <= kNarrow || splits_of(p) == 1) return 0;
-  const bool middle = !p.k.f8 && p.width <= 192 && p.value_width <= 128;
-  return std::min<std::int64_t>(tiles_at_most(p, 128) * p.heads, kMostBlocks) * 128 * (middle ? 128 : 256);
+__global__ void clear_kernel(unsigned* taken) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  *taken = 0;
 }
 
 cudaError_t start_tiles(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
@@ -192,6 +223,11 @@ cudaError_t launch_join(const Problem& p, const float* parts, std::int64_t split
 
 }  // namespace
 
+cudaError_t clear(unsigned* taken, cudaStream_t stream) {
+  clear_kernel<<<1, 1, 0, stream>>>(taken);
+  return cudaGetLastError();
+}
+
 std::int64_t latent_parts(const Problem& p) {
   if (!is_latent(p)) return 0;
   const std::int64_t splits = splits_of(p);
@@ -201,8 +237,7 @@ std::int64_t latent_parts(const Problem& p) {
 std::int64_t workspace_bytes(const Problem& p) {
   std::int64_t splits = spread(p);
   if (few_rows(p) != 0 && few_rows_blocks(p) > 1) splits = splits_of(p);
-  constexpr std::int64_t kFloat = sizeof(float);
-  return has_parts(p, splits) ? row_count(p) * splits * (p.value_width + 2) * kFloat : totals_of(p) * kFloat;
+  return (floats_of(p, splits) + counts_items(p)) * static_cast<std::int64_t>(sizeof(float));
 }
 
 cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t stream) {
@@ -231,7 +266,10 @@ cudaError_t launch_forward(const Problem& p, void* workspace, cudaStream_t strea
 }
 cudaError_t launch_part(const Problem& p, cudaStream_t stream) {
   if (row_count(p) == 0 || p.splits() == 0) return cudaSuccess;
-  return start_tiles(p, p.partials, p.splits(), stream);
+  if (cudaError_t e = start_tiles(p, p.partials, p.splits(), stream); e != cudaSuccess) return e;
+  const std::int64_t rows = row_count(p);
+  mark_kernel<<<static_cast<unsigned>((rows + kJoined - 1) / kJoined), 32 * kJoined, 0, stream>>>(p, rows);
+  return cudaGetLastError();
 }
 
 }  // namespace rlk::cuda::attention

@@ -10,8 +10,11 @@ namespace rlk::cuda::attention {
 
 using attn128::kTile;
 
+inline constexpr int kBoxRows = 8;  // of the smallest boxes: what the swizzle repeats after
+
 struct Maps {
   CUtensorMap k, v, q;
+  CUtensorMap v_rows;    // v in boxes of kBoxRows tokens
   int box = 0;           // tokens of a box; 0: TMA cannot go there, threads copy
   bool queries = false;  // likewise, of queries: 64 rows a box
 };
@@ -56,11 +59,13 @@ inline Maps maps_of(const Problem& p) {
   const std::int64_t outer = p.block_table ? p.pages : p.cu_k ? 1 : p.sequences;
   const std::int64_t tokens = p.block_table ? p.page_size : p.room;
   if (box != 0 && map_tensor(maps.k, p.k, outer, tokens, p.heads, p.width, box) &&
-      map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box))
+      map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box) &&
+      map_tensor(maps.v_rows, p.v, outer, tokens, p.heads, p.value_width, kBoxRows))
     maps.box = box;
-  maps.queries = hopper::encoder() != nullptr && 64 % p.group == 0 &&
+  const int together = std::min(p.group, 64);  // heads of a box
+  maps.queries = hopper::encoder() != nullptr && 64 % together == 0 && p.group % together == 0 &&
                  map_tensor(maps.q, p.q, p.cu_q ? 1 : p.sequences, p.queries, p.heads * p.group, p.width,
-                            64 / p.group, false, p.group);
+                            64 / together, false, together);
   return maps;
 }
 

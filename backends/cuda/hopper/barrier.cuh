@@ -22,6 +22,13 @@ __device__ __forceinline__ void barrier_expect(Place barrier, std::uint32_t byte
                "r"(bytes)
                : "memory");
 }
+// Announces bytes only, before an arrival of the same thread.
+template <class Place>
+__device__ __forceinline__ void barrier_announce(Place barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
 template <class Place>
 __device__ __forceinline__ void barrier_arrive(Place barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
