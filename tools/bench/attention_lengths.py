@@ -2,14 +2,17 @@
 """attention over lengths beside others' kernels: one sequence's prefill and gradients, and a new token of each of many.
 
   tools/bench/attention_lengths.py [--json FILE] [--rounds N] [--most TOKENS] [prefill] [gradients] [decode] [gradients_256]
-                                   [gradients_192] [prompt] [decode_one] [decode_pages] [chunk]
+                                   [gradients_192] [prompt] [decode_one] [decode_pages] [chunk] [packs] [packs_any]
+                                   [chunks]
 
 bf16, 32 heads on 8 of width 128, causal; those of wide heads 16 on 2 of 256, and 16 of 192 with values of 128. prompt: forward
 and gradients of eight samples, each a quarter of their prompt, that share its keys, or have copies of them. decode_one: of one
 sequence; decode_pages: of 16 sequences of any lengths up to that, in pages of 64 tokens, of 16 bits and of fp8; chunk: the
-last 512 tokens of a prefill. Needs a GPU, torch and rlk's Python. Peers are PyTorch's cuDNN kernel, FlashAttention-3
-(flash_attn_interface), FlashAttention-4 (flash_attn.cute) and FlashInfer's FA3 template and decoding kernel, where they can be
-imported. Kernels of a length run by turns in CUDA graphs; medians. Caches of a decode are copies that L2 does not hold.
+last 512 tokens of a prefill. packs: 16,384 tokens in packed sequences of one length, packs_any: of any up to twice that;
+chunks: the last 64 tokens of 16 packed sequences of any lengths up to that. Needs a GPU, torch and rlk's Python. Peers are
+PyTorch's cuDNN kernel, FlashAttention-3 (flash_attn_interface), FlashAttention-4 (flash_attn.cute) and FlashInfer's FA3
+template and decoding kernel, where they can be imported. Kernels of a length run by turns in CUDA graphs; medians. Caches of a
+decode are copies that L2 does not hold.
 tools/bench/plot.py draws what --json leaves as registry/attention/lengths.json.
 """
 import argparse
@@ -32,9 +35,13 @@ LENGTHS = {"prefill": [512, 1024, 2048, 3000, 4096, 6000, 8192, 12000, 16384, 32
            "prompt": [512, 1024, 4096, 8192],
            "decode_one": [512, 1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536],
            "decode_pages": [1024, 2048, 4096, 8192, 16384, 32768],
-           "chunk": [1024, 2048, 4096, 8192, 16384, 32768]}
+           "chunk": [1024, 2048, 4096, 8192, 16384, 32768],
+           "packs": [64, 128, 256, 1024, 4096],
+           "packs_any": [64, 256, 1000, 4096],
+           "chunks": [1024, 2048, 4096, 8192]}
 USUAL = ["prefill", "chunk", "gradients", "decode"]
 SEQUENCES = 16  # of a decode
+PACK = 16384  # tokens
 L2 = 256 << 20
 
 
@@ -185,6 +192,31 @@ def chunk(keys, tokens=512):
     if flash := others.module("flash_attn_interface"):
         calls["FlashAttention-3"] = [lambda: first(flash.flash_attn_func(q, k, v, causal=True))]
     return calls, 4 * HEADS * tokens * (keys - tokens / 2) * WIDTH * 1e-12
+
+
+def packed(lengths, new=None):
+    """Sequences one behind the other, all of their tokens or the `new` last ones of each."""
+    import rlk.torch as ops
+    queries = lengths if new is None else [new] * len(lengths)
+    bounds = [torch.tensor([0, *x], device="cuda").cumsum(0).to(torch.int32) for x in (queries, lengths)]
+    q, k, v = normal(sum(queries), HEADS, WIDTH), normal(sum(lengths), KV_HEADS, WIDTH), normal(sum(lengths), KV_HEADS, WIDTH)
+    calls = {"rlk": [lambda: ops.attention(q, k, v, *bounds, causal=True, lse=True)]}
+    if flash := others.module("flash_attn_interface"):
+        longest = max(queries), max(lengths)
+        calls["FlashAttention-3"] = [lambda: first(flash.flash_attn_varlen_func(q, k, v, *bounds, *longest, causal=True))]
+    return calls, 4 * HEADS * WIDTH * sum(n * (m - n / 2) for n, m in zip(queries, lengths)) * 1e-12
+
+
+def packs(tokens):
+    return packed([tokens] * (PACK // tokens))
+
+
+def packs_any(tokens):
+    return packed(torch.randint(1, 2 * tokens + 1, (PACK // tokens,)).tolist())
+
+
+def chunks(keys, new=64):
+    return packed(torch.randint(new, keys + 1, (SEQUENCES,)).tolist(), new)
 
 
 def scratch():
