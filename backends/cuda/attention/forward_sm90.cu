@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(32 * kJoined)
   if (p.lse && lane == 0) rows::store(rows::Type::f32, p.lse.at(row.n, at, row.head), 0, lse);
 }
 
-// Of attention_part, sums of splits of which a row sees no key, though others beside it do.
+// Of attention_part, sums of splits of which a row sees no key. Behind the other kernel, which leaves what is computed of rows
+// beside those that see some.
 __global__ void __launch_bounds__(32 * kJoined)
     mark_kernel(const __grid_constant__ Problem p, std::int64_t rows) {
   const std::int64_t number = std::int64_t{blockIdx.x} * kJoined + threadIdx.x / 32;
@@ -198,6 +199,7 @@ bool in_clusters(const Problem& p) {
   return p.split != 0 && !p.k.f8 && p.sequences * p.heads * splits_of(p) <= kMostClusters;
 }
 
+// Of items that blocks have taken none. The kernel that counts them begins beside it, and waits for it before it takes one.
 __global__ void clear_kernel(unsigned* taken) {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   *taken = 0;

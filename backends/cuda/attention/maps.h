@@ -62,10 +62,9 @@ inline Maps maps_of(const Problem& p) {
       map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box) &&
       map_tensor(maps.v_rows, p.v, outer, tokens, p.heads, p.value_width, kBoxRows))
     maps.box = box;
-  const int together = std::min(p.group, 64);  // heads of a box
-  maps.queries = hopper::encoder() != nullptr && 64 % together == 0 && p.group % together == 0 &&
+  maps.queries = hopper::encoder() != nullptr && 64 % p.group == 0 &&
                  map_tensor(maps.q, p.q, p.cu_q ? 1 : p.sequences, p.queries, p.heads * p.group, p.width,
-                            64 / together, false, together);
+                            64 / p.group, false, p.group);
   return maps;
 }
 

@@ -245,12 +245,11 @@ class Producer {
         continue;
       }
       barrier_expect(full, 64 * S::kWidth * 2);
-      const int row = w.first + 64 * g, query = row / p_.group;
+      const int query = (w.first + 64 * g) / p_.group;
 #pragma unroll
       for (int x = 0; x < S::kWidth; x += 64)
-        tma_load(s_.q + (x / 64 * S::kRows + 64 * g) * 128, &job_.maps.q, full, x,
-                 w.h * p_.group + row % p_.group, static_cast<int>(w.q_begin) + query,
-                 p_.cu_q ? 0 : static_cast<int>(w.n));
+        tma_load(s_.q + (x / 64 * S::kRows + 64 * g) * 128, &job_.maps.q, full, x, w.h * p_.group,
+                 static_cast<int>(w.q_begin) + query, p_.cu_q ? 0 : static_cast<int>(w.n));
     }
   }
 
