@@ -202,8 +202,9 @@ def packed(lengths, new=None):
     q, k, v = normal(sum(queries), HEADS, WIDTH), normal(sum(lengths), KV_HEADS, WIDTH), normal(sum(lengths), KV_HEADS, WIDTH)
     calls = {"rlk": [lambda: ops.attention(q, k, v, *bounds, causal=True, lse=True)]}
     if flash := others.module("flash_attn_interface"):
-        longest = max(queries), max(lengths)
-        calls["FlashAttention-3"] = [lambda: first(flash.flash_attn_varlen_func(q, k, v, *bounds, *longest, causal=True))]
+        longest, splits = (max(queries), max(lengths)), 1 if new is None else 0  # 0: as many as it thinks best
+        calls["FlashAttention-3"] = [
+            lambda: first(flash.flash_attn_varlen_func(q, k, v, *bounds, *longest, causal=True, num_splits=splits))]
     return calls, 4 * HEADS * WIDTH * sum(n * (m - n / 2) for n, m in zip(queries, lengths)) * 1e-12
 
 
