@@ -13,18 +13,24 @@ namespace rlk::cuda::attention {
 
 using namespace hopper;
 
+inline constexpr int kMostKeys = 1 << 30;  // of a sequence, as what describes an item counts them
+
 // What a launch needs beside the problem.
 struct Job {
   Problem p;
   Maps maps;
   float* parts;  // Spread: [row, split] of m, l and O; kTotalsApart: every block's sums of other splits
   int splits;
-  bool values_in_keys;        // v is the first channels of k
-  int pairs = 1;              // of a sequence and key head, or of heads alone, whose items come side by side
-  int items = 0;              // which blocks take one after another, if all sequences are alike
-  unsigned run = 0;           // Spread: keys of an item's splits; 0: all
+  bool values_in_keys;     // v is the first channels of k
+  int pairs = 1;           // of a sequence and key head, or of heads alone, whose items come side by side
+  bool differ = false;     // sequences have different numbers of items, which blocks take one after another
+  int items = 0;           // of a pair, if they do not
+  int window = kMostKeys;  // keys up to its own that a query sees
+  unsigned run = 0;        // Spread: keys of an item's splits; 0: all
   unsigned* taken = nullptr;  // items, beside the blocks' first ones; null: a block takes one of every round
 };
+
+inline constexpr int kWorks = 3;  // items that are known at a time: one that ends, one at hand, and the next
 
 // Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: an item has some splits and leaves their
 // sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
@@ -54,19 +60,20 @@ struct Shape {
   static constexpr int kRingBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kPlaceBytes = kTile * 8;
   static constexpr int kBarriers = 2 * (kKeyStages + kValueStages + kGroups);
-  static constexpr int kWorkBytes = 2 * 64 + kRows * 8 + 2 * 4;
+  static constexpr int kWorkBytes = kWorks * 64 + kRows * 8;
   static constexpr int kBytes =
       kQueryBytes + kRingBytes + kTotalBytes + kPlaceBytes + kBarriers * 8 + kWorkBytes;
   static_assert(kBytes <= 227 * 1024, "of a block");
 };
 
 // Rows [first, first + count) of sequence n and key head h: the queries of the heads that share keys, those of a query
-// side by side. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split begins, and
+// side by side, from `query` on. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split begins, and
 // `offset` is the first query's position among them, which of attention_part may lie before or behind them all. Key j lies in
 // row k_begin + j, one of the first `shared` in row shared_begin + j.
-struct Work {
-  std::int64_t n = 0, q_begin = 0, k_begin = 0;
-  int h = 0, first = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0, shared = 0, shared_begin = 0;
+struct alignas(16) Work {
+  int n = 0, q_begin = 0, k_begin = 0;
+  int h = 0, first = 0, query = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0, shared = 0,
+      shared_begin = 0;
 };
 static_assert(sizeof(Work) <= 64);
 inline constexpr int kNoMore = -1;  // rows of what comes behind a block's last item
@@ -90,19 +97,19 @@ __device__ __forceinline__ bool is_seam(int shared, int tile, int height) {
   return shared > tile * height && shared < (tile + 1) * height;
 }
 
-__device__ __forceinline__ int tiles_of(std::int64_t rows, int height) {
+template <class Rows>
+__device__ __forceinline__ int tiles_of(Rows rows, int height) {
   return static_cast<int>((rows + height - 1) / height);
 }
 
 // How far a search among sequences has come: those before `base` have `before` of what is counted.
 struct Seek {
-  std::int64_t base = 0;
-  int before = 0;
+  int base = 0, before = 0;
 };
 // The sequence n that number `at` of all belongs to, where sequence i has of(i) of them; `at` becomes one of its own. Every lane
-// asks alike. A search goes on where the last one ended, if that is not too far.
-template <class Of>
-__device__ inline bool find_place(std::int64_t sequences, Of of, Seek& seek, std::int64_t& n, int& at) {
+// asks alike; lane n - seek.base is the one that asked about n. A search goes on where the last one ended, if that is not too far.
+template <class Index, class Of>
+__device__ inline bool find_place(Index sequences, Of of, Seek& seek, Index& n, int& at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (at < seek.before) seek = Seek{};
   at -= seek.before;
@@ -126,11 +133,42 @@ __device__ inline bool find_place(std::int64_t sequences, Of of, Seek& seek, std
   return false;
 }
 
+// Number n of a list, held to [0, most].
+__device__ __forceinline__ int bound(const attn128::Integers& of, int n, int most) {
+  const std::int64_t at = n * of.stride[0];
+  if (of.wide) return static_cast<int>(Problem::held(static_cast<const std::int64_t*>(of.data)[at], most));
+  return min(max(static_cast<const std::int32_t*>(of.data)[at], 0), most);
+}
+// Rows of a sequence, whose items are described in 32 bits: as many are all that the kernel takes.
+struct Range {
+  int begin, count;
+};
+__device__ __forceinline__ Range range(const attn128::Integers& of, int n, int most) {
+  if (!of) return {0, most};
+  const int begin = bound(of, n, most);
+  return {begin, max(bound(of, n + 1, most) - begin, 0)};
+}
+__device__ __forceinline__ Range queries_of(const Problem& p, int n) {
+  return range(p.cu_q, n, static_cast<int>(p.queries));
+}
+template <class S>
+__device__ __forceinline__ Range keys_of(const Problem& p, int n) {
+  if constexpr (S::kSpread) {
+    if (p.k_first) {
+      const attn128::Visible here = p.here(n);
+      return {static_cast<int>(p.k_begin(n)), static_cast<int>(here.last - here.first)};
+    }
+  }
+  if (S::kPrefixed) return {static_cast<int>(p.k_begin(n)), static_cast<int>(p.kv_count(n))};
+  Range keys = range(p.cu_k, n, static_cast<int>(p.room));
+  if (p.kv_len) keys.count = bound(p.kv_len, n, keys.count);
+  return keys;
+}
+
 // Where the first of a sequence's queries is among its keys, which are `keys`. Those of a rank may lie far from it: a position
 // from which every query sees none of them, or all, stands for those further on.
 template <class S>
-__device__ __forceinline__ int offset_of(const Problem& p, std::int64_t n, std::int64_t queries,
-                                         std::int64_t keys) {
+__device__ __forceinline__ int offset_of(const Problem& p, int n, int queries, int keys) {
   if constexpr (S::kSpread) {
     if (p.k_first) {
       constexpr std::int64_t kFirst = -(std::int64_t{1} << 30), kLast = INT_MAX;
@@ -138,89 +176,86 @@ __device__ __forceinline__ int offset_of(const Problem& p, std::int64_t n, std::
       return static_cast<int>(at < kFirst ? kFirst : at > kLast ? kLast : at);
     }
   }
-  return static_cast<int>(keys - queries);
+  return keys - queries;
 }
+// What query i of an item's sequence sees of its keys: [x, y).
 template <class S>
-__device__ __forceinline__ std::int64_t keys_of(const Problem& p, std::int64_t n) {
+__device__ __forceinline__ int2 seen_by(const Job& job, const Work& w, int i) {
   if constexpr (S::kSpread) {
-    const attn128::Visible here = p.here(n);
-    return here.last - here.first;
+    const attn128::Visible seen = job.p.visible(std::int64_t{w.offset} + i, w.keys);
+    return {static_cast<int>(seen.first < w.keys ? seen.first : w.keys),
+            static_cast<int>(seen.last < w.keys ? seen.last : w.keys)};
   } else {
-    return S::kPrefixed ? p.kv_count(n) : p.own_count(n);
+    const int upto = w.offset + i + 1, first = max(upto - job.window, 0);
+    return {first, max(job.p.causal ? min(upto, w.keys) : w.keys, first)};
   }
 }
 
-// What query i of an item's sequence sees of its keys.
-template <class S>
-__device__ __forceinline__ attn128::Visible seen_by(const Problem& p, const Work& w, int i,
-                                                    std::int64_t keys) {
-  if constexpr (S::kSpread) {
-    const attn128::Visible seen = p.visible(std::int64_t{w.offset} + i, keys);
-    return {seen.first < keys ? seen.first : keys, seen.last < keys ? seen.last : keys};
-  } else {
-    return p.visible(w.offset + i, keys);
-  }
-}
-
-// Items of a sequence and a key head: groups of its rows, or, Spread, runs of these rows' splits.
+// Items of a pair of a sequence and a key head: groups of its rows, or, Spread, runs of these rows' splits. Where sequences differ a
+// pair is a head, and has those of all sequences.
 template <class S>
 struct Items {
   const Job& job;
-  __device__ __forceinline__ unsigned tiles(std::int64_t n) const {
-    return (static_cast<unsigned>(job.p.q_len(n)) * static_cast<unsigned>(job.p.group) + S::kRows - 1) /
-           S::kRows;
+  __device__ __forceinline__ unsigned tiles(int queries) const {
+    return (static_cast<unsigned>(queries) * static_cast<unsigned>(job.p.group) + S::kRows - 1) / S::kRows;
   }
-  __device__ __forceinline__ unsigned runs(std::int64_t n) const {
-    if (!S::kSpread || job.run == 0) return 1;
-    return (static_cast<unsigned>(keys_of<S>(job.p, n)) + job.run - 1) / job.run;
+  __device__ __forceinline__ int of(int n, int queries) const {
+    unsigned runs = 1;
+    if (S::kSpread && job.run != 0)
+      runs = (static_cast<unsigned>(keys_of<S>(job.p, n).count) + job.run - 1) / job.run;
+    return static_cast<int>(tiles(queries) * runs);
   }
-  __device__ __forceinline__ int operator()(std::int64_t n) const {
-    return static_cast<int>(tiles(n) * runs(n));
+  __device__ __forceinline__ unsigned pairs() const {
+    return static_cast<unsigned>(job.p.heads) * (job.differ ? 1 : static_cast<unsigned>(job.p.sequences));
   }
-  // Whether sequences have different numbers of them.
-  __device__ __forceinline__ bool differ() const {
-    return job.p.cu_q || (S::kSpread && (job.p.cu_k || job.p.kv_len));
-  }
-  __device__ __forceinline__ int all() const {
-    if (!differ()) return job.items;
+  __device__ __forceinline__ unsigned of_pair() const {
+    if (!job.differ) return static_cast<unsigned>(job.items);
     int items = 0;
-    for (std::int64_t n = threadIdx.x % 32; n < job.p.sequences; n += 32) items += (*this)(n);
-    return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(items))) * job.p.heads;
+    for (int n = static_cast<int>(threadIdx.x) % 32; n < job.p.sequences; n += 32)
+      items += of(n, queries_of(job.p, n).count);
+    return __reduce_add_sync(~0u, static_cast<unsigned>(items));
   }
 };
 
-// What one of `all` items is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see
-// the most keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
+// What an item is; false: nothing. Pairs of a sequence and head come a few at a time, of them the last rows, which see the most
+// keys, first or last by turns: so items next to each other have about the same size, and the last ones are small.
 template <class S>
-__device__ inline bool find_work(const Job& job, int all, unsigned item, Seek& seek, Work& w) {
+__device__ inline bool find_work(const Job& job, unsigned of_pair, unsigned item, Seek& seek, Work& w) {
   const Problem& p = job.p;
   const Items<S> items{job};
-  const bool differ = items.differ();
-  const auto heads = static_cast<unsigned>(p.heads), abreast = static_cast<unsigned>(job.pairs);
-  const unsigned pairs = differ ? heads : heads * static_cast<unsigned>(p.sequences),
-                 of_pair = static_cast<unsigned>(all) / pairs;
-  const unsigned turn = item / (abreast * of_pair), first = turn * abreast, rest = item - first * of_pair;
-  const unsigned here = min(abreast, pairs - first), pair = first + rest % here;
+  const unsigned pairs = items.pairs(), abreast = static_cast<unsigned>(job.pairs);
+  unsigned turn = 0, turns = 1;
+  if (abreast < pairs) turn = item / (abreast * of_pair), turns = (pairs + abreast - 1) / abreast;
+  const unsigned first = turn * abreast, rest = item - first * of_pair, here = min(abreast, pairs - first),
+                 pair = first + rest % here;
   int at = static_cast<int>(rest / here);
-  w.h = static_cast<int>(pair % heads), w.n = pair / heads;
-  if (differ && !find_place(p.sequences, items, seek, w.n, at)) return false;
-  const bool down = ((pairs - 1) / abreast - turn) % 2 == 0;
-  const auto tiles = static_cast<int>(items.tiles(w.n));
-  const int tile = down ? tiles - 1 - at % tiles : at % tiles;
-  const std::int64_t queries = p.q_len(w.n), rows = queries * p.group, keys = keys_of<S>(p, w.n);
-  w.q_begin = p.q_begin(w.n), w.k_begin = p.k_begin(w.n);
+  Range queries;
+  if (job.differ) {
+    w.h = static_cast<int>(pair);
+    const auto of = [&](int n) { return queries = queries_of(p, n), items.of(n, queries.count); };
+    if (!find_place(static_cast<int>(p.sequences), of, seek, w.n, at)) return false;
+    queries = {__shfl_sync(~0u, queries.begin, w.n - seek.base),
+               __shfl_sync(~0u, queries.count, w.n - seek.base)};
+  } else {
+    w.h = static_cast<int>(pair % static_cast<unsigned>(p.heads));
+    w.n = static_cast<int>(pair / static_cast<unsigned>(p.heads));
+    queries = queries_of(p, w.n);
+  }
+  const auto tiles = static_cast<int>(items.tiles(queries.count));
+  const int of_rows = S::kSpread ? at % tiles : at,
+            tile = (turns - turn) % 2 != 0 ? tiles - 1 - of_rows : of_rows;
+  const Range keys = keys_of<S>(p, w.n);
+  w.q_begin = queries.begin, w.k_begin = keys.begin, w.keys = keys.count;
   if constexpr (S::kPrefixed) {
     const attn128::KeyRows rows = p.key_rows(w.n);
-    w.k_begin -= rows.shared;
+    w.k_begin -= static_cast<int>(rows.shared);
     w.shared = static_cast<int>(rows.shared), w.shared_begin = static_cast<int>(rows.shared_begin);
   }
-  w.first = tile * S::kRows;
-  w.count = static_cast<int>(rows - w.first < S::kRows ? rows - w.first : S::kRows);
-  w.keys = static_cast<int>(keys), w.offset = offset_of<S>(p, w.n, queries, keys);
-  const attn128::Visible top = seen_by<S>(p, w, w.first / p.group, keys),
-                         last = seen_by<S>(p, w, (w.first + w.count - 1) / p.group, keys);
-  w.begin = static_cast<int>(top.first / kTile);
-  w.end = static_cast<int>((last.last + kTile - 1) / kTile);
+  w.first = tile * S::kRows, w.query = w.first / p.group;
+  w.count = min(queries.count * p.group - w.first, S::kRows);
+  w.offset = offset_of<S>(p, w.n, queries.count, w.keys);
+  w.begin = seen_by<S>(job, w, w.query).x / kTile;
+  w.end = tiles_of(seen_by<S>(job, w, (w.first + w.count - 1) / p.group).y, kTile);
   if constexpr (S::kSpread) {
     if (job.run == 0) return w.begin < w.end;
     // The first splits first, of which all rows see all.
@@ -240,20 +275,24 @@ __device__ __forceinline__ int swizzled(int rows, int row, int piece) {
 // Of the producer: all but its first warp say what rows see and bring queries.
 inline constexpr int kQueryThreads = 96;
 
-// Queries [first, first + 64) of an item's, by `Threads` threads of which this is the `thread`-th. Rows that are not there are
-// copies of the last one.
-template <class S, int Threads>
+// Queries [first, first + 64) of an item's, by those threads of which this is the `thread`-th. Rows that are not there are copies
+// of the last one.
+template <class S>
 __device__ __forceinline__ void copy_queries(const Problem& p, const Work& w, unsigned char* to, int first,
                                              int thread) {
-  constexpr int kPieces = S::kWidth / 8;
+  constexpr int kPieces = S::kWidth / 8, kWarps = kQueryThreads / 32, kOwn = (64 + kWarps - 1) / kWarps;
+  // A lane finds one of its warp's rows, every kWarps-th.
+  const int lane = thread % 32, warp = thread / 32,
+            at = w.first + min(first + warp + kWarps * lane, w.count - 1);
+  const auto row_at = reinterpret_cast<unsigned long long>(
+      p.q.at(w.n, w.q_begin + at / p.group, w.h * p.group + at % p.group));
   // Copies do not wait for one another, and a loop is less code to bring than its turns.
 #pragma unroll 1
-  for (int i = thread; i < 64 * kPieces; i += Threads) {
-    const int row = first + i / kPieces, piece = i % kPieces, at = w.first + min(row, w.count - 1);
-    const auto* q =
-        static_cast<const uint4*>(p.q.at(w.n, w.q_begin + at / p.group, w.h * p.group + at % p.group));
+  for (int i = lane; i < kOwn * kPieces + lane; i += 32) {
+    const int row = warp + kWarps * (i / kPieces), piece = i % kPieces;
+    const auto* q = reinterpret_cast<const uint4*>(__shfl_sync(~0u, row_at, i / kPieces));
     const bool there = piece * 8 < p.width;
-    copy16(to + swizzled(S::kRows, row, piece), there ? q + piece : q, there ? 16 : 0);
+    if (row < 64) copy16(to + swizzled(S::kRows, first + row, piece), there ? q + piece : q, there ? 16 : 0);
   }
 }
 
@@ -265,9 +304,8 @@ struct Shared {
   const unsigned char** places;  // [kTile] where the keys or values of a tile lie; null: nowhere
   std::uint64_t *k_full, *k_empty, *v_full, *v_empty;
   std::uint64_t *q_full, *q_empty;  // of every 64 rows
-  Work* work;                       // of two items, in turn
+  Work* work;                       // of kWorks items, in turn
   int2* seen;                       // the keys that each row sees, [first, last)
-  int* item;                        // that the producer has taken, of two in turn
 
   __device__ explicit Shared(unsigned char* raw) {
     q = raw;
@@ -280,8 +318,7 @@ struct Shared {
     k_empty = k_full + S::kKeyStages, v_full = k_empty + S::kKeyStages, v_empty = v_full + S::kValueStages;
     q_full = v_empty + S::kValueStages, q_empty = q_full + S::kGroups;
     work = reinterpret_cast<Work*>(q_empty + S::kGroups);
-    seen = reinterpret_cast<int2*>(work + 2);
-    item = reinterpret_cast<int*>(seen + S::kRows);
+    seen = reinterpret_cast<int2*>(work + kWorks);
   }
   __device__ void init() const {
     for (int i = 0; i < S::kKeyStages; ++i)
@@ -321,6 +358,10 @@ __device__ __forceinline__ bool elected() {
 // Waits for other threads of the same role.
 __device__ __forceinline__ void role_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void role_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace rlk::cuda::attention

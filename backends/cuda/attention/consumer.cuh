@@ -29,8 +29,8 @@ class Consumer {
   __device__ __forceinline__ int next() {
     barrier_wait(s_.q_full + first_row() / 64, items_.phase);
     fence_async_proxy();
-    const Work& w = s_.work[items_.phase];
-    items_.next();
+    const Work& w = s_.work[works_.stage];
+    items_.next(), works_.next();
     const int count = uniform(w.count);
     if (count > 0)
       begin(w);
@@ -85,6 +85,7 @@ class Consumer {
   // Of a warpgroup without rows: its part of what the others wait for.
   __device__ __forceinline__ void pass_by() {
     release_queries();
+#pragma unroll 1
     for (int tile = begin_; tile < end_; ++tile) {
       barrier_wait(s_.k_full + k_.stage, k_.phase), release(s_.k_empty, k_);
       barrier_wait(s_.v_full + v_.stage, v_.phase), release(s_.v_empty, v_);
@@ -135,13 +136,17 @@ class Consumer {
         mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
         wgmma_fence_operand(s);
         sure = starts || tile == boundary || lacking_;
-        if (starts) {
-          start_split(s);
-        } else if (tile == boundary) {
-          next_split(s, tile);
-          boundary += tiles_of_split_, starts = true;
-        } else if (lacking_) {
-          move(s, starts);
+        if (sure) {
+          float top[2];
+          greatest(s, top);
+          if (starts) {
+            start_split(top);
+          } else if (tile == boundary) {
+            next_split(top, tile);
+            boundary += tiles_of_split_, starts = true;
+          } else {
+            move(top, starts);
+          }
         }
       }
       float sum[2];
@@ -207,16 +212,12 @@ class Consumer {
       sum[h] = __fadd_rn(__fadd_rn(x[0], x[1]), __fadd_rn(x[2], x[3]));
     }
   }
-  __device__ __forceinline__ void start_split(const float (&s)[64]) {
-    float top[2];
-    greatest(s, top);
+  __device__ __forceinline__ void start_split(const float (&top)[2]) {
     sums_.start(top, p_.c);
     lacking_ = sums_.lack();
   }
   // The split before the tile ends, and the tile's starts.
-  __device__ __forceinline__ void next_split(const float (&s)[64], int tile) {
-    float top[2];
-    greatest(s, top);
+  __device__ __forceinline__ void next_split(const float (&top)[2], int tile) {
     l_ = sums_.folded();
     if constexpr (S::kSpread) {
       wgmma_wait<0>();
@@ -228,13 +229,16 @@ class Consumer {
       wgmma_fence_operand(o_);
       end_split(ending);
     }
-    sums_.start(top, p_.c);
-    lacking_ = sums_.lack();
+    start_split(top);
   }
   // m moves, and O with it; of a split's first products nothing is there yet.
   __device__ __forceinline__ void move(const float (&s)[64], bool starts) {
-    float top[2], by[2];
+    float top[2];
     greatest(s, top);
+    move(top, starts);
+  }
+  __device__ __forceinline__ void move(const float (&top)[2], bool starts) {
+    float by[2];
     sums_.move(top, p_.c, by);
     lacking_ = sums_.lack();
     wgmma_wait<0>();
@@ -283,10 +287,13 @@ class Consumer {
         barrier_arrive_if(elected(), s_.v_empty);
       if (tile + 1 == end_) release_queries();
       mask<S::kCapped>(p_, s, rows_, tile, rows_.partly(tile));
-      if (first || next) {
-        start_split(s);
-      } else {
-        if (lacking_ || any_above(s)) move(s, false);
+      if (first || next || lacking_ || any_above(s)) {
+        float top[2];
+        greatest(s, top);
+        if (first || next)
+          start_split(top);
+        else
+          move(top, false);
       }
       weigh_all(s, weights);
       await_values(tile);
@@ -534,26 +541,27 @@ class Consumer {
     }
   }
 
-  // Two channels at once, or, of 16 bits, eight: the four lanes of a row change places.
+  // Two channels at once, or, of 16 bits, four: two lanes of a row change places, and its four write 32 bytes side by side.
   template <class Two>
   __device__ __forceinline__ void store_rows(const long long (&at)[2]) const {
     const int lane = thread_ % 4;
+    const bool odd = lane % 2 != 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       char* const to = static_cast<char*>(p_.out.data) + at[h];
       const bool there = row_[h] < w_->count;
       if constexpr (sizeof(Two) == 4) {
-        const bool by_sixteen = p_.value_width == S::kPartWidth && S::kPartWidth % 32 == 0 &&
-                                __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 16 == 0);
-        if (by_sixteen) {
+        const bool by_eight =
+            p_.value_width == S::kPartWidth && __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 8 == 0);
+        if (by_eight) {
+          char* const own = to + (odd ? 12 : 0) + 4 * lane;
 #pragma unroll
-          for (int g = 0; g < kSums / 16; ++g) {
-            std::uint32_t w[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) w[k] = two<std::uint32_t>(4 * g + k, h);
-            turn_four(w);
+          for (int i = 0; i < kSums / 4; i += 2) {
+            const std::uint32_t first = two<std::uint32_t>(i, h), second = two<std::uint32_t>(i + 1, h),
+                                other = __shfl_xor_sync(~0u, odd ? first : second, 1);
             if (there)
-              *reinterpret_cast<uint4*>(to + 64 * g + 16 * lane) = make_uint4(w[0], w[1], w[2], w[3]);
+              *reinterpret_cast<uint2*>(own + 16 * i) =
+                  odd ? make_uint2(other, second) : make_uint2(first, other);
           }
           continue;
         }
@@ -590,6 +598,7 @@ class Consumer {
   Turn<S::kKeyStages> k_;
   Turn<S::kValueStages> v_;
   Turn<1> items_;
+  Turn<kWorks> works_;
 };
 
 }  // namespace rlk::cuda::attention

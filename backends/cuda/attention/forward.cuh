@@ -51,7 +51,9 @@ cudaError_t start(const Problem& p, float* parts, std::int64_t splits, cudaStrea
   const std::int64_t each = S::kLatent || p.partials != nullptr ? 1 : splits_each(p),
                      runs = S::kSpread ? (splits + each - 1) / each : 1,
                      items = std::min<std::int64_t>(tiles_at_most(p, S::kRows) * p.heads * runs, INT_MAX);
-  job.items = static_cast<int>(items), job.run = static_cast<unsigned>(each * p.split);
+  job.differ = p.cu_q || (S::kSpread && (p.cu_k || p.kv_len));
+  job.items = static_cast<int>(items / all_pairs(p)), job.run = static_cast<unsigned>(each * p.split);
+  if (p.window > 0) job.window = static_cast<int>(std::min<std::int64_t>(p.window, kMostKeys));
   int blocks = 0;
   if (cudaError_t e = blocks_for(items, blocks); e != cudaSuccess) return e;
   if (items == blocks || !counts_items(p)) {

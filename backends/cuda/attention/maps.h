@@ -14,9 +14,9 @@ inline constexpr int kBoxRows = 8;  // of the smallest boxes: what the swizzle r
 
 struct Maps {
   CUtensorMap k, v, q;
-  CUtensorMap v_rows;    // v in boxes of kBoxRows tokens
-  int box = 0;           // tokens of a box; 0: TMA cannot go there, threads copy
-  bool queries = false;  // likewise, of queries: 64 rows a box
+  CUtensorMap v_rows;  // v in boxes of kBoxRows tokens
+  int box = 0;         // tokens of a box; 0: TMA cannot go there, threads copy
+  int queries = 0;     // likewise, of boxes of 64 rows of them
 };
 
 // A tile is one box, or pages that fill it.
@@ -62,9 +62,10 @@ inline Maps maps_of(const Problem& p) {
       map_tensor(maps.v, p.v, outer, tokens, p.heads, p.value_width, box) &&
       map_tensor(maps.v_rows, p.v, outer, tokens, p.heads, p.value_width, kBoxRows))
     maps.box = box;
-  maps.queries = hopper::encoder() != nullptr && 64 % p.group == 0 &&
-                 map_tensor(maps.q, p.q, p.cu_q ? 1 : p.sequences, p.queries, p.heads * p.group, p.width,
-                            64 / p.group, false, p.group);
+  if (hopper::encoder() != nullptr && 64 % p.group == 0 &&
+      map_tensor(maps.q, p.q, p.cu_q ? 1 : p.sequences, p.queries, p.heads * p.group, p.width, 64 / p.group,
+                 false, p.group))
+    maps.queries = 64 / p.group;
   return maps;
 }
 
