@@ -32,12 +32,13 @@ struct Job {
 
 inline constexpr int kWorks = 3;  // items that are known at a time: one that ends, one at hand, and the next
 
-// Width, ValueWidth: the channels of q and k, and of v, that there is room for. Spread: an item has some splits and leaves their
+// Width, ValueWidth: the channels of q and k, and of v, that are multiplied; there is room for whole lines of 64. Spread: an item has some splits and leaves their
 // sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
 template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed, bool F8 = false>
 struct Shape {
   using Element = T;
-  static constexpr int kWidth = Width, kValueWidth = ValueWidth;
+  static constexpr int kChannels = Width;
+  static constexpr int kWidth = (Width + 63) / 64 * 64, kValueWidth = (ValueWidth + 63) / 64 * 64;
   static constexpr bool kCapped = Capped, kSpread = Spread, kPrefixed = Prefixed, kF8 = F8;
   // One tile of keys is all there is room for: its values are their first channels, or take their place.
   static constexpr bool kLatent = Width > 256;
@@ -51,8 +52,8 @@ struct Shape {
   static constexpr int kGroups = kLatent ? 1 : Width > 64 || Spread ? 2 : 3, kParts = kLatent ? 2 : 1;
   static constexpr int kRows = 64 * kGroups, kConsumers = 128 * kGroups * kParts, kThreads = kConsumers + 128;
   static constexpr int kPartWidth = ValueWidth / kParts;
-  static constexpr int kKeyBytes = kTile * Width * 2, kValueBytes = kLatent ? 0 : kTile * ValueWidth * 2;
-  static constexpr int kQueryBytes = kRows * Width * 2,
+  static constexpr int kKeyBytes = kTile * kWidth * 2, kValueBytes = kLatent ? 0 : kTile * kValueWidth * 2;
+  static constexpr int kQueryBytes = kRows * kWidth * 2,
                        kTotalBytes = Spread || kTotalsApart ? 0 : kRows * ValueWidth * 4;
   // What there is room for.
   static constexpr int kKeyStages = Width > 192 ? 1 : Width > kNarrow || !Spread ? 2 : 3;

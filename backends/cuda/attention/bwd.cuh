@@ -99,8 +99,11 @@ cudaError_t start(BackwardJob& job, cudaStream_t stream) {
 template <class T, bool Unit>
 cudaError_t start_backward(const Backward& g, const Gathered& gathered, cudaStream_t stream) {
   BackwardJob job{g, gathered, {}, {}, {}, {}};
-  return std::max(g.p.width, g.p.value_width) <= 64 ? start<T, 64, Unit>(job, stream)
-                                                    : start<T, 128, Unit>(job, stream);
+  const int width = std::max(g.p.width, g.p.value_width);
+  if (width <= 64) return start<T, 64, Unit>(job, stream);
+  return width <= 96 && g.p.cap == 0 && !g.p.prefix_of
+             ? start<BackwardShape<T, 96, 96, false, Unit, false>>(job, stream)
+             : start<T, 128, Unit>(job, stream);
 }
 
 // Wide heads. Softcaps and prefixes share a kernel.

@@ -53,7 +53,8 @@ template <class T, int Width, int ValueWidth, bool Capped, bool Unit, bool Prefi
           Form F = form_of(Width, Capped, Unit)>
 struct BackwardShape {
   using Element = T;
-  static constexpr int kWidth = Width, kValueWidth = ValueWidth;
+  static constexpr int kChannels = Width;  // that are multiplied; there is room for whole lines of 64
+  static constexpr int kWidth = (Width + 63) / 64 * 64, kValueWidth = (ValueWidth + 63) / 64 * 64;
   static constexpr bool kCapped = Capped, kUnit = Unit, kPrefixed = Prefixed;
   static constexpr Steps kSteps = F.steps;
   static constexpr bool kShared = kSteps == Steps::shared;
@@ -62,7 +63,7 @@ struct BackwardShape {
   static constexpr int kStages = Width > 192 ? 2 : 3;  // tiles that wait in shared memory
   static constexpr int kItems = kShared ? 1 : 2;       // whose still rows are in shared memory
   // Of the first or the second tensor of either side.
-  __host__ __device__ static constexpr int width(int tensor) { return tensor == 0 ? Width : ValueWidth; }
+  __host__ __device__ static constexpr int width(int tensor) { return tensor == 0 ? kWidth : kValueWidth; }
   __host__ __device__ static constexpr int still_bytes(int tensor) { return kStill * width(tensor) * 2; }
   __host__ __device__ static constexpr int moving_bytes(int tensor) { return kMoving * width(tensor) * 2; }
   // Of P or dS, as one warpgroup leaves half of it for both; those of two tiles, so that they wait for each other once a tile.
@@ -76,9 +77,9 @@ struct BackwardShape {
   __host__ __device__ static constexpr int held(int tensor) {
     return Width > 192 ? (tensor == 0 ? 8 : 1) : (tensor == 0 ? 12 : 2);
   }
-  // Channels of a tensor's sums that a warpgroup has, whole lines of 64.
+  // Channels of a tensor's sums that a warpgroup has, of the shared ones whole lines of 64.
   __host__ __device__ static constexpr int sums_of(int tensor) {
-    return kShared ? (width(tensor) + 127) / 128 * 64 : width(tensor);
+    return kShared ? (width(tensor) + 127) / 128 * 64 : tensor == 0 ? Width : ValueWidth;
   }
 };
 

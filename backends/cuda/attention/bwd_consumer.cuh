@@ -275,7 +275,7 @@ class BackwardConsumer {
     wgmma_fence_operand(y);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < S::kWidth / 16; ++i) product_of_values(y, i);
+    for (int i = 0; i < S::kChannels / 16; ++i) product_of_values(y, i);
     wgmma_commit();
   }
 
@@ -317,7 +317,7 @@ class BackwardConsumer {
   }
   // dP's products between pieces of P.
   __device__ __forceinline__ void weigh_beside(Scores& x, Scores& y) const {
-    constexpr int kProducts = S::kWidth / 16;
+    constexpr int kProducts = S::kChannels / 16;
     float2 pair = {};
     wgmma_fence_operand(y);
 #pragma unroll
@@ -376,7 +376,7 @@ class BackwardConsumer {
     wgmma_fence_operand(x);
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < S::kWidth; d += 16)
+    for (int d = 0; d < S::kChannels; d += 16)
       wgmma<T, false, false>(x, still.at(d / 64 * (S::kStill * 8) + d % 64 / 8),
                              moving.at(d / 64 * (S::kMoving * 8) + d % 64 / 8), d > 0);
     wgmma_commit();

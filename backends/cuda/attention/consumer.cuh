@@ -462,7 +462,7 @@ class Consumer {
     wgmma_fence_operand(s);
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < S::kWidth; d += 16)
+    for (int d = 0; d < S::kChannels; d += 16)
       wgmma<T, false, false>(s, q.at(d / 64 * (S::kRows * 8) + d % 64 / 8),
                              k.at(d / 64 * (kTile * 8) + d % 64 / 8), d > 0);
     wgmma_commit();

@@ -82,8 +82,12 @@ cudaError_t start_narrow(const Problem& p, float* parts, std::int64_t splits, cu
 }
 template <class T>
 cudaError_t start_forward(const Problem& p, float* parts, std::int64_t splits, cudaStream_t stream) {
-  return std::max(p.width, p.value_width) <= 64 ? start_narrow<T, 64>(p, parts, splits, stream)
-                                                : start_narrow<T, 128>(p, parts, splits, stream);
+  const int width = std::max(p.width, p.value_width);
+  if (width <= 64) return start_narrow<T, 64>(p, parts, splits, stream);
+  if (width > 96 || p.cap != 0 || p.prefix_of) return start_narrow<T, 128>(p, parts, splits, stream);
+  return splits > 1 || p.partials != nullptr
+             ? start<Shape<T, 96, 96, false, true, false>>(p, parts, splits, stream)
+             : start<Shape<T, 96, 96, false, false, false>>(p, parts, 1, stream);
 }
 
 // Widths above kNarrow.

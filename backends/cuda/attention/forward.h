@@ -85,7 +85,7 @@ inline std::int64_t splits_each(const Problem& p) {
   std::int64_t best = 0, least = time(1, counts_items(p) ? 2 * all : all);
   for (std::int64_t runs = 2; runs <= most; ++runs)
     if (const std::int64_t each = ceil(splits, runs),
-        total = time(runs, each * tiles) + kStart + floats / floats_of_tile;
+        total = time(runs, each * tiles) + 2 * kStart + floats / floats_of_tile;
         total < least)
       best = each, least = total;
   return best;

@@ -118,11 +118,14 @@ __device__ __forceinline__ void wgmma(float (&d)[Size], std::uint64_t a, std::ui
 template <class T, bool TransB, int Size>
 __device__ __forceinline__ void wgmma(float (&d)[Size], const std::uint32_t (&a)[4], std::uint64_t b,
                                       bool accumulate) {
-  static_assert(Size == 16 || Size == 32 || Size == 64 || Size == 128, "N is 32, 64, 128 or 256");
+  static_assert(Size == 16 || Size == 32 || Size == 48 || Size == 64 || Size == 128,
+                "N is 32, 64, 96, 128 or 256");
   if constexpr (Size == 16)
     RLK_WGMMA_REGISTERS_OF(32, 16, "{%16,%17,%18,%19}", "%20", "%21", "%22");
   else if constexpr (Size == 32)
     RLK_WGMMA_REGISTERS_OF(64, 32, "{%32,%33,%34,%35}", "%36", "%37", "%38");
+  else if constexpr (Size == 48)
+    RLK_WGMMA_REGISTERS_OF(96, 48, "{%48,%49,%50,%51}", "%52", "%53", "%54");
   else if constexpr (Size == 64)
     RLK_WGMMA_REGISTERS_OF(128, 64, "{%64,%65,%66,%67}", "%68", "%69", "%70");
   else
