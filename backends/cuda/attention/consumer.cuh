@@ -55,8 +55,8 @@ class Consumer {
       else
         side_by_side(last);
     } else {
-      release_queries();
       see();
+      release_queries();
       settle(last);
     }
     if constexpr (S::kSpread)
