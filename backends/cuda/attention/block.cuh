@@ -21,19 +21,20 @@ struct Job {
   Maps maps;
   float* parts;  // Spread: [row, split] of m, l and O; kTotalsApart: every block's sums of other splits
   int splits;
-  bool values_in_keys;     // v is the first channels of k
-  int pairs = 1;           // of a sequence and key head, or of heads alone, whose items come side by side
-  bool differ = false;     // sequences have different numbers of items, which blocks take one after another
-  int items = 0;           // of a pair, if they do not
-  int window = kMostKeys;  // keys up to its own that a query sees
-  unsigned run = 0;        // Spread: keys of an item's splits; 0: all
+  bool values_in_keys;        // v is the first channels of k
+  int pairs = 1;              // of a sequence and key head, or of heads alone, whose items come side by side
+  bool differ = false;        // sequences have different numbers of items
+  int items = 0;              // of a pair, if they have not
+  int window = kMostKeys;     // keys up to its own that a query sees
+  unsigned run = 0;           // Spread: keys of an item's splits; 0: all
   unsigned* taken = nullptr;  // items, beside the blocks' first ones; null: a block takes one of every round
 };
 
 inline constexpr int kWorks = 3;  // items that are known at a time: one that ends, one at hand, and the next
 
-// Width, ValueWidth: the channels of q and k, and of v, that are multiplied; there is room for whole lines of 64. Spread: an item has some splits and leaves their
-// sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are fp8, which the producer widens.
+// Width, ValueWidth: the channels of q and k, and of v, that are multiplied; there is room for whole lines of 64. Spread: an item
+// has some splits and leaves their sums in memory. Prefixed: sequences may have the keys of another first. F8: keys and values are
+// fp8, which the producer widens.
 template <class T, int Width, int ValueWidth, bool Capped, bool Spread, bool Prefixed, bool F8 = false>
 struct Shape {
   using Element = T;
@@ -68,9 +69,9 @@ struct Shape {
 };
 
 // Rows [first, first + count) of sequence n and key head h: the queries of the heads that share keys, those of a query
-// side by side, from `query` on. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split begins, and
-// `offset` is the first query's position among them, which of attention_part may lie before or behind them all. Key j lies in
-// row k_begin + j, one of the first `shared` in row shared_begin + j.
+// side by side, from `query` on. They see keys of tiles [begin, end). Keys are counted from the first one here, where a split
+// begins, and `offset` is the first query's position among them, which of attention_part may lie before or behind them all. Key j
+// lies in row k_begin + j, one of the first `shared` in row shared_begin + j.
 struct alignas(16) Work {
   int n = 0, q_begin = 0, k_begin = 0;
   int h = 0, first = 0, query = 0, count = 0, offset = 0, keys = 0, begin = 0, end = 0, shared = 0,
@@ -192,8 +193,8 @@ __device__ __forceinline__ int2 seen_by(const Job& job, const Work& w, int i) {
   }
 }
 
-// Items of a pair of a sequence and a key head: groups of its rows, or, Spread, runs of these rows' splits. Where sequences differ a
-// pair is a head, and has those of all sequences.
+// Items of a pair of a sequence and a key head: groups of its rows, or, Spread, runs of these rows' splits. Where sequences differ
+// a pair is a head, and has those of all sequences.
 template <class S>
 struct Items {
   const Job& job;
@@ -361,6 +362,7 @@ __device__ __forceinline__ void role_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Lets them go on, and does not wait.
 __device__ __forceinline__ void role_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -78,7 +78,8 @@ class Producer {
         lane_(at_hand(thread_ % 32)) {}
 
   // A block's items one after another, and one without rows that says there are no more. The second warp finds out what an item
-  // is, mostly while the first one is busy with the tiles of the item before.
+  // is, mostly while the first one is busy with the tiles of the item before. Its place is written again when all consumers have
+  // begun the last item but one: so the warps on whose arrival these waited have read it.
   __device__ __forceinline__ void run() {
     if (finds()) of_pair_ = Items<S>{job_}.of_pair();
     int item = static_cast<int>(blockIdx.x);
