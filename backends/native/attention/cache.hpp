@@ -10,10 +10,20 @@
 
 namespace rlk::native::attention {
 
+// Asks for row j of keys and of values, which will be read: rows of a head lie too far apart for the processor to see them coming.
+template <class Key>
+void ask_for(const Problem& p, Key key, std::int64_t j) {
+  for (const attn128::Tensor* t : {&p.k, &p.v}) {
+    const auto* const row = static_cast<const char*>(key(*t, j));
+    const std::int64_t bytes = (t == &p.k ? p.width : p.value_width) * t->element_size();
+    for (std::int64_t at = 0; row != nullptr && at < bytes; at += 64) __builtin_prefetch(row + at);
+  }
+}
+
 template <class L, int W>
 class WidenedTile {
   using Row = native::Row<L, W>;
-  static constexpr std::int64_t kMostWidth = 576;
+  static constexpr std::int64_t kMostWidth = 576, kAhead = 8;  // rows
 
  public:
   // Of a head of k and v. Takes what it needs from scratch, which moves on.
@@ -31,6 +41,7 @@ class WidenedTile {
   auto load(Key key) const {
     for (std::int64_t j = 0; j < kTile; ++j)
       if (const void* k = key(p_.k, j); k != nullptr) {
+        ask_for(p_, key, j + kAhead);
         widen(k, k_factor_, row(k_, p_.width, j), p_.width);
         widen(key(p_.v, j), v_factor_, row(v_, p_.value_width, j), p_.value_width);
       }
@@ -55,16 +66,28 @@ class WidenedTile {
     if constexpr (W == 1) {
       return simt::to_float(simt::fp8{*from});
     } else {
-      typedef std::uint8_t Bytes __attribute__((vector_size(W)));
       using Words = typename Integers<W>::Words;
-      Bytes bytes;
-      std::memcpy(&bytes, from, W);
-      const Words b = __builtin_convertvector(bytes, Words), magnitude = b & 0x7f;
+      const Words b = words(from), magnitude = b & 0x7f;
       const L small = __builtin_convertvector(magnitude, L) * 0x1p-9f;
       Words u = magnitude < 8 ? (Words)small : (magnitude << 20) + (120u << 23);
       u = magnitude == 0x7f ? Words{} + 0x7fffffffu : u;
       return (L)(u | (b & 0x80) << 24);
     }
+  }
+  // A byte each. Of vectors of bytes the compiler takes one after another.
+  static typename Integers<W>::Words words(const std::uint8_t* from) {
+    using Words = typename Integers<W>::Words;
+#if defined(__AVX512F__)
+    if constexpr (W == 16)
+      return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (W == 8)
+      return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+    Words to;
+    for (int i = 0; i < W; ++i) to[i] = from[i];
+    return to;
   }
 
   const Problem& p_;
