@@ -128,8 +128,7 @@ class FmaPairs : public OfHead {
         else
           std::fill_n(some + i * width, width, 0.0f);
       }
-      for (std::int64_t d = 0; d < width; ++d)
-        for (std::int64_t i = 0; i < kTurned; ++i) turned[d * kTile + j + i] = some[i * width + d];
+      turn<L, W>(some, kTurned, width, turned + j, kTile);
     }
   }
   void round(float* x) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "native/attention/cache.hpp"
@@ -11,27 +10,6 @@
 #include "native/attention/tree.hpp"
 
 namespace rlk::native::attention {
-
-// W rows of W floats become columns: neighbouring blocks of 1, 2, 4 and so on change places.
-template <class L, int W>
-void turn(const float* from, std::int64_t step, float* to, std::int64_t to_step) {
-  L x[W];
-  for (int i = 0; i < W; ++i) x[i] = native::Row<L, W>::load(from + i * step);
-  if constexpr (W > 1) {
-    const auto swap = [&x]<int Block, int... Lane>(std::integer_sequence<int, Lane...>) {
-      for (int i = 0; i < W; ++i) {
-        if (i & Block) continue;
-        const L a = x[i], b = x[i + Block];
-        x[i] = __builtin_shufflevector(a, b, (Lane & Block ? W + Lane - Block : Lane)...);
-        x[i + Block] = __builtin_shufflevector(a, b, (Lane & Block ? W + Lane : Lane + Block)...);
-      }
-    };
-    [&]<int... Log>(std::integer_sequence<int, Log...>) {
-      (swap.template operator()<1 << Log>(std::make_integer_sequence<int, W>()), ...);
-    }(std::make_integer_sequence<int, std::bit_width(unsigned{W}) - 1>());
-  }
-  for (int i = 0; i < W; ++i) native::Row<L, W>::store(to + i * to_step, x[i]);
-}
 
 // The products of a block and a tile: fma chains over fp32.
 template <class L, int W>
@@ -66,9 +44,7 @@ class FmaTile {
         Row::widen(p_.k.type, from, k, p_.width);
         Row::widen(p_.v.type, key(p_.v, j + i), v, p_.value_width);
       }
-      for (std::int64_t d = 0; d < p_.width; d += W)
-        for (std::int64_t i = 0; i < kTurned; i += W)
-          turn<L, W>(some_ + i * p_.width + d, p_.width, turned_ + d * kTile + j + i, kTile);
+      turn<L, W>(some_, kTurned, p_.width, turned_ + j, kTile);
     }
   }
   // Of rows [from, to).

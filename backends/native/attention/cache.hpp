@@ -2,7 +2,6 @@
 // its flags.
 #pragma once
 
-#include <cstring>
 #include <utility>
 
 #include "native/attention/engine.hpp"

@@ -1,9 +1,40 @@
 // C += A B by one ascending fma chain per element: what scores and weighted values both are.
 #pragma once
 
+#include <bit>
+#include <utility>
+
 #include "native/rows.hpp"
 
 namespace rlk::native::attention {
+
+// W rows of W floats become columns: neighbouring blocks of 1, 2, 4 and so on change places.
+template <class L, int W>
+void turn_block(const float* from, std::int64_t step, float* to, std::int64_t to_step) {
+  L x[W];
+  for (int i = 0; i < W; ++i) x[i] = native::Row<L, W>::load(from + i * step);
+  if constexpr (W > 1) {
+    const auto swap = [&x]<int Block, int... Lane>(std::integer_sequence<int, Lane...>) {
+      for (int i = 0; i < W; ++i) {
+        if (i & Block) continue;
+        const L a = x[i], b = x[i + Block];
+        x[i] = __builtin_shufflevector(a, b, (Lane & Block ? W + Lane - Block : Lane)...);
+        x[i + Block] = __builtin_shufflevector(a, b, (Lane & Block ? W + Lane : Lane + Block)...);
+      }
+    };
+    [&]<int... Log>(std::integer_sequence<int, Log...>) {
+      (swap.template operator()<1 << Log>(std::make_integer_sequence<int, W>()), ...);
+    }(std::make_integer_sequence<int, std::bit_width(unsigned{W}) - 1>());
+  }
+  for (int i = 0; i < W; ++i) native::Row<L, W>::store(to + i * to_step, x[i]);
+}
+// `rows` rows of `width` floats likewise, both multiples of W.
+template <class L, int W>
+void turn(const float* from, std::int64_t rows, std::int64_t width, float* to, std::int64_t to_step) {
+  for (std::int64_t d = 0; d < width; d += W)
+    for (std::int64_t i = 0; i < rows; i += W)
+      turn_block<L, W>(from + i * width + d, width, to + d * to_step + i, to_step);
+}
 
 template <class L, int W>
 class Products {
