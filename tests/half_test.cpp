@@ -1,11 +1,12 @@
 // sources: rope_engines.cpp
-// bf16 and fp16 mean one thing: what host code (rlk/half.hpp), device code on fibers (arithmetic/half.hpp) and the
+// bf16, fp16 and fp8 mean one thing: what host code (rlk/half.hpp), device code on fibers (arithmetic/half.hpp) and the
 // native vector kernels make of a float is the same, NaN payloads and subnormals included.
 #include "rlk/half.hpp"
 
 #include <bit>
 #include <cfenv>
 
+#include "arithmetic/fp8.hpp"
 #include "rlk/rlk.hpp"
 #include "rope_support.hpp"
 #include "simt/simt.hpp"
@@ -13,6 +14,7 @@
 using namespace ropetest;
 using rlk::simt::bf16;
 using rlk::simt::fp16;
+using rlk::simt::fp8;
 
 namespace {
 
@@ -35,6 +37,12 @@ __global__ void narrow(const float* in, std::int64_t count, std::uint16_t* as_bf
   for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     as_bf16[i] = rlk::simt::from_float<bf16>(in[i]).bits;
     as_fp16[i] = rlk::simt::from_float<fp16>(in[i]).bits;
+  }
+}
+__global__ void narrow_fp8(const float* in, std::int64_t count, std::uint8_t* as_fp8, std::uint32_t* pairs) {
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    as_fp8[i] = rlk::simt::from_float<fp8>(in[i]).bits;
+    pairs[i] = rlk::simt::fp8_pair(in[i], in[count - 1 - i]);
   }
 }
 __global__ void widen(std::uint32_t* from_bf16, std::uint32_t* from_fp16) {
@@ -94,6 +102,38 @@ TEST_CASE("16-bit types: host and device code, from fp32 and from fp64, round to
   // Rounding twice would give 0x3c00: the fp64 value is just above a tie of fp16, its fp32 neighbour is the
   // tie.
   CHECK(rlk::double_to_f16(1 + 0x1p-11 + 0x1p-40) == 0x3c01);
+}
+
+// Of floats() every other pattern of bits 16 to 19 is a tie of fp8 where the low bits are 0, and beside one where they are not;
+// 2^17 drawn ones lie where fp8 has subnormals.
+TEST_CASE("fp8: host and device code round to the same pattern, which widens to a number that keeps it") {
+  auto all = floats();
+  for (unsigned p = 0; p < 0x10000; ++p) all.push_back(rlk::f16_to_float(std::uint16_t(p)));
+  std::uint32_t drawn = 1;
+  for (int i = 0; i < 1 << 17; ++i) {
+    drawn = drawn * 1664525u + 1013904223u;
+    all.push_back(float_of((drawn & 0x80000000u) | (0x3a000000u + (drawn >> 4 & 0x3ffffffu))));
+  }
+  const auto count = std::int64_t(all.size());
+  std::vector<std::uint8_t> bytes(all.size());
+  std::vector<std::uint32_t> pairs(all.size());
+  hipLaunchKernelGGL(narrow_fp8, 1, 64, 0, nullptr, all.data(), count, bytes.data(), pairs.data());
+  int differ = 0, lost = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::uint8_t want = rlk::double_to_f8_e4m3(all[i]);
+    differ += bytes[i] != want;
+    differ += pairs[i] != (want | std::uint32_t{rlk::double_to_f8_e4m3(all[all.size() - 1 - i])} << 8);
+  }
+  for (unsigned p = 0; p < 0x100; ++p)
+    lost +=
+        rlk::simt::from_float<fp8>(rlk::simt::to_float(fp8{std::uint8_t(p)})).bits != (p == 0xff ? 0x7f : p);
+  CHECK(differ == 0);
+  CHECK(lost == 0);
+  CHECK(rlk::simt::from_float<fp8>(464.0f).bits == 0x7e);
+  CHECK(rlk::simt::from_float<fp8>(-INFINITY).bits == 0xfe);
+  CHECK(rlk::simt::from_float<fp8>(float_of(0xffffffffu)).bits == 0x7f);
+  CHECK(rlk::simt::from_float<fp8>(0x1.1p0f).bits == 0x38);
+  CHECK(rlk::simt::from_float<fp8>(0x3p-10f).bits == 0x02);
 }
 
 TEST_CASE("16-bit types: no rounding mode of the caller's changes what host code rounds to") {

@@ -30,7 +30,7 @@ struct fp16 {
   std::uint16_t bits;
 };
 
-// e4m3: exponents from -6 to 8, no infinities; all ones are its NaN. It is read and never written.
+// e4m3: exponents from -6 to 8, no infinities; all ones are its NaN. fp8.hpp writes it.
 struct fp8 {
   std::uint8_t bits;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "registry/factors.hpp"
 #include "registry/reference.hpp"
 
 namespace rlk::registry::attention {
@@ -142,8 +143,7 @@ class Sequences {
   // What elements of an fp8 cache are as numbers of q's dtype: the product with their factor in fp32, rounded.
   void widen(DType type, const In& factors, int64_t head, std::vector<double>& row) const {
     if (type != DType::f8_e4m3) return;
-    const int64_t own = factors && factors.dim(0) > 1 ? head * factors.stride(0) : 0;
-    const float factor = factors ? factors.template data<float>()[own] : 1;
+    const float factor = factor_of(factors, head);
     for (double& x : row) x = round_to(a_.q.dtype(), static_cast<float>(x) * factor);
   }
   static void read(const In& t, int64_t at, std::vector<double>& to) {

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "registry/factors.hpp"
+
 namespace rlk::registry {
 namespace {
 
@@ -39,9 +41,6 @@ constexpr auto operands(uint32_t cache) {
       operand("v", "values, as k [.., Hkv, Dv]").of(cache));
 }
 constexpr auto kOperands = operands(kFloats), kCachedOperands = operands(kFloats | RLK_F8_E4M3);
-constexpr Argument factors(const char* name, const char* doc) {
-  return read(name, doc).of(RLK_F32).rank(1).optional().no_gradient();
-}
 constexpr auto kFactors = arguments(factors("k_scale", "[1] or [Hkv] factor of fp8 keys; absent: 1"),
                                     factors("v_scale", "[1] or [Hkv] factor of fp8 values; absent: 1"));
 constexpr Argument bounds(const char* name, const char* doc) {
@@ -148,17 +147,11 @@ int32_t expect_size(const rlk_host* host, const char* op, const char* name, cons
   return fail(host, "{}: {} has size {}, expected {}", op, name, dim(t, 0), want);
 }
 
-int32_t check_factors(const rlk_host* host, const char* op, const DLTensor* k, const DLTensor* k_scale,
-                      const DLTensor* v_scale) {
-  for (const auto& [name, t] : {std::pair{"k_scale", k_scale}, std::pair{"v_scale", v_scale}}) {
-    if (!t) continue;
-    if (dtype(k) != DType::f8_e4m3)
-      return fail(host, "{}: {} is given, k is {}, not {}", op, name, name_of(dtype(k)),
-                  name_of(DType::f8_e4m3));
-    if (const int64_t size = dim(t, 0); size != 1 && size != dim(k, -2))
-      return fail(host, "{}: {} has size {}, it takes 1 or Hkv={}", op, name, size, dim(k, -2));
-  }
-  return RLK_OK;
+// v has k's dtype and heads.
+int32_t check_cache(const rlk_host* host, const char* op, const DLTensor* k, const DLTensor* k_scale,
+                    const DLTensor* v_scale) {
+  if (int32_t code = check_factors(host, op, "k_scale", k_scale, "k", k)) return code;
+  return check_factors(host, op, "v_scale", v_scale, "k", k);
 }
 
 // Where the sequences lie.
@@ -225,7 +218,7 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   static constexpr const char* op = "attention";
   const DLTensor *q = s[kQ].tensor, *v = s[kV].tensor;
   if (int32_t code = check(host, op, s, s + kForward.size())) return code;
-  if (int32_t code = check_factors(host, op, s[kK].tensor, s[kKScale].tensor, s[kVScale].tensor)) return code;
+  if (int32_t code = check_cache(host, op, s[kK].tensor, s[kKScale].tensor, s[kVScale].tensor)) return code;
   if (int32_t code = check_split(host, op, s[kForward.size() + kSplit].i)) return code;
   shapes[kOut] = with_last(q, dim(v, -1), static_cast<uint32_t>(dtype(q)) | RLK_F32, dtype(q));
   shapes[kLse] = per_head(q, RLK_F32);
@@ -277,8 +270,8 @@ int32_t infer_part(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
     if (int32_t code = expect_size(host, op, kPart[static_cast<std::size_t>(i)].name, s[i].tensor,
                                    dim(s[kKvLen].tensor, 0)))
       return code;
-  if (int32_t code = check_factors(host, op, k, s[index_of(kPart, "k_scale")].tensor,
-                                   s[index_of(kPart, "v_scale")].tensor))
+  if (int32_t code = check_cache(host, op, k, s[index_of(kPart, "k_scale")].tensor,
+                                 s[index_of(kPart, "v_scale")].tensor))
     return code;
   if (int32_t code = check_attributes(host, op, attributes)) return code;
   const int64_t split = attributes[kSplit].i;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "arithmetic/attention/backward.hpp"
+#include "arithmetic/fp8_bind.hpp"
 #include "arithmetic/rows_bind.hpp"
 #include "rlk/ops.hpp"
 
@@ -30,11 +31,6 @@ Tensor cache_of(const View& v, const Tensor& q) {
   if (v.dtype() == DType::f8_e4m3) t.type = q.type, t.f8 = true;
   return t;
 }
-template <class View>
-Factors factors_of(const View& v) {
-  if (!v) return {};
-  return {v.template data<float>(), v.dim(0) == 1 ? 0 : v.stride(0)};
-}
 
 // [.., heads] as a Tensor of one channel.
 template <class View>
@@ -50,7 +46,8 @@ template <class Args>
 Problem problem_of(const Args& a) {
   Problem p;
   p.q = tensor_of(a.q), p.k = cache_of(a.k, p.q), p.v = cache_of(a.v, p.q);
-  if constexpr (requires { a.k_scale; }) p.k_scale = factors_of(a.k_scale), p.v_scale = factors_of(a.v_scale);
+  if constexpr (requires { a.k_scale; })
+    p.k_scale = rows::factors_of(a.k_scale), p.v_scale = rows::factors_of(a.v_scale);
   if constexpr (requires { a.partials; }) {
     p.k_first = integers_of(a.k_first), p.k_last = integers_of(a.k_last);
     p.partials = a.partials.template data<float>();

@@ -5,11 +5,13 @@
 // wherever it lies and whatever part of the queries a call holds.
 #pragma once
 
+#include "arithmetic/fp8.hpp"
 #include "arithmetic/math.hpp"
 #include "arithmetic/rows.hpp"
 
 namespace rlk::attn128 {
 
+using rows::Factors;
 using rows::Type;
 
 inline constexpr int kTile = 128;
@@ -43,13 +45,6 @@ struct Tensor {
   }
 };
 
-// Factors of fp8 elements, of each head or of all (a stride of 0); 1 where data is null.
-struct Factors {
-  const float* data = nullptr;
-  std::int64_t stride = 0;
-
-  RLK_HD float of(std::int64_t head) const { return data == nullptr ? 1.0f : data[head * stride]; }
-};
 // What an fp8 element is as one of `type`.
 RLK_HD float widened(Type type, std::uint8_t byte, float factor) {
   return rows::round_to(type, simt::to_float(simt::fp8{byte}) * factor);
