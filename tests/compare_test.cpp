@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,16 @@ TEST_CASE("a row whose few sums have cancelled is measured by what such sums are
           .empty());
   // A part of less than the row's own peak changes nothing.
   CHECK_FALSE(problem(got, truth, bound, {.terms = &truth, .part = 0.5}).empty());
+}
+
+TEST_CASE("an fp8 result is a number, with places of its own") {
+  const Bound bound{.metric = Bound::elementwise, .ulps = 1};
+  const Array truth = rows(DType::f8_e4m3, {1, 3}, {1, 0x1p-9, 448});
+  CHECK(problem(rows(DType::f8_e4m3, {1, 3}, {1.125, 0x1p-8, 416}), truth, bound).empty());
+  CHECK_FALSE(problem(rows(DType::f8_e4m3, {1, 3}, {1.25, 0x1p-9, 448}), truth, bound).empty());
+  CHECK_FALSE(problem(rows(DType::f8_e4m3, {1, 3}, {1, 0x3p-9, 448}), truth, bound).empty());
+  CHECK_FALSE(problem(rows(DType::f8_e4m3, {1, 3}, {1, 0x1p-9, 384}), truth, bound).empty());
+  CHECK_FALSE(problem(rows(DType::f8_e4m3, {1, 3}, {1, 0x1p-9, NAN}), truth, bound).empty());
 }
 
 TEST_CASE("peaks of another result take the place of the truth's") {

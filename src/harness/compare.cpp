@@ -40,10 +40,28 @@ int64_t place(DType t, double x) {
   return from_zero(bits, bits & (sign - 1));
 }
 
+// Bits of a dtype's fraction, and the power of two that its smallest number is.
+struct Places {
+  int fraction, lowest;
+};
+Places places_of(DType t) {
+  switch (t) {
+    case DType::f8_e4m3:
+      return {3, -9};
+    case DType::f16:
+      return {10, -24};
+    case DType::bf16:
+      return {7, -133};
+    case DType::f32:
+      return {23, -149};
+    default:
+      return {52, -1074};
+  }
+}
+
 // Size of the last place of a value rounded to a dtype.
 double ulp(DType t, double x) {
-  const int fraction = t == DType::bf16 ? 7 : t == DType::f16 ? 10 : t == DType::f32 ? 23 : 52;
-  const int lowest = t == DType::f16 ? -24 : t == DType::bf16 ? -133 : t == DType::f32 ? -149 : -1074;
+  const auto [fraction, lowest] = places_of(t);
   // By its bits: frexp and ldexp would take longer than all else that is done with an element. Subnormal doubles are
   // below every lowest place.
   const int exponent = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023;
@@ -51,7 +69,9 @@ double ulp(DType t, double x) {
   return last < -1022 ? std::ldexp(1, last) : std::bit_cast<double>(static_cast<uint64_t>(last + 1023) << 52);
 }
 
-bool floating(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32 || t == DType::f64; }
+bool floating(DType t) {
+  return t == DType::f16 || t == DType::bf16 || t == DType::f8_e4m3 || t == DType::f32 || t == DType::f64;
+}
 
 }  // namespace
 

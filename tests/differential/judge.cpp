@@ -14,7 +14,8 @@ using rlk::registry::Bound;
 
 // Spacing of the dtype at x.
 double ulp(DType t, double x) {
-  const int digits = t == DType::bf16 ? 8 : t == DType::f16 ? 11 : 24, lowest = t == DType::f16 ? -14 : -126;
+  const int digits = t == DType::bf16 ? 8 : t == DType::f16 ? 11 : t == DType::f8_e4m3 ? 4 : 24;
+  const int lowest = t == DType::f16 ? -14 : t == DType::f8_e4m3 ? -6 : -126;
   const int exponent = x == 0 ? lowest : std::max(lowest, std::ilogb(x));
   return std::ldexp(1.0, exponent - digits + 1);
 }
