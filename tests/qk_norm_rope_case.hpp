@@ -49,6 +49,8 @@ struct Memory {
       put(static_cast<std::int32_t>(x));
     else if (type == DType::f32)
       put(static_cast<float>(x));
+    else if (type == DType::f8_e4m3)
+      put(rlk::double_to_f8_e4m3(x));
     else
       put(type == DType::bf16 ? rlk::double_to_bf16(x) : rlk::double_to_f16(x));
   }
@@ -65,11 +67,15 @@ struct Memory {
   }
 };
 
+// Caches of 8 bits: their factors are none, one for all heads, or one each.
+enum class Fp8 { no, plain, one, each };
+
 struct Form {
   const char* name;
   bool norm = true, wide = false, early = false, offset = false, adjacent = false;
   bool keys = true, cached = true, values = true;  // keys: k_out
   std::int64_t pad = 0;                            // elements between rows of the product and of the caches
+  Fp8 f8 = Fp8::no;
 };
 inline constexpr Form kForms[] = {
     {.name = "cached"},
@@ -80,6 +86,10 @@ inline constexpr Form kForms[] = {
     {.name = "early", .early = true, .cached = false, .pad = 16},
     {.name = "keys alone", .keys = false, .values = false},
     {.name = "queries alone", .keys = false, .cached = false},
+    {.name = "fp8", .f8 = Fp8::each},
+    {.name = "fp8, no norm", .norm = false, .adjacent = true, .pad = 8, .f8 = Fp8::plain},
+    {.name = "fp8, wide", .wide = true, .keys = false, .pad = 3, .f8 = Fp8::one},
+    {.name = "fp8 keys alone", .early = true, .values = false, .f8 = Fp8::each},
 };
 
 struct Heads {
@@ -94,11 +104,12 @@ inline constexpr std::int64_t kRows = 50, kPlaces = 31;
 struct Case {
   const Form form;
   const Heads size;
-  const DType type;
+  const DType type, cache;
   const std::int64_t tokens, q_heads, k_heads;
   std::vector<std::int64_t> slot;
   std::int64_t row, step, value_step;  // of the product; heads of the caches
-  Memory product, q_out, k_out, k_cache, v_cache, cos, sin, positions, slots, q_weight, k_weight;
+  Memory product, q_out, k_out, k_cache, v_cache, cos, sin, positions, slots, q_weight, k_weight, k_factors,
+      v_factors;
   const Bytes k_before, v_before;
 
   // With so many heads, or drawn.
@@ -107,6 +118,7 @@ struct Case {
       : form(f),
         size(h),
         type(t),
+        cache(f.f8 == Fp8::no ? t : DType::f8_e4m3),
         tokens(tokens_),
         q_heads(q_ ? q_ : 1 + static_cast<std::int64_t>(random() % 6)),
         k_heads(k_ ? k_ : 1 + static_cast<std::int64_t>(random() % 3)),
@@ -117,18 +129,24 @@ struct Case {
         product(tokens * row, t),
         q_out(tokens * q_heads * step, t),
         k_out(tokens * k_heads * h.dims, t),
-        k_cache(kPlaces * k_heads * step, t),
-        v_cache(kPlaces * k_heads * value_step, t),
+        k_cache(kPlaces * k_heads * step, cache),
+        v_cache(kPlaces * k_heads * value_step, cache),
         cos(kRows * h.turned / 2, f.wide ? t : DType::f32),
         sin(kRows * h.turned / 2, f.wide ? t : DType::f32),
         positions(tokens, f.wide ? DType::i64 : DType::i32),
         slots(tokens, f.wide ? DType::i32 : DType::i64),
         q_weight(h.dims, f.wide ? DType::f32 : t),
         k_weight(h.dims, f.wide ? DType::f32 : t),
+        k_factors(f.f8 == Fp8::each ? k_heads : 1, DType::f32),
+        v_factors(f.f8 == Fp8::each ? k_heads : 1, DType::f32),
         k_before(k_cache.drawn(random).bytes),
         v_before(v_cache.drawn(random).bytes) {
     product.drawn(random, 2), cos.drawn(random), sin.drawn(random);
     q_weight.drawn(random), k_weight.drawn(random);
+    // From 1 / 300, which takes some elements beyond what fp8 holds, to 3.
+    for (Memory* factors : {&k_factors, &v_factors})
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(factors->bytes.size()) / 4; ++i)
+        factors->set(i, std::pow(30.0, static_cast<double>(random() % 1000) / 500 - 1) / 10);
     // A NaN that is not the canonical one, where dims are copied.
     if (!f.norm && h.turned < h.dims)
       std::fill_n(product.bytes.data() + h.turned * rlk::size_of(t), rlk::size_of(t), std::byte{0xff});
@@ -170,7 +188,8 @@ struct Case {
 
 // The call's tensors, which its arguments point to.
 struct Tensors {
-  Tensor q, k, v, cos, sin, positions, slots, q_weight, k_weight, keys, values, q_out, k_out;
+  Tensor q, k, v, cos, sin, positions, slots, q_weight, k_weight, k_factors, v_factors, keys, values, q_out,
+      k_out;
 
   explicit Tensors(Case& c)
       : q(c.q()),
@@ -182,6 +201,8 @@ struct Tensors {
         slots(c.slots.view({c.tokens})),
         q_weight(c.q_weight.view({c.size.dims})),
         k_weight(c.k_weight.view({c.size.dims})),
+        k_factors(c.k_factors.view({c.form.f8 == Fp8::each ? c.k_heads : 1})),
+        v_factors(c.v_factors.view({c.form.f8 == Fp8::each ? c.k_heads : 1})),
         keys(c.keys()),
         values(c.values()),
         q_out(c.q_out.view({c.tokens, c.q_heads, c.size.dims}, {c.q_heads * c.step, c.step, 1})),
@@ -192,6 +213,8 @@ struct Tensors {
     if (f.norm) a.q_weight = q_weight, a.k_weight = k_weight;
     if (f.cached) a.slots = slots, a.k_cache = keys;
     if (f.cached && f.values) a.v = v, a.v_cache = values;
+    if (f.f8 > Fp8::plain) a.k_scale = k_factors;
+    if (f.f8 > Fp8::plain && f.values) a.v_scale = v_factors;
     if (f.keys) a.k_out = k_out;
     a.eps = 1e-5;
     a.weight_offset = f.offset;

@@ -32,17 +32,17 @@ void same_on_fibers(Case& c, const std::vector<Bytes>& expected, const Launch& l
 
 // Makes NaN of what turns of a token, whose position the tables do not have.
 void spoil(const Case& c, std::int64_t token, std::vector<Bytes>& expected) {
-  const auto size = static_cast<std::size_t>(rlk::size_of(c.type));
-  const std::uint32_t nan = c.type == DType::f32 ? 0x7fffffffu : 0x7fffu;
-  const auto heads = [&](Bytes& bytes, std::int64_t row, std::int64_t count, std::int64_t step) {
+  const auto heads = [&](Bytes& bytes, DType type, std::int64_t row, std::int64_t count, std::int64_t step) {
+    const auto size = static_cast<std::size_t>(rlk::size_of(type));
+    const std::uint32_t nan = type == DType::f32 ? 0x7fffffffu : type == DType::f8_e4m3 ? 0x7fu : 0x7fffu;
     for (std::int64_t h = 0; h < count; ++h)
       for (std::int64_t i = 0; i < c.size.turned; ++i)
         std::memcpy(bytes.data() + static_cast<std::size_t>((row * count + h) * step + i) * size, &nan, size);
   };
-  heads(expected[0], token, c.q_heads, c.step);
-  if (c.form.keys) heads(expected[1], token, c.k_heads, c.size.dims);
+  heads(expected[0], c.type, token, c.q_heads, c.step);
+  if (c.form.keys) heads(expected[1], c.type, token, c.k_heads, c.size.dims);
   const std::int64_t slot = c.slot[static_cast<std::size_t>(token)];
-  if (c.form.cached && slot >= 0 && slot < kPlaces) heads(expected[2], slot, c.k_heads, c.step);
+  if (c.form.cached && slot >= 0 && slot < kPlaces) heads(expected[2], c.cache, slot, c.k_heads, c.step);
 }
 
 // A table whose rows are some elements further apart.
@@ -73,6 +73,9 @@ constexpr Form kSeveralForms[] = {
     {.name = "no norm, no cache", .norm = false, .cached = false},
     {.name = "keys alone", .keys = false, .values = false},
     {.name = "queries alone", .offset = true, .keys = false, .cached = false},
+    {.name = "fp8", .keys = false, .pad = 8, .f8 = Fp8::each},
+    {.name = "fp8, no norm", .norm = false, .f8 = Fp8::plain},
+    {.name = "fp8 keys alone", .values = false, .f8 = Fp8::one},
 };
 constexpr Heads kSeveralHeads[] = {{128, 128, 128}, {128, 128, 72}, {256, 256, 192}};
 

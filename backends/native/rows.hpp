@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "arithmetic/fp8.hpp"
 #include "arithmetic/math.hpp"
 #include "arithmetic/rows.hpp"
 
@@ -17,19 +18,22 @@
 
 namespace rlk::native {
 
-// W integers of 16 and of 32 bits.
+// W integers of 8, 16 and 32 bits.
 template <int W>
 struct Integers {
+  using Bytes = std::uint8_t;
   using Halves = std::uint16_t;
   using Words = std::uint32_t;
 };
 template <>
 struct Integers<8> {
+  typedef std::uint8_t Bytes __attribute__((vector_size(8)));
   typedef std::uint16_t Halves __attribute__((vector_size(16)));
   typedef std::uint32_t Words __attribute__((vector_size(32)));
 };
 template <>
 struct Integers<16> {
+  typedef std::uint8_t Bytes __attribute__((vector_size(16)));
   typedef std::uint16_t Halves __attribute__((vector_size(32)));
   typedef std::uint32_t Words __attribute__((vector_size(64)));
 };
@@ -137,6 +141,13 @@ struct Row {
       narrow(from, static_cast<simt::fp16*>(to), n, stream);
     }
   }
+  template <class S>
+  static void narrow(const float* from, S* to, std::int64_t n, bool stream = false) {
+    stream = aligned(to, stream);
+    std::int64_t i = 0;
+    for (; i + W <= n; i += W) set(to + i, load(from + i), stream);
+    for (; i < n; ++i) to[i] = simt::from_float<S>(from[i]);
+  }
   // Bytes as they lie. Of `next`, if it is not null, the same lines are asked for meanwhile.
   static void copy(const char* from, char* to, std::int64_t bytes, bool stream, const char* next) {
     stream = aligned(reinterpret_cast<const float*>(to), stream);
@@ -193,16 +204,10 @@ struct Row {
     for (; i + W <= n; i += W) store(to + i, get(from + i));
     for (; i < n; ++i) to[i] = simt::to_float(from[i]);
   }
-  template <class S>
-  static void narrow(const float* from, S* to, std::int64_t n, bool stream) {
-    stream = aligned(to, stream);
-    std::int64_t i = 0;
-    for (; i + W <= n; i += W) set(to + i, load(from + i), stream);
-    for (; i < n; ++i) to[i] = simt::from_float<S>(from[i]);
-  }
 
   static constexpr std::int64_t kLine = 64;  // bytes
 
+  using Bytes = typename Integers<W>::Bytes;
   using Halves = typename Integers<W>::Halves;
   using Words = typename Integers<W>::Words;
 #if defined(__AVX2__)
@@ -232,6 +237,25 @@ struct Row {
     if constexpr (W == 16) return (Halves)_mm512_cvtepi32_epi16((__m512i)high);
 #endif
     return __builtin_convertvector(high, Halves);
+  }
+  static Bytes rounded(L x, simt::fp8) {
+    const Words u = (Words)x, magnitude = u & 0x7fffffffu;
+    const Words normal = (magnitude + ((7u - 127u) << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20,
+                subnormal = (Words)((L)magnitude + 0x1p14f) - 0x46800000u;
+    Words e = magnitude < 0x3c800000u ? subnormal : normal;
+    e = (e < 0x7eu ? e : Words{} + 0x7eu) | (u >> 24 & 0x80u);
+    e = magnitude > 0x7f800000u ? Words{} + 0x7fu : e;
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return (Bytes)_mm512_cvtepi32_epi8((__m512i)e);
+#endif
+#if defined(__AVX2__)
+    if constexpr (W == 8) {
+      const __m128i halves =
+          _mm_packus_epi32(_mm256_castsi256_si128((__m256i)e), _mm256_extracti128_si256((__m256i)e, 1));
+      return (Bytes)_mm_cvtsi128_si64(_mm_packus_epi16(halves, halves));
+    }
+#endif
+    return __builtin_convertvector(e, Bytes);
   }
 #if defined(__F16C__)
   static Halves rounded(L x, simt::fp16) {

@@ -1,5 +1,5 @@
 // Calls of qk_norm_rope worth trying: heads of every size around the vectors of a row, both pairings, heads that turn in part,
-// with and without norms, and caches whose slots lie in any order, nowhere and out of range.
+// with and without norms, and caches, of fp8 too, whose slots lie in any order, nowhere and out of range.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,6 +24,7 @@ struct Config {
   std::vector<double> slots{};
   int64_t v_dims = 0;  // beside slots; 0: k's
   bool keys_only = false;
+  int64_t factors = -1;  // of fp8 caches: how many there are; 0: none, -1: the caches have q's dtype
   bool brief = false;
   Fill x{};
 };
@@ -38,6 +39,23 @@ std::vector<double> distinct(const std::vector<double>& first) {
     if (std::find(first.begin(), first.end(), static_cast<double>(slot)) == first.end())
       all.push_back(static_cast<double>(slot));
   return all;
+}
+
+// Caches behind slots. Factors are no powers of two, so that products are rounded; keys' first takes some beyond 448.
+void use_caches(Case& c, const Shape& s, DType t, const Config& o) {
+  const DType cache = o.factors < 0 ? t : DType::f8_e4m3;
+  const auto add = [&](const char* name, const char* factors, int64_t dims, double first) {
+    c.inputs.push_back({name, {kPlaces, s.k_heads, dims}, cache});
+    if (o.factors <= 0) return;
+    Fill fill{Fill::values};
+    for (int64_t h = 0; h < o.factors; ++h) fill.list.push_back(first + 0.0317 * static_cast<double>(h));
+    c.inputs.push_back({factors, {o.factors}, DType::f32, fill});
+  };
+  add("k_cache", "k_scale", s.dims, 0.0047);
+  if (o.keys_only) return;
+  const int64_t v_dims = o.v_dims ? o.v_dims : s.dims;
+  c.inputs.push_back({"v", {s.tokens, s.k_heads, v_dims}, t, o.x, {}, -1});
+  add("v_cache", "v_scale", v_dims, 0.7317);
 }
 
 void forward(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
@@ -72,12 +90,7 @@ void forward(const CaseSink& sink, const Shape& s, DType t, const Config& o) {
                         {Fill::values, 0, 0, distinct(o.slots)},
                         {},
                         axis});
-    c.inputs.push_back({"k_cache", {kPlaces, s.k_heads, s.dims}, t});
-    const int64_t v_dims = o.v_dims ? o.v_dims : s.dims;
-    if (!o.keys_only) {
-      c.inputs.push_back({"v", {s.tokens, s.k_heads, v_dims}, t, o.x, {}, axis});
-      c.inputs.push_back({"v_cache", {kPlaces, s.k_heads, v_dims}, t});
-    }
+    use_caches(c, s, t, o);
     c.batch_axes = {{"q_out", -1}, {"k_out", -1}};
   }
   sink(std::move(c));
@@ -108,6 +121,25 @@ void qk_norm_rope_cases(const CaseSink& sink) {
     forward(sink, {1, 16, 8, 128}, t, {.name = "decode", .slots = {21}, .brief = true});
     forward(sink, {3, 2, 1, 48}, t,
             {.name = "keys alone", .norm = false, .slots = {4, 17, 5}, .keys_only = true, .brief = true});
+    forward(sink, {6, 4, 2, 64}, t, {.name = "fp8", .slots = {7, 22, 0, -1, 8, 23}, .factors = 2});
+    forward(
+        sink, {5, 3, 2, 128}, t,
+        {.name = "fp8 early", .early = true, .slots = {3, 2, 1}, .v_dims = 72, .factors = 1, .brief = true});
+    forward(
+        sink, {4, 2, 1, 80, 36}, t,
+        {.name = "fp8 adjacent", .norm = false, .adjacent = true, .slots = {9}, .factors = 0, .brief = true});
+    forward(sink, {4, 2, 3, 256}, t,
+            {.name = "fp8 wide",
+             .wide = true,
+             .slots = {-5, 9, 1e9, 10},
+             .v_dims = 200,
+             .factors = 3,
+             .brief = true});
+    forward(sink, {3, 2, 1, 48}, t,
+            {.name = "fp8 keys alone", .slots = {4, 17, 5}, .keys_only = true, .factors = 1, .brief = true});
+    forward(
+        sink, {5, 2, 1, 20, 4}, t,
+        {.name = "fp8 special", .norm = false, .slots = {4}, .factors = 0, .brief = true, .x = special()});
     forward(sink, {150, 5, 3, 32}, t, {.name = "many tokens", .brief = true});
     forward(sink, {0, 4, 2, 64}, t, {.name = "no tokens", .brief = true});
     forward(sink, {5, 0, 2, 64}, t, {.name = "no queries", .brief = true});

@@ -1,9 +1,10 @@
-// qk_norm_rope as the page has it, in plain loops. An Arithmetic says how numbers are summed, multiplied and stored.
+// qk_norm_rope as the page has it, in plain loops. An Arithmetic says what numbers are and how a norm sums them.
 #pragma once
 
 #include <cstring>
 #include <vector>
 
+#include "registry/factors.hpp"
 #include "registry/reference.hpp"
 #include "rlk/ops.hpp"
 
@@ -30,7 +31,7 @@ class PlainHeads {
       for (int64_t h = 0; h < a_.k.dim(1); ++h) rotate(a_.k, a_.k_weight, t, h, a_.k_out, a_.k_cache);
       const int64_t slot = a_.slots ? at(a_.slots, t) : -1;
       for (int64_t h = 0; a_.v && inside(slot, a_.v_cache) && h < a_.v.dim(1); ++h)
-        for (int64_t i = 0; i < a_.v.dim(2); ++i) copy(a_.v, t, h, i, a_.v_cache, slot);
+        for (int64_t i = 0; i < a_.v.dim(2); ++i) value(t, h, i, slot);
     }
   }
 
@@ -39,7 +40,15 @@ class PlainHeads {
     return static_cast<int64_t>(load(list.dtype(), list.data<char>(), i));
   }
   static bool inside(int64_t slot, const InOut& cache) { return cache && slot >= 0 && slot < cache.dim(0); }
+  static bool is_fp8(const InOut& cache) { return cache && cache.dtype() == DType::f8_e4m3; }
 
+  static void set(DType type, void* to, double x) {
+    store(type, to, 0, type == DType::f32 ? canonical(static_cast<float>(x)) : x);
+  }
+  // A number of q's dtype, in an fp8 cache.
+  static void keep(double x, const In& factors, const InOut& cache, int64_t slot, int64_t h, int64_t i) {
+    store(cache.dtype(), element(cache, slot, h, i), 0, static_cast<float>(x) * (1 / factor_of(factors, h)));
+  }
   // Bit for bit, where the dtype is the same.
   template <class To>
   static void copy(const In& from, int64_t t, int64_t h, int64_t i, const To& to, int64_t row) {
@@ -48,6 +57,13 @@ class PlainHeads {
       std::memcpy(element(to, row, h, i), x, static_cast<std::size_t>(size_of(to.dtype())));
     else
       store(to.dtype(), element(to, row, h, i), 0, load(from.dtype(), x, 0));
+  }
+
+  void value(int64_t t, int64_t h, int64_t i, int64_t slot) const {
+    if (is_fp8(a_.v_cache))
+      keep(load(a_.v.dtype(), element(a_.v, t, h, i), 0), a_.v_scale, a_.v_cache, slot, h, i);
+    else
+      copy(a_.v, t, h, i, a_.v_cache, slot);
   }
 
   void normalise(const In& weight, Head& x) const {
@@ -86,12 +102,15 @@ class PlainHeads {
     const auto put = [&](const auto& to, int64_t row) {
       for (int64_t i = 0; i < from.dim(2); ++i)
         if (weight || i < 2 * cos_.width())
-          Arithmetic::store(to.dtype(), element(to, row, h, i), x[static_cast<std::size_t>(i)]);
+          set(to.dtype(), element(to, row, h, i), x[static_cast<std::size_t>(i)]);
         else
           copy(from, t, h, i, to, row);
     };
     if (out) put(out, t);
-    if (inside(slot, cache)) put(cache, slot);
+    if (!inside(slot, cache)) return;
+    if (!is_fp8(cache)) return put(cache, slot);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      keep(round_to(from.dtype(), x[i]), a_.k_scale, cache, slot, h, static_cast<int64_t>(i));
   }
 
   const QkNormRope& a_;

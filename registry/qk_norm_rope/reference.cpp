@@ -14,7 +14,6 @@ struct Exact {
     return 1 /
            std::sqrt(squares / static_cast<double>(x.size()) + static_cast<double>(static_cast<float>(eps)));
   }
-  static void store(DType type, void* to, double x) { registry::store(type, to, 0, x); }
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <initializer_list>
 
+#include "registry/factors.hpp"
+
 namespace rlk::registry {
 namespace {
 
@@ -15,7 +17,7 @@ constexpr Argument table(const char* name, const char* doc) {
   return read(name, doc).rank(2).no_gradient().strided();
 }
 constexpr Argument cache(const char* name, const char* doc) {
-  return update(name, doc).rank(3).optional().strided();
+  return update(name, doc).of(kFloats | RLK_F8_E4M3).rank(3).optional().strided();
 }
 
 constexpr auto kArguments = arguments(
@@ -31,8 +33,10 @@ constexpr auto kArguments = arguments(
         .rows(0)
         .optional()
         .no_gradient(),
-    cache("k_cache", "[S, Hkv, D]: rows named by slots become those of k_out"),
-    cache("v_cache", "[S, Hkv, Dv]: rows named by slots become those of v"),
+    factors("k_scale", "[1] or [Hkv] factor of an fp8 k_cache; absent: 1"),
+    factors("v_scale", "[1] or [Hkv] factor of an fp8 v_cache; absent: 1"),
+    cache("k_cache", "[S, Hkv, D], q's dtype or fp8: rows named by slots become those of k_out"),
+    cache("v_cache", "[S, Hkv, Dv], k_cache's dtype: rows named by slots become those of v"),
     heads(write("q_out", "[T, Hq, D]")), heads(write("k_out", "[T, Hkv, D]")).optional());
 enum {
   kQ = index_of(kArguments, "q"),
@@ -44,6 +48,8 @@ enum {
   kQWeight = index_of(kArguments, "q_weight"),
   kKWeight = index_of(kArguments, "k_weight"),
   kSlots = index_of(kArguments, "slots"),
+  kKScale = index_of(kArguments, "k_scale"),
+  kVScale = index_of(kArguments, "v_scale"),
   kKCache = index_of(kArguments, "k_cache"),
   kVCache = index_of(kArguments, "v_cache"),
   kQOut = index_of(kArguments, "q_out"),
@@ -79,10 +85,10 @@ int32_t expect(const rlk_host* host, const char* name, const DLTensor* t,
 }
 
 int32_t expect_dtype(const rlk_host* host, const char* name, const DLTensor* t, const DLTensor* q,
-                     bool or_fp32) {
-  if (!t || dtype(t) == dtype(q) || (or_fp32 && dtype(t) == DType::f32)) return RLK_OK;
-  return fail(host, "{}: {} is {}, q is {}: it takes q's dtype{}", kOp, name, name_of(dtype(t)),
-              name_of(dtype(q)), or_fp32 ? " or fp32" : "");
+                     DType also = DType::none) {
+  if (!t || dtype(t) == dtype(q) || dtype(t) == also) return RLK_OK;
+  return fail(host, "{}: {} is {}, q is {}: it takes q's dtype{}{}", kOp, name, name_of(dtype(t)),
+              name_of(dtype(q)), also == DType::none ? "" : " or ", also == DType::none ? "" : name_of(also));
 }
 
 int32_t check_norm(const rlk_host* host, const rlk_slot* s, const rlk_slot* a) {
@@ -94,7 +100,7 @@ int32_t check_norm(const rlk_host* host, const rlk_slot* s, const rlk_slot* a) {
   if (!q_weight && a[kOffset].i) return fail(host, "{}: weight_offset is 1, but q_weight is absent", kOp);
   for (const auto& [name, t] : {std::pair{"q_weight", q_weight}, std::pair{"k_weight", k_weight}}) {
     if (int32_t code = expect(host, name, t, {d})) return code;
-    if (int32_t code = expect_dtype(host, name, t, q, true)) return code;
+    if (int32_t code = expect_dtype(host, name, t, q, DType::f32)) return code;
   }
   if (q_weight && dtype(q_weight) != dtype(k_weight))
     return fail(host, "{}: k_weight is {}, q_weight is {}: both have one dtype", kOp,
@@ -112,7 +118,7 @@ int32_t check_turn(const rlk_host* host, const rlk_slot* s, const rlk_slot* a) {
   if (dtype(cos) != dtype(sin))
     return fail(host, "{}: sin is {}, cos is {}: both have one dtype", kOp, name_of(dtype(sin)),
                 name_of(dtype(cos)));
-  if (int32_t code = expect_dtype(host, "cos", cos, q, true)) return code;
+  if (int32_t code = expect_dtype(host, "cos", cos, q, DType::f32)) return code;
   const int64_t turned = a[kRotaryDim].i ? a[kRotaryDim].i : 2 * dim(cos, 1);
   if (turned < 2 || turned % 2 != 0 || turned > dim(q, 2))
     return fail(host, "{}: {} dims turn, it must be an even number from 2 to D={}", kOp, turned, dim(q, 2));
@@ -133,15 +139,18 @@ int32_t check_caches(const rlk_host* host, const rlk_slot* s) {
                 v ? "v" : "v_cache", v ? "v_cache" : "v");
   if (int32_t code = expect(host, "slots", slots, {dim(q, 0)})) return code;
   if (int32_t code = expect(host, "k_cache", k_cache, {-1, dim(k, 1), dim(k, 2)})) return code;
-  if (int32_t code = expect_dtype(host, "k_cache", k_cache, q, false)) return code;
+  if (int32_t code = expect_dtype(host, "k_cache", k_cache, q, DType::f8_e4m3)) return code;
   if (!v) return RLK_OK;
   if (int32_t code = expect(host, "v", v, {dim(k, 0), dim(k, 1)})) return code;
-  if (int32_t code = expect_dtype(host, "v", v, q, false)) return code;
+  if (int32_t code = expect_dtype(host, "v", v, q)) return code;
   if (dim(v, 2) > kMostDims)
     return fail(host, "{}: v has Dv={}, it must be at most {}", kOp, dim(v, 2), kMostDims);
   if (int32_t code = expect(host, "v_cache", v_cache, {k_cache ? dim(k_cache, 0) : -1, dim(v, 1), dim(v, 2)}))
     return code;
-  return expect_dtype(host, "v_cache", v_cache, q, false);
+  if (k_cache && dtype(v_cache) != dtype(k_cache))
+    return fail(host, "{}: v_cache is {}, k_cache is {}: both have one dtype", kOp, name_of(dtype(v_cache)),
+                name_of(dtype(k_cache)));
+  return expect_dtype(host, "v_cache", v_cache, q, DType::f8_e4m3);
 }
 
 int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
@@ -150,10 +159,14 @@ int32_t infer(const rlk_slot* s, rlk_shape* shapes, const rlk_host* host) {
   if (dim(q, 2) < 2 || dim(q, 2) > kMostDims)
     return fail(host, "{}: q has D={}, it must be from 2 to {}", kOp, dim(q, 2), kMostDims);
   if (int32_t code = expect(host, "k", k, {dim(q, 0), -1, dim(q, 2)})) return code;
-  if (int32_t code = expect_dtype(host, "k", k, q, false)) return code;
+  if (int32_t code = expect_dtype(host, "k", k, q)) return code;
   if (int32_t code = check_norm(host, s, a)) return code;
   if (int32_t code = check_turn(host, s, a)) return code;
   if (int32_t code = check_caches(host, s)) return code;
+  if (int32_t code = check_factors(host, kOp, "k_scale", s[kKScale].tensor, "k_cache", s[kKCache].tensor))
+    return code;
+  if (int32_t code = check_factors(host, kOp, "v_scale", s[kVScale].tensor, "v_cache", s[kVCache].tensor))
+    return code;
   const auto as = [](const DLTensor* t) { return like(t, static_cast<uint32_t>(dtype(t)), dtype(t)); };
   shapes[kQOut] = as(q);
   shapes[kKOut] = as(k);

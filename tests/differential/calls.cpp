@@ -572,12 +572,17 @@ void qk_norm_rope(Call& c, Random& r) {
   for (int64_t t = 0; t < tokens; ++t)
     slots.push_back(r.chance(80) ? first + t : r.chance(50) ? -1 - t : places + t);
   c.read("slots", {tokens}, index_type(r), {Values::list, 0, 0, slots});
-  const bool keys = r.chance(80);
-  if (keys) c.read("k_cache", {places, k_heads, dims}, type);
+  const bool keys = r.chance(80), f8 = r.chance(30);
+  const auto cache = [&](const char* name, const char* factors, int64_t width) {
+    c.read(name, {places, k_heads, width}, f8 ? DType::f8_e4m3 : type);
+    if (f8 && r.chance(70))
+      c.read(factors, {r.chance(50) ? 1 : k_heads}, DType::f32, {Values::uniform, 0.01, 2});
+  };
+  if (keys) cache("k_cache", "k_scale", dims);
   if (keys && r.chance(30)) return;
   const int64_t v_dims = r.chance(60) ? dims : r.between(1, 256);
   c.read("v", {tokens, k_heads, v_dims}, type);
-  c.read("v_cache", {places, k_heads, v_dims}, type);
+  cache("v_cache", "v_scale", v_dims);
 }
 
 // ---- swiglu

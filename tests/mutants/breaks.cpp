@@ -1198,6 +1198,26 @@ constinit const Entry kEntries[] = {
           const Tensor spare(q.data(), {a.q.dim(0), a.q.dim(1), a.q.dim(2)}, DType::f32);
           if (a.q.dtype() == DType::f32) b.q_out = spare, (void)honest(b, "native.rows");
          }),
+    LIES_BF16(QkNormRope, unrounded_keys, "rms32/rope32", "fp8 t=6 q=4 k=2 d=64/64 bf16",
+              "rounds keys to fp8 that were not rounded to bf16 before",
+              {
+          if (!a.k_scale || !a.v || a.q.dtype() != DType::bf16 || a.cos.dtype() != DType::f32) return;
+          Wide q(a.q), k(a.k), v(a.v), wq(a.q_weight), wk(a.k_weight), out(a.q_out);
+          QkNormRope b = a;
+          b.q = q.tensor, b.k = k.tensor, b.v = v.tensor, b.q_out = out.tensor, b.k_out = {};
+          if (a.q_weight) b.q_weight = wq.tensor, b.k_weight = wk.tensor;
+          (void)honest(b, "native.rows");
+              }),
+    LIES(QkNormRope, first_factor, "rms32/rope32", "fp8 t=6 q=4 k=2 d=64/64 fp32",
+         "takes the first head's factor of fp8 values for all heads",
+         {
+          if (!a.v_scale) return;
+          auto first = static_cast<float>(get(a.v_scale, 0));
+          const Tensor one(&first, {1}, DType::f32);
+          QkNormRope b = a;
+          b.v_scale = one;
+          (void)honest(b, "native.rows");
+         }),
     // rms_norm
     LIES_BF16(RmsNorm, unrounded_sum, "rms32", "residual x=[3,2100] bf16",
               "normalises x + residual before it is rounded",

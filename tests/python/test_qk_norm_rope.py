@@ -42,6 +42,34 @@ def test_one_op_has_the_bits_of_the_others_and_keeps_the_rest_of_the_cache(dtype
     assert torch.equal(pages.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fp8_caches_have_the_bits_that_torch_rounds_to(dtype, compiled):
+    given, v, norms = call(dtype)
+    _, k = composed(*given, **norms)
+    scales = {"k_scale": torch.tensor([0.037, 0.0011]), "v_scale": torch.tensor([0.093])}  # some keys are beyond 448
+    slots, there = torch.tensor([3, 19, -1, 0, 7, 20, 8]), [0, 1, 3, 4, 6]
+    k_cache, v_cache = (torch.full((20, 2, 16), 3.0).to(torch.float8_e4m3fn) for _ in range(2))
+    expected = [k_cache.clone(), v_cache.clone()]
+    for rows, x, scale in zip(expected, (k, v), scales.values()):
+        rows.view(torch.uint8)[slots[there]] = rlk.model.fp8(x.float() * (1 / scale).reshape(-1, 1))[there].view(torch.uint8)
+    run = lambda *t, **more: rlk.torch.qk_norm_rope(*t, **more)  # noqa: E731
+    run = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+    run(*given, v, **norms, slots=slots, **scales, k_cache=k_cache, v_cache=v_cache)
+    assert all(torch.equal(f.view(torch.uint8), e.view(torch.uint8)) for f, e in zip((k_cache, v_cache), expected))
+    with pytest.raises(rlk.InvalidArgument, match="k_scale is given, k_cache is (fp|bf)[0-9]*, not fp8_e4m3"):
+        rlk.torch.qk_norm_rope(*given, slots=slots, k_scale=scales["v_scale"], k_cache=torch.zeros(20, 2, 16, dtype=dtype))
+
+
+def test_every_finite_number_becomes_the_fp8_that_torch_makes_of_it():
+    (q, k, cos, sin, positions), _, _ = call(torch.bfloat16, tokens=256, heads=1, kv_heads=1)
+    v = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 1, 256)
+    v = torch.where(v.isfinite(), v, 0)
+    cache = torch.zeros(256, 1, 256).to(torch.float8_e4m3fn)
+    rlk.torch.qk_norm_rope(q, k, cos, sin, positions, v, slots=torch.arange(256), v_cache=cache)
+    assert torch.equal(cache.view(torch.uint8), rlk.model.fp8(v).view(torch.uint8))
+
+
 def test_it_has_numpys_face_and_no_gradient():
     given, _, norms = call(torch.float32)
     want = composed(*given, **norms)

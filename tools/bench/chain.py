@@ -103,7 +103,8 @@ def qk_norm_rope_rows(tokens, heads=16, kv_heads=8, width=128):
         k_cache[slots], v_cache[slots] = k_out, v
 
     yield Row(f"qk_norm_rope [{tokens}, {heads} + {kv_heads}, {width}]", 2 * size(qkv),
-              rlk=lambda: ops.qk_norm_rope(q, k, cos, sin, positions, v, q_weight, k_weight, slots, k_cache, v_cache, q_out=q_out, eps=1e-6),
+              rlk=lambda: ops.qk_norm_rope(q, k, cos, sin, positions, v, q_weight, k_weight, slots, k_cache=k_cache, v_cache=v_cache,
+                                           q_out=q_out, eps=1e-6),
               steps=steps)
 
 

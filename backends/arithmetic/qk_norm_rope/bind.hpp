@@ -1,6 +1,7 @@
 // From the typed arguments of qk_norm_rope to a Problem.
 #pragma once
 
+#include "arithmetic/fp8_bind.hpp"
 #include "arithmetic/qk_norm_rope/problem.hpp"
 #include "arithmetic/rows_bind.hpp"
 #include "rlk/ops.hpp"
@@ -36,6 +37,8 @@ inline Problem problem_of(const QkNormRope& a) {
     p.v = {a.v.dim(1), place_of(a.v), {}, place_of(a.v_cache)};
     p.v_dims = static_cast<std::int32_t>(a.v.dim(2));
   }
+  for (const InOut& cache : {a.k_cache, a.v_cache}) p.f8 |= cache && cache.dtype() == DType::f8_e4m3;
+  p.k.factors = rows::factors_of(a.k_scale), p.v.factors = rows::factors_of(a.v_scale);
   if (a.q_weight) {
     p.q.weight = a.q_weight.data<char>(), p.k.weight = a.k_weight.data<char>();
     p.weight_type = rows::type_of(a.q_weight.dtype());

@@ -3,11 +3,13 @@
 // rounded to its dtype, as it is where the two are called in turn.
 #pragma once
 
+#include "arithmetic/fp8.hpp"
 #include "arithmetic/rms_norm/norm.hpp"
 #include "arithmetic/rope/math.hpp"
 
 namespace rlk::rms32_rope32 {
 
+using rows::Factors;
 using rows::Type;
 
 // The widest head, of values too.
@@ -19,9 +21,11 @@ struct Place {
   std::int64_t token = 0, head = 0;
 
   RLK_HD explicit operator bool() const { return data != nullptr; }
-  RLK_HD void* row(Type type, std::int64_t t, std::int64_t h) const {
-    return static_cast<char*>(data) + (t * token + h * head) * rows::size_of(type);
+  // Of elements of so many bytes.
+  RLK_HD void* row(std::int64_t size, std::int64_t t, std::int64_t h) const {
+    return static_cast<char*>(data) + (t * token + h * head) * size;
   }
+  RLK_HD void* row(Type type, std::int64_t t, std::int64_t h) const { return row(rows::size_of(type), t, h); }
 };
 
 // q, k or v: where its heads are read, where they go by token, and where by slot.
@@ -29,6 +33,7 @@ struct Part {
   std::int64_t heads = 0;
   Place x, y, cache;
   const void* weight = nullptr;
+  Factors factors{};  // of an fp8 cache
 };
 
 struct Problem {
@@ -37,6 +42,7 @@ struct Problem {
   Type type = Type::f32, weight_type = Type::f32, table_type = Type::f32;
   float eps = 0;
   bool offset = false, early = false, adjacent = false;
+  bool f8 = false;  // the caches are fp8, not `type`
   Part q, k, v;
   const void *cos = nullptr, *sin = nullptr;
   std::int64_t cos_row = 0, sin_row = 0, rows = 0;  // rows that the tables have
@@ -51,6 +57,9 @@ struct Problem {
     if (slots.data == nullptr) return -1;
     const std::int64_t at = rotary::integer_at(slots, token);
     return at < places ? at : -1;
+  }
+  RLK_HD void* cached(const Part& part, std::int64_t slot, std::int64_t head) const {
+    return part.cache.row(f8 ? 1 : rows::size_of(type), slot, head);
   }
   RLK_HD float weight_at(const Part& part, std::int64_t i) const {
     const float w = rows::load(weight_type, part.weight, i);

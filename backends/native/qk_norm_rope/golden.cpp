@@ -61,6 +61,14 @@ void put(const Problem& p, const Head& y, const void* x, void* to) {
               static_cast<std::size_t>((p.dims - copied) * rows::size_of(p.type)));
 }
 
+// Numbers of q's dtype into an fp8 cache: by steps in fp32, as any arithmetic has them.
+void keep(const Problem& p, const double* x, int n, float factor, void* to) {
+  const float r = 1 / factor;
+  for (int i = 0; i < n; ++i)
+    static_cast<simt::fp8*>(to)[i] =
+        simt::from_float<simt::fp8>(static_cast<float>(round_to(p.type, x[i])) * r);
+}
+
 void head(const Problem& p, const Part& part, std::int64_t token, std::int64_t slot, std::int64_t h) {
   const void* from = part.x.row(p.type, token, h);
   Head x{};
@@ -68,7 +76,23 @@ void head(const Problem& p, const Part& part, std::int64_t token, std::int64_t s
   if (p.normed()) normalise(p, part, x);
   turn(p, token, x);
   if (part.y) put(p, x, from, part.y.row(p.type, token, h));
-  if (part.cache && slot >= 0) put(p, x, from, part.cache.row(p.type, slot, h));
+  if (!part.cache || slot < 0) return;
+  if (p.f8)
+    keep(p, x.data(), p.dims, part.factors.of(h), p.cached(part, slot, h));
+  else
+    put(p, x, from, p.cached(part, slot, h));
+}
+
+void value(const Problem& p, std::int64_t token, std::int64_t slot, std::int64_t h) {
+  const void* from = p.v.x.row(p.type, token, h);
+  void* to = p.cached(p.v, slot, h);
+  if (!p.f8) {
+    std::memcpy(to, from, static_cast<std::size_t>(p.v_dims * rows::size_of(p.type)));
+  } else {
+    Head x{};
+    for (int i = 0; i < p.v_dims; ++i) x[i] = rows::load(p.type, from, i);
+    keep(p, x.data(), p.v_dims, p.v.factors.of(h), to);
+  }
 }
 
 rlk_code run(const QkNormRope& a, const Call& call) {
@@ -80,9 +104,7 @@ rlk_code run(const QkNormRope& a, const Call& call) {
     const std::int64_t slot = p.slot(token);
     for (const Part* part : {&p.q, &p.k})
       for (std::int64_t h = 0; h < part->heads; ++h) head(p, *part, token, slot, h);
-    for (std::int64_t h = 0; slot >= 0 && p.v_dims > 0 && h < p.v.heads; ++h)
-      std::memcpy(p.v.cache.row(p.type, slot, h), p.v.x.row(p.type, token, h),
-                  static_cast<std::size_t>(p.v_dims * rows::size_of(p.type)));
+    for (std::int64_t h = 0; slot >= 0 && p.v_dims > 0 && h < p.v.heads; ++h) value(p, token, slot, h);
   });
   return RLK_OK;
 }

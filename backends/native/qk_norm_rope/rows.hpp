@@ -88,6 +88,13 @@ class Rows {
                 static_cast<std::size_t>((p.dims - p.turned) * rows::size_of(p.type)));
   }
 
+  // Numbers of q's dtype, which are overwritten, into an fp8 cache.
+  static void keep(float* x, int n, float factor, void* to) {
+    const float r = 1 / factor;
+    Row::map(n, [r](auto a) { return a * r; }, x, static_cast<const float*>(x));
+    Row::narrow(x, static_cast<simt::fp8*>(to), n);
+  }
+
   static void heads(const Problem& p, const Part& part, std::int64_t token, const float* weight,
                     const Turn& t) {
     const std::int64_t slot = part.cache ? p.slot(token) : -1;
@@ -99,7 +106,25 @@ class Rows {
       if (p.normed()) normalise(p, x, weight);
       turn(p, t, x, y);
       if (part.y) put(p, y, from, part.y.row(p.type, token, h));
-      if (slot >= 0) put(p, y, from, part.cache.row(p.type, slot, h));
+      if (slot < 0) continue;
+      if (!p.f8) {
+        put(p, y, from, p.cached(part, slot, h));
+      } else {
+        round(p.type, y, p.dims);
+        keep(y, p.dims, part.factors.of(h), p.cached(part, slot, h));
+      }
+    }
+  }
+
+  static void value(const Problem& p, std::int64_t token, std::int64_t slot, std::int64_t h) {
+    const void* from = p.v.x.row(p.type, token, h);
+    void* to = p.cached(p.v, slot, h);
+    if (!p.f8) {
+      std::memcpy(to, from, static_cast<std::size_t>(p.v_dims * rows::size_of(p.type)));
+    } else {
+      alignas(64) Floats x;
+      Row::widen(p.type, from, x, p.v_dims);
+      keep(x, p.v_dims, p.v.factors.of(h), to);
     }
   }
 
@@ -116,9 +141,7 @@ class Rows {
     heads(p, p.q, token, weights.q, t);
     heads(p, p.k, token, weights.k, t);
     const std::int64_t slot = p.v.cache ? p.slot(token) : -1;
-    const auto bytes = static_cast<std::size_t>(p.v_dims * rows::size_of(p.type));
-    for (std::int64_t h = 0; slot >= 0 && bytes > 0 && h < p.v.heads; ++h)
-      std::memcpy(p.v.cache.row(p.type, slot, h), p.v.x.row(p.type, token, h), bytes);
+    for (std::int64_t h = 0; slot >= 0 && p.v_dims > 0 && h < p.v.heads; ++h) value(p, token, slot, h);
   }
 };
 

@@ -7,7 +7,8 @@
 //
 // A block has eight heads (or four, or with Heads = 2 twice as many) of one token, and the next block the next ones: a token of 16
 // and 8 heads and 8 of values is four blocks, which run at once. Where blocks are many the common case has a kernel of its own, in
-// tokens.hpp; else a team has two heads, whose reads are under way together, and for which it keeps the factors of the turn.
+// tokens.hpp; else a team has two heads, whose reads are under way together, and for which it keeps the factors of the turn, or
+// one where caches are fp8.
 #pragma once
 
 #include "simt/qk_norm_rope/tokens.hpp"
@@ -155,6 +156,24 @@ __device__ __forceinline__ void put(const Problem& p, const void* x, void* y, in
   if (!p.normed() && i + n > p.turned) copy_rest(p.type, x, y, p.turned, i + n);
 }
 
+// The end of a row, and rows that start anywhere: out of line, since it is rare.
+RLK_DEVICE_CALL void put_bytes(std::uint8_t* to, int n, Bytes8 bytes) {
+#pragma unroll
+  for (int k = 0; k < kPack; ++k)
+    if (k < n) to[k] = static_cast<std::uint8_t>(bytes.word[k / 4] >> 8 * (k % 4));
+}
+
+// A pack into a row of an fp8 cache.
+template <class T>
+__device__ __forceinline__ void keep(void* row, int i, int n, const Bytes8& bytes) {
+  if (n == 0) return;
+  auto* to = static_cast<std::uint8_t*>(row) + i;
+  if (__is_same(T, rows::Whole) || (n == kPack && reinterpret_cast<std::uintptr_t>(to) % sizeof(Bytes8) == 0))
+    *reinterpret_cast<Bytes8*>(to) = bytes;
+  else
+    put_bytes(to, n, bytes);
+}
+
 // Heads are numbered through q, k and v.
 __device__ __forceinline__ bool is_query(const Problem& p, std::int64_t head) { return head < p.q.heads; }
 __device__ __forceinline__ bool turns(const Problem& p, std::int64_t head) {
@@ -165,22 +184,36 @@ __device__ __forceinline__ void* row_of(const Problem& p, const Place& q, const 
   return is_query(p, head) ? q.row(p.type, token, head) : k.row(p.type, token, head - p.q.heads);
 }
 
-// A head of v, to its place.
-template <class T, int Lanes>
+// A head of v, to its place. F8: the cache may be fp8.
+template <class T, int Lanes, bool F8>
 __device__ __forceinline__ void keep_value(const Problem& p, std::int64_t token, std::int64_t slot,
                                            std::int64_t head, int lane) {
   if (slot < 0 || head >= p.v.heads) return;
   const void* x = p.v.x.row(p.type, token, head);
-  void* y = p.v.cache.row(p.type, slot, head);
-  for (int i = lane * kPack; i < p.v_dims; i += Lanes * kPack) {
-    const int n = rows::pack_at(i, p.v_dims);
-    rows::put_raw_pack<T>(p.type, y, i, n, rows::fetch_pack<T>(p.type, x, i, n));
+  const auto each = [&](auto put) {
+    for (int i = lane * kPack; i < p.v_dims; i += Lanes * kPack) {
+      const int n = rows::pack_at(i, p.v_dims);
+      put(i, n, rows::fetch_pack<T>(p.type, x, i, n));
+    }
+  };
+  if (!F8 || !p.f8) {
+    void* y = p.v.cache.row(p.type, slot, head);
+    each([&](int i, int n, const rows::Raw<T>& raw) { rows::put_raw_pack<T>(p.type, y, i, n, raw); });
+  } else {
+    void* y = p.v.cache.row(1, slot, head);
+    const float r = 1 / p.v.factors.of(head);
+    each([&](int i, int n, const rows::Raw<T>& raw) {
+      float v[kPack];
+      rows::unpack<T>(p.type, raw, v);
+      keep<T>(y, i, n, Bytes8::of(v, r));
+    });
   }
 }
 
 template <class T, int Lanes, int Heads>
 __global__ void __launch_bounds__(kThreads) heads(Problem p, unsigned groups) {
   constexpr int kTeams = kThreads / Lanes;
+  constexpr bool kF8 = Heads == 1;  // with two its registers would leave room for fewer blocks
   const unsigned token = blockIdx.x / groups, group = blockIdx.x - token * groups;
   const int lane = static_cast<int>(threadIdx.x) % Lanes, i = lane * kPack, n = rows::pack_at(i, p.dims);
   const std::int64_t first = std::int64_t{group} * (Heads * kTeams) + threadIdx.x / Lanes;
@@ -209,25 +242,34 @@ __global__ void __launch_bounds__(kThreads) heads(Problem p, unsigned groups) {
     }
     turn<Lanes>(p, t, lane, v);
     if (!turns(p, head)) {
-      keep_value<T, Lanes>(p, token, slot, head - p.q.heads - p.k.heads, lane);
+      keep_value<T, Lanes, kF8>(p, token, slot, head - p.q.heads - p.k.heads, lane);
       continue;
     }
     const void* x = row_of(p, p.q.x, p.k.x, token, head);
     if (is_query(p, head) || p.k.y) put<T>(p, x, row_of(p, p.q.y, p.k.y, token, head), i, n, raw[j], v);
-    if (!is_query(p, head) && p.k.cache && slot >= 0)
-      put<T>(p, x, p.k.cache.row(p.type, slot, head - p.q.heads), i, n, raw[j], v);
+    if (is_query(p, head) || !p.k.cache || slot < 0) continue;
+    const std::int64_t own = head - p.q.heads;
+    if (!kF8 || !p.f8) {
+      put<T>(p, x, p.k.cache.row(p.type, slot, own), i, n, raw[j], v);
+    } else {
+      round<T>(p.type, v);
+      keep<T>(p.k.cache.row(1, slot, own), i, n, Bytes8::of(v, 1 / p.k.factors.of(own)));
+    }
   }
 }
 
-// Whether all lies in whole packs of bf16, on 16 bytes.
+// Whether all lies in whole packs of bf16, on 16 bytes; of an fp8 cache, on eight.
 inline bool lies_whole(const Problem& p) {
-  const auto on_16 = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
-  const auto whole = [&](const Place& at) {
-    return on_16(at.data) && at.token % kPack == 0 && at.head % kPack == 0;
+  const auto on = [](std::size_t bytes, const void* at) {
+    return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
+  };
+  const auto whole = [&](const Place& at, std::size_t bytes) {
+    return on(bytes, at.data) && at.token % kPack == 0 && at.head % kPack == 0;
   };
   bool all = p.type == Type::bf16 && p.dims % kPack == 0 && p.v_dims % kPack == 0;
   for (const Part* part : {&p.q, &p.k, &p.v})
-    all = all && whole(part->x) && whole(part->y) && whole(part->cache) && on_16(part->weight);
+    all = all && whole(part->x, 16) && whole(part->y, 16) && whole(part->cache, p.f8 ? 8 : 16) &&
+          on(16, part->weight);
   return all && (!p.normed() || p.weight_type == Type::bf16);
 }
 
@@ -248,6 +290,7 @@ void launch_lanes(const Problem& p, hipStream_t stream, std::int64_t many) {
   if (!lies_whole(p)) return launch_heads<rows::Any, Lanes, 1>(p, stream);
   if (p.tokens * p.heads() < many * (kThreads / Lanes)) return launch_heads<rows::Whole, Lanes, 1>(p, stream);
   if (turns_whole(p) && launch_tokens<Lanes / 2>(p, stream)) return;
+  if (p.f8) return launch_heads<rows::Whole, Lanes, 1>(p, stream);
   launch_heads<rows::Whole, Lanes, 2>(p, stream);
 }
 

@@ -26,6 +26,23 @@ using rows::kPack;
 inline constexpr int kTokens = 4, kFetching = 128, kOfProcessor = 768;
 inline constexpr unsigned kWidestWave = 64;
 
+// A pack of an fp8 cache: numbers of the data's dtype times r, a head's 1 / factor.
+struct alignas(8) Bytes8 {
+  std::uint32_t word[2];
+
+  __device__ __forceinline__ static Bytes8 of(const float (&v)[kPack], float r) {
+    Bytes8 bytes{};
+#pragma unroll
+    for (int k = 0; k < kPack; k += 2) bytes.word[k / 4] |= fp8_pair(v[k] * r, v[k + 1] * r) << 8 * (k % 4);
+    return bytes;
+  }
+  __device__ __forceinline__ static Bytes8 of(const Bytes16& pack, float r) {
+    float v[kPack];
+    rows::unpack<bf16>(&pack, v);
+    return of(v, r);
+  }
+};
+
 // A lane's part of a head.
 struct Halves {
   float a[kPack], b[kPack];
@@ -75,24 +92,33 @@ struct Head {
   const char* x = nullptr;
   char *y = nullptr, *cache = nullptr;
   int x_step, y_step, cache_step;  // in bytes
+  float reciprocal = 1;            // of its factor in an fp8 cache
 
   __device__ __forceinline__ Head(const Problem& p, int number, int lane)
       : query(number < queries(p)), turns(number < turning(p)) {
     const int head = number - (query ? 0 : turns ? queries(p) : turning(p));
-    const auto at = [&](const Place& q, const Place& k, const Place& v, int& step) {
+    const auto at = [&](const Place& q, const Place& k, const Place& v, int size, int& step) {
       auto* data = static_cast<char*>(query ? q.data : turns ? k.data : v.data);
-      step = static_cast<int>(query ? q.token : turns ? k.token : v.token) * 2;
-      return data ? data + (head * (query ? q.head : turns ? k.head : v.head) + lane * kPack) * 2 : nullptr;
+      const std::int64_t first = head * (query ? q.head : turns ? k.head : v.head) + lane * kPack;
+      step = static_cast<int>(query ? q.token : turns ? k.token : v.token) * size;
+      return data ? data + first * size : nullptr;
     };
-    x = at(p.q.x, p.k.x, p.v.x, x_step);
-    y = at(p.q.y, p.k.y, p.v.y, y_step);
-    cache = at(p.q.cache, p.k.cache, p.v.cache, cache_step);
+    x = at(p.q.x, p.k.x, p.v.x, 2, x_step);
+    y = at(p.q.y, p.k.y, p.v.y, 2, y_step);
+    cache = at(p.q.cache, p.k.cache, p.v.cache, p.f8 ? 1 : 2, cache_step);
     if (turns || head < p.v.heads) packs = (turns ? p.dims : p.v_dims) / kPack - lane;
+    if (p.f8 && packs > 0 && !query) reciprocal = 1 / (turns ? p.k.factors.of(head) : p.v.factors.of(head));
   }
   __device__ __forceinline__ void put(char* row, const Bytes16& a, const Bytes16& b) const {
     auto* to = reinterpret_cast<Bytes16*>(row);
     if (packs > 0) to[0] = a;
     if (packs > Lanes) to[Lanes] = b;
+  }
+  // To an fp8 cache.
+  __device__ __forceinline__ void keep(char* row, const Bytes16& a, const Bytes16& b) const {
+    auto* to = reinterpret_cast<Bytes8*>(row);
+    if (packs > 0) to[0] = Bytes8::of(a, reciprocal);
+    if (packs > Lanes) to[Lanes] = Bytes8::of(b, reciprocal);
   }
 };
 
@@ -187,8 +213,13 @@ __device__ __forceinline__ void compute(const Problem& p, const Rows<Lanes, Thre
       if (head.turns) a = rms_norm::packed(v.a), b = rms_norm::packed(v.b);
     }
     if (head.y) head.put(head.y + std::int64_t{first + t} * head.y_step, a, b);
-    if (const int slot = rows.slots[t]; head.cache && slot >= 0)
-      head.put(head.cache + std::int64_t{slot} * head.cache_step, a, b);
+    if (const int slot = rows.slots[t]; head.cache && slot >= 0) {
+      char* to = head.cache + std::int64_t{slot} * head.cache_step;
+      if (p.f8)
+        head.keep(to, a, b);
+      else
+        head.put(to, a, b);
+    }
   }
 }
 
