@@ -137,9 +137,12 @@ def test_a_scope_that_wants_another_arithmetic_has_it_op_by_op(name, scope, monk
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_the_samplers_cache_is_written_by_it_with_the_same_bits(graphs, monkeypatch):
-    model, counted = decoder(dtype=torch.bfloat16), Counted(monkeypatch)
+@pytest.mark.parametrize("f8", [False, True])
+def test_the_samplers_cache_is_written_by_it_with_the_same_bits(f8, graphs, monkeypatch):
+    model, counted = decoder(rlk.model.config("tiny-qwen3", fp8_cache=f8), dtype=torch.bfloat16), Counted(monkeypatch)
     requests = [sampler.Request([1 + i, 5, 9, 2], most=6 + i, seed=4, stream=i) for i in range(3)]
+    plain_write, written = sampler.write, []
+    monkeypatch.setattr(sampler, "write", lambda *given: (written.append(given), plain_write(*given)))
 
     def run():
         made, rows = sampler.Sampler(model, pages=30, page_size=4, graphs=graphs), {}
@@ -149,10 +152,10 @@ def test_the_samplers_cache_is_written_by_it_with_the_same_bits(graphs, monkeypa
         return [(a.tokens, a.logp) for a in answers], rows, made.cache.k.clone(), made.cache.v.clone()
 
     (answers, rows, *cache), calls = counted.of(run)
-    assert "rope" not in calls and calls["qk_norm_rope"] > 10
+    assert "rope" not in calls and calls["qk_norm_rope"] > 10 and not written
     monkeypatch.setattr(rlk.model.Turn, "_same_bits", lambda *given: False)
     (plain, others, *other_cache), calls = counted.of(run)
-    assert "qk_norm_rope" not in calls and plain == answers
+    assert "qk_norm_rope" not in calls and written and plain == answers
     assert rows.keys() == others.keys() and all(torch.equal(rows[key], others[key]) for key in rows)
     # But for the page behind the last, which is nobody's.
     assert all(torch.equal(a[:, :-1].view(torch.uint8), b[:, :-1].view(torch.uint8)) for a, b in zip(cache, other_cache))

@@ -171,8 +171,6 @@ class Turn:
     def __init__(self, model, positions, keep, noted, bounds, prefix_of):
         self.model, self.positions, self.keep, self.noted, self.bounds, self.prefix_of = model, positions, keep, noted, bounds, prefix_of
         self.learns = torch.is_grad_enabled()
-        if model.config.fp8_cache:  # the op rounds to its own dtype
-            self.keep = None
         known = model.ops is rlk.torch or not self.learns and getattr(model.ops, "turns", False)
         plain = rlk.tracing() or model.config.head_dim > 256 or self.learns and (
             bounds is None or model.config.fp8_cache or torch.compiler.is_compiling())
