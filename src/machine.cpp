@@ -29,6 +29,8 @@ constexpr Level kLevels[] = {
      "needs AVX2, which RLK_CPU withholds", "set RLK_CPU=avx2, or unset it"},
     {RLK_CPU_AVX512, "avx512", "needs AVX-512 (F, BW, DQ, VL)", "run on a processor with AVX-512",
      "needs AVX-512, which RLK_CPU withholds", "set RLK_CPU=avx512, or unset it"},
+    {RLK_CPU_AVX512BF16, "avx512bf16", "needs AVX512-BF16", "run on a processor with AVX512-BF16",
+     "needs AVX512-BF16, which RLK_CPU withholds", "set RLK_CPU=avx512bf16, or unset it"},
     {RLK_CPU_AMX, "amx", "needs AMX with bf16", "run on a processor and a system with AMX",
      "needs AMX, which RLK_CPU withholds", "set RLK_CPU=amx, or unset it"}};
 
@@ -44,6 +46,8 @@ bool processor_has([[maybe_unused]] int32_t level) {
     case RLK_CPU_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case RLK_CPU_AVX512BF16:
+      return __builtin_cpu_supports("avx512bf16");
     case RLK_CPU_AMX:
       return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
     default:
@@ -98,7 +102,7 @@ int32_t cpu_level() {
   // A word that is none caps nothing: it is an error, under which nothing is resolved.
   const Level* cap = known(environment().cpu);
   const int32_t level = std::min(cap ? cap->level : int32_t{RLK_CPU_AMX}, processor_level());
-  return level == RLK_CPU_AMX && !tiles_granted() ? int32_t{RLK_CPU_AVX512} : level;
+  return level == RLK_CPU_AMX && !tiles_granted() ? int32_t{RLK_CPU_AVX512BF16} : level;
 }
 
 const char* cpu_word(int32_t level) {

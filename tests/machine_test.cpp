@@ -27,8 +27,11 @@ struct Level {
   const char* word;
   std::int32_t level;
 };
-constexpr Level kLevels[] = {
-    {"baseline", RLK_CPU_BASELINE}, {"avx2", RLK_CPU_AVX2}, {"avx512", RLK_CPU_AVX512}, {"amx", RLK_CPU_AMX}};
+constexpr Level kLevels[] = {{"baseline", RLK_CPU_BASELINE},
+                             {"avx2", RLK_CPU_AVX2},
+                             {"avx512", RLK_CPU_AVX512},
+                             {"avx512bf16", RLK_CPU_AVX512BF16},
+                             {"amx", RLK_CPU_AMX}};
 
 // RLK_CPU for as long as it lives, then what it was.
 class Cap {
@@ -142,8 +145,10 @@ TEST_CASE("a word that is no level fails every call and names the one that was m
   const Cap cap("avx521");
   const Status status = lm_head({.hidden = s.h, .weight = s.w, .out = s.y});
   CHECK(status.code() == RLK_CONFIGURATION);
-  CHECK(status.message() ==
-        "RLK_CPU: unknown level 'avx521', did you mean 'avx512'?  Known levels: amx, avx2, avx512, baseline");
+  CHECK(
+      status.message() ==
+      "RLK_CPU: unknown level 'avx521', did you mean 'avx512'?  Known levels: amx, avx2, avx512, avx512bf16, "
+      "baseline");
   CHECK(rlk_reload_environment() == RLK_CONFIGURATION);
 }
 

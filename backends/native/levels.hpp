@@ -94,7 +94,7 @@ constexpr Facts pair_facts(const char* doc, const char* arithmetic) {
           .arithmetic = arithmetic,
           .dtypes = RLK_BF16,
           .traits = kPinned,
-          .min_arch = RLK_CPU_AVX512};
+          .min_arch = RLK_CPU_AVX512BF16};
 }
 constexpr Facts pair_replay_facts(const char* arithmetic) {
   return {.id = "",

@@ -40,6 +40,8 @@ void hold_to(std::int32_t level) {
     dnnl::set_max_cpu_isa(cpu_isa::sse41);
   else if (level < RLK_CPU_AVX512 && __builtin_cpu_supports("avx512f"))
     dnnl::set_max_cpu_isa(cpu_isa::avx2);
+  else if (level < RLK_CPU_AVX512BF16 && __builtin_cpu_supports("avx512bf16"))
+    dnnl::set_max_cpu_isa(cpu_isa::avx512_core_vnni);
   else if (level < RLK_CPU_AMX && has_amx)
     dnnl::set_max_cpu_isa(cpu_isa::avx512_core_bf16);
 #endif

@@ -151,7 +151,8 @@ enum {
   RLK_CPU_BASELINE = 10, /* what every processor of the platform has */
   RLK_CPU_AVX2 = 20,     /* with FMA and F16C */
   RLK_CPU_AVX512 = 30,   /* F, BW, DQ, VL */
-  RLK_CPU_AMX = 40       /* tiles and bf16, and the system's leave to use them */
+  RLK_CPU_AVX512BF16 = 35,
+  RLK_CPU_AMX = 40 /* tiles and bf16, and the system's leave to use them */
 };
 
 typedef struct rlk_device {

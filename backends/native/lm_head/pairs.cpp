@@ -124,7 +124,7 @@ constinit const rlk_implementation lm_head_avx512bf16 =
                             .arithmetic = "avx512bf16/kb1024",
                             .dtypes = RLK_BF16,
                             .traits = kPinned,
-                            .min_arch = RLK_CPU_AVX512});
+                            .min_arch = RLK_CPU_AVX512BF16});
 constinit const rlk_implementation lm_head_replay_avx512bf16_avx2 =
     Pairs<Isa::avx2>::of(facts_at<"native.replay_avx512bf16", Isa::avx2>(kReplay));
 constinit const rlk_implementation lm_head_replay_avx512bf16_scalar =

@@ -13,6 +13,6 @@ const rlk_implementation lm_head_avx512bf16 =
          .arithmetic = "avx512bf16/kb1024",
          .dtypes = RLK_BF16,
          .traits = kPinned,
-         .min_arch = RLK_CPU_AVX512});
+         .min_arch = RLK_CPU_AVX512BF16});
 
 }  // namespace rlk::onednn
