@@ -6,9 +6,9 @@
 // wait for nothing are asked for first: the head, its weights, the token's position, and by it the tables' row.
 //
 // A block has eight heads (or four, or with Heads = 2 twice as many) of one token, and the next block the next ones: a token of 16
-// and 8 heads and 8 of values is four blocks, which run at once. Where blocks are many the common case has a kernel of its own, in
-// tokens.hpp; else a team has two heads, whose reads are under way together, and for which it keeps the factors of the turn, or
-// one where caches are fp8.
+// and 8 heads and 8 of values is four blocks, which run at once. Where blocks are many a team has two heads, whose reads are under
+// way together, and for which it keeps the factors of the turn, or one where caches are fp8. The common case has a kernel of its
+// own, in tokens.hpp.
 #pragma once
 
 #include "simt/qk_norm_rope/tokens.hpp"
@@ -288,9 +288,9 @@ void launch_heads(const Problem& p, hipStream_t stream) {
 template <int Lanes>
 void launch_lanes(const Problem& p, hipStream_t stream, std::int64_t many) {
   if (!lies_whole(p)) return launch_heads<rows::Any, Lanes, 1>(p, stream);
-  if (p.tokens * p.heads() < many * (kThreads / Lanes)) return launch_heads<rows::Whole, Lanes, 1>(p, stream);
   if (turns_whole(p) && launch_tokens<Lanes / 2>(p, stream)) return;
-  if (p.f8) return launch_heads<rows::Whole, Lanes, 1>(p, stream);
+  if (p.f8 || p.tokens * p.heads() < many * (kThreads / Lanes))
+    return launch_heads<rows::Whole, Lanes, 1>(p, stream);
   launch_heads<rows::Whole, Lanes, 2>(p, stream);
 }
 

@@ -1,4 +1,4 @@
-// qk_norm_rope of many tokens, for heads of 128 or 256 dims that turn whole, by halves, in whole packs of bf16 on 16 bytes, by tables
+// qk_norm_rope for heads of 128 or 256 dims that turn whole, by halves, in whole packs of bf16 on 16 bytes, by tables
 // of fp32 on 16 bytes.
 //
 // As many blocks as a GPU has at a time: each has up to 32 heads, one a team, of a range of tokens, and takes four tokens at a time.
