@@ -106,6 +106,10 @@ def qk_norm_rope_rows(tokens, heads=16, kv_heads=8, width=128):
               rlk=lambda: ops.qk_norm_rope(q, k, cos, sin, positions, v, q_weight, k_weight, slots, k_cache=k_cache, v_cache=v_cache,
                                            q_out=q_out, eps=1e-6),
               steps=steps)
+    k_8, v_8 = (torch.zeros(k_cache.shape, dtype=torch.float8_e4m3fn, device=DEVICE) for _ in range(2))
+    yield Row(f"qk_norm_rope, fp8 cache [{tokens}, {heads} + {kv_heads}, {width}]", size(qkv, q_out, k_8[:tokens], v_8[:tokens]),
+              rlk=lambda: ops.qk_norm_rope(q, k, cos, sin, positions, v, q_weight, k_weight, slots, k_cache=k_8, v_cache=v_8,
+                                           q_out=q_out, eps=1e-6))
 
 
 def short_conv_rows(tokens, width):
@@ -287,7 +291,7 @@ def gpu_rows():
         yield from rms_norm_rows(tokens, width)
     for heads in (32768, 262144):
         yield from gated_norm_rows(heads, 128)
-    for tokens in (1, 64, 1000, 8192, 32768):
+    for tokens in (1, 64, 256, 1000, 8192, 32768):
         yield from qk_norm_rope_rows(tokens)
     for tokens in (1, 64, 1000, 8192):
         yield from swiglu_rows(tokens, 12288)
