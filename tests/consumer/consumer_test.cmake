@@ -89,13 +89,16 @@ elseif(KIND STREQUAL subdirectory)
   set(WORK ${WORK}_beside)
   set(way -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0)
   if(CCACHE)
+    # A header that is written while building counts by its place too, so it is read where the surrounding build has it.
     set(way -DCMAKE_BUILD_TYPE=${CONFIG} -DRLK_WARNINGS_AS_ERRORS=${WARNINGS_AS_ERRORS}
-        -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
+        -DCMAKE_C_COMPILER_LAUNCHER=${CCACHE} -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE}
+        "-DCMAKE_CXX_FLAGS=${flags} -iquote ${BUILD}/include")
   endif()
   build(subdirectory -DRLK_SOURCE=${SOURCE} -DRLK_WITH_ONEDNN=OFF -DRLK_WITH_CUDA=OFF -DRLK_WITH_HIP=OFF
         -DRLK_WITH_CLI=OFF -DRLK_SANITIZE=${SANITIZE} ${way})
   run(${WORK}/subdirectory/consumer)
   expect("${printed}" "decided by default order")
+  run(${CMAKE_COMMAND} -E compare_files ${BUILD}/include/rlk/ops.hpp ${WORK}/subdirectory/rlk/include/rlk/ops.hpp)
   # A project that says nothing gets optimised kernels, and no language that it did not ask for.
   run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/tests/consumer/subdirectory -B ${WORK}/silent -DRLK_SOURCE=${SOURCE}
       -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
