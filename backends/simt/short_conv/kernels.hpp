@@ -332,9 +332,9 @@ void for_taps(const Problem& p, bool bf16, F f) {
   });
 }
 
-// Rows that a thread of whole.hpp goes through: runs short enough for two blocks on each of an H100's schedulers.
+// Rows that a thread of whole.hpp goes through: runs short enough for three blocks on each of an H200's multiprocessors.
 inline int whole_run_of(const Problem& p) {
-  constexpr std::int64_t kEnough = std::int64_t{1} << 16;
+  constexpr std::int64_t kEnough = 3 << 14;
   int run = kBlock;
   while (run > 1 && over(p.axes.rows, run) * (p.width / whole::kCount) < kEnough) run /= 2;
   return run;

@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, int run, floa
   if (threadIdx.x < kChannels && own < p.width) add<Taps, Bias>(p, rows, tile, own, shares);
 }
 
-// From this many walks on, one and a half warps for each of an H100's schedulers, the walk has threads enough.
-inline constexpr std::int64_t kWalks = 3 << 13;
+// From this many walks on, three warps for four of an H200's schedulers, the walk has threads enough.
+inline constexpr std::int64_t kWalks = 3 << 12;
 inline bool suits(const Problem& p, std::int64_t walks) {
   return whole::serves(p) && p.sums() && p.axes.rows > 0 && p.blocks() * (p.width / kCount) < walks;
 }
