@@ -828,11 +828,14 @@ HeadWidths head_widths(Random& r) {
   return {16 * r.between(1, 3), 16 * r.between(1, 3)};
 }
 
-// Of packed sequences: which one's keys come before those of each, mostly as they may be.
+// Of packed sequences: which one's keys come before those of each, one before that has no prefix itself.
 void prefixes(Call& c, Random& r, int64_t n) {
   std::vector<int64_t> of(static_cast<std::size_t>(n), -1);
-  for (int64_t i = 1; i < n; ++i)
-    if (r.chance(60)) of[static_cast<std::size_t>(i)] = r.chance(90) ? 0 : r.below(n);
+  for (int64_t i = 1; i < n; ++i) {
+    if (!r.chance(60)) continue;
+    const int64_t before = r.chance(90) ? 0 : r.below(i);
+    of[static_cast<std::size_t>(i)] = of[static_cast<std::size_t>(before)] < 0 ? before : 0;
+  }
   c.read("prefix_of", {n}, index_type(r), {Values::list, 0, 0, of});
 }
 
