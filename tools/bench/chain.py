@@ -291,13 +291,18 @@ def gpu_rows():
         yield from rms_norm_rows(tokens, width)
     for heads in (32768, 262144):
         yield from gated_norm_rows(heads, 128)
-    for tokens in (1, 64, 256, 1000, 8192, 32768):
+    for tokens in (1, 64, 256, 512, 1000, 2000, 8192, 32768):
         yield from qk_norm_rope_rows(tokens)
+    for heads in ((32, 8), (8, 1), (16, 2, 256)):
+        for tokens in (512, 8192):
+            yield from qk_norm_rope_rows(tokens, *heads)
     for tokens in (1, 64, 1000, 8192):
         yield from swiglu_rows(tokens, 12288)
     yield from swiglu_rows(8192, 4096)
-    for tokens in (64, 8192, 32768):
+    for tokens in (1, 64, 200, 512, 1000, 2000, 4000, 8192, 32768):
         yield from short_conv_rows(tokens, 4096)
+    for shape in ((8192, 2048), (2000, 12288)):
+        yield from short_conv_rows(*shape)
     for batch in (1, 16, 64, 256):
         yield from kda_step_rows(batch)
     yield from embedding_rows(8192, 4096, 151936)
