@@ -12,6 +12,7 @@
 #pragma once
 
 #include "arithmetic/qk_norm_rope/problem.hpp"
+#include "simt/async.hpp"
 #include "simt/rms_norm/team.hpp"
 
 namespace rlk::simt::qk_norm_rope {
@@ -151,8 +152,8 @@ struct Rows {
     for (int t = 0; t < kTokens; ++t, x += head.x_step) {
       if (t >= count) break;
       const auto* from = reinterpret_cast<const Bytes16*>(x);
-      if (head.packs > 0) rms_norm::send(&packs[t][0][threadIdx.x], from);
-      if (head.packs > Lanes) rms_norm::send(&packs[t][1][threadIdx.x], from + Lanes);
+      if (head.packs > 0) send(&packs[t][0][threadIdx.x], from);
+      if (head.packs > Lanes) send(&packs[t][1][threadIdx.x], from + Lanes);
     }
     const int mine = static_cast<int>(threadIdx.x / kThreadsOf);
     const unsigned thread = threadIdx.x % kThreadsOf;
@@ -166,7 +167,7 @@ struct Rows {
       Bytes16& to = tables[mine][sines][four % 2][four / 2];
       if (token.position >= 0) {
         row += std::int64_t{token.position} * static_cast<int>(sines ? p.sin_row : p.cos_row);
-        rms_norm::send(&to, reinterpret_cast<const Bytes16*>(row) + four);
+        send(&to, reinterpret_cast<const Bytes16*>(row) + four);
       } else {
 #pragma unroll
         for (int k = 0; k < 4; ++k) to.word[k] = sines ? 0 : 0x7fffffffu;
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(Threads, kOfProcessor / Threads)
   // Whether the widest wave has a head that turns: all its lanes reach the shuffles, or none.
   const bool computes = start + static_cast<int>(thread / kWidestWave * (kWidestWave / Lanes)) < turning(p);
   for (int half = 0; first < last; first += kTokens, half = 1 - half) {
-    rms_norm::arrived();
+    arrived();
     __syncthreads();  // and the other half was read
     if (const int next = first + kTokens; next < last) {
       halves[1 - half].ask(p, head, token, next, left(next));

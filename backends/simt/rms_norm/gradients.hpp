@@ -5,6 +5,7 @@
 // multiprocessor has as many rows under way as that holds, and few registers each.
 #pragma once
 
+#include "simt/async.hpp"
 #include "simt/rms_norm/slices.hpp"
 #include "simt/rms_norm/team.hpp"
 

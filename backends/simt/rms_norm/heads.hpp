@@ -6,6 +6,7 @@
 // the chains of two channels.
 #pragma once
 
+#include "simt/async.hpp"
 #include "simt/rms_norm/narrow.hpp"
 #include "simt/rms_norm/share.hpp"
 

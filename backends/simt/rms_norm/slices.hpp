@@ -5,6 +5,7 @@
 // still in the cache. The block that is the last of its channels adds their shares.
 #pragma once
 
+#include "simt/async.hpp"
 #include "simt/join.hpp"
 #include "simt/rms_norm/share.hpp"
 

@@ -218,33 +218,6 @@ __device__ __forceinline__ void add_residual(const RowOf& residual, std::int64_t
   rows::round_pack<T>(residual.type, a);
 }
 
-// Copies 16 bytes to shared memory; they are there for this thread when `arrived`.
-__device__ __forceinline__ void send(rows::Bytes16* to, const rows::Bytes16* from) {
-#if defined(__CUDA_ARCH__)
-  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-#else
-  *to = *from;
-#endif
-}
-__device__ __forceinline__ void arrived() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// The same in groups that arrive in turn: a thread ends one, and waits until no more than `Left` are under way.
-__device__ __forceinline__ void end_group() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int Left>
-__device__ __forceinline__ void arrived_but() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
-#endif
-}
 // Whether a block of this kernel may have so much dynamic shared memory; then it is allowed.
 template <class Kernel>
 bool allow_shared(Kernel kernel, std::size_t bytes) {

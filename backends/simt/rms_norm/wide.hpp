@@ -7,6 +7,7 @@
 // sum to the next; when the sums are there, a thread goes on with the chains of its channels.
 #pragma once
 
+#include "simt/async.hpp"
 #include "simt/rms_norm/share.hpp"
 
 namespace rlk::simt::rms_norm {
