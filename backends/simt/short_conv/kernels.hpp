@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) forward(Problem p, int run) {
       Numbers<kPack> y;
 #pragma unroll
       for (int k = 0; k < kPack; ++k) y.at[k] = window.sum(p, f, k);
-      silu_of(y);
+      y = silu_of(y);
       RowOf(p.axes, p.y, row + a).template set<T>(at.channel, at.n, y.at);
     }
   }
@@ -332,12 +332,13 @@ void for_taps(const Problem& p, bool bf16, F f) {
   });
 }
 
-// Rows that a thread of whole.hpp goes through: runs short enough for three blocks on each of an H200's multiprocessors.
-inline int whole_run_of(const Problem& p) {
-  constexpr std::int64_t kEnough = 3 << 14;
-  int run = kBlock;
-  while (run > 1 && over(p.axes.rows, run) * (p.width / whole::kCount) < kEnough) run /= 2;
-  return run;
+// Rows that a thread of whole.hpp goes through: as many as it takes for an H200 to have all threads at once, or `many` where these
+// are more than a block's. Runs begin where groups of rows do, unless sequences are shorter.
+inline int whole_run_of(const Problem& p, int blocks, int many) {
+  const std::int64_t threads = std::int64_t{132} * blocks * whole::kThreads,
+                     step = p.cu_seqlens || p.tokens >= whole::kStep ? whole::kStep : 1,
+                     run = over(over(p.axes.rows * (p.width / whole::kCount), threads), step) * step;
+  return run > kBlock ? many : static_cast<int>(run);
 }
 // Rows that a thread goes through: more of them read less twice, as long as there are threads enough for any GPU.
 inline int run_of(const Problem& p) {
@@ -348,7 +349,7 @@ inline int run_of(const Problem& p) {
 }
 
 inline void launch_rows(const Problem& p, bool bf16, hipStream_t stream) {
-  if (whole::serves(p)) return whole::launch_forward(p, whole_run_of(p), stream);
+  if (whole::serves(p)) return whole::launch_forward(p, whole_run_of(p, whole::kBlocks, 32), stream);
   const int run = run_of(p);
   for_taps(p, bf16, [&]<class T, int Taps>() {
     hipLaunchKernelGGL((forward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0, stream,
@@ -370,7 +371,10 @@ inline std::int64_t backward_bytes(const Problem& p) {
   return p.sums() && p.width != 0 ? p.blocks() * p.share() * std::int64_t{sizeof(float)} : 0;
 }
 inline void launch_gradients(const Problem& p, bool bf16, float* shares, hipStream_t stream) {
-  if (whole::serves(p)) return whole::launch_backward(p, shares ? kBlock : whole_run_of(p), shares, stream);
+  if (whole::serves(p)) {
+    const int rows = shares ? kBlock : whole_run_of(p, whole::kBlocksBack, kBlock);
+    return whole::launch_backward(p, rows, shares, stream);
+  }
   const int run = shares ? kBlock : run_of(p);
   for_taps(p, bf16, [&]<class T, int Taps>() {
     hipLaunchKernelGGL((backward<T, Taps>), grid(over(p.axes.rows, run) * packs(p)), dim3(kThreads), 0,

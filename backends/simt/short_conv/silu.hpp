@@ -39,7 +39,7 @@ __device__ __forceinline__ float about_silu(float z) { return mul_rn(z, about_si
 #endif
 
 template <int Count>
-__device__ __forceinline__ void silu_of(Numbers<Count>& z) {
+RLK_DEVICE_CALL Numbers<Count> silu_of(Numbers<Count> z) {
 #if defined(__CUDA_ARCH__)
   bool inside = true;
 #  pragma unroll
@@ -50,10 +50,10 @@ __device__ __forceinline__ void silu_of(Numbers<Count>& z) {
   if (inside) {
 #  pragma unroll
     for (int k = 0; k < Count; ++k) z.at[k] = silu_inside(z.at[k]);
-    return;
+    return z;
   }
 #endif
-  z = silu_anywhere(z);
+  return silu_anywhere(z);
 }
 
 // What rounds to the bf16 numbers that the silu of z rounds to.
@@ -72,7 +72,7 @@ __device__ __forceinline__ void silu_for_bf16(Numbers<Count>& z) {
     return;
   }
 #endif
-  silu_of(z);
+  z = silu_of(z);
 }
 
 // d_y becomes the gradient of z.

@@ -14,8 +14,9 @@ namespace rlk::simt::short_conv::split {
 using conv32::kBlock;
 using conv32::Problem;
 using conv32::Span;
+using whole::Halves;
 using whole::kCount;
-using whole::kStepBack;
+using whole::kStep;
 using whole::smaller;
 
 inline constexpr int kThreads = 128, kChannels = 32, kLanes = kChannels / kCount;  // of a block
@@ -45,8 +46,26 @@ struct Rows {
 
 template <int Taps>
 using Filter = whole::Filter<Taps, kCount>;
-template <int Step = kStepBack>
+template <int Step = kStep>
 using Ring = whole::Ring<kCount, Step>;
+
+// Rows of a column from its first on, `count` of them: each is asked for kStep rows before it is taken.
+struct Ahead {
+  whole::Column from;
+  Halves<kCount> row[kStep] = {};
+  __device__ __forceinline__ Ahead(const whole::Column& column, int count) : from(column) {
+#pragma unroll
+    for (int a = 0; a < kStep; ++a) ask(a, a < count);
+  }
+  __device__ __forceinline__ void ask(int a, bool more) {
+    if (more) row[a] = whole::fetch<kCount>(from.at);
+    from.at += from.step;
+  }
+  __device__ __forceinline__ void take(int a, bool more, float (&to)[kCount]) {
+    whole::unpack(row[a], to);
+    ask(a, more);
+  }
+};
 
 // The gradients of sums, and the inputs; the block's last rows are followed by those that d_x needs.
 template <int Taps, bool Bias, bool Inputs>
@@ -58,18 +77,17 @@ __device__ __forceinline__ void outputs(const Problem& p, const Filter<Taps>& f,
     const Span s = p.sequence_of(row);
     const int end = rows.end_of(s, Inputs && rows.last == rows.count ? rows.last + Taps - 1 : rows.last),
               count = end - at;
-    whole::Feed<kCount, kStepBack> xs(whole::Column(p.x, channel, row), count),
-        d_ys(whole::Column(p.d_y, channel, row), count);
+    Ahead xs(whole::Column(p.x, channel, row), count), d_ys(whole::Column(p.d_y, channel, row), count);
     Ring<> x;
     whole::recall<Taps>(p, s, row, channel, x);
 #pragma unroll 1
-    for (int i = 0; i < count; i += kStepBack) {
+    for (int i = 0; i < count; i += kStep) {
 #pragma unroll
-      for (int a = 0; a < kStepBack; ++a) {
+      for (int a = 0; a < kStep; ++a) {
         if (i + a >= count) break;
-        const bool more = i + a + kStepBack < count;
+        const bool more = i + a + kStep < count;
         Numbers<kCount> d;
-        *reinterpret_cast<whole::Halves<kCount>*>(&tile.x[at + i + a][lane * kCount]) = xs.row[a];
+        *reinterpret_cast<Halves<kCount>*>(&tile.x[at + i + a][lane * kCount]) = xs.row[a];
         xs.take(a, more, x[a]);
         d_ys.take(a, more, d.at);
         d_silu_of(d, f.template sum<Bias>(x, a));
@@ -93,9 +111,9 @@ __device__ __forceinline__ void inputs(const Problem& p, const Filter<Taps>& f, 
   whole::Column d_x(p.d_x, channel, rows.block + rows.first);
   Ring<> g;
 #pragma unroll 1
-  for (int i = rows.first; i < until; i += kStepBack) {
+  for (int i = rows.first; i < until; i += kStep) {
 #pragma unroll
-    for (int a = 0; a < kStepBack; ++a) {
+    for (int a = 0; a < kStep; ++a) {
       const int row = i + a - (Taps - 1);
       if (row >= rows.last) break;
 #pragma unroll
@@ -184,8 +202,8 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, int run, floa
   if (threadIdx.x < kChannels && own < p.width) add<Taps, Bias>(p, rows, tile, own, shares);
 }
 
-// From this many walks on, three warps for four of an H200's schedulers, the walk has threads enough.
-inline constexpr std::int64_t kWalks = 3 << 12;
+// From this many walks on, more than half of an H200's schedulers' warps, the walk has threads enough.
+inline constexpr std::int64_t kWalks = 9 << 10;
 inline bool suits(const Problem& p, std::int64_t walks) {
   return whole::serves(p) && p.sums() && p.axes.rows > 0 && p.blocks() * (p.width / kCount) < walks;
 }

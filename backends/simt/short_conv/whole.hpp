@@ -1,13 +1,14 @@
 // short_conv's kernels for rows of bf16 that lie on 16 bytes (rows::lies_whole), which is what models have: y and d_x in one
 // walk down the rows. A thread has a few neighbouring channels and a run of rows; pointers run, the last rows stay in registers
-// as fp32, and kStep rows are on their way while as many are computed. The walk is cut where a sequence begins, so inside it
-// nothing asks for a row's sequence.
+// as fp32, and the next ones are on their way to shared memory while a few are computed. The walk is cut where a sequence begins,
+// so inside it nothing asks for a row's sequence.
 //
 // By bytes the forward is a copy and the backward three halves of one; at 2.9 TB/s an SM of an H100 has 38 instruction slots an
 // element for the first and 57 for the second. They take some 17 and 40: a forward silu is computed approximately and redone
 // where its rounding to bf16 could differ (silu.hpp); a gradient is summed in fp32, where all of its bits matter.
 #pragma once
 
+#include "simt/async.hpp"
 #include "simt/rows.hpp"
 #include "simt/short_conv/silu.hpp"
 
@@ -19,10 +20,12 @@ using conv32::Span;
 using conv32::State;
 
 inline constexpr int kThreads = 128;
+// Blocks that a multiprocessor has at a time, forward and backward.
+inline constexpr int kBlocks = 6, kBlocksBack = 4;
 // Rows that are fetched together, and channels of a thread. A ring of as many rows holds what the longest filter needs, at places
 // known when it is compiled.
-inline constexpr int kStep = 8, kStepBack = 4, kCount = 4;
-static_assert(kStepBack >= conv32::kMostTaps);
+inline constexpr int kStep = 4, kCount = 4;
+static_assert(kStep >= conv32::kMostTaps);
 
 // Channels of one thread.
 template <int Count>
@@ -36,13 +39,30 @@ template <int Count>
 __device__ __forceinline__ Halves<Count> fetch(const char* at) {
   return *reinterpret_cast<const Halves<Count>*>(at);
 }
+// A word's two bf16 numbers. Of what it could compute again a compiler would keep the word, and compute it for every tap.
+__device__ __forceinline__ float low_half(std::uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  float number;
+  asm("shl.b32 %0, %1, 16;" : "=f"(number) : "r"(word));
+  return number;
+#else
+  return bits_float(word << 16);
+#endif
+}
+__device__ __forceinline__ float high_half(std::uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  float number;
+  asm("and.b32 %0, %1, 0xffff0000;" : "=f"(number) : "r"(word));
+  return number;
+#else
+  return bits_float(word & 0xffff0000u);
+#endif
+}
 template <int Count>
 __device__ __forceinline__ void unpack(const Halves<Count>& from, float (&to)[Count]) {
 #pragma unroll
-  for (int k = 0; k < Count; k += 2) {
-    to[k] = bits_float(from.word[k / 2] << 16);
-    to[k + 1] = bits_float(from.word[k / 2] & 0xffff0000u);
-  }
+  for (int k = 0; k < Count; k += 2)
+    to[k] = low_half(from.word[k / 2]), to[k + 1] = high_half(from.word[k / 2]);
 }
 template <int Count>
 __device__ __forceinline__ void store(char* at, const float (&from)[Count]) {
@@ -112,23 +132,54 @@ struct Column {
   }
 };
 
-// Rows of a column from its first on, `count` of them: each is asked for Step rows before it is taken.
-template <int Count, int Step>
-struct Feed {
-  Column from;
-  Halves<Count> row[Step] = {};
-  __device__ __forceinline__ Feed(const Column& column, int count) : from(column) {
+// Rows of some tensors' columns from their first on, `count` of them, on their way through shared memory: in groups of kStep, of
+// which two are under way while one is taken. A thread reads what it sent itself.
+template <int Tensors>
+class Feed {
+ public:
+  static constexpr int kGroups = 3, kGroup = Tensors * kStep * kThreads;
+  struct Room {
+    Halves<kCount> piece[kGroups * kGroup];
+  };
+  // Asks for the first groups.
+  template <class... Columns>
+  __device__ __forceinline__ Feed(Room& room, int count, const Columns&... columns)
+      : from_{columns...}, first_(room.piece + threadIdx.x), to_(first_), at_(first_), count_(count) {
+    at_ += (kGroups - 1) * kGroup;
 #pragma unroll
-    for (int a = 0; a < Step; ++a) ask(a, a < count);
+    for (int g = 0; g + 1 < kGroups; ++g) ask();
   }
-  __device__ __forceinline__ void ask(int a, bool more) {
-    if (more) row[a] = fetch<Count>(from.at);
-    from.at += from.step;
+  // The next group, which is there then; one more is asked for.
+  __device__ __forceinline__ void advance() {
+    ask();
+    arrived_but<kGroups - 1>();
+    move(at_);
   }
-  __device__ __forceinline__ void take(int a, bool more, float (&to)[Count]) {
-    unpack(row[a], to);
-    ask(a, more);
+  // Row `a` of the group.
+  __device__ __forceinline__ Halves<kCount> row(int tensor, int a) const {
+    return at_.get((tensor * kStep + a) * kThreads);
   }
+
+ private:
+  __device__ __forceinline__ void move(Shelf<Halves<kCount>>& group) const {
+    group += kGroup;
+    if (group - first_ == kGroups * kGroup) group = first_;
+  }
+  __device__ __forceinline__ void ask() {
+#pragma unroll
+    for (int a = 0; a < kStep; ++a)
+#pragma unroll
+      for (int n = 0; n < Tensors; ++n) {
+        if (asked_ + a < count_) to_.send((n * kStep + a) * kThreads, from_[n].at);
+        from_[n].at += from_[n].step;
+      }
+    end_group();
+    asked_ += kStep;
+    move(to_);
+  }
+  Column from_[Tensors];
+  Shelf<Halves<kCount>> first_, to_, at_;  // the first group, the next to be asked for, the one that is taken
+  int count_, asked_ = 0;
 };
 
 // The inputs before `row`, placed as if the ring's next were its first.
@@ -152,27 +203,39 @@ __device__ __forceinline__ std::int64_t channel_of(int count) {
 __device__ __forceinline__ std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 template <int Taps, int Count, bool Bias>
-__global__ void __launch_bounds__(kThreads, 4) forward(Problem p, int run) {
+__global__ void __launch_bounds__(kThreads, kBlocks) forward(Problem p, int run) {
+  __shared__ __attribute__((aligned(16))) Feed<1>::Room room;
   const std::int64_t channel = channel_of(Count), first = std::int64_t{blockIdx.x} * run,
                      last = smaller(first + run, p.axes.rows);
   if (channel >= p.width) return;
-  const Filter<Taps, Count> f(p, channel);
   for (std::int64_t row = first; row < last;) {
     const Span s = p.sequence_of(row);
     const int count = static_cast<int>(smaller(s.end, last) - row);
-    Feed<Count, kStep> x(Column(p.x, channel, row), count);
+    Feed<1> x(room, count, Column(p.x, channel, row));
+    const Filter<Taps, Count> f(p, channel);
     Column y(p.y, channel, row);
     Ring<Count, kStep> ring;
     recall<Taps>(p, s, row, channel, ring);
-    for (int i = 0; i < count; i += kStep) {
+    const auto output = [&](int a) {
+      unpack(x.row(0, a), ring[a]);
+      Numbers<Count> z = f.template sum<Bias>(ring, a);
+      silu_for_bf16(z);
+      store(y.at, z.at);
+      y.at += y.step;
+    };
+    int i = 0;
+#pragma unroll 1
+    for (; i + kStep <= count; i += kStep) {
+      x.advance();
+#pragma unroll
+      for (int a = 0; a < kStep; ++a) output(a);
+    }
+    if (i < count) {
+      x.advance();
 #pragma unroll
       for (int a = 0; a < kStep; ++a) {
         if (i + a >= count) break;
-        x.take(a, i + a + kStep < count, ring[a]);
-        Numbers<Count> z = f.template sum<Bias>(ring, a);
-        silu_for_bf16(z);
-        store(y.at, z.at);
-        y.at += y.step;
+        output(a);
       }
     }
     row += count;
@@ -183,12 +246,12 @@ __global__ void __launch_bounds__(kThreads, 4) forward(Problem p, int run) {
 template <int Taps, int Count, bool Bias>
 struct Share {
   float sum[Taps + Bias][Count] = {};
-  __device__ __forceinline__ void add(const Ring<Count, kStepBack>& x, int newest, const float (&g)[Count]) {
+  __device__ __forceinline__ void add(const Ring<Count, kStep>& x, int newest, const float (&g)[Count]) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
 #pragma unroll
       for (int t = 0; t < Taps; ++t)
-        sum[t][k] = fused(g[k], x[(newest + kStepBack - (Taps - 1) + t) % kStepBack][k], sum[t][k]);
+        sum[t][k] = fused(g[k], x[(newest + kStep - (Taps - 1) + t) % kStep][k], sum[t][k]);
       if constexpr (Bias) sum[Taps][k] = add_rn(sum[Taps][k], g[k]);
     }
   }
@@ -204,19 +267,19 @@ struct Share {
 
 // The gradient of an input: of its outputs the last one's is at `newest` of the ring, and the first `outputs` of them exist.
 template <int Taps, int Count>
-__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count, kStepBack>& g,
+__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count, kStep>& g,
                                                int newest, std::int64_t outputs, float (&sum)[Count]) {
 #pragma unroll
   for (int j = Taps - 1; j >= 0; --j)
     if (j < outputs)
 #pragma unroll
       for (int k = 0; k < Count; ++k)
-        sum[k] = fused(f.w[Taps - 1 - j][k], g[(newest + kStepBack - (Taps - 1) + j) % kStepBack][k], sum[k]);
+        sum[k] = fused(f.w[Taps - 1 - j][k], g[(newest + kStep - (Taps - 1) + j) % kStep][k], sum[k]);
 }
 // The same among a sequence's last inputs, where `missing` outputs come after its end.
 template <int Taps, int Count>
 __device__ __forceinline__ void last_gradient(const Problem& p, const Span& s, const Filter<Taps, Count>& f,
-                                              const Ring<Count, kStepBack>& g, int newest, int missing,
+                                              const Ring<Count, kStep>& g, int newest, int missing,
                                               std::int64_t channel, float (&sum)[Count]) {
   if (p.d_final) {
     const Parameter row{p.d_final.row(s.number, missing - 1), p.d_final.type};
@@ -235,13 +298,13 @@ struct Descent {
   std::int64_t channel;
   int count;        // rows of the run
   int until, left;  // rows that it needs, and those of them that the sequence has
-  Feed<Count, kStepBack> xs, d_ys;
+  Feed<2> feed;     // x and d_y
   Column d_x;
-  Ring<Count, kStepBack> x = {}, g = {};
+  Ring<Count, kStep> x = {}, g = {};
 
   __device__ __forceinline__ Descent(const Problem& problem, const Filter<Taps, Count>& filter,
-                                     Share<Taps, Count, Bias>& sums, const Span& span, std::int64_t first,
-                                     std::int64_t last, std::int64_t at)
+                                     Share<Taps, Count, Bias>& sums, Feed<2>::Room& room, const Span& span,
+                                     std::int64_t first, std::int64_t last, std::int64_t at)
       : p(problem),
         f(filter),
         share(sums),
@@ -250,18 +313,16 @@ struct Descent {
         count(static_cast<int>(smaller(s.end, last) - first)),
         until(Inputs ? count + Taps - 1 : count),
         left(static_cast<int>(smaller(s.end - first, until))),
-        xs(Column(p.x, channel, first), left),
-        d_ys(Column(p.d_y, channel, first), left),
+        feed(room, left, Column(p.x, channel, first), Column(p.d_y, channel, first)),
         d_x(p.d_x, channel, first) {
     recall<Taps>(p, s, first, channel, x);
   }
 
-  // Row i, whose place in the rings is a: the gradient of its sum.
-  __device__ __forceinline__ void output(int i, int a) {
-    const bool more = i + kStepBack < left;
-    xs.take(a, more, x[a]);
+  // The gradient of a row's sum, whose place in the rings is a.
+  __device__ __forceinline__ void output(int a) {
+    unpack(feed.row(0, a), x[a]);
     Numbers<Count> d;
-    d_ys.take(a, more, d.at);
+    unpack(feed.row(1, a), d.at);
     d_silu_of(d, f.template sum<Bias>(x, a));
 #pragma unroll
     for (int k = 0; k < Count; ++k) g[a][k] = d.at[k];
@@ -272,7 +333,7 @@ struct Descent {
   }
   // A row of the run, which the sequence has; then the gradient of the input of row i - (Taps - 1).
   __device__ __forceinline__ void inner(int i, int a) {
-    output(i, a);
+    output(a);
     if constexpr (Sums) share.add(x, a, g[a]);
     if constexpr (Inputs) {
       float sum[Count] = {};
@@ -282,7 +343,7 @@ struct Descent {
   }
   // The same of a row that may be behind the run or the sequence.
   __device__ __forceinline__ void outer(int i, int a) {
-    if (i < left) output(i, a);
+    if (i < left) output(a);
     if (Sums && i < count) share.add(x, a, g[a]);
     if (!Inputs || i < Taps - 1) return;
     float sum[Count] = {};
@@ -294,17 +355,19 @@ struct Descent {
   }
   // Rows are four at a time; those that may be outside have a loop of their own, since what asks for it is half the code.
   __device__ __forceinline__ void run() {
-    const int steps = (left < count ? left : count) / kStepBack * kStepBack;
+    const int steps = (left < count ? left : count) / kStep * kStep;
     int i = 0;
 #pragma unroll 1
-    for (; i < steps; i += kStepBack) {
+    for (; i < steps; i += kStep) {
+      feed.advance();
 #pragma unroll
-      for (int a = 0; a < kStepBack; ++a) inner(i + a, a);
+      for (int a = 0; a < kStep; ++a) inner(i + a, a);
     }
 #pragma unroll 1
-    for (; i < until; i += kStepBack) {
+    for (; i < until; i += kStep) {
+      feed.advance();
 #pragma unroll
-      for (int a = 0; a < kStepBack; ++a) {
+      for (int a = 0; a < kStep; ++a) {
         if (i + a >= until) break;
         outer(i + a, a);
       }
@@ -313,14 +376,15 @@ struct Descent {
 };
 
 template <int Taps, int Count, bool Bias, bool Sums, bool Inputs>
-__global__ void __launch_bounds__(kThreads, 4) backward(Problem p, int run, float* shares) {
+__global__ void __launch_bounds__(kThreads, kBlocksBack) backward(Problem p, int run, float* shares) {
   const std::int64_t channel = channel_of(Count), first = std::int64_t{blockIdx.x} * run,
                      last = smaller(first + run, p.axes.rows);
   if (channel >= p.width) return;
+  __shared__ __attribute__((aligned(16))) Feed<2>::Room room;
   const Filter<Taps, Count> f(p, channel);
   Share<Taps, Count, Bias> share;
   for (std::int64_t row = first; row < last;) {
-    Descent<Taps, Count, Bias, Sums, Inputs> d(p, f, share, p.sequence_of(row), row, last, channel);
+    Descent<Taps, Count, Bias, Sums, Inputs> d(p, f, share, room, p.sequence_of(row), row, last, channel);
     d.run();
     row += d.count;
   }
