@@ -256,6 +256,12 @@ bool reads_strange_rows(const Call& c) {
                              [&](int64_t n) { return n > 0 && n < chunk; });
 }
 
+// Whether products are rounded to 16 bits as logits: such a one may fall on either side of where the truth is, which is a step
+// that no bound of a gradient knows. No valid call that is made here asks for it, a broken one may.
+bool rounds_products(const Call& c) {
+  return std::string_view(c.schema().name).starts_with("linear_logp") && c.attribute("logits_round") != 0;
+}
+
 // A split's m, l and O from another m than the maximum, which it may be 8 below: as they are from the maximum.
 Array counted_from_maximum(Array parts, const Array& truth) {
   const int64_t width = parts.shape.back();
@@ -309,7 +315,7 @@ std::string check_case(Case& c, int32_t threads) {
         return where(i) + fmt::format("other bits than {}, which has the same arithmetic: {}",
                                       known->second.first,
                                       first_difference(known->second.second.results[i], result.results[i]));
-      if (c.any_bits) continue;
+      if (c.any_bits || rounds_products(c.call)) continue;
       // Where the maximum is held, sums are judged as counted from the truth's.
       const bool held =
           std::string_view(s.name) == "attention_part" && arithmetic.find("/h8/") != arithmetic.npos;
