@@ -13,6 +13,7 @@
 
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/cluster.cuh"
+#include "simt/async.hpp"
 #include "simt/rms_norm/share.hpp"
 
 namespace rlk::cuda::rms_norm {
@@ -125,8 +126,8 @@ struct Member {
 #pragma unroll
       for (int c = 0; c < S::kHeld; ++c)
         if (there(c)) {
-          simt::rms_norm::send(&tile(stage, 0, row, c), x + c * kRound);
-          simt::rms_norm::send(&tile(stage, 1, row, c), d_y + c * kRound);
+          simt::send(&tile(stage, 0, row, c), x + c * kRound);
+          simt::send(&tile(stage, 1, row, c), d_y + c * kRound);
         }
     }
   }
@@ -332,15 +333,15 @@ __device__ __forceinline__ void gradients_of(const Problem& p, Shared<S>& all, c
   const int thread = static_cast<int>(threadIdx.x), steps = (share.count + S::kStep - 1) / S::kStep;
   member.clear();
   member.ask(0, 0);
-  simt::rms_norm::end_group();
+  simt::end_group();
   for (int row = thread; p.rstd && row < share.count; row += S::kThreads)
     all.values[row].x = rows::load(p.rstd.type, p.rstd.row(p.axes, share.start + row), 0);
   // Sums of a step, and results of the one before.
   for (int step = 0, before = 2, now = 0, next = 1; step <= steps; ++step) {
     __syncthreads();  // values of the rows before are there, and nobody reads those before them
     if (step + 1 < steps) member.ask(step + 1, next);
-    simt::rms_norm::end_group();
-    simt::rms_norm::arrived_but<1>();
+    simt::end_group();
+    simt::arrived_but<1>();
     const bool sums = step < steps;
     const int done = (step - 1) * S::kStep;
     float r[S::kRows];
