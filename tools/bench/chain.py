@@ -423,9 +423,18 @@ def cpu_timer(_, run, __):
     return timed
 
 
+def copied(moved):
+    """Bytes to copy for as many that move: a size that cudaMemcpy takes at full speed. On an H200 it takes 1.5 times as
+    long for 64 MiB and 128 bytes as for 64 MiB; up to 0.8% more are copied than asked for. Seen to be so up to 256 MiB:
+    622 MB took that long all the same."""
+    size = moved // 2
+    grain = 1 << 16 if size >= 1 << 23 else 1 << 13 if size >= 1 << 20 else 1
+    return -(-size // grain) * grain
+
+
 def measure(row, rounds, compiles):
     """Microseconds of what can run of a row and of a copy of as many bytes, and why the rest cannot."""
-    source, target = (torch.empty(row.moved // 2, device=DEVICE, dtype=torch.uint8) for _ in range(2))
+    source, target = (torch.empty(copied(row.moved), device=DEVICE, dtype=torch.uint8) for _ in range(2))
     timers, failures = {}, {}
     candidates = dict(row.candidates, copy=lambda: target.copy_(source))
     if isinstance(row.candidates.get("compiled"), tuple):
