@@ -3,7 +3,7 @@
 // the gradients of the sums side by side, a few rows each, and leave them in shared memory with the inputs; from there they compute
 // d_x, and one thread a channel adds its shares, row by row.
 //
-// An element costs some 50 instructions (whole.hpp's walk 48), a row of a chain 7; shared memory 25 KB.
+// An element costs some 50 instructions (whole.hpp's walk 42), a row of a chain 7; shared memory 25 KB.
 #pragma once
 
 #include "simt/short_conv/sums.hpp"
@@ -46,8 +46,7 @@ struct Rows {
 
 template <int Taps>
 using Filter = whole::Filter<Taps, kCount>;
-template <int Step = kStep>
-using Ring = whole::Ring<kCount, Step>;
+using Ring = whole::Ring<kCount>;
 
 // Rows of a column from its first on, `count` of them: each is asked for kStep rows before it is taken.
 struct Ahead {
@@ -78,7 +77,7 @@ __device__ __forceinline__ void outputs(const Problem& p, const Filter<Taps>& f,
     const int end = rows.end_of(s, Inputs && rows.last == rows.count ? rows.last + Taps - 1 : rows.last),
               count = end - at;
     Ahead xs(whole::Column(p.x, channel, row), count), d_ys(whole::Column(p.d_y, channel, row), count);
-    Ring<> x;
+    Ring x;
     whole::recall<Taps>(p, s, row, channel, x);
 #pragma unroll 1
     for (int i = 0; i < count; i += kStep) {
@@ -109,7 +108,7 @@ __device__ __forceinline__ void inputs(const Problem& p, const Filter<Taps>& f, 
   Span s = p.sequence_of(rows.block + rows.first);
   int end = rows.end_of(s, kRows);
   whole::Column d_x(p.d_x, channel, rows.block + rows.first);
-  Ring<> g;
+  Ring g;
 #pragma unroll 1
   for (int i = rows.first; i < until; i += kStep) {
 #pragma unroll
@@ -202,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, 5) backward(Problem p, int run, floa
   if (threadIdx.x < kChannels && own < p.width) add<Taps, Bias>(p, rows, tile, own, shares);
 }
 
-// From this many walks on, more than half of an H200's schedulers' warps, the walk has threads enough.
+// From this many walks on, a warp for more than half of an H200's schedulers, the walk has threads enough.
 inline constexpr std::int64_t kWalks = 9 << 10;
 inline bool suits(const Problem& p, std::int64_t walks) {
   return whole::serves(p) && p.sums() && p.axes.rows > 0 && p.blocks() * (p.width / kCount) < walks;

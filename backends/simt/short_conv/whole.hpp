@@ -4,7 +4,7 @@
 // so inside it nothing asks for a row's sequence.
 //
 // By bytes the forward is a copy and the backward three halves of one; at 2.9 TB/s an SM of an H100 has 38 instruction slots an
-// element for the first and 57 for the second. They take some 17 and 40: a forward silu is computed approximately and redone
+// element for the first and 57 for the second. They take some 18 and 42: a forward silu is computed approximately and redone
 // where its rounding to bf16 could differ (silu.hpp); a gradient is summed in fp32, where all of its bits matter.
 #pragma once
 
@@ -32,8 +32,8 @@ template <int Count>
 struct alignas(2 * Count) Halves {
   std::uint32_t word[Count / 2];
 };
-template <int Count, int Step>
-using Ring = float[Step][Count];
+template <int Count>
+using Ring = float[kStep][Count];
 
 template <int Count>
 __device__ __forceinline__ Halves<Count> fetch(const char* at) {
@@ -108,15 +108,15 @@ struct Filter {
     if (p.bias) numbers<Count>(p.bias, channel, bias);
   }
   // The argument of silu, whose newest input is at `newest` of the ring.
-  template <bool Bias, int Step>
-  __device__ __forceinline__ Numbers<Count> sum(const Ring<Count, Step>& x, int newest) const {
+  template <bool Bias>
+  __device__ __forceinline__ Numbers<Count> sum(const Ring<Count>& x, int newest) const {
     Numbers<Count> z;
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
       z.at[k] = 0;
 #pragma unroll
       for (int t = 0; t < Taps; ++t)
-        z.at[k] = fused(w[t][k], x[(newest + Step - (Taps - 1) + t) % Step][k], z.at[k]);
+        z.at[k] = fused(w[t][k], x[(newest + kStep - (Taps - 1) + t) % kStep][k], z.at[k]);
       if constexpr (Bias) z.at[k] = add_rn(z.at[k], bias[k]);
     }
     return z;
@@ -183,12 +183,12 @@ class Feed {
 };
 
 // The inputs before `row`, placed as if the ring's next were its first.
-template <int Taps, int Count, int Step>
+template <int Taps, int Count>
 __device__ __forceinline__ void recall(const Problem& p, const Span& s, std::int64_t row,
-                                       std::int64_t channel, Ring<Count, Step>& x) {
+                                       std::int64_t channel, Ring<Count>& x) {
 #pragma unroll
   for (int t = 0; t < Taps - 1; ++t) {
-    float(&to)[Count] = x[Step - (Taps - 1) + t];
+    float(&to)[Count] = x[kStep - (Taps - 1) + t];
     const void* from = p.input(s, row - s.begin - (Taps - 1) + t);
 #pragma unroll
     for (int k = 0; k < Count; ++k) to[k] = 0;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward(Problem p, int run)
     Feed<1> x(room, count, Column(p.x, channel, row));
     const Filter<Taps, Count> f(p, channel);
     Column y(p.y, channel, row);
-    Ring<Count, kStep> ring;
+    Ring<Count> ring;
     recall<Taps>(p, s, row, channel, ring);
     const auto output = [&](int a) {
       unpack(x.row(0, a), ring[a]);
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward(Problem p, int run)
 template <int Taps, int Count, bool Bias>
 struct Share {
   float sum[Taps + Bias][Count] = {};
-  __device__ __forceinline__ void add(const Ring<Count, kStep>& x, int newest, const float (&g)[Count]) {
+  __device__ __forceinline__ void add(const Ring<Count>& x, int newest, const float (&g)[Count]) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
 #pragma unroll
@@ -267,8 +267,8 @@ struct Share {
 
 // The gradient of an input: of its outputs the last one's is at `newest` of the ring, and the first `outputs` of them exist.
 template <int Taps, int Count>
-__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count, kStep>& g,
-                                               int newest, std::int64_t outputs, float (&sum)[Count]) {
+__device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, const Ring<Count>& g, int newest,
+                                               std::int64_t outputs, float (&sum)[Count]) {
 #pragma unroll
   for (int j = Taps - 1; j >= 0; --j)
     if (j < outputs)
@@ -279,7 +279,7 @@ __device__ __forceinline__ void input_gradient(const Filter<Taps, Count>& f, con
 // The same among a sequence's last inputs, where `missing` outputs come after its end.
 template <int Taps, int Count>
 __device__ __forceinline__ void last_gradient(const Problem& p, const Span& s, const Filter<Taps, Count>& f,
-                                              const Ring<Count, kStep>& g, int newest, int missing,
+                                              const Ring<Count>& g, int newest, int missing,
                                               std::int64_t channel, float (&sum)[Count]) {
   if (p.d_final) {
     const Parameter row{p.d_final.row(s.number, missing - 1), p.d_final.type};
@@ -300,7 +300,7 @@ struct Descent {
   int until, left;  // rows that it needs, and those of them that the sequence has
   Feed<2> feed;     // x and d_y
   Column d_x;
-  Ring<Count, kStep> x = {}, g = {};
+  Ring<Count> x = {}, g = {};
 
   __device__ __forceinline__ Descent(const Problem& problem, const Filter<Taps, Count>& filter,
                                      Share<Taps, Count, Bias>& sums, Feed<2>::Room& room, const Span& span,
