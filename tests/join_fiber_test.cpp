@@ -1,5 +1,5 @@
 // labels: unit fibers
-// The last step of a sum over rows: whatever the shares are, the bits of adding them one after another in fp64.
+// The last step of a sum over rows: whatever the shares are, what is stored is the sum of adding them one after another in fp64.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "arithmetic/rows.hpp"
 #include "simt/join.hpp"
 
 namespace {
@@ -45,14 +46,31 @@ float share_of(int kind, int block, std::mt19937& random) {
              : block == 1 ? 0x1p-23f
              : block % 2  ? 0x1.fffffep29f
                           : -0x1.fffffep29f;
-    default:  // the least magnitudes that may round, and here do in one order of two
+    case 8:  // the least magnitudes that may round, and here do in one order of two
       return block == 0 ? 0x1p30f : block == 1 || block == 3 ? 0x1.000002p0f : 0.0f;
+    case 9:  // some that cancel, which swallow what lies between them
+      return block % 5 == 0 ? 0x1p60f : block % 5 == 3 ? -0x1p60f : x;
+    case 10:  // one far below the others, as one of two thousand may be
+      return block == 11 ? 0x1p-40f : x;
+    default:  // a sum at the middle of two numbers of fp32 but for what some order loses
+      return block == 0   ? 0x1p24f
+             : block == 1 ? 1.0f
+             : block == 2 ? 0x1p-30f
+             : block % 2  ? 0x1p-31f
+                          : -0x1p-31f;
   }
 }
-constexpr int kKinds = 9;
+constexpr int kKinds = 12;
 
+// As tensors of every dtype hold them.
 bool same(double a, double b) {
-  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
+  for (const auto type : {rlk::rows::Type::f32, rlk::rows::Type::bf16, rlk::rows::Type::f16}) {
+    std::uint32_t of_a = 0, of_b = 0;
+    rlk::rows::store(type, &of_a, 0, a);
+    rlk::rows::store(type, &of_b, 0, b);
+    if (of_a != of_b) return false;
+  }
+  return true;
 }
 
 template <int Threads, int Channels = kJoinChannels>
@@ -79,7 +97,7 @@ void check(int blocks) {
 
 }  // namespace
 
-TEST_CASE("shares side by side have the bits of a chain of additions, or are added by one") {
+TEST_CASE("shares side by side are stored as a chain of additions is, or are added by one") {
   for (const int blocks : {0, 1, 2, 3, 31, 100, 513, 700}) {
     check<256>(blocks);
     check<1024>(blocks);
