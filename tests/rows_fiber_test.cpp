@@ -201,7 +201,7 @@ TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are
           rstd({sequences, tokens, kHeads, 1}, DType::f32);
       const rlk::Tensor vx = view(x), vd_y = view(d_y), vgate = view(gate), vy = view(y), vsum = view(sum),
                         vd_x = view(d_x), vd_gate = view(d_gate);
-      for (const int form : {0, 1, 2}) {
+      for (const int form : {0, 1, 2, 3}) {
         CAPTURE(sequences);
         CAPTURE(form);
         for (Owned* o : {&y, &sum, &d_x, &d_gate})
@@ -217,9 +217,15 @@ TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are
         rlk::RmsNormBwd g{.d_y = vd_y, .x = vx, .weight = weight.tensor, .d_x = vd_x};
         g.d_weight = d_weight.tensor;
         if (form == 1) g.gate = vgate, g.d_gate = vd_gate;
+        if (form == 3) g.d_sum = vgate;
         REQUIRE(rlk::rms_norm_bwd(g, kRows));
         results = {&d_x, &d_weight, &d_gate};
-        same_on_fibers(results, copies(results), [&] { backward(g); });
+        const int block_memory = rlk_fiber::block_memory;
+        for (const int bytes : {block_memory, 64 << 10}) {  // a share at a time, and half a share
+          rlk_fiber::block_memory = bytes;
+          same_on_fibers(results, copies(results), [&] { backward(g); });
+        }
+        rlk_fiber::block_memory = block_memory;
       }
     }
 }

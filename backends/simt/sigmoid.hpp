@@ -65,10 +65,10 @@ __device__ __forceinline__ bool multiply_for_bf16(bool silu, const float (&gate)
   float about[N];
 #  pragma unroll
   for (int k = 0; k < N; ++k) {
-    const float s = about_sigmoid(gate[k]), size = fabsf(gate[k]);
+    const float s = about_sigmoid(gate[k]);
     about[k] = v[k] * (silu ? gate[k] * s : s);
     // A silu may be subnormal, where last places are few.
-    unsure = unsure || gate[k] < kLeastAbout || (silu && size < 0x1p-60f && size > 0) ||
+    unsure = unsure | (gate[k] < kLeastAbout) | (silu & (fabsf(gate[k]) < 0x1p-60f)) |
              near_middle<kReach>(about[k]);
   }
   if (unsure) return false;

@@ -9,7 +9,7 @@
 
 namespace rlk::simt::rms_norm {
 
-// A thread of a row of 512 to 1024 has 32 of the sum's lanes in registers.
+// A thread with four packs has 32 of the sum's lanes in registers.
 template <class Of, bool Residual>
 inline constexpr int kHeldBlocks = Of::kSums <= 2 ? 8
                                    : Residual     ? 4

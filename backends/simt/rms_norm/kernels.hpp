@@ -10,8 +10,7 @@
 //
 // held.hpp       x, or x + residual, of rows at one stride that their threads hold
 // added.hpp      x + residual, which is made once, of other rows
-// narrow.hpp     up to 128 wide, as heads have: a gate too, and all gradients in one pass
-// heads.hpp      the same gradients with neither gate nor d_sum
+// narrow.hpp     up to 128 wide, as heads have: a gate too; heads.hpp: all their gradients in one pass
 // gradients.hpp  d_x, up to 4096 wide, and slices.hpp the shares and their sum: two launches
 // wide.hpp       these gradients in one pass, of many rows or very few
 #pragma once
@@ -222,7 +221,7 @@ template <class... Tensors>
 bool whole(const Problem& p, const Tensors&... tensors) {
   const bool weight = p.weight == nullptr || (p.weight_type == rows::Type::bf16 &&
                                               reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0);
-  return p.width % kPack == 0 && weight && (!p.gate || (p.width <= Sixteen::kStride && !p.residual)) &&
+  return p.width % kPack == 0 && weight && (!p.gate || (p.width <= Heads::kMost && !p.residual)) &&
          rows::lies_whole(p.axes, p.gate) && (rows::lies_whole(p.axes, tensors) && ...);
 }
 
@@ -230,13 +229,20 @@ bool whole(const Problem& p, const Tensors&... tensors) {
 template <class T, class F>
 void for_team(const Problem& p, F f) {
   if constexpr (!kGeneral<T>) {
-    if (p.width <= Wave1::kStride) return f.template operator()<Wave1>();
-    if (p.width <= Wave2::kStride * Wave2::kHeld) return f.template operator()<Wave2>();
+    if (p.width <= Team<8>::kMost) return f.template operator()<Team<8>>();
+    if (p.width <= Team<16>::kMost) return f.template operator()<Team<16>>();
   }
   if (narrow(p))
     f.template operator()<Wave>();
   else
     f.template operator()<Waves>();
+}
+// Where two tensors are written: short rows by two packs a thread, so that a team's packs are whole lines.
+template <class F>
+void for_writing_team(const Problem& p, F f) {
+  if (p.width <= Team<16, 2>::kMost) return f.template operator()<Team<16, 2>>();
+  if (p.width <= Team<kWave, 2>::kMost) return f.template operator()<Team<kWave, 2>>();
+  for_team<bf16>(p, f);
 }
 template <class Of>
 dim3 grid_of(const Problem& p) {
@@ -245,28 +251,38 @@ dim3 grid_of(const Problem& p) {
 
 // Rows that leave most of a GPU idle, as when decoding: more threads each, for the time of one row.
 inline constexpr std::int64_t kFewRows = 256;
+inline bool few(const Problem& p) { return p.axes.rows <= kFewRows && p.width > Team<8>::kMost; }
 
+template <class Of>
+void launch_forward_by(void (*kernel)(Problem), const Problem& p, hipStream_t stream) {
+  hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSumBytes, stream, p);
+}
+template <class Of>
+bool holds(const Problem& p) {
+  return p.axes.count == 1 && p.width <= Of::kMost;
+}
 template <class T>
 void launch_rows(const Problem& p, hipStream_t stream) {
-  const auto with = [&]<class Of>() {
-    const auto launch = [&](auto kernel) {
-      hipLaunchKernelGGL(kernel, grid_of<Of>(p), dim3(kThreads), kSumBytes, stream, p);
-    };
-    if constexpr (!kGeneral<T>) {
-      if (p.axes.count == 1 && p.width <= Of::kHeld * Of::kStride)
-        return launch(p.residual ? held_forward<Of, true> : held_forward<Of, false>);
-      if (p.residual) return launch(added_forward<Of>);
-    }
-    launch(forward<T, Of>);
+  const auto plain = [&]<class Of>() {
+    if constexpr (!kGeneral<T>)
+      if (holds<Of>(p)) return launch_forward_by<Of>(held_forward<Of, false>, p, stream);
+    launch_forward_by<Of>(forward<T, Of>, p, stream);
   };
-  if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return with.template operator()<Waves>();
-  for_team<T>(p, with);
+  const auto with_residual = [&]<class Of>() {
+    launch_forward_by<Of>(holds<Of>(p) ? held_forward<Of, true> : added_forward<Of>, p, stream);
+  };
+  if constexpr (!kGeneral<T>)
+    if (p.residual)
+      return few(p) ? with_residual.template operator()<Waves>() : for_writing_team(p, with_residual);
+  if (few(p))
+    plain.template operator()<Waves>();
+  else
+    for_team<T>(p, plain);
 }
 inline void launch_forward(const Problem& p, hipStream_t stream) {
   if (p.axes.rows == 0) return;
   if ((p.residual || !p.sum) && whole(p, p.x, p.residual, p.y, p.sum))
-    return p.width <= Sixteen::kStride ? launch_narrow_forward(p, stream)
-                                       : launch_rows<rows::Whole>(p, stream);
+    return p.width <= Heads::kMost ? launch_narrow_forward(p, stream) : launch_rows<rows::Whole>(p, stream);
   rows::for_type(rows::all_of(rows::Type::bf16, p.x, p.residual, p.gate, p.y, p.sum),
                  [&]<class T>(T) { launch_rows<T>(p, stream); });
 }
@@ -292,9 +308,9 @@ void launch_team(const Problem& p, const Scratch& s, hipStream_t stream) {
                      kGeneral<T> ? nullptr : s.counters);
 }
 inline void launch_whole(const Problem& p, const Scratch& s, hipStream_t stream) {
-  if (p.width > Waves::kHeld * Waves::kStride) return launch_team<rows::Whole, Waves>(p, s, stream);
+  if (p.width > Waves::kMost) return launch_team<rows::Whole, Waves>(p, s, stream);
   const auto launch = [&]<class Of>() { launch_held_backward<Of>(p, s.r, s.counters, stream); };
-  if (p.axes.rows <= kFewRows && p.width > Wave::kStride) return launch.template operator()<Waves>();
+  if (few(p)) return launch.template operator()<Waves>();
   for_team<rows::Whole>(p, launch);
 }
 // Whether nothing is left to do: d_weight is not wanted, or is under way.
@@ -302,8 +318,8 @@ inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t str
                              std::int64_t wide_blocks) {
   const bool alone = !p.d_weight || p.axes.rows <= kBlock;
   if (!p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate)) {
-    if (p.width <= Sixteen::kStride) {
-      if (!launch_heads_backward(p, s.shares, stream)) launch_narrow_backward(p, s.shares, stream);
+    if (p.width <= Heads::kMost) {
+      launch_heads_backward(p, s.shares, stream);
       return alone;
     }
     if (launch_wide_backward(p, s.shares, stream, wide_blocks)) return alone;
@@ -326,7 +342,7 @@ inline void launch_backward(const Problem& p, void* workspace, hipStream_t strea
   const Scratch s(p, workspace);
   if (p.axes.rows > 0 && launch_gradients(p, s, stream, wide_blocks)) return;
   if (!p.d_weight) return;
-  if (p.width <= Sixteen::kStride && p.blocks() > kManyBlocks)
+  if (p.width <= Heads::kMost && p.blocks() > kManyBlocks)
     hipLaunchKernelGGL((d_weight<1024>), grid(over(p.width, kJoinChannels)), dim3(1024), 0, stream, p,
                        s.shares);
   else

@@ -40,19 +40,39 @@ __device__ __forceinline__ float rest(float sum) {
   for (int step = Lanes / 2; step > Lanes / 16; step /= 2) sum = add_rn(sum, __shfl_xor(sum, step, kWave));
   return sum;
 }
+// The same for four lanes, which are two steps: each has two values behind them, as far apart as the third step adds.
+__device__ __forceinline__ float fold_of_four(float (&v)[kPack], int lane) {
+#pragma unroll
+  for (int step = 2, n = 4; n > 1; step /= 2, n /= 2) {
+    const bool odd = (lane & step) != 0;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float mine = odd ? v[2 * k + 1] : v[2 * k], other = odd ? v[2 * k] : v[2 * k + 1];
+      v[k] = add_rn(mine, __shfl_xor(other, step, kWave));
+    }
+  }
+  float sum = add_rn(v[0], v[1]);
+  sum = add_rn(sum, __shfl_xor(sum, 1, kWave));
+  return add_rn(sum, __shfl_xor(sum, 2, kWave));
+}
 template <int Lanes>
 __device__ __forceinline__ float fold(float (&v)[kPack], int lane) {
-  return rest<Lanes>(halved<Lanes>(v, lane));
+  if constexpr (Lanes == 4)
+    return fold_of_four(v, lane);
+  else
+    return rest<Lanes>(halved<Lanes>(v, lane));
 }
 
-// A row's threads, and how many packs of it each keeps.
-template <int Threads, int Held>
+// A row's threads, and how many packs of it each keeps: of a row of no more these are as far apart as the first steps of its sum
+// add, which so take no shuffle.
+template <int Threads, int Held = 4>
 struct Team {
   static constexpr int kThreadsOf = Threads, kHeld = Held;
   static constexpr int kLanesOf = Threads < kWave ? Threads : kWave;  // of a wave
   static constexpr int kRows = kThreads / kThreadsOf;
-  static constexpr int kStride = kThreadsOf * kPack;        // from one pack of a thread to its next
-  static constexpr int kSums = Threads > kWave ? 1 : Held;  // lanes beyond stay +0
+  static constexpr int kStride = kThreadsOf * kPack;         // from one pack of a thread to its next
+  static constexpr int kMost = kHeld * kStride;              // of a row that it keeps
+  static constexpr int kSums = Threads > kWave ? 1 : kHeld;  // lanes beyond stay +0
   std::int64_t row;
   bool there;  // rows past the end repeat the last one, since every lane must reach the shuffles
   int first, lane;
@@ -67,16 +87,16 @@ struct Team {
 
   // rms32 from the sums of all threads: lane j of its 1024 is sums[j / kStride] of the thread that has j % kStride.
   __device__ __forceinline__ float total(float (&sums)[kSums][kPack]) const {
-    float v[kPack];
-    if constexpr (kSums == 1 && Threads <= kWave) {
-      for (int k = 0; k < kPack; ++k) v[k] = sums[0][k];
-      return add_rn(fold<kLanesOf>(v, lane), 0.0f);  // as with the empty lanes: no -0
-    } else if constexpr (Threads == kWave) {
-      const auto at = [&](int c, int k) { return c < kSums ? sums[c < kSums ? c : 0][k] : 0.0f; };
-      for (int k = 0; k < kPack; ++k) v[k] = add_rn(add_rn(at(0, k), at(2, k)), add_rn(at(1, k), at(3, k)));
-      return fold<kWave>(v, lane);
-    } else {
+    if constexpr (Threads > kWave) {
       return total_of_waves(sums[0]);
+    } else {
+      float v[kPack];
+#pragma unroll
+      for (int k = 0; k < kPack; ++k)
+        v[k] = kSums == 4 ? add_rn(add_rn(sums[0][k], sums[2][k]), add_rn(sums[1][k], sums[3][k]))
+                          : add_rn(sums[0][k], sums[1][k]);
+      const float sum = fold<kLanesOf>(v, lane);
+      return kMost < kLanes ? add_rn(sum, 0.0f) : sum;  // as with the empty lanes: no -0
     }
   }
 
@@ -125,12 +145,9 @@ struct Team {
     }
   }
 };
-using Sixteen = Team<16, 1>;
-using Wave1 = Team<kWave, 1>;
-using Wave2 = Team<kWave, 2>;
-using Wave = Team<kWave, 4>;
-using Waves = Team<4 * kWave, 4>;
-static_assert(Wave::kSums * Wave::kStride == kLanes && Waves::kStride == kLanes);
+using Wave = Team<kWave>;
+using Waves = Team<4 * kWave>;
+static_assert(Wave::kMost == kLanes && Waves::kStride == kLanes);
 // What the sum of a row of four waves has in shared memory.
 inline constexpr std::size_t kSumBytes = (kLanes + kPack) * sizeof(float);
 
@@ -186,6 +203,20 @@ __device__ __forceinline__ void weights(const Problem& p, std::int64_t i, int n,
   rows::get_pack<W>(p.weight_type, p.weight, i, n, w);
   add_offset(p, w);
 }
+
+// Weights as they multiply, for all rows of a block: ones if there are none, and zeros behind a row.
+template <int Most>
+struct Factors {
+  alignas(16) float at[Most];
+  __device__ __forceinline__ void fill(const Problem& p, int threads) {
+    for (int i = static_cast<int>(threadIdx.x); i < Most; i += threads)
+      at[i] = i < p.width ? p.weight_at(i) : 0.0f;
+  }
+  __device__ __forceinline__ void multiply(int i, float (&v)[kPack]) const {
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) v[k] = v[k] * at[i + k];
+  }
+};
 
 // y's pack from what is normalised, but for a gate. `stored` gets the weights as they are stored, if there are.
 template <class T, class Stored>

@@ -12,16 +12,15 @@
 
 namespace rlk::simt::rms_norm {
 
-inline constexpr int kWideThreads = 512;
-
 // A block whose rows have `Threads` each, of which each holds `Held` packs, and its shared memory: two halves of rows of x, of d_y
 // and, with Sum, of d_sum.
 template <int Threads, int Held, bool Sum>
 struct Wide {
-  static constexpr int kRows = kWideThreads / Threads, kStride = Threads * kPack;
+  static constexpr int kThreadsOf = Threads < kWave ? 256 : 512;
+  static constexpr int kRows = kThreadsOf / Threads, kStride = Threads * kPack;
   static constexpr int kSums = Threads > kWave ? 1 : Held;
   static constexpr int kMost = Held * kStride;                       // channels
-  static constexpr int kPairs = (kMost / 2 - 1) / kWideThreads + 1;  // of channels, of a thread's chains
+  static constexpr int kPairs = (kMost / 2 - 1) / kThreadsOf + 1;    // of channels, of a thread's chains
   static constexpr int kRoom = Threads > kWave ? kRows* kLanes : 0;  // floats for a sum over rows
   static constexpr int kTensors = Sum ? 3 : 2;
 
@@ -45,7 +44,8 @@ struct Wide {
 
   // rms32 from the sums of a row's threads. A block's sums take the two rooms in turn, so one barrier each is enough.
   __device__ __forceinline__ float total(float (&sums)[kSums][kPack], int which) const {
-    const int thread = static_cast<int>(threadIdx.x) % Threads, lane = thread % kWave;
+    const int thread = static_cast<int>(threadIdx.x) % Threads;
+    [[maybe_unused]] const int lane = thread % kWave;
     float v[kPack];
     if constexpr (Threads > kWave) {
       float* all = room + which * kRoom + static_cast<int>(threadIdx.x) / Threads * kLanes;
@@ -64,7 +64,10 @@ struct Wide {
         v[k] = add_rn(add_rn(at(0), at(2)), add_rn(at(1), at(3)));
       }
     }
-    return fold<kWave>(v, lane);
+    if constexpr (Threads >= kWave)
+      return fold<kWave>(v, lane);
+    else
+      return add_rn(fold<Threads>(v, lane), 0.0f);  // as with the empty lanes: no -0
   }
 };
 
@@ -89,7 +92,7 @@ struct Chains {
     const int pairs = wide.packs * (kPack / 2);
 #pragma unroll
     for (int pair = 0; pair < W::kPairs; ++pair) {
-      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+      const int i = static_cast<int>(threadIdx.x) + pair * W::kThreadsOf;
       if (i >= pairs) continue;
       const auto go_on = [&](int k) {
         const std::uint32_t x2 = xs[k * pairs + i], d2 = ds[k * pairs + i];
@@ -107,7 +110,7 @@ struct Chains {
   __device__ __forceinline__ void store(const Problem& p, const W& wide, float* out) const {
 #pragma unroll
     for (int pair = 0; pair < W::kPairs; ++pair) {
-      const int i = static_cast<int>(threadIdx.x) + pair * kWideThreads;
+      const int i = static_cast<int>(threadIdx.x) + pair * W::kThreadsOf;
       if (2 * i >= wide.packs * kPack) continue;
       leave_share(p, out, blockIdx.x, 2 * i, low[pair]);
       leave_share(p, out, blockIdx.x, 2 * i + 1, high[pair]);
@@ -116,7 +119,9 @@ struct Chains {
 };
 
 template <int Threads, int Held, bool Sum>
-__global__ void __launch_bounds__(kWideThreads, Held == 4 ? 1 : 2) wide_backward(Problem p, float* out) {
+__global__ void __launch_bounds__((Wide<Threads, Held, Sum>::kThreadsOf),
+                                  Threads >= kWave && Held == 4 ? 1 : 2)
+    wide_backward(Problem p, float* out) {
   using W = Wide<Threads, Held, Sum>;
   W wide(p);
   const int team = static_cast<int>(threadIdx.x) / Threads, thread = static_cast<int>(threadIdx.x) % Threads;
@@ -221,7 +226,7 @@ bool launch_wide(const Problem& p, float* shares, hipStream_t stream) {
   const std::size_t bytes = Wide<Threads, Held, Sum>::bytes(p);
   if (!allow_shared(wide_backward<Threads, Held, Sum>, bytes)) return false;
   hipLaunchKernelGGL((wide_backward<Threads, Held, Sum>), dim3(static_cast<unsigned>(p.blocks())),
-                     dim3(kWideThreads), bytes, stream, p, shares);
+                     dim3(Wide<Threads, Held, Sum>::kThreadsOf), bytes, stream, p, shares);
   return true;
 }
 // Whether the shares of d_weight, if `shares`, and all else are under way; `p` has whole packs.
@@ -237,8 +242,8 @@ inline bool launch_wide_backward(const Problem& p, float* shares, hipStream_t st
     return p.d_sum ? launch_wide<Threads, Held, true>(p, shares, stream)
                    : launch_wide<Threads, Held, false>(p, shares, stream);
   };
-  if (p.width <= Wide<kWave, 1, false>::kMost) return with.template operator()<kWave, 1>();
-  if (p.width <= Wide<kWave, 2, false>::kMost) return with.template operator()<kWave, 2>();
+  if (p.width <= Wide<8, 4, false>::kMost) return with.template operator()<8, 4>();
+  if (p.width <= Wide<16, 4, false>::kMost) return with.template operator()<16, 4>();
   if (p.width <= Wide<kWave, 4, false>::kMost) return with.template operator()<kWave, 4>();
   if (p.width <= Wide<128, 2, false>::kMost) return with.template operator()<128, 2>();
   return p.width <= Wide<128, 4, false>::kMost && with.template operator()<128, 4>();

@@ -64,6 +64,7 @@ enum class Order { ascending, descending, shuffled };
 
 // Settings of the calling thread, for tests.
 inline thread_local constinit int wave_size = RLK_FIBER_WAVE;
+inline thread_local constinit int block_memory = 160 << 10;  // shared memory that a block may ask for
 inline thread_local constinit Order order = Order::ascending;
 
 inline constexpr std::size_t kStackBytes = std::size_t{256} << 10;
@@ -389,7 +390,7 @@ inline hipError_t hipGetDeviceCount(int* count) { return *count = 1, hipSuccess;
 inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int) {
   *value = attribute == hipDeviceAttributeWarpSize                  ? warpSize
            : attribute == hipDeviceAttributeMaxSharedMemoryPerBlock ? 64 << 10
-           : attribute == hipDeviceAttributeSharedMemPerBlockOptin  ? 160 << 10
+           : attribute == hipDeviceAttributeSharedMemPerBlockOptin  ? rlk_fiber::block_memory
                                                                     : 2;
   return hipSuccess;
 }
