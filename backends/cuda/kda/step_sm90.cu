@@ -22,6 +22,8 @@ __global__ void __launch_bounds__(step::kThreads, 1) step_kernel(const __grid_co
     fence_barrier_init();
   }
   __syncthreads();
+  // What the kernel before this one wrote may be read from here on, and the one behind it may begin as far as here.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (thread < kConsumers) {
     consume(p, s, blockIdx.x, gridDim.x, {thread, thread % kHalf, thread < kHalf});
   } else if (thread == kConsumers) {
@@ -45,8 +47,16 @@ cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
       e != cudaSuccess)
     return e;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tasks, multiprocessors));
-  step_kernel<<<blocks, step::kThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(step::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, step_kernel, p);
 }
 
 }  // namespace rlk::cuda::kda
