@@ -1,10 +1,10 @@
 // kda_step on Hopper: what a block has in shared memory, and how numbers get there. The chains are those of
 // arithmetic/kda/step.hpp; the arithmetic is fma32/kda.
 //
-// A block takes one (sequence, value head) after the other, a token each. One warp of it, the producer, orders bulk copies
-// of what lies in one piece in memory: the keys and decays of the row's own block of 16 rows, the state, y and n. They go
-// through a ring of slots, so that the next state is on its way while this row's short chains run. Eight warps compute, in
-// two halves of a thread a column:
+// The kernel for calls of few tasks: all warps work at one. A block takes one (sequence, value head) after the other, a token
+// each. One warp of it, the producer, orders bulk copies of what lies in one piece in memory: the keys and decays of the row's
+// own block of 16 rows, the state, y and n. They go through a ring of slots, so that the next state is on its way while this
+// row's short chains run. Eight warps compute, in two halves of a thread a column:
 //
 //              columns of V ("low")                              pairs ("high")
 //   decays     of the row                                        keys of the row's block, decayed to it
@@ -19,29 +19,23 @@
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/copy.cuh"
 #include "cuda/hopper/tma.cuh"
+#include "cuda/kda/step/close.cuh"
 #include "simt/kda/token.hpp"
 
 namespace rlk::cuda::kda::step {
 
 using namespace hopper;
-using ::rlk::kda::Step;
-using ::rlk::kda::chunked::flushed;
-using ::rlk::kda::chunked::kBlock;
-using ::rlk::kda::chunked::kRows;
-using ::rlk::simt::fused;
-using ::rlk::simt::mul_rn;
 
-inline constexpr int kDim = 128;  // K and V
 inline constexpr int kHalf = 128, kConsumers = 2 * kHalf, kThreads = kConsumers + 32;
 // A block has a multiprocessor to itself, and slots of 16 rows for all of a row's pieces: while one task computes, much of the next
 // one's state is on its way.
-inline constexpr int kTile = kBlock * kDim, kSlots = 18;
+inline constexpr int kSlots = 18;
 
 struct Shared {
   alignas(128) float slots[kSlots][kTile];
   // Keys of a 16-row block: [channel][row]. Channels of odd blocks are swapped in pairs, so that a warp whose columns lie
   // in two blocks meets 32 banks. Where a chunk ends: [row][channel], keys decayed to its end.
-  alignas(128) float keys[kRows / kBlock][kTile];
+  alignas(128) float keys[kBlocks][kTile];
   alignas(128) float A[kRows][kRows];
   simt::kda::SharedToken token;
   alignas(16) float k_start[kDim], q_start[kDim], k_block[kDim], q_block[kDim];
@@ -85,33 +79,6 @@ __device__ __forceinline__ void sync_half(bool low) {
     asm volatile("bar.sync 2, 128;" ::: "memory");
   } else {
     asm volatile("bar.sync 3, 128;" ::: "memory");
-  }
-}
-
-// Neighbours, aligned to as many bytes (16 at most).
-template <int Count>
-__device__ __forceinline__ void read(const float* from, float (&x)[Count]) {
-  if constexpr (Count % 4 == 0) {
-#pragma unroll
-    for (int a = 0; a < Count; a += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(from + a);
-      x[a] = v.x, x[a + 1] = v.y, x[a + 2] = v.z, x[a + 3] = v.w;
-    }
-  } else {
-    static_assert(Count == 2);
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    x[0] = v.x, x[1] = v.y;
-  }
-}
-template <int Count>
-__device__ __forceinline__ void write(float* to, const float (&x)[Count]) {
-  if constexpr (Count % 4 == 0) {
-#pragma unroll
-    for (int a = 0; a < Count; a += 4)
-      *reinterpret_cast<float4*>(to + a) = make_float4(x[a], x[a + 1], x[a + 2], x[a + 3]);
-  } else {
-    static_assert(Count == 2);
-    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
   }
 }
 

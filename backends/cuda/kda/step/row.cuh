@@ -1,7 +1,7 @@
 // A row of the open chunk from its token, by the eight warps that compute.
 #pragma once
 
-#include "cuda/kda/step/close.cuh"
+#include "cuda/kda/step/block.cuh"
 
 namespace rlk::cuda::kda::step {
 
@@ -247,7 +247,7 @@ __device__ inline void consume(const Step& p, Shared& s, int task, int step, con
     } else {
       r.i = static_cast<int>(rows);
       if (r.i == kRows) {
-        close_chunk(r, s, piece, h);
+        close_chunk(r, s, piece, s.keys, s.k_start, &s.closed, h.thread, sync_consumers);
         r.i = 0;
       }
       ask_for(r, s, h);
