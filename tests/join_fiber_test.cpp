@@ -50,17 +50,15 @@ float share_of(int kind, int block, std::mt19937& random) {
       return block == 0 ? 0x1p30f : block == 1 || block == 3 ? 0x1.000002p0f : 0.0f;
     case 9:  // some that cancel, which swallow what lies between them
       return block % 5 == 0 ? 0x1p60f : block % 5 == 3 ? -0x1p60f : x;
-    case 10:  // one far below the others, as one of two thousand may be
+    case 10:  // the same, of which a little is left
+      return block % 5 == 0 ? 0x1p30f : block % 5 == 3 ? -0x1p30f : x;
+    case 11:  // one far below the others, as one of two thousand may be
       return block == 11 ? 0x1p-40f : x;
-    default:  // a sum at the middle of two numbers of fp32 but for what some order loses
-      return block == 0   ? 0x1p24f
-             : block == 1 ? 1.0f
-             : block == 2 ? 0x1p-30f
-             : block % 2  ? 0x1p-31f
-                          : -0x1p-31f;
+    default:  // the middle of two numbers of bf16, and what a chain loses and a sum of it would not
+      return block == 0 ? 0x1.01p0f : 0x1p-53f;
   }
 }
-constexpr int kKinds = 12;
+constexpr int kKinds = 13;
 
 // As tensors of every dtype hold them.
 bool same(double a, double b) {
