@@ -1,4 +1,5 @@
 // labels: conformance fibers
+// quick: yes
 // The portable GPU kernels of KDA on fibers: the bits of the native backend, at both wave sizes and in any
 // thread order. Also the native forms of every instruction set, against each other.
 #include <doctest/doctest.h>

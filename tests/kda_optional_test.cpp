@@ -1,4 +1,5 @@
 // labels: conformance fibers
+// quick: yes
 // Every gradient of KDA may be left out, in any combination: what is left out is not written, what is asked
 // for keeps its bits. Native through the public face, the portable GPU kernels on fibers.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // labels: conformance fibers
+// quick: yes
 // linear_logp and its gradients by the portable GPU kernels, on fibers: the bits of the native backend, whatever panels the
 // logits are cut into.
 #include <doctest/doctest.h>

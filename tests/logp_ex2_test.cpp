@@ -1,4 +1,5 @@
 // labels: conformance fibers
+// quick: yes
 // logp by Hopper's exponential (sm90/ex2/lse2048/l8): the written rule, its replay and the GPU's kernels on fibers have the same
 // bits for drawn calls, and those are close to golden's.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // labels: conformance fibers
+// quick: yes
 // The portable GPU kernels of the loss ops, on fibers: the bits of the native backend, at both wave sizes and in any thread
 // order.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// quick: yes
 #include "native/rope/run.hpp"
 #include "rope_support.hpp"
 #include "simt/rope/kv_kernel.hpp"
