@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "arithmetic/rms_norm/bind.hpp"
@@ -31,8 +32,9 @@ void backward(const rlk::RmsNormBwd& a, int64_t wide_blocks = rlk::simt::rms_nor
 TEST_CASE("rms_norm on fibers is native's bits, with every option") {
   std::mt19937 random(7);
   for (DType t : kTypes)
-    for (const Shape& shape : {Shape{5, 70}, Shape{67, 40}, Shape{3, 520}, Shape{2, 3, 1100}, Shape{3, 1104},
-                               Shape{2, 5003}, Shape{2, 5008}})
+    for (const Shape& shape :
+         {Shape{5, 70}, Shape{67, 40}, Shape{35, 128}, Shape{17, 136}, Shape{9, 504}, Shape{3, 520},
+          Shape{2, 3, 1100}, Shape{3, 1104}, Shape{2, 5003}, Shape{2, 5008}})
       for (int form = 0; form < 6; ++form) {
         CAPTURE(rlk::name_of(t));
         CAPTURE(form);
@@ -186,48 +188,48 @@ TEST_CASE("d_weight on fibers is +0 where its only share is -0") {
 // Heads as a layer's product has them: of each token some, beside others; and of every second token of every sequence.
 TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are its gradients") {
   std::mt19937 random(11);
-  for (const int64_t sequences : {1, 3})
-    for (const int64_t tokens : {1, 41}) {
-      constexpr int64_t kAll = 5, kHeads = 3, kWidth = 72;
-      const DType t = DType::bf16;
-      const Shape whole{sequences, 2 * tokens, kAll, kWidth}, heads{sequences, tokens, kHeads, kWidth};
-      const Shape strides{2 * tokens * kAll * kWidth, (sequences > 1 ? 2 : 1) * kAll * kWidth, kWidth, 1};
-      const auto view = [&](const Owned& o) {
-        return rlk::Tensor(o.tensor.dl().data, heads, t, o.tensor.dl().device, strides);
-      };
-      const Owned x(whole, t, random, 3), d_y(whole, t, random), gate(whole, t, random, 30),
-          weight({kWidth}, t, random);
-      Owned y(whole, t), sum(whole, t), d_x(whole, t), d_gate(whole, t), d_weight({kWidth}, t),
-          rstd({sequences, tokens, kHeads, 1}, DType::f32);
-      const rlk::Tensor vx = view(x), vd_y = view(d_y), vgate = view(gate), vy = view(y), vsum = view(sum),
-                        vd_x = view(d_x), vd_gate = view(d_gate);
-      for (const int form : {0, 1, 2, 3}) {
-        CAPTURE(sequences);
-        CAPTURE(form);
-        for (Owned* o : {&y, &sum, &d_x, &d_gate})
-          std::fill(o->bytes.begin(), o->bytes.end(), std::byte{0x7f});
-        rlk::RmsNorm a{.x = vx, .weight = weight.tensor, .y = vy, .rstd = rstd.tensor};
-        if (form == 1) a.gate = vgate;
-        if (form == 2) a.residual = vgate, a.sum = vsum;
-        REQUIRE(rlk::rms_norm(a, kRows));
-        std::vector<Owned*> results{&y, &rstd, &sum};
-        same_on_fibers(results, copies(results),
-                       [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
-        if (form == 2) continue;
-        rlk::RmsNormBwd g{.d_y = vd_y, .x = vx, .weight = weight.tensor, .d_x = vd_x};
-        g.d_weight = d_weight.tensor;
-        if (form == 1) g.gate = vgate, g.d_gate = vd_gate;
-        if (form == 3) g.d_sum = vgate;
-        REQUIRE(rlk::rms_norm_bwd(g, kRows));
-        results = {&d_x, &d_weight, &d_gate};
-        const int block_memory = rlk_fiber::block_memory;
-        for (const int bytes : {block_memory, 64 << 10}) {  // a share at a time, and half a share
-          rlk_fiber::block_memory = bytes;
-          same_on_fibers(results, copies(results), [&] { backward(g); });
-        }
-        rlk_fiber::block_memory = block_memory;
+  for (const auto& [sequences, tokens, width] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {1, 1, 72}, {1, 41, 72}, {3, 1, 128}, {3, 41, 72}, {3, 5, 136}, {1, 7, 392}}) {
+    constexpr int64_t kAll = 5, kHeads = 3;
+    const DType t = DType::bf16;
+    const Shape whole{sequences, 2 * tokens, kAll, width}, heads{sequences, tokens, kHeads, width};
+    const Shape strides{2 * tokens * kAll * width, (sequences > 1 ? 2 : 1) * kAll * width, width, 1};
+    const auto view = [&](const Owned& o) {
+      return rlk::Tensor(o.tensor.dl().data, heads, t, o.tensor.dl().device, strides);
+    };
+    const Owned x(whole, t, random, 3), d_y(whole, t, random), gate(whole, t, random, 30),
+        weight({width}, t, random);
+    Owned y(whole, t), sum(whole, t), d_x(whole, t), d_gate(whole, t), d_weight({width}, t),
+        rstd({sequences, tokens, kHeads, 1}, DType::f32);
+    const rlk::Tensor vx = view(x), vd_y = view(d_y), vgate = view(gate), vy = view(y), vsum = view(sum),
+                      vd_x = view(d_x), vd_gate = view(d_gate);
+    for (const int form : {0, 1, 2, 3}) {
+      CAPTURE(sequences);
+      CAPTURE(width);
+      CAPTURE(form);
+      for (Owned* o : {&y, &sum, &d_x, &d_gate}) std::fill(o->bytes.begin(), o->bytes.end(), std::byte{0x7f});
+      rlk::RmsNorm a{.x = vx, .weight = weight.tensor, .y = vy, .rstd = rstd.tensor};
+      if (form == 1) a.gate = vgate;
+      if (form == 2) a.residual = vgate, a.sum = vsum;
+      REQUIRE(rlk::rms_norm(a, kRows));
+      std::vector<Owned*> results{&y, &rstd, &sum};
+      same_on_fibers(results, copies(results),
+                     [&] { rlk::simt::rms_norm::launch_forward(rlk::rms32::problem_of(a), nullptr); });
+      if (form == 2) continue;
+      rlk::RmsNormBwd g{.d_y = vd_y, .x = vx, .weight = weight.tensor, .d_x = vd_x};
+      g.d_weight = d_weight.tensor;
+      if (form == 1) g.gate = vgate, g.d_gate = vd_gate;
+      if (form == 3) g.d_sum = vgate;
+      REQUIRE(rlk::rms_norm_bwd(g, kRows));
+      results = {&d_x, &d_weight, &d_gate};
+      const int block_memory = rlk_fiber::block_memory;
+      for (const int bytes : {block_memory, 64 << 10}) {  // a share at a time, and half a share
+        rlk_fiber::block_memory = bytes;
+        same_on_fibers(results, copies(results), [&] { backward(g); });
       }
+      rlk_fiber::block_memory = block_memory;
     }
+  }
 }
 
 TEST_CASE("swiglu and its gradients on fibers are native's bits, packed or not") {
