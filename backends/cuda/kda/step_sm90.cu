@@ -1,6 +1,7 @@
 // kda_step on Hopper: the kernels of step/ and step/stages/, which give the same bits.
 #include <algorithm>
 
+#include "cuda/hopper/launch.h"
 #include "cuda/kda/step.h"
 #include "cuda/kda/step/row.cuh"
 #include "cuda/kda/step/stages/columns.cuh"
@@ -52,29 +53,19 @@ __global__ void __launch_bounds__(stages::kThreads, 1) stages_kernel(const __gri
   }
 }
 
-cudaError_t launch(void (*kernel)(Step), int threads, std::size_t bytes, std::int64_t blocks, const Step& p,
+cudaError_t launch(void (*kernel)(Step), int threads, int shared, std::int64_t blocks, const Step& p,
                    cudaStream_t stream) {
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
       e != cudaSuccess)
     return e;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return hopper::launch_early(kernel, blocks, threads, shared, stream, p);
 }
 
 }  // namespace
 
 cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
-  constexpr std::size_t kMost = 227 * 1024;
-  static_assert(sizeof(Shared) <= kMost && sizeof(stages::Shared) <= kMost, "what a block may have");
+  constexpr int kFew = sizeof(Shared), kMany = sizeof(stages::Shared);
+  static_assert(kFew <= 227 * 1024 && kMany <= 227 * 1024, "what a block may have");
   const std::int64_t tasks = p.sequences * p.value_heads;
   if (tasks == 0) return cudaSuccess;
   int multiprocessors = 0;
@@ -83,9 +74,8 @@ cudaError_t launch_step(const Step& p, int device, cudaStream_t stream) {
     return e;
   const std::int64_t blocks = std::min<std::int64_t>(tasks, multiprocessors);
   // Stages take longer for a task alone, and gain where a block has several.
-  if (tasks <= 2 * multiprocessors)
-    return launch(step_kernel, step::kThreads, sizeof(Shared), blocks, p, stream);
-  return launch(stages_kernel, stages::kThreads, sizeof(stages::Shared), blocks, p, stream);
+  if (tasks <= 2 * multiprocessors) return launch(step_kernel, step::kThreads, kFew, blocks, p, stream);
+  return launch(stages_kernel, stages::kThreads, kMany, blocks, p, stream);
 }
 
 }  // namespace rlk::cuda::kda
