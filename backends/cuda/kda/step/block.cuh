@@ -51,22 +51,15 @@ struct Here {
   bool low;
 };
 
-// A (sequence, value head), and the row that its token is.
-struct Row {
-  ::rlk::kda::chunked::OpenChunk c;
-  float* state;
-  int n, hv, i;
-
+// A task, found in the call.
+struct Row : Task {
   __device__ Row(const Step& p, int task)
       : Row(p, static_cast<int>(static_cast<unsigned>(task) / static_cast<unsigned>(p.value_heads)), task) {}
   __device__ Row(const Step& p, int sequence, int task)
-      : c(p.layout, nullptr), n(sequence), hv(task - sequence * p.value_heads), i(0) {
+      : Task({p.layout, nullptr}, sequence, task - sequence * p.value_heads) {
     c = {p.layout, static_cast<float*>(p.cache.data) + n * p.cache.row + hv * p.cache.head};
     state = static_cast<float*>(p.initial.data) + n * p.initial.row + hv * p.initial.head;
   }
-  __device__ int own() const { return i % kBlock; }   // rows of its block before it
-  __device__ int first() const { return i - own(); }  // that block's first row
-  __device__ int block() const { return i / kBlock; }
 };
 
 // Whether a call may give this many rows.

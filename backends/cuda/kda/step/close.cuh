@@ -1,11 +1,27 @@
-// The end of a chunk: S' = eg_last S + (k el)^T n, in the state's place, before the call's token begins the
-// next chunk. For both kernels, by 256 threads.
+// What the last row of a block of 16 leaves for later ones; and the end of a chunk: S' = eg_last S + (k el)^T n, in the state's
+// place, before the call's token begins the next chunk. For both kernels, the end by 256 threads.
 #pragma once
 
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/kda/step/numbers.cuh"
 
 namespace rlk::cuda::kda::step {
+
+// What later blocks need of channel d of a block whose last row this is.
+template <class Task, class Shared>
+__device__ inline void end_block(const Task& r, const Shared& s, const float* key, const float (&e)[kBlock],
+                                 int d, float from_start, float in_block) {
+  const int b = r.block();
+  r.c.start[(b + 1) * kDim + d] = from_start;
+  r.c.whole[b * kDim + d] = in_block;
+  float tail[kBlock], to_bound = 1;
+#pragma unroll
+  for (int m = kBlock - 1; m >= 0; --m) {
+    tail[m] = mul_rn(m < r.own() ? key[m * kDim + d] : s.token.k[d], to_bound);
+    to_bound = flushed(mul_rn(to_bound, e[m]));
+  }
+  write(r.c.tail + d * kRows + r.first(), tail);
+}
 
 // Keys decayed to the chunk's end, and the whole decay into `total`: a thread a channel, whose pieces come
 // through `slots` from `piece` on, keys and decays of the last block first.

@@ -1,4 +1,4 @@
-// kda_step on Hopper: sizes, and numbers between shared or global memory and registers.
+// kda_step on Hopper: sizes, what a block works at, and numbers between shared or global memory and registers.
 #pragma once
 
 #include "arithmetic/kda/step.hpp"
@@ -17,6 +17,19 @@ using ::rlk::simt::mul_rn;
 inline constexpr int kDim = 128;             // K and V
 inline constexpr int kTile = kBlock * kDim;  // 16 rows
 inline constexpr int kBlocks = kRows / kBlock;
+
+// A (sequence, value head), and the row that its token is.
+struct Task {
+  ::rlk::kda::chunked::OpenChunk c;
+  float* state = nullptr;
+  int n, hv, i = 0;
+
+  __device__ Task(const ::rlk::kda::chunked::OpenChunk& chunk, int sequence, int head)
+      : c(chunk), n(sequence), hv(head) {}
+  __device__ int own() const { return i % kBlock; }   // rows of its block before it
+  __device__ int first() const { return i - own(); }  // that block's first row
+  __device__ int block() const { return i / kBlock; }
+};
 
 // Neighbours, aligned to as many bytes (16 at most).
 template <int Count>

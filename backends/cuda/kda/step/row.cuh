@@ -25,21 +25,6 @@ __device__ inline void ask_for(const Row& r, Shared& s, const Here& h) {
   copy_commit();
 }
 
-// What later blocks need of channel d of a block whose last row this is.
-__device__ inline void end_block(const Row& r, const Shared& s, const float* key, const float (&e)[kBlock],
-                                 int d, float from_start, float in_block) {
-  const int b = r.block();
-  r.c.start[(b + 1) * kDim + d] = from_start;
-  r.c.whole[b * kDim + d] = in_block;
-  float tail[kBlock], to_bound = 1;
-#pragma unroll
-  for (int m = kBlock - 1; m >= 0; --m) {
-    tail[m] = mul_rn(m < r.own() ? key[m * kDim + d] : s.token.k[d], to_bound);
-    to_bound = flushed(mul_rn(to_bound, e[m]));
-  }
-  write(r.c.tail + d * kRows + r.first(), tail);
-}
-
 // Low half, a thread a channel: the decays of the row and what they multiply. `from_start` is the decay before the block.
 __device__ inline void decay_row(const Row& r, Shared& s, const float* key, const float* decay, const Here& h,
                                  float from_start) {

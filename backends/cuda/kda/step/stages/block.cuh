@@ -73,16 +73,12 @@ struct Here {
 
 inline constexpr ::rlk::kda::CacheLayout kLayout = ::rlk::kda::cache_layout(kDim, kDim, kRows);
 
-// A (sequence, value head), and the row that its token is.
-struct Row {
-  ::rlk::kda::chunked::OpenChunk c;
-  float* state;
-  int n, hv, i;
-
+// A task, found in the call.
+struct Row : Task {
   __device__ Row(const Step& p, int task)
       : Row(p, static_cast<int>(static_cast<unsigned>(task) / static_cast<unsigned>(p.value_heads)), task) {}
   __device__ Row(const Step& p, int sequence, int task)
-      : c({}, nullptr), n(sequence), hv(task - sequence * p.value_heads), i(0) {
+      : Task({{}, nullptr}, sequence, task - sequence * p.value_heads) {
     float* cache = static_cast<float*>(p.cache.data) + n * p.cache.row + hv * p.cache.head;
     c.k = cache + kLayout.k, c.decay = cache + kLayout.decay;
     c.y = cache + kLayout.y, c.n = cache + kLayout.n;
@@ -90,9 +86,6 @@ struct Row {
     c.start = cache + kLayout.start, c.whole = cache + kLayout.whole;
     state = static_cast<float*>(p.initial.data) + n * p.initial.row + hv * p.initial.head;
   }
-  __device__ int own() const { return i % kBlock; }   // rows of its block before it
-  __device__ int first() const { return i - own(); }  // that block's first row
-  __device__ int block() const { return i / kBlock; }
 };
 
 // Computes an address here and nowhere later.
