@@ -223,7 +223,7 @@ TEST_CASE("rms_norm of heads among others on fibers is native's bits, and so are
       REQUIRE(rlk::rms_norm_bwd(g, kRows));
       results = {&d_x, &d_weight, &d_gate};
       const int block_memory = rlk_fiber::block_memory;
-      for (const int bytes : {block_memory, 64 << 10}) {  // a share at a time, and half a share
+      for (const int bytes : {block_memory, 64 << 10, 16 << 10}) {  // a share at a time, half a share, none
         rlk_fiber::block_memory = bytes;
         same_on_fibers(results, copies(results), [&] { backward(g); });
       }

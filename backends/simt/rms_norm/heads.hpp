@@ -258,8 +258,10 @@ bool launch_heads(const Problem& p, float* shares, hipStream_t stream) {
   });
   return launched;
 }
-inline void launch_heads_backward(const Problem& p, float* shares, hipStream_t stream) {
-  if (!launch_heads<kBlock>(p, shares, stream)) launch_heads<kBlock / 2>(p, shares, stream);
+// Whether the gradients and the shares of d_weight, if `shares`, are under way; `p` has whole packs.
+inline bool launch_heads_backward(const Problem& p, float* shares, hipStream_t stream) {
+  return p.width <= Heads::kMost &&
+         (launch_heads<kBlock>(p, shares, stream) || launch_heads<kBlock / 2>(p, shares, stream));
 }
 
 }  // namespace rlk::simt::rms_norm

@@ -1,8 +1,8 @@
 // The portable GPU kernels of rms_norm (arithmetic rms32): the bits of the native backend on every GPU.
 //
-// rows          a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 16 a row
-//               of whole packs of up to 128. A thread takes packs of eight neighbours, so it has eight of the sum's 1024
-//               lanes, or 32; what it read first stays in registers
+// rows          a team of 32 lanes has a row of up to 1024 elements, one of 128 a wider row or one of few, and one of 4, 8 or 16
+//               a row of whole packs of up to 128, 256 or 512. A thread takes packs of eight neighbours, so it has eight of
+//               the sum's 1024 lanes, or 32; what it read first stays in registers
 // shares        one thread eight channels of a block of 128 rows, one fp32 chain each: what the block adds to d_weight
 // d_weight      the shares of a channel are added, ascending in fp64. Up to 128 rows are one share, which is d_weight
 //
@@ -318,14 +318,13 @@ inline bool launch_gradients(const Problem& p, const Scratch& s, hipStream_t str
                              std::int64_t wide_blocks) {
   const bool alone = !p.d_weight || p.axes.rows <= kBlock;
   if (!p.residual && whole(p, p.x, p.d_y, p.d_sum, p.d_x, p.d_residual, p.d_gate)) {
-    if (p.width <= Heads::kMost) {
-      launch_heads_backward(p, s.shares, stream);
+    if (launch_heads_backward(p, s.shares, stream) || launch_wide_backward(p, s.shares, stream, wide_blocks))
       return alone;
+    if (!p.gate) {
+      launch_whole(p, s, stream);
+      if (p.d_weight) launch_slices(p, s.r, s.shares, s.counters, stream);
+      return true;
     }
-    if (launch_wide_backward(p, s.shares, stream, wide_blocks)) return alone;
-    launch_whole(p, s, stream);
-    if (p.d_weight) launch_slices(p, s.r, s.shares, s.counters, stream);
-    return true;
   }
   rows::for_type(
       rows::all_of(rows::Type::bf16, p.x, p.residual, p.d_y, p.gate, p.d_sum, p.d_x, p.d_residual, p.d_gate),
